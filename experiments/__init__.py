@@ -1,0 +1,1 @@
+"""One file per entry point of `MLproject`: the question, the scenarios, the plots, the reading."""

@@ -1,0 +1,112 @@
+"""Which device and dtype are really used, and the label that says so."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from llmtrack.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPE_ALIASES = {
+    "float32": "float32",
+    "fp32": "float32",
+    "float": "float32",
+    "float16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+}
+
+
+def canonical_dtype(name: str) -> str:
+    """Return `float32`, `float16` or `bfloat16` for a dtype's name or alias, in any case.
+
+    Raises:
+        UsageError: the name is none of these.
+    """
+    key = str(name).strip().lower().removeprefix("torch.")
+    if key not in DTYPE_ALIASES:
+        raise UsageError(f"unknown dtype {name!r}: use one of {', '.join(DTYPE_ALIASES)}")
+    return DTYPE_ALIASES[key]
+
+
+def choose_dtype(requested: str, device: str, bfloat16_supported: bool) -> tuple[str, str]:
+    """Decide which dtype a request leads to on a device, without asking torch.
+
+    Args:
+        requested: a dtype's name or alias.
+        device: `cpu`, `cuda` or `cuda:N`.
+        bfloat16_supported: whether that device can compute in bfloat16.
+
+    Returns:
+        The canonical name of the dtype to load, and its label: the same name, or the name with the
+        reason why it is not the one asked for.
+
+    Raises:
+        UsageError: the dtype's name is unknown.
+    """
+    name = canonical_dtype(requested)
+    on_cpu = device.split(":")[0] == "cpu"
+    if name == "float16" and on_cpu:
+        return "float32", "float32 (forced on CPU)"
+    if name == "bfloat16" and not bfloat16_supported:
+        fallback = "float32" if on_cpu else "float16"
+        return fallback, f"{fallback} (bfloat16 not supported on {'CPU' if on_cpu else 'this GPU'})"
+    return name, name
+
+
+def resolve_dtype(requested: str, device: str = "cpu") -> tuple[torch.dtype, str]:
+    """Return the torch dtype to load with and the label that says what is really used.
+
+    >>> resolve_dtype("fp16", "cpu")
+    (torch.float32, 'float32 (forced on CPU)')
+
+    Raises:
+        UsageError: the dtype's name is unknown.
+    """
+    import torch
+
+    name, label = choose_dtype(requested, device, supports_bfloat16(device.split(":")[0]))
+    return getattr(torch, name), label
+
+
+def resolve_device(requested: str = "auto") -> str:
+    """Return `cpu` or `cuda:N` for `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    Raises:
+        UsageError: the device is unknown or not there.
+    """
+    import torch
+
+    name = requested.strip().lower()
+    kind, _, index = name.partition(":")
+    if name == "cpu":
+        return "cpu"
+    if name == "auto":
+        return "cuda:0" if torch.cuda.is_available() else "cpu"
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise UsageError(f"unknown device {requested!r}: use auto, cpu, cuda or cuda:N")
+    if not torch.cuda.is_available():
+        raise UsageError(f"device {requested!r} is not available: torch {torch.__version__} sees no GPU; use device=cpu")
+    number = int(index or 0)
+    if number >= torch.cuda.device_count():
+        raise UsageError(f"device {requested!r} is not available: this machine has {torch.cuda.device_count()} GPU(s)")
+    return f"cuda:{number}"
+
+
+@cache
+def supports_bfloat16(device_kind: str) -> bool:
+    """Return whether torch can multiply bfloat16 matrices on a kind of device (`cpu` or `cuda`)."""
+    import torch
+
+    if device_kind == "cuda":
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    try:
+        one = torch.ones(2, 2, dtype=torch.bfloat16)
+        return bool((one @ one == 2).all())
+    except RuntimeError:
+        return False

@@ -1,0 +1,129 @@
+"""The interface that every backend fits under: generate token by token, and score.
+
+An engine does not time anything. It calls `on_step` when the tokens of a decode step have reached the
+host; `llmtrack.measure.timing` owns the clock, so every backend is timed in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from llmtrack.scenario import Scalar
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One call of `generate`: token ids in, greedy decoding, a batch padded to its longest row.
+
+    Attributes:
+        prompt_ids: token ids of each row, pads excluded.
+        max_new_tokens: new tokens per row at most.
+        use_cache: whether the KV cache is used.
+        padding_side: `left` or `right`.
+        ignore_eos: suppress the end-of-sequence token, so that every row gets `max_new_tokens` tokens.
+    """
+
+    prompt_ids: tuple[tuple[int, ...], ...]
+    max_new_tokens: int
+    use_cache: bool = True
+    padding_side: str = "left"
+    ignore_eos: bool = True
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What one call of `generate` returned.
+
+    Attributes:
+        new_ids: the new token ids of each row, up to and including its first end-of-sequence token
+            (when that is not suppressed); pads after it are not counted.
+    """
+
+    new_ids: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class EngineInfo:
+    """Facts about a loaded engine.
+
+    Attributes:
+        model_id: the candidate that was really loaded.
+        device: `cpu` or `cuda:N`.
+        dtype_label: dtype of the loaded parameters, with the reason where it is not the one asked for.
+        model_size_bytes: bytes of the weights, tied ones counted once.
+        step_weight_bytes: bytes of the weights that one decode step reads.
+        kv_bytes_per_token: bytes of KV cache that one token of one row takes.
+        context_length: positions the model was made for, or None if unknown.
+        vocab_size: width of the logits.
+        facts: further params to track (revision, architecture, parameter count ...).
+        tags: provenance to track (weights digest, library versions ...).
+        warnings: findings in words, such as random weights or emulated arithmetic.
+    """
+
+    model_id: str
+    device: str
+    dtype_label: str
+    model_size_bytes: int
+    step_weight_bytes: int
+    kv_bytes_per_token: int
+    context_length: int | None
+    vocab_size: int
+    facts: dict[str, Scalar] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+class Engine(Protocol):
+    """A loaded model and its tokenizer, ready to generate and to score."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about what is loaded."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, without any special token that the text does not spell out."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens left out."""
+        ...
+
+    def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
+        """Generate greedily, calling `on_step` once for each step as its tokens reach the host."""
+        ...
+
+    def score(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Score next-token prediction over padded rows.
+
+        Args:
+            input_ids: (rows, length) token ids.
+            attention_mask: (rows, length), 1 for real tokens and 0 for pads on either side.
+
+        Returns:
+            Per row: the summed negative log-likelihood in nats (float64) and the number of predicted
+            tokens (int64). A token is predicted from the real token before it; a row of n real tokens
+            has n - 1.
+        """
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished all work given to it."""
+        ...
+
+    def reset_peak_memory(self) -> None:
+        """Begin a new peak-memory reading."""
+        ...
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the peak since the last reset (CUDA allocator; on CPU the resident set), None if unknown."""
+        ...
+
+    def close(self) -> None:
+        """Free the model."""
+        ...

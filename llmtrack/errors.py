@@ -1,0 +1,36 @@
+"""The errors a user can cause. Each message names the cause and the remedy in one line."""
+
+from __future__ import annotations
+
+
+class LlmtrackError(Exception):
+    """Something the user can act on; commands print it as one line and exit with code 2."""
+
+
+class UsageError(LlmtrackError):
+    """A setting that is not accepted: an unknown dtype, an empty corpus, a bad filter."""
+
+
+class ModelLoadError(LlmtrackError):
+    """No model could be loaded; the message lists every candidate with its reason."""
+
+
+class MissingDependencyError(LlmtrackError):
+    """An optional part is asked for and not installed; the message says how to install it."""
+
+
+class TrackingError(LlmtrackError):
+    """The tracking store cannot be used; the message says what is kept and how to send it later."""
+
+
+class ScenarioError(LlmtrackError):
+    """One scenario cannot run (too long for the context, out of memory); the others go on.
+
+    Attributes:
+        kind: one word for the tag `llmtrack.failure`: `out_of_memory`, `unsupported`, `too_long`,
+            `killed` or `error`.
+    """
+
+    def __init__(self, message: str, kind: str = "error") -> None:
+        super().__init__(message)
+        self.kind = kind

@@ -1,0 +1,1 @@
+"""Timing, statistics and memory of any engine, through its interface."""

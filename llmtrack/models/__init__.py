@@ -1,0 +1,1 @@
+"""Where a model comes from: hub id, local folder, GGUF file, packaged, synthetic."""

@@ -1,0 +1,1 @@
+"""Tables, comparisons and plots from tracked runs."""

@@ -1,0 +1,1 @@
+"""Runner, executors and the worker that measures."""

@@ -1,0 +1,246 @@
+"""Plain data that passes between measuring and tracking: what was asked, and what came of it.
+
+Everything here is frozen, prints, pickles and round-trips through JSON (`to_json`, `from_json`), and
+imports neither torch nor mlflow: it is the only thing that both sides share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Union
+
+import cattrs
+from cattrs.strategies import configure_tagged_union
+
+DEFAULT_MODEL = "packaged:smollm2,synthetic:smollm2-135m"
+
+Scalar = Union[str, int, float, bool]  # noqa: UP007 - cattrs reads this alias at run time on Python 3.10
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The part of a scenario that decides which loaded model is needed.
+
+    Attributes:
+        model: one model or a comma list of candidates, tried in order (see `llmtrack.models`).
+        revision: git revision of a hub model, or None for its default branch.
+        backend: name of the engine, an entry point of the group `llmtrack.engines`.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        dtype: `float32`, `float16` or `bfloat16`, as asked for; the label of what is used is tracked.
+        quantization: name of the quantization recipe, or `none`.
+    """
+
+    model: str = DEFAULT_MODEL
+    revision: str | None = None
+    backend: str = "torch"
+    device: str = "auto"
+    dtype: str = "float32"
+    quantization: str = "none"
+
+
+@dataclass(frozen=True)
+class RepeatPolicy:
+    """When to stop repeating a timed call; see `llmtrack.measure.timing` for the rule.
+
+    Attributes:
+        warmup: calls of the same shape that are made first and not counted.
+        min_repeats: counted calls at least.
+        min_seconds: seconds of counted calls at least.
+        max_seconds: a cap: no further call starts after this many seconds of counted calls.
+        max_repeats: counted calls at most.
+        target_ci: stop early only when the half width of the median's 95 % interval is at most this share
+            of the median.
+    """
+
+    warmup: int = 1
+    min_repeats: int = 5
+    min_seconds: float = 1.0
+    max_seconds: float = 60.0
+    max_repeats: int = 200
+    target_ci: float = 0.05
+
+
+@dataclass(frozen=True)
+class GenerateTask:
+    """Generate from a batch of prompts, greedily, and time it.
+
+    Attributes:
+        prompts: one text per row of the batch.
+        prompt_tokens: if given, each prompt is repeated and cut to exactly this many tokens.
+        max_new_tokens: new tokens per row.
+        use_cache: whether the KV cache is used.
+        padding_side: side of the pads of a batch with unequal lengths: `left` or `right`.
+        ignore_eos: suppress the end-of-sequence token, so that every row gets `max_new_tokens` tokens.
+    """
+
+    prompts: tuple[str, ...]
+    prompt_tokens: int | None = None
+    max_new_tokens: int = 32
+    use_cache: bool = True
+    padding_side: str = "left"
+    ignore_eos: bool = True
+
+
+@dataclass(frozen=True)
+class PerplexityTask:
+    """Score a corpus with one perplexity protocol.
+
+    Attributes:
+        corpus: `builtin`, or the path of a `.txt`/`.jsonl` file.
+        protocol: `documents` (each text on its own, padded batches).
+        max_length: tokens of a document that are scored at most; the rest is cut, counted and reported.
+        batch_size: documents per batch; does not change the result.
+        padding_side: `right` or `left`; does not change the result.
+    """
+
+    corpus: str = "builtin"
+    protocol: str = "documents"
+    max_length: int = 512
+    batch_size: int = 4
+    padding_side: str = "right"
+
+
+Task = Union[GenerateTask, PerplexityTask]  # noqa: UP007 - as above
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One fully specified cell to measure.
+
+    Attributes:
+        name: short and unique within its study; the name of its run.
+        variant: which loaded model is needed.
+        task: what is done with it.
+        repeat: how often a timed call is repeated.
+        baseline: whether the other scenarios of the study are compared with this one.
+    """
+
+    name: str
+    variant: Variant
+    task: Task
+    repeat: RepeatPolicy = RepeatPolicy()
+    baseline: bool = False
+
+    @property
+    def scenario_id(self) -> str:
+        """Digest of what was asked, the name aside."""
+        return digest([to_json(self.variant), to_json(self.task, Task), to_json(self.repeat)])
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Statistics over the repeats of one metric, in the metric's unit.
+
+    Attributes:
+        n: number of samples.
+        median: the headline value.
+        ci_low: lower end of the bootstrap 95 % interval of the median.
+        ci_high: upper end of it.
+        mean: arithmetic mean (of a rate: the harmonic mean, the rate at the mean time).
+        sd: standard deviation with ddof=1; None for one sample.
+        p90: 90th percentile, given for n >= 10.
+        p99: 99th percentile, given for n >= 100.
+    """
+
+    n: int
+    median: float
+    ci_low: float
+    ci_high: float
+    mean: float
+    sd: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What measuring one scenario returned.
+
+    Attributes:
+        scenario: what was asked.
+        workload_id: digest of the prompts and lengths, or of the corpus and convention.
+        facts: what was really used and is tracked as params: model id, device, dtype label, token counts ...
+        metrics: headline value of each metric, by its name in `tracking/schema.py`.
+        summaries: statistics of the metrics that were sampled more than once.
+        samples: raw samples of each metric, in the order they were taken.
+        warnings: findings in words about the quality of the measurement.
+        sample_text: text that the model generated, or None.
+        tags: provenance: weights digest, revision, versions, hardware.
+        series: metrics with a value per step (the gap before each token, loss per batch).
+        started_at: seconds since the epoch.
+        ended_at: seconds since the epoch.
+    """
+
+    scenario: Scenario
+    workload_id: str
+    facts: Mapping[str, Scalar]
+    metrics: Mapping[str, float]
+    summaries: Mapping[str, Summary] = field(default_factory=dict)
+    samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    sample_text: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    started_at: float = 0.0
+    ended_at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why one scenario could not be measured.
+
+    Attributes:
+        scenario: what was asked.
+        kind: `out_of_memory`, `unsupported`, `too_long`, `killed`, `load` or `error`.
+        reason: one line a user can act on.
+        details: the traceback or the log, for an artifact.
+        facts: what is known of what was used, as in `Measurement`.
+        tags: provenance, as in `Measurement`.
+        started_at: seconds since the epoch.
+        ended_at: seconds since the epoch.
+    """
+
+    scenario: Scenario
+    kind: str
+    reason: str
+    details: str = ""
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    started_at: float = 0.0
+    ended_at: float = 0.0
+
+
+Outcome = Union[Measurement, Failure]  # noqa: UP007 - as above
+
+
+def to_json(value: Any, kind: Any = None) -> Any:
+    """Turn any dataclass of this module into JSON-ready dicts and lists.
+
+    Give `kind` (a union such as `Outcome`) where the reader must be told which member it is.
+    """
+    return _converter().unstructure(value, unstructure_as=kind)
+
+
+def from_json(data: Any, kind: Any) -> Any:
+    """Rebuild a dataclass of this module, or a member of a union of them, from `to_json`'s result."""
+    return _converter().structure(data, kind)
+
+
+@cache
+def _converter() -> cattrs.Converter:
+    converter = cattrs.Converter(prefer_attrib_converters=True)
+    # A Scalar keeps the type that JSON gave it; int and float would otherwise be tried in turn.
+    converter.register_structure_hook(Scalar, lambda value, _: value)
+    for union in (Task, Outcome):
+        configure_tagged_union(union, converter, tag_name="kind_of")
+    return converter
+
+
+def digest(value: Any) -> str:
+    """Return 16 hex digits that identify a JSON-ready value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

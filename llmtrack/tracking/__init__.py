@@ -1,0 +1,1 @@
+"""Names, records, spool, tracker and queries: everything that talks to MLflow."""
