@@ -1,0 +1,193 @@
+"""Where the text that is scored comes from: the packaged corpus, or a file of the user's.
+
+A corpus is a sequence of documents and is known by a digest of its texts, so that two perplexities are
+compared only where the same text was scored, whatever file it was kept in.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from llmtrack.errors import UsageError
+from llmtrack.scenario import digest as digest_of
+
+BUILTIN = "builtin"
+
+_BOM = b"\xef\xbb\xbf"
+_ACCEPTED = f"give `{BUILTIN}`, or the path of a .txt or .jsonl file"
+_JSON_LINE = 'one object with a string field `text` per line, such as {"text": "One document."}'
+
+# A document ends at a line that holds only a form feed, or at two or more blank lines in a row. One blank
+# line is a paragraph's end and stays inside the document.
+_SEPARATOR = re.compile(r"^[ \t]*\f[ \t\f]*$|\n(?:[ \t]*\n){2,}", re.MULTILINE)
+_BLANK_LINES_BEFORE = re.compile(r"\A(?:[^\S\n]*\n)+")
+_JSON_TYPES = {list: "a list", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents to score.
+
+    Attributes:
+        name: `builtin` or the file's name; never with folders, since it is tracked.
+        texts: the documents in their order, none of them empty, line ends as `\\n`.
+        digest: 16 hex digits over the texts and their order, and over nothing else.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    digest: str
+
+    @classmethod
+    def from_texts(cls, name: str, texts: Iterable[str]) -> Corpus:
+        """Bring texts into the form in which they are scored and digested, and drop the blank ones.
+
+        Line ends become `\\n`; blank lines before a text and white space after it are removed, because a
+        text file cannot tell them from its separators.
+
+        Raises:
+            UsageError: no text is left.
+        """
+        kept = tuple(text for text in map(_canonical, texts) if text)
+        if not kept:
+            raise UsageError(
+                f"corpus {name!r} holds no text: a perplexity needs at least one document that is not blank"
+            )
+        return cls(name=name, texts=kept, digest=digest_of(list(kept)))
+
+    @property
+    def bytes(self) -> int:
+        """UTF-8 bytes of all texts: the denominator of bits per byte."""
+        return sum(len(text.encode()) for text in self.texts)
+
+
+def load_corpus(spec: str) -> Corpus:
+    """Load the corpus that `spec` names.
+
+    - `builtin`: about 5,000 tokens of English in many registers, written for this project.
+    - `PATH.txt`: the whole file is one document, unless it is divided by lines that hold only a form feed
+      or by two or more blank lines in a row.
+    - `PATH.jsonl`: each line is one document: an object with a string field `text`, or a bare JSON string.
+      Blank lines are skipped.
+
+    Files are UTF-8, with or without a byte order mark. `~` is expanded.
+
+    Raises:
+        UsageError: no such file, a folder, another extension, unreadable, not UTF-8, a bad line, no text.
+    """
+    if spec == BUILTIN:
+        data = resources.files("llmtrack.quality").joinpath("data", "builtin.jsonl").read_bytes()
+        return Corpus.from_texts(BUILTIN, _json_lines(_decode(data, BUILTIN), BUILTIN))
+    path = Path(os.path.expanduser(spec))
+    reader = _reader(spec, path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"corpus {path.name!r} cannot be read ({error.strerror}): check its permissions"
+        ) from error
+    return Corpus.from_texts(path.name, reader(_decode(data, path.name), path.name))
+
+
+def _reader(spec: str, path: Path) -> Callable[[str, str], list[str]]:
+    """Choose how a file is divided into documents, or say why it cannot be."""
+    # os.path answers False for names that the system refuses (too long, a NUL); Path raises for some.
+    if not spec.strip():
+        raise UsageError(f"no corpus given: {_ACCEPTED}")
+    if os.path.isdir(path):
+        raise UsageError(f"corpus {spec!r} is a folder: {_ACCEPTED}")
+    if not os.path.exists(path):
+        raise UsageError(
+            f"no corpus {spec!r}: {_near(path)}{_ACCEPTED} (absolute, or relative to the working folder)"
+        )
+    try:
+        return _READERS[path.suffix.lower()]
+    except KeyError:
+        raise UsageError(
+            f"corpus {spec!r} has the extension {path.suffix!r}: convert it to .txt (plain text) "
+            f"or to .jsonl ({_JSON_LINE})"
+        ) from None
+
+
+def _near(path: Path) -> str:
+    """Name what was probably meant, as the start of a remedy; empty if nothing is near."""
+    try:
+        found = [name for name in os.listdir(path.parent) if Path(name).suffix.lower() in _READERS]
+    except (OSError, ValueError):
+        found = []
+    same_stem = sorted(name for name in found if Path(name).stem == path.stem)
+    close = difflib.get_close_matches(path.name, [*sorted(found), BUILTIN], n=3)
+    near = list(dict.fromkeys([*same_stem, *close]))[:3]
+    return f"did you mean {' or '.join(map(repr, near))}? Otherwise " if near else ""
+
+
+def _decode(data: bytes, name: str) -> str:
+    start = len(_BOM) if data.startswith(_BOM) else 0
+    try:
+        text = data[start:].decode("utf-8")
+    except UnicodeDecodeError as error:
+        offset = start + error.start
+        encoding = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
+        raise UsageError(
+            f"corpus {name!r} is not UTF-8 (byte 0x{data[offset]:02x} at offset {offset}): convert it, "
+            f"for example with `iconv -f {encoding} -t UTF-8 OLD > NEW`"
+        ) from error
+    return _line_feeds(text)
+
+
+def _plain_text(text: str, name: str) -> list[str]:
+    return _SEPARATOR.split(text)
+
+
+def _json_lines(text: str, name: str) -> list[str]:
+    # Not splitlines(): it also splits at U+2028 and others, which may stand unescaped in a JSON string.
+    lines = enumerate(text.split("\n"), start=1)
+    return [_json_text(line, f"corpus {name!r}, line {number}") for number, line in lines if line.strip()]
+
+
+def _json_text(line: str, where: str) -> str:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", type(error).__name__)
+        raise UsageError(f"{where} is not valid JSON ({reason}): write {_JSON_LINE}") from error
+    if isinstance(value, dict):
+        if "text" not in value:
+            raise UsageError(f"{where} has no field `text` ({_keys(value)}): write {_JSON_LINE}")
+        value, where = value["text"], f"{where}, field `text`"
+    if not isinstance(value, str):
+        kind = _JSON_TYPES.get(type(value), "an object")
+        raise UsageError(f"{where} is {kind}, not a string: write {_JSON_LINE}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{where} holds half of a surrogate pair (character {error.start}), which is no text: "
+            "write the character itself, or both halves"
+        ) from error
+    return value
+
+
+def _keys(record: dict[str, object]) -> str:
+    if not record:
+        return "the object is empty"
+    seen = ", ".join(repr(key[:40]) for key in list(record)[:8])
+    return f"keys seen: {seen}{', ...' if len(record) > 8 else ''}"
+
+
+def _canonical(text: str) -> str:
+    return _BLANK_LINES_BEFORE.sub("", _line_feeds(text)).rstrip()
+
+
+def _line_feeds(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+_READERS: dict[str, Callable[[str, str], list[str]]] = {".txt": _plain_text, ".jsonl": _json_lines}
