@@ -24,9 +24,10 @@ _BOM = b"\xef\xbb\xbf"
 _ACCEPTED = f"give `{BUILTIN}`, or the path of a .txt or .jsonl file"
 _JSON_LINE = 'one object with a string field `text` per line, such as {"text": "One document."}'
 
-# A document ends at a line that holds only a form feed, or at two or more blank lines in a row. One blank
-# line is a paragraph's end and stays inside the document.
-_SEPARATOR = re.compile(r"^[ \t]*\f[ \t\f]*$|\n(?:[ \t]*\n){2,}", re.MULTILINE)
+# Form feeds come first and alone: source code has runs of blank lines that end nothing, and a file that is
+# divided by form feeds can hold it. One blank line is always a paragraph's end inside a document.
+_FORM_FEED_LINE = re.compile(r"^[ \t]*\f[ \t\f]*$", re.MULTILINE)
+_BLANK_LINES = re.compile(r"\n(?:[ \t]*\n){2,}")
 _BLANK_LINES_BEFORE = re.compile(r"\A(?:[^\S\n]*\n)+")
 _JSON_TYPES = {list: "a list", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
 
@@ -72,8 +73,8 @@ def load_corpus(spec: str) -> Corpus:
     """Load the corpus that `spec` names.
 
     - `builtin`: about 5,000 tokens of English in many registers, written for this project.
-    - `PATH.txt`: the whole file is one document, unless it is divided by lines that hold only a form feed
-      or by two or more blank lines in a row.
+    - `PATH.txt`: documents are divided by lines that hold only a form feed; in a file without such lines
+      by two or more blank lines in a row; in a file without either, the whole file is one document.
     - `PATH.jsonl`: each line is one document: an object with a string field `text`, or a bare JSON string.
       Blank lines are skipped.
 
@@ -111,7 +112,7 @@ def _reader(spec: str, path: Path) -> Callable[[str, str], list[str]]:
         return _READERS[path.suffix.lower()]
     except KeyError:
         raise UsageError(
-            f"corpus {spec!r} has the extension {path.suffix!r}: convert it to .txt (plain text) "
+            f"corpus {path.name!r} has the extension {path.suffix!r}: convert it to .txt (plain text) "
             f"or to .jsonl ({_JSON_LINE})"
         ) from None
 
@@ -143,7 +144,8 @@ def _decode(data: bytes, name: str) -> str:
 
 
 def _plain_text(text: str, name: str) -> list[str]:
-    return _SEPARATOR.split(text)
+    separator = _FORM_FEED_LINE if _FORM_FEED_LINE.search(text) else _BLANK_LINES
+    return separator.split(text)
 
 
 def _json_lines(text: str, name: str) -> list[str]:
@@ -156,7 +158,7 @@ def _json_text(line: str, where: str) -> str:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        reason = getattr(error, "msg", type(error).__name__)
+        reason = "nested too deeply" if isinstance(error, RecursionError) else getattr(error, "msg", error)
         raise UsageError(f"{where} is not valid JSON ({reason}): write {_JSON_LINE}") from error
     if isinstance(value, dict):
         if "text" not in value:
