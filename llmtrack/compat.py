@@ -1,0 +1,51 @@
+"""The differences between transformers 4.57 and 5 that llmtrack has to know, and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import transformers
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+TRANSFORMERS_MAJOR = int(transformers.__version__.split(".")[0])
+
+
+def no_init_weights() -> AbstractContextManager[Any]:
+    """Return a context in which a new model's weights are left as the allocator gave them."""
+    if TRANSFORMERS_MAJOR >= 5:
+        return importlib.import_module("transformers.initialization").no_init_weights()
+    return importlib.import_module("transformers.modeling_utils").no_init_weights()
+
+
+def rope_settings(theta: float) -> dict[str, Any]:
+    """Return the arguments of a config that set the base of the rotary embedding."""
+    if TRANSFORMERS_MAJOR >= 5:
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+    return {"rope_theta": theta}
+
+
+def portable_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config's content with the rotary settings in both spellings.
+
+    Version 5 writes `rope_parameters` only, which 4.57 ignores: it would run with a default `rope_theta`
+    and give wrong text without an error.
+    """
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, dict) or "rope_theta" not in rope:
+        return config
+    scaled = rope.get("rope_type", "default") != "default"
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"} if scaled else None
+    return {**config, "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+
+
+def restore_rope(config: PretrainedConfig) -> None:
+    """Give a config that version 5 saved its rotary settings in the spelling of the running version."""
+    if TRANSFORMERS_MAJOR < 5:
+        portable = portable_rope(config.to_dict())
+        for name in ("rope_theta", "rope_scaling"):
+            if name in portable:
+                setattr(config, name, portable[name])

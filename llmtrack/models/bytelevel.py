@@ -1,0 +1,61 @@
+"""Byte-level tokenizers, written so that every version of transformers reads them alike."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+
+def byte_symbols() -> list[str]:
+    """Return the printable character that stands for each byte 0-255 in byte-level vocabularies.
+
+    It is GPT-2's table: printable Latin-1 characters stand for themselves, the others move up to U+0100.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    moved = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(moved)) for byte in range(256)]
+
+
+def tokenizer_settings(
+    specials: Mapping[str, str | None], context_length: int, chat_template: str | None = None
+) -> dict[str, Any]:
+    """Return the content of `tokenizer_config.json`.
+
+    Args:
+        specials: the tokens by role (`bos_token`, `eos_token`, `pad_token`, `unk_token`); None for none.
+        context_length: positions that the model was made for.
+        chat_template: Jinja text, or None.
+    """
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        # Without this, token_type_ids are emitted, and `generate` of a decoder refuses them.
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": context_length,
+        "clean_up_tokenization_spaces": False,
+        **{role: token for role, token in specials.items() if token is not None},
+    }
+    return {**settings, "chat_template": chat_template} if chat_template else settings
+
+
+def wrap(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+    """Return the tokenizer as transformers' kind, in memory, with `tokenizer_settings`."""
+    from transformers import PreTrainedTokenizerFast
+
+    options = {name: value for name, value in settings.items() if name != "tokenizer_class"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
+
+
+def write(tokenizer: Tokenizer, settings: Mapping[str, Any], folder: Path) -> None:
+    """Write the tokenizer's files into a model folder.
+
+    They are not written by transformers, whose versions 4 and 5 name different classes in them.
+    """
+    tokenizer.save(str(folder / "tokenizer.json"))
+    text = json.dumps(settings, indent=2, ensure_ascii=False)
+    (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,223 @@
+"""Turn a GGUF file into an ordinary model folder: float32 safetensors and a correct tokenizer.
+
+transformers reads the weights. Its conversion of the tokenizer is not used where the file's metadata
+suffices, because it loses the pre-tokenizer (`tokenizer.ggml.pre`) and, before version 5, the special
+tokens too: the model would be fed other tokens than it was trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmtrack.errors import ModelLoadError
+from llmtrack.models import bytelevel
+from llmtrack.models.cache import build_once
+from llmtrack.models.digests import file_digest
+
+if TYPE_CHECKING:
+    from gguf import GGUFReader
+    from tokenizers import Tokenizer
+
+# Part of the name of every converted folder: raise it when the conversion's result changes.
+CONVERTER_VERSION = 1
+
+TOKEN_TYPE_UNKNOWN, TOKEN_TYPE_CONTROL, TOKEN_TYPE_USER_DEFINED = 2, 3, 4
+
+_LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_WORDS = _LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+
+# How `tokenizer.ggml.pre` splits text before the merges: (single digits first, regex or None for GPT-2's
+# own, NFC). Other names fall back to transformers' conversion.
+PRE_TOKENIZERS: Mapping[str, tuple[bool, str | None, bool]] = {
+    "gpt-2": (False, None, False),
+    "olmo": (False, None, False),
+    "smollm": (True, None, False),
+    "starcoder": (True, None, False),
+    "llama-bpe": (False, _LLAMA3_WORDS, False),
+    "qwen2": (False, _QWEN2_WORDS, True),
+}
+
+logger = logging.getLogger(__name__)
+
+
+def entry_name(name: str, gguf_sha256: str) -> str:
+    """Return the name of the cache entry that a GGUF file is converted into."""
+    return f"{name}-gguf{gguf_sha256[:16]}-v{CONVERTER_VERSION}"
+
+
+def ensure(path: Path) -> Path:
+    """Return the model folder made from a user's GGUF file, converting it first if needed.
+
+    Raises:
+        ModelLoadError: the file is not a GGUF file that can be converted, or the cache cannot be used.
+    """
+    digest = file_digest(path)
+    name = "".join(char if char.isalnum() or char in "-_" else "-" for char in path.stem)[:60]
+    return build_once(
+        entry_name(name, digest), lambda folder: {**convert(path, folder), "gguf_sha256": digest}
+    )
+
+
+def convert(path: Path, folder: Path) -> dict[str, str]:
+    """Write the model and the tokenizer of a GGUF file into an existing folder.
+
+    Returns:
+        Facts for the folder's manifest.
+
+    Raises:
+        ModelLoadError: the file cannot be read or converted, or the disk is too small for the result.
+    """
+    import transformers
+
+    reader = _open(path)
+    _check_space(reader, folder)
+    logger.warning("converting %s once to safetensors", path.name)
+    metadata = read_metadata(reader)
+    tokenizer, settings = _tokenizer(path, metadata)
+    bytelevel.write(tokenizer, settings, folder)
+    _write_model(path, folder, metadata)
+    return {"converted_by": f"transformers {transformers.__version__}"}
+
+
+def read_metadata(reader: GGUFReader) -> dict[str, Any]:
+    """Return the key-value pairs of a GGUF file, the tokenizer's lists included."""
+    return {name: field.contents() for name, field in reader.fields.items()}
+
+
+def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    """Build a byte-level BPE tokenizer from a GGUF file's metadata alone.
+
+    Args:
+        metadata: with `tokenizer.ggml.model` gpt2 and `tokenizer.ggml.pre` in `PRE_TOKENIZERS`.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    types: list[int] = metadata.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["tokenizer.ggml.merges"]]
+    digits, words, nfc = PRE_TOKENIZERS[metadata["tokenizer.ggml.pre"]]
+
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={token: number for number, token in enumerate(tokens)},
+            merges=merges,
+            ignore_merges=metadata["tokenizer.ggml.pre"] == "llama-bpe",
+        )
+    )
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
+    if words is not None:
+        steps.append(pre_tokenizers.Split(Regex(words), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words is None))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    if nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = _post_processor(metadata, tokens)
+    added = (TOKEN_TYPE_UNKNOWN, TOKEN_TYPE_CONTROL, TOKEN_TYPE_USER_DEFINED)
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, special=kind != TOKEN_TYPE_USER_DEFINED, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in added
+        ]
+    )
+    return tokenizer
+
+
+def special_ids(metadata: Mapping[str, Any]) -> dict[str, int | None]:
+    """Return the ids of the bos, eos, pad and unk tokens that the file names, None where it names none."""
+    names = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}
+    return {role: metadata.get(f"tokenizer.ggml.{name}_token_id") for role, name in names.items()}
+
+
+def _post_processor(metadata: Mapping[str, Any], tokens: list[str]) -> Any:
+    from tokenizers import processors
+
+    plain = processors.ByteLevel(trim_offsets=False)
+    bos = special_ids(metadata)["bos"]
+    # llama.cpp's rule: Llama 3 files may leave the key out and mean yes.
+    if bos is None or not metadata.get(
+        "tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.pre"] == "llama-bpe"
+    ):
+        return plain
+    template = processors.TemplateProcessing(
+        single=f"{tokens[bos]} $A",
+        pair=f"{tokens[bos]} $A {tokens[bos]}:1 $B:1",
+        special_tokens=[(tokens[bos], bos)],
+    )
+    return processors.Sequence([plain, template])
+
+
+def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
+    tokens: list[str] = metadata.get("tokenizer.ggml.tokens") or []
+    if not tokens:
+        raise ModelLoadError(f"{path.name} holds no tokenizer: give a GGUF file that does, or a model folder")
+    specials = {
+        f"{role}_token": tokens[number] if number is not None and 0 <= number < len(tokens) else None
+        for role, number in special_ids(metadata).items()
+    }
+    context = int(metadata.get(f"{metadata['general.architecture']}.context_length", 2048))
+    settings = bytelevel.tokenizer_settings(specials, context, metadata.get("tokenizer.chat_template"))
+    byte_level = metadata.get("tokenizer.ggml.model") == "gpt2"
+    if byte_level and metadata.get("tokenizer.ggml.pre") in PRE_TOKENIZERS:
+        return build_tokenizer(metadata), settings
+
+    from transformers import AutoTokenizer
+
+    converted = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+    return converted.backend_tokenizer, settings
+
+
+def _write_model(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    from llmtrack.compat import portable_rope
+
+    model = AutoModelForCausalLM.from_pretrained(
+        str(path.parent), gguf_file=path.name, dtype=torch.float32, local_files_only=True
+    )
+    ids = {f"{role}_token_id": number for role, number in special_ids(metadata).items() if role != "unk"}
+    for name, number in ids.items():
+        setattr(model.config, name, number)
+    # transformers 5 notes here that the weights came from a GGUF file, and would then look for it on loading.
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.generation_config = GenerationConfig(**ids)
+    model.save_pretrained(str(folder))
+    config = folder / "config.json"
+    content = portable_rope(json.loads(config.read_text(encoding="utf-8")))
+    config.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _open(path: Path) -> GGUFReader:
+    from gguf import GGUFReader
+
+    try:
+        reader = GGUFReader(path)
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise ModelLoadError(f"{path.name} cannot be read as GGUF ({error}): fetch the file again") from error
+    split = reader.fields.get("split.count")
+    if split is not None and split.contents() > 1:
+        raise ModelLoadError(
+            f"{path.name} is one part of a split GGUF: join the parts first (llama-gguf-split --merge)"
+        )
+    return reader
+
+
+def _check_space(reader: GGUFReader, folder: Path) -> None:
+    needed = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
+    free = shutil.disk_usage(folder).free
+    if free < needed * 1.1:
+        raise ModelLoadError(
+            f"converting needs {needed / 1e9:.1f} GB in {folder.parent}, and {free / 1e9:.1f} GB are free: "
+            "free some, or set LLMTRACK_CACHE to another disk"
+        )

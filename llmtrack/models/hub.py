@@ -1,0 +1,126 @@
+"""Find a hub model in the local cache, or fetch it, without a long wait when there is no network."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from llmtrack.errors import ModelLoadError
+
+REQUEST_SECONDS = 5.0
+# Bounds what a request's own time-out does not: name resolution and a library's retries.
+RESOLVE_SECONDS = 8.0
+
+_Result = TypeVar("_Result")
+
+_VOCABULARIES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+)
+_TEXTS = (".json", ".txt", ".model", ".jinja")
+
+
+def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
+    """Return the local folder of a hub model, and the commit it is at.
+
+    The local cache is asked first, so a cached model needs no network. Otherwise the revision is resolved
+    to a commit once, and all files are fetched at that commit.
+
+    Args:
+        repo: hub id.
+        revision: branch, tag or commit; None for the default branch.
+
+    Raises:
+        ModelLoadError: it is not cached, and the hub cannot be reached.
+    """
+    cached = cached_snapshot(repo, revision)
+    if cached is not None:
+        return cached, cached.name
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        info = within(
+            RESOLVE_SECONDS, lambda: HfApi().model_info(repo, revision=revision, timeout=REQUEST_SECONDS)
+        )
+    except Exception as error:
+        if not unreachable(error):
+            raise
+        raise ModelLoadError(
+            "it is not in the hub's local cache, and the hub cannot be reached "
+            f"({type(error).__name__}): check the network, or give a folder or packaged:NAME"
+        ) from error
+    files = wanted_files([sibling.rfilename for sibling in info.siblings or ()])
+    folder = snapshot_download(repo, revision=info.sha, allow_patterns=files, etag_timeout=REQUEST_SECONDS)
+    return Path(folder), str(info.sha)
+
+
+def cached_snapshot(repo: str, revision: str | None = None) -> Path | None:
+    """Return the folder of a whole model in the hub's local cache, or None."""
+    from huggingface_hub import try_to_load_from_cache
+
+    config = try_to_load_from_cache(repo, "config.json", revision=revision)
+    if not isinstance(config, str):
+        return None
+    folder = Path(config).parent
+    return folder if is_whole(folder) else None
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether a folder has weights, all of their parts, and a vocabulary."""
+    if not any((folder / name).exists() for name in _VOCABULARIES):
+        return False
+    for single, index in (
+        ("model.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ):
+        if (folder / single).exists():
+            return True
+        if (folder / index).exists():
+            parts = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
+            return all((folder / part).exists() for part in set(parts))
+    return False
+
+
+def wanted_files(names: list[str]) -> list[str]:
+    """Return the files of a repository that are fetched: texts, and weights in one format; no code."""
+    top = [name for name in names if "/" not in name]
+    weights = [name for name in top if name.startswith("model") and name.endswith(".safetensors")]
+    if not weights:
+        weights = [name for name in top if name.startswith("pytorch_model") and name.endswith(".bin")]
+    return sorted({*weights, *(name for name in top if name.endswith(_TEXTS))})
+
+
+def unreachable(error: BaseException) -> bool:
+    """Return whether an error means that there was no answer, as opposed to a refusal."""
+    bases = {base.__name__ for base in type(error).__mro__}
+    answered = {"HfHubHTTPError", "OfflineModeIsEnabled"}
+    # requests' and httpx's errors, whichever the installed huggingface_hub is built on.
+    silent = {"ConnectionError", "TimeoutError", "Timeout", "TransportError", "RequestException"}
+    return bool(bases & silent) and not bases & answered
+
+
+def within(seconds: float, call: Callable[[], _Result]) -> _Result:
+    """Return what a call returns, or raise TimeoutError after some seconds and leave it behind."""
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["value"] = call()
+        except BaseException as error:
+            outcome["error"] = error
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if "error" in outcome:
+        raise outcome["error"]
+    if "value" not in outcome:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return outcome["value"]

@@ -1,0 +1,183 @@
+"""Load a model and its tokenizer from the first candidate that works."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmtrack.errors import ModelLoadError
+from llmtrack.models import gguf, hub, packaged, synthetic
+from llmtrack.models.cache import read_manifest
+from llmtrack.models.digests import folder_digest, weight_files
+from llmtrack.models.reasons import one_line
+from llmtrack.models.source import ModelSource, missing_path, parse_candidates
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+RANDOM_WEIGHTS = "random weights: speed and memory are real, quality figures are meaningless"
+SEED = 0
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and its tokenizer, from the same source and revision.
+
+    Attributes:
+        model: in eval mode, on the device, in the dtype.
+        tokenizer: the tokenizer that belongs to it.
+        model_id: the candidate that was loaded, as it was written.
+        revision: commit of a hub model, otherwise None.
+        weights_digest: sha256 of the weights, after what it is of: `safetensors:`, `gguf:`, `synthetic:` ....
+        facts: what is known of the model and is tracked.
+        warnings: findings in words.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    model_id: str
+    revision: str | None
+    weights_digest: str
+    facts: dict[str, str | int | float | bool] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def load_model(spec: str, *, device: str, dtype: torch.dtype, revision: str | None = None) -> LoadedModel:
+    """Load the first candidate of a comma list that can be loaded.
+
+    No code of a model's source is run, and its generation settings are replaced by plain greedy ones.
+
+    Args:
+        spec: a hub id, a folder, a .gguf file, `packaged:NAME`, `synthetic:PRESET`, or a comma list of them.
+        device: `cpu` or `cuda:N`.
+        dtype: dtype of the weights.
+        revision: branch, tag or commit of a hub model; other sources have none.
+
+    Raises:
+        UsageError: the spec is not understood.
+        ModelLoadError: no candidate can be loaded; the message has a line for each.
+    """
+    candidates = parse_candidates(spec)
+    failed: list[str] = []
+    for source in candidates:
+        try:
+            loaded = _load(source, device, dtype, revision)
+        except Exception as error:  # whatever one candidate raises, the next one is tried
+            failed.append(f"{source.spec}: {one_line(error)}")
+            continue
+        passed_over = tuple(f"passed over {line}" for line in failed)
+        return LoadedModel(**{**vars(loaded), "warnings": (*passed_over, *loaded.warnings)})
+    lines = "".join(f"\n  {line}" for line in failed)
+    raise ModelLoadError(f"no model could be loaded, tried {len(failed)}:{lines}")
+
+
+def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | None) -> LoadedModel:
+    if problem := missing_path(source):
+        raise ModelLoadError(problem)
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    commit: str | None = None
+    warnings: list[str] = []
+    if revision and source.kind != "hub":
+        warnings.append(f"revision {revision} is ignored: {source.spec} is not a hub model")
+    if source.kind == "synthetic":
+        model, tokenizer = synthetic.build(source.location, device=device, dtype=dtype, seed=SEED)
+        digest, weights = synthetic.weights_digest(source.location, SEED, device), "random"
+        warnings.append(RANDOM_WEIGHTS)
+    else:
+        if source.kind == "hub":
+            folder, commit = hub.snapshot(source.location, revision)
+        elif source.kind == "folder":
+            folder = Path(source.location)
+        elif source.kind == "gguf":
+            folder = gguf.ensure(Path(source.location))
+        else:
+            folder = packaged.ensure(source.location)
+        model, tokenizer = load_folder(folder, device=device, dtype=dtype)
+        weights = weight_files(folder)[0]
+        if source.kind in ("gguf", "packaged"):
+            digest = f"gguf:{read_manifest(folder)['gguf_sha256']}"
+        else:
+            digest = folder_digest(folder)
+        if weights == "pickle":
+            warnings.append("the weights are a pickle file, read with weights_only: prefer safetensors")
+    clean_generation(model, tokenizer)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        model_id=source.spec,
+        revision=commit,
+        weights_digest=digest,
+        facts=_facts(model, source, weights),
+        warnings=tuple(warnings),
+    )
+
+
+def load_folder(
+    folder: Path, *, device: str, dtype: torch.dtype
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a model folder without the network and without running code that it may hold.
+
+    Raises:
+        ModelLoadError: weights or tokenizer are missing or incomplete.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from llmtrack.compat import restore_rope
+
+    kind, files = weight_files(folder)
+    if not files:
+        raise ModelLoadError(
+            f"{folder} holds no *.safetensors or pytorch_model.bin: give a whole model folder"
+        )
+    safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+    config = AutoConfig.from_pretrained(str(folder), **safe)
+    restore_rope(config)
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), **safe)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        str(folder),
+        config=config,
+        dtype=dtype,
+        use_safetensors=kind == "safetensors",
+        weights_only=True,
+        output_loading_info=True,
+        **safe,
+    )
+    model, loading = loaded
+    # transformers fills missing weights with random numbers and only logs it.
+    if missing := sorted(loading["missing_keys"]):
+        raise ModelLoadError(
+            f"the checkpoint lacks {len(missing)} weights of {type(model).__name__} ({missing[0]} ...): "
+            "it is incomplete, or not a causal language model"
+        )
+    return model.to(device).eval(), tokenizer
+
+
+def clean_generation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Replace a model's generation settings by greedy ones that hold the special ids only.
+
+    What a checkpoint ships (sampling, repetition penalties, forced or suppressed tokens) would change the
+    text or the time of a greedy measurement. Several end-of-sequence ids are kept as they are.
+    """
+    from transformers import GenerationConfig
+
+    def known(name: str) -> Any:
+        for holder in (model.generation_config, model.config, tokenizer):
+            if (value := getattr(holder, name, None)) is not None:
+                return value
+        return None
+
+    ids = {name: known(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    model.generation_config = GenerationConfig(do_sample=False, **ids)
+
+
+def _facts(model: PreTrainedModel, source: ModelSource, weights: str) -> dict[str, str | int | float | bool]:
+    return {
+        "architecture": type(model).__name__,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "model_source": source.kind,
+        "weights_format": weights,
+        "trust_remote_code": False,
+    }

@@ -1,0 +1,123 @@
+"""What a `--model` argument names: parse it into candidates, without loading anything."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal
+
+from llmtrack.errors import UsageError
+from llmtrack.models.packaged import PACKAGED
+from llmtrack.models.synthetic import PRESETS
+
+Kind = Literal["hub", "folder", "gguf", "packaged", "synthetic"]
+
+ACCEPTED = "a hub id (org/name), a folder, a .gguf file, packaged:NAME or synthetic:PRESET"
+
+# The hub's own rule: letters, digits, - _ . with no doubled or outer separators, at most 96 characters.
+_HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_]([\w.-]*\w)?(/[A-Za-z0-9_]([\w.-]*\w)?)?", re.ASCII)
+_LOOKS_LOCAL = re.compile(r"^(\.|~|/|[A-Za-z]:[\\/])|\\|/$|/.*/")
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """One candidate: where a model and its tokenizer come from.
+
+    Attributes:
+        kind: `hub`, `folder`, `gguf`, `packaged` or `synthetic`.
+        location: the hub id, the path with `~` expanded, or the name of the packaged model or preset.
+        spec: the candidate as it was written.
+    """
+
+    kind: Kind
+    location: str
+    spec: str
+
+
+def parse_candidates(text: str) -> list[ModelSource]:
+    """Parse a model or a comma list of candidates, in the order in which they are tried.
+
+    A path that does not exist is an error when it is the only candidate. In a list it is left for loading
+    to report, since trying the next one is what a list is for.
+
+    Args:
+        text: the argument as the user wrote it.
+
+    Returns:
+        The candidates, repeated ones once.
+
+    Raises:
+        UsageError: the text is empty, a name is unknown, or the only candidate is a missing path.
+    """
+    # A path that holds a comma is taken as one path where it exists.
+    parts = (
+        [text.strip()]
+        if text.strip() and _exists(text.strip())
+        else [part.strip() for part in text.split(",")]
+    )
+    if not any(parts):
+        raise UsageError(f"the model is empty: give {ACCEPTED}")
+    if not all(parts):
+        raise UsageError(f"the list of models {text!r} has an empty entry: remove the extra comma")
+    candidates = [_parse_one(part) for part in dict.fromkeys(parts)]
+    if len(candidates) == 1 and (problem := missing_path(candidates[0])):
+        raise UsageError(problem)
+    return candidates
+
+
+def missing_path(source: ModelSource) -> str | None:
+    """Return why the path of a local candidate cannot be used, or None if it can or is not local."""
+    path = Path(source.location)
+    if source.kind == "gguf" and not path.is_file():
+        return f"GGUF file {source.spec!r} does not exist: check the path"
+    if source.kind == "folder" and not path.exists():
+        return f"model folder {source.spec!r} does not exist: check the path, or give {ACCEPTED}"
+    if source.kind == "folder" and not path.is_dir():
+        return (
+            f"{source.spec!r} is a file and not a model folder: give its folder, or a file that ends in .gguf"
+        )
+    return None
+
+
+def _parse_one(spec: str) -> ModelSource:
+    prefix, colon, name = spec.partition(":")
+    if colon and prefix.lower() in _NAMED:
+        kind = prefix.lower()
+        return _named("packaged" if kind == "packaged" else "synthetic", name.strip().lower(), spec)
+    path = str(Path(spec).expanduser()) if spec.startswith("~") else spec
+    if spec.lower().endswith(".gguf"):
+        return ModelSource("gguf", path, spec)
+    if _exists(spec) or _LOOKS_LOCAL.search(spec):
+        return ModelSource("folder", path, spec)
+    if colon and re.fullmatch(r"[A-Za-z]{2,}", prefix):
+        hint = _suggest(prefix.lower(), tuple(_NAMED))
+        raise UsageError(f"unknown kind of model {prefix + ':'!r} in {spec!r}{hint}: give {ACCEPTED}")
+    if not _HUB_ID.fullmatch(spec) or len(spec) > 96:
+        raise UsageError(f"{spec!r} is neither an existing path nor a valid hub id: give {ACCEPTED}")
+    return ModelSource("hub", spec, spec)
+
+
+def _named(kind: Literal["packaged", "synthetic"], name: str, spec: str) -> ModelSource:
+    known = _NAMED[kind]
+    if name not in known:
+        raise UsageError(
+            f"unknown {kind} model {spec!r}{_suggest(name, known)}: known are {', '.join(known)}"
+        )
+    return ModelSource(kind, name, spec)
+
+
+def _suggest(name: str, known: tuple[str, ...]) -> str:
+    near = get_close_matches(name, known, n=2, cutoff=0.5)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
+
+
+def _exists(spec: str) -> bool:
+    try:
+        return Path(spec).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long for a path, no home folder, a NUL
+        return False
+
+
+_NAMED: dict[str, tuple[str, ...]] = {"packaged": tuple(PACKAGED), "synthetic": tuple(PRESETS)}
