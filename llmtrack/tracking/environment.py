@@ -1,0 +1,167 @@
+"""Where a measurement ran: git commit, versions, processor and memory, and the id of what affects speed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import llmtrack
+from llmtrack.scenario import digest
+from llmtrack.tracking import schema
+
+# Instruction sets that decide which kernels an inference library picks.
+INSTRUCTION_SETS = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx_vnni",
+    "amx_tile",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "asimdhp",
+    "asimddp",
+    "bf16",
+    "i8mm",
+    "sve",
+    "sve2",
+)
+
+# These say which code or machine it was, but two machines that differ only in them are equally fast.
+NOT_SPEED = frozenset({"git_commit", "git_dirty", "llmtrack_version", "mlflow_version", "hostname", "os"})
+
+_GIT_TIMEOUT_S = 10
+
+
+def environment(worker_facts: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return facts about this machine and code, with the worker's own (torch, threads, GPU) merged in.
+
+    Never fails: what cannot be found out is left out.
+    """
+    return {**_machine(), **_git(), **{key: str(value) for key, value in (worker_facts or {}).items()}}
+
+
+def environment_id(facts: Mapping[str, str]) -> str:
+    """Return the digest of the facts that affect speed: hardware, versions, threads; not the git commit."""
+    return digest({key: str(value) for key, value in facts.items() if key not in NOT_SPEED})
+
+
+def environment_tags(facts: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts as tags, with the environment's id and the tag that MLflow shows as the version."""
+    tags = {schema.ENV_TAG_PREFIX + key: str(value) for key, value in facts.items()}
+    tags["llmtrack.environment_id"] = environment_id(facts)
+    tags["llmtrack.version"] = llmtrack.__version__
+    if "git_commit" in facts:
+        tags["mlflow.source.git.commit"] = facts["git_commit"]
+    return tags
+
+
+@cache
+def _machine() -> dict[str, str]:
+    import psutil
+
+    memory_gib = psutil.virtual_memory().total / 2**30
+    facts = {
+        "llmtrack_version": llmtrack.__version__,
+        "mlflow_version": _version("mlflow"),
+        "python_version": platform.python_version(),
+        "os": platform.platform(),
+        "machine": platform.machine(),
+        "cpu": _cpu_model(),
+        "cpu_instruction_sets": " ".join(_instruction_sets()),
+        "cpu_cores": str(psutil.cpu_count(logical=False) or ""),
+        "cpu_threads": str(psutil.cpu_count() or ""),
+        "cpu_available": str(_available_cpus()),
+        "memory_gib": f"{memory_gib:.1f}",
+    }
+    return {key: value for key, value in facts.items() if value}
+
+
+@cache
+def _git() -> dict[str, str]:
+    """Return commit and dirty state of the project that the process runs in, if git can tell."""
+    # `mlflow run` checks out the project and runs in its folder; else it is llmtrack's own checkout.
+    for folder in (Path.cwd(), Path(llmtrack.__file__).parent):
+        commit = _run_git(folder, "rev-parse", "HEAD")
+        if commit:
+            dirty = _run_git(folder, "status", "--porcelain", "--untracked-files=no")
+            return {
+                "git_commit": commit,
+                **({} if dirty is None else {"git_dirty": str(bool(dirty)).lower()}),
+            }
+    return {}
+
+
+def _run_git(folder: Path, *arguments: str) -> str | None:
+    try:
+        # Without optional locks a benchmark never disturbs a git command of the user.
+        done = subprocess.run(
+            ["git", "--no-optional-locks", *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+        )
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _available_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_model() -> str:
+    for line in _cpuinfo():
+        key, _, value = line.partition(":")
+        if key.strip() in ("model name", "Hardware", "Model") and value.strip():
+            return " ".join(value.split())
+    if platform.system() == "Darwin":
+        return _sysctl("machdep.cpu.brand_string")
+    return platform.processor()
+
+
+def _instruction_sets() -> list[str]:
+    for line in _cpuinfo():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            present = set(value.split())
+            return [name for name in INSTRUCTION_SETS if name in present]
+    if platform.system() == "Darwin" and platform.machine() == "arm64":
+        return ["asimd"]
+    return []
+
+
+@cache
+def _cpuinfo() -> tuple[str, ...]:
+    try:
+        return tuple(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines())
+    except OSError:
+        return ()
+
+
+def _sysctl(name: str) -> str:
+    try:
+        done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

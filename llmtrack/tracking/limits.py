@@ -1,0 +1,183 @@
+"""Make any key and value fit MLflow's limits, and keep credentials out of them (pure functions).
+
+The numbers are those of MLflow 3: a value over its limit is cut without a word, and one bad key rejects a
+whole batch, so both are handled here, visibly.
+"""
+
+from __future__ import annotations
+
+import math
+import posixpath
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_KEY = 250
+MAX_PARAM_VALUE = 6_000
+MAX_TAG_VALUE = 8_000
+MAX_RUN_NAME = 200
+SHORTENED_MARK = " ...[shortened]"
+
+HIDDEN = "***"
+
+_BAD_KEY_CHARACTER = re.compile(r"[^\w.\- :/]")
+_SECRET_NAME = re.compile(
+    r"(?i)(token|password|passwd|secret|api_?key|access_?key|secret_?key|credentials?)$"
+)
+_SHORTEST_SECRET = 8
+_REDACTIONS: tuple[tuple[re.Pattern[str], str], ...] = (
+    # user:password@ of a URI; the password may hold an unquoted @ or /, but a port is no password.
+    (re.compile(r"(://)[^\s/@:?#\"'<>]*:(?!\d+(?:[/?#\s]|$))[^\s\"'<>]*@"), rf"\1{HIDDEN}@"),
+    # token@ of a web URI (git+https://TOKEN@host).
+    (re.compile(r"(?i)(https?://)[^\s/?#\"'<>]+@"), rf"\1{HIDDEN}@"),
+    (
+        re.compile(
+            r"(?i)([?&;](?:[a-z0-9_.-]*(?:token|password|passwd|pwd|secret|api[_-]?key|credential|signature)"
+            r"|key|auth|sig|x-amz-[a-z-]+)=)[^&\s\"'<>#;]+"
+        ),
+        rf"\1{HIDDEN}",
+    ),
+    (
+        re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s\"']+"),
+        rf"\1{HIDDEN}",
+    ),
+    (re.compile(r"\b(hf_|gh[pousr]_|sk-)[A-Za-z0-9_-]{16,}"), rf"\1{HIDDEN}"),
+)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Params, metrics and tags that MLflow accepts, and what was done to make them fit.
+
+    Attributes:
+        params: key to value.
+        metrics: key to finite value.
+        series: key to finite values with their steps.
+        tags: key to value, `llmtrack.omitted` included where something was changed.
+        run_name: name of the run.
+    """
+
+    params: dict[str, str]
+    metrics: dict[str, float]
+    series: dict[str, tuple[tuple[int, float], ...]]
+    tags: dict[str, str]
+    run_name: str
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return the text without credentials: those inside URIs, well-known tokens, and the given secrets.
+
+    >>> redact("postgresql://me:pw@host/db")
+    'postgresql://***@host/db'
+    """
+    for secret in secrets:
+        text = text.replace(secret, HIDDEN)
+    for pattern, replacement in _REDACTIONS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def secrets_of(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the values of environment variables that are named like credentials, longest first."""
+    found = {
+        value
+        for name, value in environ.items()
+        if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET
+    }
+    return tuple(sorted(found, key=lambda value: (-len(value), value)))
+
+
+def fit_key(key: str) -> str:
+    """Return a key that MLflow accepts, equal to `key` where that is accepted already."""
+    key = _BAD_KEY_CHARACTER.sub("_", _encodable(key))[:MAX_KEY]
+    normal = posixpath.normpath(key) if key else "_"
+    # A key is also a relative path; normpath leaves a leading / and leading .. in place.
+    parts = ["_" if part in ("", ".", "..") else part for part in normal.split("/")]
+    fitted = "/".join(parts)
+    return fitted if _is_relative_path(fitted) else "_"
+
+
+def shorten(text: str, limit: int) -> str:
+    """Return the text cut to `limit` characters, with a visible mark where it was cut."""
+    if len(text) <= limit:
+        return text
+    return text[: limit - len(SHORTENED_MARK)] + SHORTENED_MARK
+
+
+def fit(
+    params: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    series: Mapping[str, Iterable[float]],
+    tags: Mapping[str, str],
+    run_name: str,
+    secrets: Iterable[str] = (),
+) -> Fitted:
+    """Make a run's data fit MLflow's limits, without credentials.
+
+    The tag `llmtrack.omitted` says what was changed.
+    """
+    secrets = tuple(secrets)
+    omitted: list[str] = []
+    fitted_params = _fit_texts("param", params, MAX_PARAM_VALUE, secrets, omitted)
+    fitted_metrics: dict[str, float] = {}
+    for key, value in _fit_keys("metric", metrics, omitted):
+        if math.isfinite(value):
+            fitted_metrics[key] = float(value)
+        else:
+            omitted.append(f"metric {key}: {value} left out")
+    fitted_series: dict[str, tuple[tuple[int, float], ...]] = {}
+    for key, values in _fit_keys("series", series, omitted):
+        steps = list(enumerate(values))
+        finite = tuple((step, float(value)) for step, value in steps if math.isfinite(value))
+        if len(finite) < len(steps):
+            omitted.append(f"series {key}: {len(steps) - len(finite)} non-finite values left out")
+        if finite:
+            fitted_series[key] = finite
+    fitted_tags = _fit_texts("tag", tags, MAX_TAG_VALUE, secrets, omitted)
+    name = shorten(redact(_encodable(run_name), secrets), MAX_RUN_NAME)
+    if omitted:
+        fitted_tags["llmtrack.omitted"] = shorten("\n".join(omitted), MAX_TAG_VALUE)
+    return Fitted(fitted_params, fitted_metrics, fitted_series, fitted_tags, name)
+
+
+def _fit_texts(
+    kind: str, texts: Mapping[str, Any], limit: int, secrets: tuple[str, ...], omitted: list[str]
+) -> dict[str, str]:
+    fitted: dict[str, str] = {}
+    for key, value in _fit_keys(kind, texts, omitted):
+        text = redact(_encodable(str(value)), secrets)
+        fitted[key] = shorten(text, limit)
+        if len(text) > limit:
+            omitted.append(f"{kind} {key}: {len(text)} characters shortened to {limit}")
+    return fitted
+
+
+def _fit_keys(kind: str, values: Mapping[str, Any], omitted: list[str]) -> list[tuple[str, Any]]:
+    taken: set[str] = set(values)
+    pairs = []
+    for key, value in values.items():
+        fitted = fit_key(key)
+        if fitted != key:
+            fitted = _free(fitted, taken)
+            omitted.append(f"{kind} {fitted}: renamed from {shorten(ascii(key), MAX_KEY)}")
+            taken.add(fitted)
+        pairs.append((fitted, value))
+    return pairs
+
+
+def _free(key: str, taken: set[str]) -> str:
+    number, candidate = 2, key
+    while candidate in taken:
+        suffix = f"_{number}"
+        candidate, number = key[: MAX_KEY - len(suffix)] + suffix, number + 1
+    return candidate
+
+
+def _is_relative_path(key: str) -> bool:
+    return posixpath.normpath(key) == key and not key.startswith(("..", "/")) and key != "."
+
+
+def _encodable(text: str) -> str:
+    """Replace lone surrogates and NUL, which neither UTF-8 nor PostgreSQL takes."""
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "�")

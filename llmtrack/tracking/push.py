@@ -1,0 +1,169 @@
+"""Write one record to MLflow so that it is there exactly once, however often it is tried."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from llmtrack.tracking.limits import Fitted, fit, redact
+from llmtrack.tracking.records import RUNNING, RunRecord
+from llmtrack.tracking.spool import Entry
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_RECORD_ID = "llmtrack.record_id"
+
+
+def push(
+    client: MlflowClient,
+    experiment_id: str,
+    entry: Entry,
+    files: Path | None,
+    progress: Callable[[Entry], None],
+) -> str:
+    """Write an entry's record to its run, which is found or created, and return the run's id.
+
+    Each step may be repeated: equal params and metrics are one, and a run is created only after no run with
+    the record's id was found, if one may have been created before.
+
+    Args:
+        client: client of the store.
+        experiment_id: where a new run is created.
+        entry: what to write.
+        files: folder of the artifacts beside the record's texts, or None.
+        progress: is called, before anything else happens, with the entry as it must be remembered.
+
+    Raises:
+        mlflow.MlflowException: the store failed; try again with the entry last given to `progress`.
+    """
+    entry = _with_run(client, experiment_id, entry, progress)
+    run_id = entry.run_id or ""
+    record = entry.record
+    fitted = _fit(record)
+    _log_values(client, run_id, record, fitted)
+    try:
+        _log_artifacts(client, run_id, record, files)
+    finally:
+        # Where only the artifacts fail, the run is complete to whoever looks; they follow with the next try.
+        if record.status != RUNNING:
+            client.set_terminated(run_id, status=record.status, end_time=record.end_ms)
+    return run_id
+
+
+def redacted(record: RunRecord, secrets: tuple[str, ...]) -> RunRecord:
+    """Return the record with credentials removed from every text in it."""
+
+    def clean(texts: Mapping[str, str]) -> dict[str, str]:
+        return {key: redact(str(text), secrets) for key, text in texts.items()}
+
+    params = {k: redact(v, secrets) if isinstance(v, str) else v for k, v in record.params.items()}
+    return dataclasses.replace(
+        record,
+        run_name=redact(record.run_name, secrets),
+        params=params,
+        tags=clean(record.tags),
+        texts=clean(record.texts),
+    )
+
+
+def _with_run(
+    client: MlflowClient, experiment_id: str, entry: Entry, progress: Callable[[Entry], None]
+) -> Entry:
+    from mlflow.exceptions import MlflowException
+
+    if entry.run_id is not None:
+        try:
+            client.get_run(entry.run_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            entry = dataclasses.replace(entry, run_id=None, attempted=True)
+    if entry.run_id is None and entry.attempted:
+        entry = dataclasses.replace(entry, run_id=_find(client, experiment_id, entry.record.record_id))
+    if entry.run_id is None:
+        entry = dataclasses.replace(entry, attempted=True)
+        progress(entry)
+        entry = dataclasses.replace(entry, run_id=_create(client, experiment_id, entry.record))
+    progress(entry)
+    return entry
+
+
+def _find(client: MlflowClient, experiment_id: str, record_id: str) -> str | None:
+    """Return the run of a record; of several, left by retried requests, keep one and delete the rest."""
+    runs = list(client.search_runs([experiment_id], f"tags.`{_RECORD_ID}` = '{record_id}'"))
+    # The one that was written to has params; ties are broken so that every process keeps the same one.
+    runs.sort(key=lambda run: (-len(run.data.params), run.info.run_id))
+    for ghost in runs[1:]:
+        client.delete_run(ghost.info.run_id)
+    return runs[0].info.run_id if runs else None
+
+
+def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> str:
+    fitted = _fit(record)
+    # The tags by which people and programs find a run are there from its first moment.
+    wanted = ("llmtrack.kind", "llmtrack.experiment", "llmtrack.study_id", "llmtrack.scenario", _RECORD_ID)
+    tags = {key: fitted.tags[key] for key in wanted if key in fitted.tags}
+    run = client.create_run(
+        experiment_id, start_time=record.start_ms, tags={**tags, **_author_tags()}, run_name=fitted.run_name
+    )
+    if int(os.environ.get("MLFLOW_HTTP_REQUEST_MAX_RETRIES") or 0) and client.tracking_uri.startswith("http"):
+        # MLflow repeats the request when the answer is lost, which leaves a second run.
+        return _find(client, experiment_id, record.record_id) or run.info.run_id
+    return run.info.run_id
+
+
+def _fit(record: RunRecord) -> Fitted:
+    tags = {**record.tags, _RECORD_ID: record.record_id}
+    return fit(record.params, record.metrics, record.series, tags, record.run_name)
+
+
+def _log_values(client: MlflowClient, run_id: str, record: RunRecord, fitted: Fitted) -> None:
+    from mlflow.entities import Metric, Param, RunTag
+
+    stamp = record.end_ms or record.start_ms
+    metrics = [Metric(key, value, stamp, 0) for key, value in fitted.metrics.items()]
+    metrics += [
+        Metric(key, value, stamp, step) for key, steps in fitted.series.items() for step, value in steps
+    ]
+    params = [Param(key, value) for key, value in fitted.params.items()]
+    tags = [RunTag(key, value) for key, value in fitted.tags.items()]
+    client.log_batch(run_id, metrics=metrics, params=params, tags=tags, synchronous=True)
+
+
+def _log_artifacts(client: MlflowClient, run_id: str, record: RunRecord, files: Path | None) -> None:
+    if record.texts:
+        with tempfile.TemporaryDirectory(prefix="llmtrack-") as folder:
+            for name, text in record.texts.items():
+                path = Path(folder) / safe_path(name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8", errors="replace")
+            client.log_artifacts(run_id, folder)
+    if files is not None and files.is_dir():
+        client.log_artifacts(run_id, str(files))
+
+
+def safe_path(name: str) -> str:
+    """Return an artifact path that stays below its root."""
+    parts = [part for part in PurePosixPath(name).parts if part not in ("/", "..", ".")]
+    return "/".join(parts) or "file"
+
+
+def _author_tags() -> dict[str, str]:
+    import getpass
+
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        return {}
+    return {"mlflow.user": user, "mlflow.source.name": "llmtrack", "mlflow.source.type": "LOCAL"}
+
+
+def now_ms() -> int:
+    """Return milliseconds since the epoch."""
+    return round(1000 * time.time())

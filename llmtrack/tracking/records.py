@@ -1,0 +1,197 @@
+"""What is written of one run, as plain data: built from an outcome, kept in the spool, pushed to MLflow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmtrack.scenario import Failure, GenerateTask, Measurement, Outcome, Scalar, Scenario, digest
+from llmtrack.tracking import schema
+
+FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
+
+
+@dataclass(frozen=True)
+class StudyContext:
+    """What every run of a study has in common.
+
+    Attributes:
+        study_id: id of the study, such as `prompt_length-20261128-014301-3f2a`.
+        experiment: name of the llmtrack experiment.
+        suite_id: id of the suite that the study is part of, or None.
+        tags: tags that every run of the study carries: versions, environment, git commit.
+    """
+
+    study_id: str
+    experiment: str
+    suite_id: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """Everything that is written of one run.
+
+    Attributes:
+        record_id: identity; pushed twice, it is still one run.
+        run_name: name of the run.
+        status: `FINISHED`, `FAILED`, `KILLED` or, of a study that goes on, `RUNNING`.
+        start_ms: milliseconds since the epoch.
+        end_ms: milliseconds since the epoch.
+        params: conditions.
+        metrics: one value each.
+        series: one value per step each.
+        tags: identity and provenance.
+        texts: artifact path to its text.
+    """
+
+    record_id: str
+    run_name: str
+    status: str
+    start_ms: int
+    end_ms: int
+    params: Mapping[str, Scalar] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return {**dataclasses.asdict(self), "series": {key: list(v) for key, v in self.series.items()}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RunRecord:
+        """Rebuild a record from `to_json`'s result.
+
+        Raises:
+            KeyError, TypeError, AttributeError: the data is not a record's.
+        """
+        return cls(**{**data, "series": {key: tuple(v) for key, v in data["series"].items()}})
+
+
+def scenario_record(outcome: Outcome, study: StudyContext) -> RunRecord:
+    """Return the record of a measured, or failed, scenario."""
+    if isinstance(outcome, Failure):
+        return _failure_record(outcome, study)
+    return _measurement_record(outcome, study)
+
+
+def same_as_record(
+    scenario: Scenario,
+    facts: Mapping[str, Scalar],
+    same_as: str,
+    note: str,
+    study: StudyContext,
+    now_s: float,
+) -> RunRecord:
+    """Return the record of a scenario that another one's measurement also holds for.
+
+    Args:
+        scenario: what was asked.
+        facts: what would have been used, such as the dtype's label.
+        same_as: name of the scenario that was measured.
+        note: why both are the same, in one line.
+        study: the study they belong to.
+        now_s: seconds since the epoch.
+    """
+    tags = {"llmtrack.outcome": "same_as", "llmtrack.same_as": same_as, "llmtrack.reason": note}
+    return _record(scenario, facts, study, FINISHED, (now_s, now_s), tags)
+
+
+def params_of(scenario: Scenario) -> dict[str, Scalar]:
+    """Return the params that follow from what was asked; a setting that is None is left out."""
+    variant, task = scenario.variant, scenario.task
+    params: dict[str, Any] = {
+        "scenario": scenario.name,
+        "task": type(task).__name__.removesuffix("Task").lower(),
+        "model": variant.model,
+        "revision": variant.revision,
+        "backend": variant.backend,
+        "device_requested": variant.device,
+        "dtype_requested": variant.dtype,
+        "quantization": variant.quantization,
+    }
+    # Fields that a task gains later are tracked without a change here.
+    params.update({f.name: getattr(task, f.name) for f in dataclasses.fields(task) if f.name != "prompts"})
+    if isinstance(task, GenerateTask):
+        params.update(batch_size=len(task.prompts), decoding="greedy", **dataclasses.asdict(scenario.repeat))
+    return {key: value for key, value in params.items() if value is not None}
+
+
+def _measurement_record(done: Measurement, study: StudyContext) -> RunRecord:
+    metrics = dict(done.metrics)
+    for name, summary in done.summaries.items():
+        values = {stat: getattr(summary, stat) for stat in schema.SPREAD_STATS}
+        metrics.update({schema.spread_key(name, stat): v for stat, v in values.items() if v is not None})
+    tags = {"llmtrack.outcome": "finished", "llmtrack.workload_id": done.workload_id}
+    texts = {}
+    if done.samples or done.summaries:
+        texts["samples.json"] = _samples_json(done)
+    if done.sample_text is not None:
+        texts["sample.txt"] = done.sample_text
+    if done.warnings:
+        tags["llmtrack.warnings"] = "\n".join(done.warnings)
+        texts["warnings.txt"] = "\n".join(done.warnings) + "\n"
+    record = _record(
+        done.scenario, done.facts, study, FINISHED, (done.started_at, done.ended_at), tags, done.tags
+    )
+    series = {schema.series_key(name): tuple(values) for name, values in done.series.items()}
+    return dataclasses.replace(record, metrics=metrics, series=series, texts=texts)
+
+
+def _failure_record(failure: Failure, study: StudyContext) -> RunRecord:
+    reason = " ".join(failure.reason.split())
+    tags = {"llmtrack.outcome": "failed", "llmtrack.failure": failure.kind, "llmtrack.reason": reason}
+    times = (failure.started_at, failure.ended_at)
+    record = _record(failure.scenario, failure.facts, study, FAILED, times, tags, failure.tags)
+    return dataclasses.replace(
+        record, texts={"failure.txt": f"{reason}\n\n{failure.details}".rstrip() + "\n"}
+    )
+
+
+def _record(
+    scenario: Scenario,
+    facts: Mapping[str, Scalar],
+    study: StudyContext,
+    status: str,
+    times_s: tuple[float, float],
+    tags: Mapping[str, str],
+    provenance: Mapping[str, str] | None = None,
+) -> RunRecord:
+    start_ms, end_ms = (round(1000 * second) for second in times_s)
+    return RunRecord(
+        record_id=digest([study.study_id, scenario.name, start_ms, end_ms, status]),
+        run_name=scenario.name,
+        status=status,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        params={**params_of(scenario), **facts},
+        tags={
+            **study.tags,
+            **{_tag_key(key): value for key, value in (provenance or {}).items()},
+            "llmtrack.kind": "scenario",
+            "llmtrack.experiment": study.experiment,
+            "llmtrack.study_id": study.study_id,
+            **({"llmtrack.suite_id": study.suite_id} if study.suite_id else {}),
+            "llmtrack.scenario": scenario.name,
+            "llmtrack.baseline": "true" if scenario.baseline else "false",
+            "llmtrack.scenario_id": scenario.scenario_id,
+            **tags,
+        },
+    )
+
+
+def _tag_key(key: str) -> str:
+    return key if key.startswith(("llmtrack.", "mlflow.")) else schema.ENV_TAG_PREFIX + key
+
+
+def _samples_json(done: Measurement) -> str:
+    data = {
+        "samples": {key: list(values) for key, values in done.samples.items()},
+        "summaries": {key: dataclasses.asdict(summary) for key, summary in done.summaries.items()},
+    }
+    return json.dumps(data, indent=1) + "\n"

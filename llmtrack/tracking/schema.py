@@ -1,0 +1,295 @@
+"""The one place for the names of params, metrics and tags, with unit, direction and meaning.
+
+`docs/metrics.md` is generated from these tables: `python -m llmtrack.tracking.schema > docs/metrics.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Better = Literal["lower", "higher", "-"]
+
+SPREAD_STATS = ("n", "ci_low", "ci_high", "mean", "sd", "p90", "p99")
+SPREAD_PREFIX = "spread/"
+SERIES_PREFIX = "series/"
+ENV_TAG_PREFIX = "llmtrack.env."
+SETTING_PREFIX = "cfg."
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a run.
+
+    Attributes:
+        name: key of the metric.
+        unit: unit in words, or `-` for a ratio.
+        better: which direction is better, or `-` where neither is.
+        meaning: what it tells.
+        formula: how it is computed.
+        sampled: whether it is taken once per repeat, so that it has a spread.
+    """
+
+    name: str
+    unit: str
+    better: Better
+    meaning: str
+    formula: str
+    sampled: bool = False
+
+
+@dataclass(frozen=True)
+class Param:
+    """One condition of a run.
+
+    Attributes:
+        name: key of the param.
+        kind: Python type of its values when read back.
+        meaning: what it says.
+    """
+
+    name: str
+    kind: type
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Tag:
+    """One piece of identity or provenance of a run.
+
+    Attributes:
+        name: key of the tag.
+        meaning: what it says.
+    """
+
+    name: str
+    meaning: str
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("total_latency_s", "s", "lower", "time of one whole generate call", "end - start", True),
+    Metric(
+        "time_to_first_token_ms",
+        "ms",
+        "lower",
+        "time until the first token is there: prefill and the choice of that token",
+        "1000 x (first stamp - start)",
+        True,
+    ),
+    Metric(
+        "inter_token_latency_ms",
+        "ms",
+        "lower",
+        "mean gap between consecutive tokens; absent for a single step",
+        "1000 x (last stamp - first stamp) / (steps - 1)",
+        True,
+    ),
+    Metric(
+        "tokens_generated",
+        "tokens",
+        "-",
+        "new tokens over all rows; pads after an early end are not counted",
+        "sum of new tokens per row",
+        True,
+    ),
+    Metric(
+        "tokens_per_sec",
+        "tokens/s",
+        "higher",
+        "new tokens per second of the whole call",
+        "tokens_generated / total_latency_s",
+        True,
+    ),
+    Metric(
+        "prefill_tokens_per_sec",
+        "tokens/s",
+        "higher",
+        "speed of the pass over the prompt",
+        "real prompt tokens of the batch / time to first token",
+        True,
+    ),
+    Metric(
+        "decode_tokens_per_sec",
+        "tokens/s",
+        "higher",
+        "speed of the steps after the first token; absent for a single step",
+        "rows x (steps - 1) / (last stamp - first stamp)",
+        True,
+    ),
+    Metric(
+        "avg_latency_per_token_ms",
+        "ms",
+        "lower",
+        "time of the whole call per new token of a row; at batch size 1 exactly 1000 / tokens_per_sec",
+        "1000 x total_latency_s / new tokens per row",
+        True,
+    ),
+    Metric(
+        "peak_memory_mib",
+        "MiB",
+        "lower",
+        "most memory in use over the measured calls",
+        "peak of the CUDA allocator; on CPU the worker's peak resident set",
+    ),
+    Metric("model_size_mib", "MiB", "lower", "size of the weights, tied ones counted once", "bytes / 2^20"),
+    Metric(
+        "memory_bandwidth_utilization",
+        "-",
+        "higher",
+        "share of the device's copy bandwidth that decoding reaches (MBU)",
+        "(weights + KV cache read per step) x steps/s / copy bandwidth",
+    ),
+    Metric(
+        "copy_bandwidth_gb_per_s",
+        "GB/s",
+        "higher",
+        "measured copy bandwidth of the device",
+        "bytes read and written / 10^9 / s",
+    ),
+    Metric("load_time_s", "s", "lower", "time to load the model", "wall-clock of loading"),
+    Metric(
+        "loss",
+        "nats/token",
+        "lower",
+        "token-weighted mean negative log-likelihood",
+        "sum of nll / tokens_scored, in float64",
+    ),
+    Metric("perplexity", "-", "lower", "exponential of the loss", "exp(loss)"),
+    Metric(
+        "bits_per_byte",
+        "bits/byte",
+        "lower",
+        "negative log-likelihood per UTF-8 byte of the text; comparable across tokenizers",
+        "sum of nll / ln 2 / bytes_scored",
+    ),
+    Metric("tokens_scored", "tokens", "-", "tokens that were really predicted (after the shift)", "count"),
+    Metric("bytes_scored", "bytes", "-", "UTF-8 bytes of the text that was scored", "count"),
+    Metric("tokens_truncated", "tokens", "lower", "tokens cut off by max_length and not scored", "count"),
+    Metric("documents_scored", "documents", "-", "documents that were scored", "count"),
+    Metric(
+        "score_tokens_per_sec",
+        "tokens/s",
+        "higher",
+        "speed of scoring",
+        "tokens_scored / time of scoring",
+    ),
+)
+
+PARAMS: tuple[Param, ...] = (
+    Param("scenario", str, "name of the scenario, unique within its study"),
+    Param("task", str, "`generate`, `perplexity` or `train`"),
+    Param("model", str, "model as asked for, maybe a list of candidates"),
+    Param("model_id", str, "the candidate that was really loaded"),
+    Param("revision", str, "git revision of a hub model"),
+    Param("backend", str, "name of the engine"),
+    Param("device_requested", str, "device as asked for"),
+    Param("device", str, "device as used"),
+    Param("dtype_requested", str, "dtype as asked for"),
+    Param("dtype", str, "dtype of the loaded parameters, with the reason where it is not the one asked for"),
+    Param("quantization", str, "name of the quantization recipe, or `none`"),
+    Param("use_cache", bool, "whether the KV cache is used"),
+    Param("padding_side", str, "side of the pads of a batch with unequal lengths"),
+    Param("batch_size", int, "rows of a batch"),
+    Param("prompt_tokens", int, "real tokens of a prompt, per row (the longest row)"),
+    Param("prompt_tokens_total", int, "real prompt tokens of the batch, pads excluded"),
+    Param("max_new_tokens", int, "new tokens per row"),
+    Param("ignore_eos", bool, "whether the end-of-sequence token is suppressed while timing"),
+    Param("decoding", str, "how a token is chosen: `greedy`"),
+    Param("warmup", int, "calls made first and not counted"),
+    Param("min_repeats", int, "counted calls at least"),
+    Param("max_repeats", int, "counted calls at most"),
+    Param("min_seconds", float, "seconds of counted calls at least"),
+    Param("max_seconds", float, "no further call starts after this many seconds"),
+    Param("target_ci", float, "half width of the 95 % interval, as a share of the median, that ends early"),
+    Param("repeats", int, "counted calls really made"),
+    Param("corpus", str, "corpus that is scored or trained on"),
+    Param("corpus_digest", str, "digest of the corpus' text"),
+    Param("protocol", str, "perplexity protocol; two protocols are never compared"),
+    Param("max_length", int, "tokens of a document or window that are scored at most"),
+    Param("stride", int, "step from one window to the next"),
+    Param("bos_rule", str, "whether and how a beginning-of-sequence token is put in front"),
+    Param("trust_remote_code", bool, "whether code from a model's repository may run"),
+    Param("architecture", str, "class of the model"),
+    Param("parameters", int, "number of parameters, tied ones counted once"),
+    Param("context_length", int, "positions the model was made for"),
+    Param("vocab_size", int, "width of the logits"),
+    Param("threads", int, "threads that compute one operation"),
+)
+
+TAGS: tuple[Tag, ...] = (
+    Tag("llmtrack.kind", "`study` (one execution of an experiment) or `scenario` (one measured cell)"),
+    Tag("llmtrack.experiment", "name of the llmtrack experiment"),
+    Tag("llmtrack.study_id", "ties the scenario runs of a study together"),
+    Tag("llmtrack.suite_id", "ties the studies of one suite together"),
+    Tag("llmtrack.scenario", "name of the scenario"),
+    Tag("llmtrack.baseline", "`true` for the scenario that the others of its study are compared with"),
+    Tag(
+        "llmtrack.outcome", "`finished`, `failed`, `killed` or `same_as`; `mlflow run` does not overwrite it"
+    ),
+    Tag("llmtrack.failure", "kind of a failure, one word"),
+    Tag("llmtrack.reason", "why a scenario failed, or was not measured twice, in one line"),
+    Tag("llmtrack.warnings", "findings about the quality of the measurement, one a line"),
+    Tag("llmtrack.same_as", "name of the scenario whose measurement also holds for this one"),
+    Tag("llmtrack.scenario_id", "digest of what was asked"),
+    Tag("llmtrack.workload_id", "digest of the prompts and lengths, or of the corpus and convention"),
+    Tag("llmtrack.environment_id", "digest of what affects speed: hardware, versions, threads"),
+    Tag("llmtrack.record_id", "identity of the record that was pushed; no two runs have the same"),
+    Tag("llmtrack.omitted", "what was shortened or left out to fit MLflow's limits"),
+    Tag("llmtrack.question", "the question that the experiment asks"),
+    Tag("llmtrack.version", "version of llmtrack"),
+)
+
+METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
+PARAM_BY_NAME = {param.name: param for param in PARAMS}
+TAG_BY_NAME = {tag.name: tag for tag in TAGS}
+
+
+def spread_key(metric: str, stat: str) -> str:
+    """Return the key under which one statistic of a sampled metric is tracked."""
+    return f"{SPREAD_PREFIX}{metric}.{stat}"
+
+
+def series_key(name: str) -> str:
+    """Return the key under which a metric with a value per step is tracked."""
+    return f"{SERIES_PREFIX}{name}"
+
+
+def render_markdown() -> str:
+    """Return the text of docs/metrics.md."""
+    metric_rows = (
+        (f"`{m.name}`", m.unit, m.better, "yes" if m.sampled else "", m.meaning, m.formula) for m in METRICS
+    )
+    param_rows = ((f"`{p.name}`", p.kind.__name__, p.meaning) for p in PARAMS)
+    tag_rows = ((f"`{t.name}`", t.meaning) for t in TAGS)
+    stats = ", ".join(f"`{stat}`" for stat in SPREAD_STATS)
+    parts = [
+        "# Metrics, params and tags",
+        "<!-- Generated by `python -m llmtrack.tracking.schema > docs/metrics.md`; do not edit by hand. -->",
+        "## Metrics",
+        _table(("metric", "unit", "better", "sampled", "meaning", "formula"), metric_rows),
+        "A sampled metric is taken once per repeat. Its tracked value is the median over the repeats, and "
+        f"its spread is tracked beside it as `{spread_key('METRIC', 'STAT')}` for {stats}: number of "
+        "samples, bootstrap 95 % interval of the median, mean, standard deviation (ddof=1), and percentiles "
+        "(p90 for n >= 10, p99 for n >= 100). The raw samples are in the artifact `samples.json`.",
+        f"A metric with a value per step is tracked as `{series_key('NAME')}`. A value that is not finite is "
+        "not tracked; the tag `llmtrack.omitted` names it.",
+        "## Params",
+        _table(("param", "type", "meaning"), param_rows),
+        "A study run has the experiment's settings as resolved, under `" + SETTING_PREFIX + "NAME`; `mlflow "
+        "run` logs the raw ones. A fact that is not in this table is tracked under its own name.",
+        "## Tags",
+        _table(("tag", "meaning"), tag_rows),
+        f"Facts about the machine, the versions and the model's origin (weights digest) are tags "
+        f"`{ENV_TAG_PREFIX}KEY`.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+if __name__ == "__main__":
+    print(render_markdown(), end="")

@@ -1,0 +1,289 @@
+"""A folder where every record lies, durably, until it is in MLflow.
+
+One record is one folder `<start>-<record_id>` with `entry.json` and the files that belong to it. A record is
+there as soon as its folder has that name, and gone as soon as `entry.json` is removed: both happen at once
+or not at all, so a crash leaves either a whole record or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmtrack.errors import TrackingError
+from llmtrack.tracking.records import RunRecord
+
+DEFAULT_SPOOL = Path(".llmtrack") / "spool"
+
+_ENTRY = "entry.json"
+_FILES = "files"
+_LOCK = "lock"
+_CORRUPT = "corrupt"
+_NEW = "new-"
+_FORMAT = 1
+_PUT_TIMEOUT_S = 180.0
+_STALE_S = 24 * 3600.0
+
+Notify = Callable[[str], None]
+
+
+def to_stderr(message: str) -> None:
+    """Print a message for the user."""
+    print(f"llmtrack: {message}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a record belongs.
+
+    Attributes:
+        tracking_uri: the store, credentials removed: they come from the environment again when it is sent.
+        experiment: name of the MLflow experiment, or empty if only its id is known.
+        experiment_id: id of the MLflow experiment, or empty if not known.
+    """
+
+    tracking_uri: str
+    experiment: str
+    experiment_id: str = ""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A record on its way.
+
+    Attributes:
+        record: what to write.
+        target: where it belongs.
+        run_id: the MLflow run that it is written to, once known.
+        attempted: whether a run may have been created for it, so that it must be looked for first.
+        has_files: whether there are artifacts beside the record's own texts.
+    """
+
+    record: RunRecord
+    target: Target
+    run_id: str | None = None
+    attempted: bool = False
+    has_files: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the entry's folder; sorts by start time."""
+        return f"{self.record.start_ms:013d}-{self.record.record_id}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return {
+            "format": _FORMAT,
+            "record": self.record.to_json(),
+            "target": dataclasses.asdict(self.target),
+            "run_id": self.run_id,
+            "attempted": self.attempted,
+            "has_files": self.has_files,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Entry:
+        """Rebuild an entry from `to_json`'s result.
+
+        Raises:
+            KeyError, TypeError, AttributeError, ValueError: the data is not an entry's.
+        """
+        if data["format"] != _FORMAT:
+            raise ValueError(f"format {data['format']} is not {_FORMAT}")
+        return cls(
+            record=RunRecord.from_json(data["record"]),
+            target=Target(**data["target"]),
+            run_id=data["run_id"],
+            attempted=bool(data["attempted"]),
+            has_files=bool(data["has_files"]),
+        )
+
+
+class Spool:
+    """The folder of records that are not in MLflow yet; several processes may use it at once.
+
+    Attributes:
+        folder: the argument, else LLMTRACK_SPOOL, else `.llmtrack/spool` in the working directory.
+    """
+
+    def __init__(self, folder: Path | None = None, notify: Notify = to_stderr) -> None:
+        chosen = folder or os.environ.get("LLMTRACK_SPOOL") or DEFAULT_SPOOL
+        self.folder = Path(chosen).expanduser().absolute()
+        self._notify = notify
+
+    def put(self, entry: Entry, files: Mapping[str, bytes | Path] | None = None) -> Entry:
+        """Keep a record and its files durably; one of the same identity is replaced.
+
+        Args:
+            entry: what to keep.
+            files: artifact path to the content, or to the file to copy.
+
+        Raises:
+            TrackingError: the folder cannot be written.
+        """
+        entry = dataclasses.replace(entry, has_files=bool(files))
+        fresh = self.folder / f"{_NEW}{uuid.uuid4().hex}"
+        try:
+            fresh.mkdir(parents=True)
+            for name, content in (files or {}).items():
+                _keep_file(fresh / _FILES / name, content)
+            _write(fresh / _ENTRY, entry)
+            self._place(fresh, entry)
+        except (OSError, TimeoutError) as error:
+            raise TrackingError(
+                f"cannot keep a record in {self.folder} ({error}): "
+                "free some space or set LLMTRACK_SPOOL to a folder that can be written"
+            ) from error
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+        return entry
+
+    def names(self) -> list[str]:
+        """Return the names of all entries, oldest first."""
+        return sorted(path.parent.name for path in self.folder.glob(f"[0-9]*/{_ENTRY}"))
+
+    def peek(self, name: str) -> Entry | None:
+        """Return an entry without holding it; None if it is gone or corrupt."""
+        return self._read(name)
+
+    @contextlib.contextmanager
+    def claim(self, name: str, timeout_s: float) -> Iterator[Entry | None]:
+        """Hold the spool against other processes and read an entry.
+
+        Yields None if another process has kept the spool for `timeout_s`, or if the entry is gone or corrupt;
+        a corrupt one is moved aside, so that it never blocks the others.
+        """
+        try:
+            with self._locked(timeout_s):
+                yield self._read(name)
+        except _BusyError:
+            yield None
+
+    def update(self, entry: Entry) -> None:
+        """Note, durably, how far a claimed entry has come."""
+        _write(self.folder / entry.name / _ENTRY, entry)
+
+    def remove(self, entry: Entry) -> None:
+        """Remove a claimed entry that is in MLflow."""
+        folder = self.folder / entry.name
+        (folder / _ENTRY).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def files_of(self, entry: Entry) -> Path:
+        """Return the folder that holds an entry's files."""
+        return self.folder / entry.name / _FILES
+
+    def sweep(self) -> None:
+        """Remove what crashed processes left half written, a day later."""
+        for path in self.folder.glob(f"{_NEW}*"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _STALE_S:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def _place(self, fresh: Path, entry: Entry) -> None:
+        place = self.folder / entry.name
+        with self._locked(_PUT_TIMEOUT_S):
+            if (place / _ENTRY).exists():
+                self._replace(fresh, place, entry)
+            else:
+                shutil.rmtree(place, ignore_errors=True)
+                os.replace(fresh, place)
+        _sync(self.folder)
+
+    def _replace(self, fresh: Path, place: Path, entry: Entry) -> None:
+        """Give an entry new content, but keep what is known of its run: it may have been created already."""
+        known = self._read(entry.name)
+        if known is not None:
+            entry = dataclasses.replace(
+                entry,
+                run_id=entry.run_id or known.run_id,
+                attempted=entry.attempted or known.attempted,
+                has_files=entry.has_files or known.has_files,
+            )
+            _write(fresh / _ENTRY, entry)
+        if (fresh / _FILES).is_dir():
+            shutil.copytree(fresh / _FILES, place / _FILES, dirs_exist_ok=True)
+        place.mkdir(exist_ok=True)
+        os.replace(fresh / _ENTRY, place / _ENTRY)
+        _sync(place)
+
+    def _read(self, name: str) -> Entry | None:
+        path = self.folder / name / _ENTRY
+        try:
+            return Entry.from_json(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+            self._set_aside(name, error)
+            return None
+
+    def _set_aside(self, name: str, error: Exception) -> None:
+        aside = self.folder / _CORRUPT / f"{name}-{uuid.uuid4().hex[:8]}"
+        try:
+            aside.parent.mkdir(exist_ok=True)
+            os.replace(self.folder / name, aside)
+        except OSError as failed:
+            self._notify(f"cannot read nor move the record {self.folder / name}: {failed}")
+            return
+        self._notify(
+            f"a record in the spool cannot be read ({type(error).__name__}: {error}); "
+            f"moved to {aside}, the others are not affected"
+        )
+
+    @contextlib.contextmanager
+    def _locked(self, timeout_s: float) -> Iterator[None]:
+        from filelock import FileLock, Timeout
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder / _LOCK)
+        try:
+            lock.acquire(timeout=timeout_s)
+        except Timeout:
+            raise _BusyError(f"another process has held it for {timeout_s:.0f} s") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+class _BusyError(TimeoutError):
+    pass
+
+
+def _keep_file(path: Path, content: bytes | Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, Path):
+        shutil.copyfile(content, path)
+    else:
+        path.write_bytes(content)
+    _sync(path)
+
+
+def _write(path: Path, entry: Entry) -> None:
+    part = path.with_suffix(".part")
+    # ASCII: lone surrogates of a broken text survive as escapes instead of ending the write.
+    part.write_text(json.dumps(entry.to_json(), ensure_ascii=True), encoding="ascii")
+    _sync(part)
+    os.replace(part, path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or folder to disk, where the system can."""
+    if path.is_dir() and os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() or os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

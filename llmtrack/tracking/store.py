@@ -1,0 +1,276 @@
+"""Find, initialise and open the tracking store, with waits that are bounded."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from llmtrack.errors import TrackingError, UsageError
+from llmtrack.scenario import digest
+from llmtrack.tracking.limits import redact
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+DEFAULT_EXPERIMENT = "llmtrack"
+DEFAULT_DATABASE = "mlflow.db"
+
+# MLflow's own defaults block one call for about four minutes when the server is down.
+_HTTP_DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+_CONNECT_TIMEOUT_S = 5.0
+_INITIALISE_TIMEOUT_S = 120.0
+_SQLITE = "sqlite:///"
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+_BARE_SCHEMES = ("databricks", "databricks-uc")
+_PERMANENT_CODES = frozenset(
+    {
+        "BAD_REQUEST",
+        "ENDPOINT_NOT_FOUND",
+        "INVALID_PARAMETER_VALUE",
+        "INVALID_STATE",
+        "PERMISSION_DENIED",
+        "RESOURCE_ALREADY_EXISTS",
+        "RESOURCE_DOES_NOT_EXIST",
+        "UNAUTHENTICATED",
+    }
+)
+
+
+class UnreachableError(TrackingError):
+    """The store does not answer now; later it may."""
+
+
+def resolve_tracking_uri(uri: str | None = None) -> str:
+    """Return the tracking URI to use: the argument, else MLFLOW_TRACKING_URI, else ./mlflow.db.
+
+    The path of a sqlite database (`sqlite:///relative.db`, or just a file's name) becomes absolute, so that
+    it means the same database in every working directory.
+
+    Raises:
+        UsageError: the URI names MLflow's old file store, which MLflow itself refuses.
+    """
+    asked = uri or os.environ.get("MLFLOW_TRACKING_URI") or _SQLITE + DEFAULT_DATABASE
+    scheme = asked.partition(":")[0].lower() if ":" in asked else ""
+    if scheme == "sqlite":
+        return _absolute_sqlite(asked)
+    path = Path(unquote(urlsplit(asked).path) if scheme == "file" else asked).expanduser()
+    if scheme in ("", "file") and asked not in _BARE_SCHEMES:
+        if path.is_dir() or path.suffix not in (".db", ".sqlite", ".sqlite3"):
+            raise UsageError(
+                f"tracking URI {redact(asked)!r} is a folder: MLflow no longer writes its old file store; "
+                "use sqlite:///mlflow.db or a server's http:// address"
+            )
+        return _SQLITE + str(path.absolute())
+    return asked
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """Return the file of a resolved sqlite URI, or None for any other store or an in-memory database."""
+    if not uri.startswith(_SQLITE):
+        return None
+    return Path(uri.removeprefix(_SQLITE).partition("?")[0])
+
+
+def connect(uri: str) -> MlflowClient:
+    """Return a client of an initialised store, with bounded waits unless the user has set others.
+
+    Raises:
+        TrackingError: the database cannot be opened, or its driver is missing.
+    """
+    for name, value in _HTTP_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    initialise(uri)
+    return _client(uri)
+
+
+def open_store(uri: str) -> MlflowClient:
+    """Return a client of a store that was just seen to answer; takes seconds, not minutes, if it does not.
+
+    Raises:
+        UnreachableError: nothing answers.
+        TrackingError: the store refuses: wrong credentials, no such folder, a missing driver.
+    """
+    check_reachable(uri)
+    client = connect(uri)
+    if _is_database(uri):
+        return client  # Initialising has just read from it.
+    try:
+        client.search_experiments(max_results=1)
+    except Exception as error:
+        kind = TrackingError if is_permanent(error) else UnreachableError
+        raise kind(f"{redact(uri)} does not answer as an MLflow server: {one_line(error)}") from error
+    return client
+
+
+def open_existing(uri: str) -> MlflowClient:
+    """Return a client to read from; unlike `open_store` it makes no empty database where there is none.
+
+    Raises:
+        UnreachableError: nothing answers.
+        TrackingError: there is no such database, or the store refuses.
+    """
+    path = sqlite_path(uri)
+    if path is not None and not path.is_file():
+        raise TrackingError(
+            f"there is no tracking database {path}: run an experiment first, or name the store "
+            "(MLFLOW_TRACKING_URI or tracking_uri)"
+        )
+    return open_store(uri)
+
+
+def initialise(uri: str) -> None:
+    """Create the tables of a new database under a lock, since several processes at once would crash.
+
+    Does nothing for a server.
+
+    Raises:
+        TrackingError: the database cannot be opened, or its driver is missing.
+    """
+    if not _is_database(uri):
+        return
+    from filelock import FileLock, Timeout
+
+    path = sqlite_path(uri)
+    if path is not None and not path.parent.is_dir():
+        raise TrackingError(f"cannot open {path}: its folder does not exist; create it or use another path")
+    # The lock is not put beside the database: that folder may be shared, or read-only.
+    user = getattr(os, "getuid", int)()
+    lock = FileLock(Path(tempfile.gettempdir()) / f"llmtrack-store-{user}-{digest(uri)}.lock")
+    try:
+        with lock.acquire(timeout=_INITIALISE_TIMEOUT_S):
+            _client(uri).search_experiments(max_results=1)
+    except Timeout:
+        raise TrackingError(
+            f"{redact(uri)} is being initialised by another process for {_INITIALISE_TIMEOUT_S:.0f} s: "
+            "try again later"
+        ) from None
+    except Exception as error:
+        raise TrackingError(f"cannot open {redact(uri)}: {one_line(error)}") from error
+
+
+def check_reachable(uri: str) -> None:
+    """Fail within seconds where a server's port does not answer; a silent host would block far longer.
+
+    Raises:
+        UnreachableError: nothing answers.
+    """
+    parts = urlsplit(uri)
+    host = parts.hostname
+    if parts.scheme not in ("http", "https") or not host:
+        return
+    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+        return  # The proxy resolves and connects; nothing can be said from here.
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise UnreachableError(f"no answer from {redact(uri)} ({one_line(error)})") from error
+
+
+def ensure_experiment(client: MlflowClient, name: str) -> str:
+    """Return the id of the MLflow experiment of that name, created if need be.
+
+    A new experiment of a sqlite database keeps its artifacts in `mlartifacts` beside the database; MLflow's
+    default would be the working directory of whichever process came first.
+
+    Raises:
+        TrackingError: an experiment of that name was deleted.
+        mlflow.MlflowException: the store failed.
+    """
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        try:
+            return client.create_experiment(name, artifact_location=_artifact_location(client, name))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+            found = client.get_experiment_by_name(name)  # Another process was faster.
+    if found is None or found.lifecycle_stage == "deleted":
+        number = found.experiment_id if found else "ID"
+        raise TrackingError(
+            f"experiment {name!r} was deleted in MLflow: restore it with "
+            f"`mlflow experiments restore --experiment-id {number}` or use another name"
+        )
+    return found.experiment_id
+
+
+def default_experiment(client: MlflowClient) -> str:
+    """Return the name of the MLflow experiment to write to: by MLflow's own variables, else `llmtrack`.
+
+    Raises:
+        mlflow.MlflowException: the store failed, or has no experiment of the id in MLFLOW_EXPERIMENT_ID.
+    """
+    name, number = os.environ.get("MLFLOW_EXPERIMENT_NAME"), os.environ.get("MLFLOW_EXPERIMENT_ID")
+    if not name and number:
+        return client.get_experiment(number).name
+    return name or DEFAULT_EXPERIMENT
+
+
+def experiment_of_run(client: MlflowClient, run_id: str) -> tuple[str, str]:
+    """Return id and name of the MLflow experiment that a run belongs to.
+
+    Raises:
+        TrackingError: there is no such run.
+        mlflow.MlflowException: the store failed.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        number = client.get_run(run_id).info.experiment_id
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        raise TrackingError(
+            f"MLFLOW_RUN_ID={run_id} is not in {redact(client.tracking_uri)}: unset it, or set "
+            "MLFLOW_TRACKING_URI to the store of that run (absolute, if it is a sqlite file)"
+        ) from error
+    return number, client.get_experiment(number).name
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Return whether trying the same call again later cannot help."""
+    return getattr(error, "error_code", None) in _PERMANENT_CODES
+
+
+def unreadable(client: MlflowClient, error: BaseException) -> TrackingError:
+    """Return the error that says that a store cannot be read, and why."""
+    return TrackingError(f"cannot read from {redact(client.tracking_uri)}: {one_line(error)}")
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error as one short line without credentials."""
+    text = redact(" ".join(str(error).split())) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def _is_database(uri: str) -> bool:
+    return urlsplit(uri).scheme.partition("+")[0] in _DATABASES
+
+
+def _client(uri: str) -> MlflowClient:
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=uri)
+
+
+def _absolute_sqlite(uri: str) -> str:
+    path, mark, options = uri.partition(":///")[2].partition("?")
+    if not path or path == ":memory:":
+        raise UsageError(f"tracking URI {uri!r} is a database in memory: nothing would be kept; name a file")
+    return _SQLITE + str(Path(path).expanduser().absolute()) + mark + options
+
+
+def _artifact_location(client: MlflowClient, name: str) -> str | None:
+    path = sqlite_path(client.tracking_uri)
+    if path is None:
+        return None
+    slug = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:60]
+    return str(path.parent / "mlartifacts" / f"{slug}-{digest([path.name, name])[:8]}")

@@ -1,0 +1,355 @@
+"""Write studies and their scenarios to MLflow, each record kept in the spool until it is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import secrets as random_source
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmtrack.errors import TrackingError
+from llmtrack.scenario import Outcome, Scalar, Scenario
+from llmtrack.tracking import schema, store, sync
+from llmtrack.tracking.environment import environment_tags
+from llmtrack.tracking.limits import fit_key, redact, secrets_of
+from llmtrack.tracking.push import now_ms, redacted, safe_path
+from llmtrack.tracking.records import (
+    FAILED,
+    FINISHED,
+    KILLED,
+    RUNNING,
+    RunRecord,
+    StudyContext,
+    same_as_record,
+    scenario_record,
+)
+from llmtrack.tracking.spool import Entry, Notify, Spool, Target, to_stderr
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+STATUS_OF_OUTCOME = {"finished": FINISHED, "failed": FAILED, "killed": KILLED}
+
+_LOCK_WAIT_S = 15.0
+_FINAL_LOCK_WAIT_S = 60.0
+_FIRST_RETRY_S = 30.0
+_TEXT_SUFFIXES = frozenset({".csv", ".html", ".json", ".log", ".md", ".svg", ".txt", ".yaml", ".yml"})
+# The names that MLflow makes up, such as nosy-bear-123.
+_MADE_UP_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
+
+
+@dataclass(frozen=True)
+class Study:
+    """One execution of an experiment, being tracked.
+
+    Attributes:
+        study_id: such as `prompt_length-20261128-014301-3f2a`.
+        name: name of its run.
+        experiment: name of the llmtrack experiment.
+        run_id: its MLflow run, or None while the store cannot be reached.
+        experiment_id: the MLflow experiment, or None while the store cannot be reached.
+        context: what all its runs have in common.
+        record: what is written of its own run so far.
+    """
+
+    study_id: str
+    name: str
+    experiment: str
+    run_id: str | None
+    experiment_id: str | None
+    context: StudyContext
+    record: RunRecord
+
+
+class Tracker:
+    """Writes to one MLflow experiment of one store; open it with `Tracker.open`.
+
+    Uses run ids only, no active run of MLflow's, so that any thread may use it.
+
+    Attributes:
+        tracking_uri: the store, resolved; it may hold credentials.
+        experiment: name of the MLflow experiment.
+        experiment_id: its id, or None while the store cannot be reached.
+        offline: whether the store could not be reached; records stay in the spool meanwhile.
+        spool: where records are kept until they are in MLflow.
+    """
+
+    def __init__(self, tracking_uri: str, experiment: str, spool: Spool, notify: Notify) -> None:
+        self.tracking_uri = tracking_uri
+        self.experiment = experiment
+        self.experiment_id: str | None = None
+        self.offline = False
+        self.spool = spool
+        self._notify = notify
+        self._client: MlflowClient | None = None
+        self._secrets = secrets_of(os.environ)
+        self._joinable: str | None = None
+        self._retry_at = 0.0
+        self._retry_wait_s = _FIRST_RETRY_S
+
+    @classmethod
+    def open(
+        cls,
+        tracking_uri: str | None = None,
+        experiment: str | None = None,
+        spool: Path | None = None,
+        notify: Notify = to_stderr,
+    ) -> Tracker:
+        """Open the store and the MLflow experiment to write to.
+
+        Under `mlflow run` (MLFLOW_RUN_ID is set) the first study joins that run, and the experiment is the
+        run's. Otherwise it is the argument, else MLFLOW_EXPERIMENT_NAME or MLFLOW_EXPERIMENT_ID, else
+        `llmtrack`. If a server does not answer, the tracker is offline: records stay in the spool.
+
+        Args:
+            tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+            experiment: name of the MLflow experiment.
+            spool: folder of the spool; see `llmtrack.tracking.spool.Spool`.
+            notify: is given messages for the user, one line each.
+
+        Raises:
+            UsageError: the tracking URI is not accepted.
+            TrackingError: the store refuses: no such database folder, no permission, a deleted experiment.
+        """
+        uri = store.resolve_tracking_uri(tracking_uri)
+        tracker = cls(uri, experiment or "", Spool(spool, notify), notify)
+        tracker._joinable = os.environ.get("MLFLOW_RUN_ID") or None
+        try:
+            tracker._connect()
+        except store.UnreachableError as error:
+            tracker._go_offline(error)
+        return tracker
+
+    def start_study(
+        self,
+        experiment: str,
+        question: str,
+        settings: Mapping[str, Scalar],
+        environment: Mapping[str, str],
+        suite_id: str | None = None,
+    ) -> Study:
+        """Open the run of a study, in state RUNNING.
+
+        Args:
+            experiment: name of the llmtrack experiment.
+            question: what it asks.
+            settings: its settings as resolved; tracked as params `cfg.NAME`.
+            environment: facts of `llmtrack.tracking.environment.environment`.
+            suite_id: id of the suite it is part of.
+
+        Raises:
+            TrackingError: the spool cannot be written, or the store refuses.
+        """
+        study_id = new_study_id(experiment)
+        context = StudyContext(study_id, experiment, suite_id, environment_tags(environment))
+        record = RunRecord(
+            record_id=study_id,
+            run_name=study_id,
+            status=RUNNING,
+            start_ms=now_ms(),
+            end_ms=0,
+            params={schema.SETTING_PREFIX + key: value for key, value in settings.items()},
+            tags={
+                **context.tags,
+                "llmtrack.kind": "study",
+                "llmtrack.experiment": experiment,
+                "llmtrack.study_id": study_id,
+                **({"llmtrack.suite_id": suite_id} if suite_id else {}),
+                "llmtrack.question": question,
+            },
+        )
+        joined, self._joinable = self._joinable, None
+        if joined is not None:
+            # As MLflow's own start_run does: the next one that looks must not join the same run.
+            os.environ.pop("MLFLOW_RUN_ID", None)
+            record = self._joining(record, joined)
+        run_id = self._write(record, run_id=joined)
+        return Study(
+            study_id=study_id,
+            name=study_id,
+            experiment=experiment,
+            run_id=run_id or joined,
+            experiment_id=self.experiment_id,
+            context=context,
+            record=record,
+        )
+
+    def log(self, study: Study, outcome: Outcome) -> str | None:
+        """Write the run of a measured, or failed, scenario; return its id, or None if it stays in the spool.
+
+        Raises:
+            TrackingError: the spool cannot be written.
+        """
+        return self._write(scenario_record(outcome, study.context))
+
+    def log_same_as(
+        self, study: Study, scenario: Scenario, facts: Mapping[str, Scalar], same_as: str, note: str
+    ) -> str | None:
+        """Write the run of a scenario that is not measured because another's measurement holds for it.
+
+        Args:
+            study: the study of both.
+            scenario: what was asked.
+            facts: what would have been used, such as the dtype's label.
+            same_as: name of the scenario that was measured.
+            note: why both are the same, in one line.
+
+        Raises:
+            TrackingError: the spool cannot be written.
+        """
+        return self._write(same_as_record(scenario, facts, same_as, note, study.context, time.time()))
+
+    def finish_study(
+        self,
+        study: Study,
+        outcome: str,
+        note: str = "",
+        files: Mapping[str, Path] | None = None,
+        metrics: Mapping[str, float] | None = None,
+        reason: str = "",
+    ) -> str | None:
+        """Write a study's results and end its run; return its id, or None if it stays in the spool.
+
+        Args:
+            study: the study.
+            outcome: `finished`, `failed` or `killed`.
+            note: Markdown that MLflow shows on the run's page.
+            files: artifact path to the file to upload.
+            metrics: values of the study as a whole.
+            reason: why it failed or was killed, in one line.
+
+        Raises:
+            KeyError: the outcome is none of the three.
+            TrackingError: the spool cannot be written.
+        """
+        tags = {**study.record.tags, "llmtrack.outcome": outcome}
+        if note:
+            tags["mlflow.note.content"] = note
+        if reason:
+            tags["llmtrack.reason"] = reason
+        record = dataclasses.replace(
+            study.record,
+            status=STATUS_OF_OUTCOME[outcome],
+            end_ms=now_ms(),
+            tags=tags,
+            metrics=dict(metrics or {}),
+        )
+        kept = {safe_path(name): self._content(path) for name, path in (files or {}).items()}
+        return self._write(record, run_id=study.run_id, files=kept, known=True, last=True)
+
+    def sync(self) -> sync.SyncResult:
+        """Send everything in the spool that belongs to this store; see `llmtrack.tracking.sync.sync`."""
+        result = sync.push_all(self.spool, self.tracking_uri, self._notify, only_own=True)
+        if result.sent and not result.left:
+            self.offline = False
+        return result
+
+    def _connect(self) -> None:
+        client = store.open_store(self.tracking_uri)
+        if self._joinable is not None:
+            self.experiment_id, self.experiment = store.experiment_of_run(client, self._joinable)
+        else:
+            self.experiment = self.experiment or store.default_experiment(client)
+            self.experiment_id = store.ensure_experiment(client, self.experiment)
+        self._client = client
+
+    def _joining(self, record: RunRecord, run_id: str) -> RunRecord:
+        """Adapt a study's record to a run that has values already, which MLflow would not let us change."""
+        if self._client is None:
+            return record
+        run = self._client.get_run(run_id)
+        params, tags = dict(record.params), dict(record.tags)
+        for key, value in record.params.items():
+            present = run.data.params.get(fit_key(key))
+            if present is not None and present != str(value):
+                del params[key]
+                tags[f"llmtrack.{key}"] = str(value)
+        name = run.info.run_name or ""
+        name = record.run_name if not name or _MADE_UP_NAME.fullmatch(name) else name
+        return dataclasses.replace(
+            record,
+            start_ms=run.info.start_time,
+            run_name=name,
+            params=params,
+            tags={**tags, "mlflow.runName": name},
+        )
+
+    def _write(
+        self,
+        record: RunRecord,
+        run_id: str | None = None,
+        files: Mapping[str, bytes | Path] | None = None,
+        known: bool = False,
+        last: bool = False,
+    ) -> str | None:
+        target = Target(redact(self.tracking_uri), self.experiment, self.experiment_id or "")
+        entry = Entry(redacted(record, self._secrets), target, run_id=run_id, attempted=known)
+        entry = self.spool.put(entry, files)
+        if not self._may_try(last):
+            return None
+        wait_s = _FINAL_LOCK_WAIT_S if last else _LOCK_WAIT_S
+        try:
+            if self._client is None:
+                self._connect()
+            assert self._client is not None
+            pushed = sync.push_entry(
+                self.spool, entry.name, self._client, self.experiment_id or "", wait_s, same_store=True
+            )
+        except Exception as error:
+            self._keep(error)
+            return None
+        self._back_online()
+        return pushed
+
+    def _may_try(self, last: bool) -> bool:
+        return not self.offline or last or time.monotonic() >= self._retry_at
+
+    def _keep(self, error: Exception) -> None:
+        if isinstance(error, store.UnreachableError) or not store.is_permanent(error):
+            self._go_offline(error)
+            return
+        self._notify(
+            f"MLflow refused a record ({store.one_line(error)}); it is kept in {self.spool.folder}, "
+            "`llmtrack sync` tries again"
+        )
+
+    def _go_offline(self, error: Exception) -> None:
+        if self.offline:
+            self._retry_wait_s *= 2
+        else:
+            self.offline = True
+            self._retry_wait_s = _FIRST_RETRY_S
+            self._notify(
+                f"tracking store {redact(self.tracking_uri)} cannot be reached ({store.one_line(error)}); "
+                f"measurements are kept in {self.spool.folder}, `llmtrack sync` sends them later"
+            )
+        self._retry_at = time.monotonic() + self._retry_wait_s
+
+    def _back_online(self) -> None:
+        if self.offline:
+            self.offline = False
+            self._notify(f"tracking store {redact(self.tracking_uri)} answers again")
+            self.sync()
+
+    def _content(self, path: Path) -> bytes | Path:
+        """Return a text file's content without credentials; other files are copied as they are."""
+        if path.suffix.lower() not in _TEXT_SUFFIXES:
+            return path
+        try:
+            return redact(path.read_text(encoding="utf-8"), self._secrets).encode()
+        except UnicodeDecodeError:
+            return path
+        except OSError as error:
+            raise TrackingError(f"cannot read the file {path} of a study: {error.strerror}") from error
+
+
+def new_study_id(experiment: str) -> str:
+    """Return an id that names the experiment and sorts by time: `prompt_length-20261128-014301-3f2a`."""
+    stamp = datetime.now(timezone.utc).strftime("%Y%m%d-%H%M%S")
+    return f"{experiment}-{stamp}-{random_source.token_hex(2)}"
