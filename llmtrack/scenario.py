@@ -95,6 +95,7 @@ class PerplexityTask:
         max_length: tokens of a document that are scored at most; the rest is cut, counted and reported.
         batch_size: documents per batch; does not change the result.
         padding_side: `right` or `left`; does not change the result.
+        verbose: print a line per batch.
     """
 
     corpus: str = "builtin"
@@ -102,6 +103,7 @@ class PerplexityTask:
     max_length: int = 512
     batch_size: int = 4
     padding_side: str = "right"
+    verbose: bool = False
 
 
 Task = Union[GenerateTask, PerplexityTask]  # noqa: UP007 - as above
@@ -238,6 +240,19 @@ def _converter() -> cattrs.Converter:
     for union in (Task, Outcome):
         configure_tagged_union(union, converter, tag_name="kind_of")
     return converter
+
+
+def workload_id(task: Task, corpus_digest: str = "") -> str:
+    """Digest of the work itself: prompts and lengths, or the corpus and how it is cut.
+
+    Settings that change how the work is done and not what it is (cache, padding, batch size of scoring)
+    are left out: scenarios of one workload may be compared.
+    """
+    if isinstance(task, GenerateTask):
+        work: list[Any] = [task.prompts, task.prompt_tokens, task.max_new_tokens, task.ignore_eos]
+    else:
+        work = [corpus_digest, task.protocol, task.max_length]
+    return digest([type(task).__name__, *work])
 
 
 def digest(value: Any) -> str:

@@ -87,7 +87,7 @@ class Engine(Protocol):
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, without any special token that the text does not spell out."""
+        """Return the token ids of a text as the model expects them: with a BOS where its tokenizer adds one."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

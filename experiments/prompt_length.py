@@ -1,0 +1,99 @@
+"""What does a longer prompt cost?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from experiments.prompts import BASE_TEXT
+from llmtrack.experiment import Experiment, SeriesOf
+from llmtrack.report import reading as say
+from llmtrack.report.plots import line_plot, measured
+from llmtrack.run.main import run_experiment
+from llmtrack.run.settings import CommaList, Settings, shared_options
+from llmtrack.scenario import GenerateTask, Scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+LENGTHS = (16, 64, 256)
+
+
+def build(settings: Settings, lengths: tuple[int, ...] = LENGTHS) -> Experiment:
+    """Return the experiment: one text repeated to each length in tokens, all else equal."""
+    scenarios = tuple(
+        Scenario(
+            f"prompt_{length}",
+            settings.variant(),
+            GenerateTask((BASE_TEXT,), prompt_tokens=length, max_new_tokens=settings.max_new_tokens),
+            settings.repeat(),
+            baseline=length == lengths[0],
+        )
+        for length in lengths
+    )
+    return Experiment(
+        name="prompt_length",
+        question="What does a longer prompt cost?",
+        scenarios=scenarios,
+        plots=plots,
+        reading=reading,
+        settings=settings.tracked(lengths=",".join(map(str, lengths))),
+    )
+
+
+def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+    """Draw latency and throughput against the prompt's length."""
+    kept = {"x": "prompt_tokens_total", "x_label": "prompt tokens", "log_x": True}
+    return {
+        "latency": line_plot(runs, y="total_latency_s", title="Latency of the whole call", y_label="s", **kept),
+        "tokens_per_sec": line_plot(
+            runs, y="tokens_per_sec", title="New tokens per second, prefill included", y_label="tokens/s", **kept
+        ),
+    }
+
+
+def reading(runs: pd.DataFrame) -> list[str]:
+    """Say how latency, the first token and decoding change from the shortest prompt to the longest."""
+    done = measured(runs, "total_latency_s").sort_values("prompt_tokens_total")
+    if len(done) < 2:
+        return ["Fewer than two lengths were measured: there is nothing to compare.", *say.doubts(runs)]
+    short, long = done.iloc[0], done.iloc[-1]
+    lines = [
+        f"From {short['prompt_tokens_total']} to {long['prompt_tokens_total']} prompt tokens the call takes "
+        f"{say.change(short, long, 'total_latency_s')} ({short['total_latency_s']:.2f} s to {long['total_latency_s']:.2f} s)."
+    ]
+    more = int(long["prompt_tokens_total"] - short["prompt_tokens_total"])
+    extra = long["time_to_first_token_ms"] - short["time_to_first_token_ms"]
+    lines.append(f"Each further prompt token costs {extra / more:.2f} ms of the time to the first token.")
+    if say.has(short, "inter_token_latency_ms") and say.has(long, "inter_token_latency_ms"):
+        lines.append(
+            f"Decoding behind the longer prompt takes {say.change(short, long, 'inter_token_latency_ms')} per token "
+            f"({short['inter_token_latency_ms']:.1f} ms to {long['inter_token_latency_ms']:.1f} ms)."
+        )
+    share = long["time_to_first_token_ms"] / 1000 / long["total_latency_s"]
+    lines.append(
+        f"At {long['prompt_tokens_total']} prompt tokens the prefill is {share:.0%} of the call; "
+        f"a longer answer would make that share smaller."
+    )
+    return lines + say.doubts(runs)
+
+
+@click.command(help=__doc__)
+@shared_options
+@click.option(
+    "--lengths",
+    type=CommaList(click.IntRange(min=1)),
+    default=",".join(map(str, LENGTHS)),
+    show_default=True,
+    help="Prompt lengths in tokens.",
+)
+def main(lengths: tuple[int, ...], **shared: Any) -> None:
+    """Run the experiment from the command line."""
+    settings = Settings(**shared)
+    run_experiment(build(settings, lengths), settings)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""The PyTorch engine: eager `generate` and chunked scoring of a transformers model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.generation.streamers import BaseStreamer
+
+from llmtrack.devices import resolve_device, resolve_dtype
+from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest
+from llmtrack.engines.padding import pad_rows
+from llmtrack.engines.scoring import predicted, sum_nll
+from llmtrack.errors import UsageError
+from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
+from llmtrack.models.load import load_model
+from llmtrack.scenario import Scalar, Variant
+
+
+def load(variant: Variant) -> TorchEngine:
+    """Load the model of a variant with PyTorch.
+
+    Raises:
+        UsageError: the device or dtype is not there, or a quantization is asked for.
+        ModelLoadError: no candidate could be loaded.
+    """
+    if variant.quantization != "none":
+        raise UsageError(f"the torch backend has no quantization {variant.quantization!r}: use quantization=none")
+    device = resolve_device(variant.device)
+    dtype, label = resolve_dtype(variant.dtype, device)
+    loaded = load_model(variant.model, device=device, dtype=dtype, revision=variant.revision)
+    facts: dict[str, Scalar] = dict(loaded.facts)
+    if loaded.revision:
+        facts["revision"] = loaded.revision
+    return TorchEngine(
+        loaded.model,
+        loaded.tokenizer,
+        model_id=loaded.model_id,
+        dtype_label=label,
+        facts=facts,
+        tags={"weights_digest": loaded.weights_digest},
+        warnings=loaded.warnings,
+    )
+
+
+class TorchEngine:
+    """A transformers model and its tokenizer as an engine.
+
+    Args:
+        model: a causal language model, on its device, in `eval()`.
+        tokenizer: its tokenizer.
+        model_id: what to call it in tracked runs.
+        dtype_label: label of the dtype as `resolve_dtype` gave it; used where it agrees with the loaded
+            parameters, which have the last word.
+        facts: params to track.
+        tags: provenance to track.
+        warnings: findings in words.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        model_id: str | None = None,
+        dtype_label: str = "",
+        facts: dict[str, Scalar] | None = None,
+        tags: dict[str, str] | None = None,
+        warnings: tuple[str, ...] = (),
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._device = next(model.parameters()).device
+        self._pad_id = _pad_id(tokenizer)
+        self._eos_ids = frozenset(_eos_ids(model, tokenizer))
+        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self._head: torch.nn.Module | None = None
+        self._head_checked = False
+        peak_is_resettable = self._device.type == "cuda" or reset_peak_rss()
+        if not peak_is_resettable:
+            warnings += ("peak memory is that of the whole process: this system cannot reset it",)
+        dtype_name = parameter_dtype(model)
+        self._info = EngineInfo(
+            model_id=model_id or getattr(model.config, "_name_or_path", "") or type(model).__name__,
+            device=str(self._device),
+            dtype_label=dtype_label if dtype_label.startswith(dtype_name) else dtype_name,
+            model_size_bytes=_unique_bytes(model),
+            step_weight_bytes=_step_weight_bytes(model),
+            kv_bytes_per_token=_kv_bytes_per_token(model),
+            context_length=getattr(model.config.get_text_config(), "max_position_embeddings", None),
+            vocab_size=int(model.config.get_text_config().vocab_size),
+            facts=facts or {},
+            tags=tags or {},
+            warnings=warnings + _emulation_warning(dtype_name, self._device),
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about what is loaded."""
+        return self._info
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text as the model expects them: with a BOS where its tokenizer adds one."""
+        ids = list(self.tokenizer(text, add_special_tokens=True)["input_ids"])
+        while ids and ids[-1] in self._eos_ids and not text.endswith(self.tokenizer.decode([ids[-1]])):
+            ids.pop()
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens left out."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    @torch.inference_mode()
+    def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
+        """Generate greedily through `model.generate`, calling `on_step` for each step."""
+        input_ids, attention_mask = pad_rows(request.prompt_ids, self._pad_id, request.padding_side)
+        config = GenerationConfig(
+            max_new_tokens=request.max_new_tokens,
+            min_new_tokens=request.max_new_tokens if request.ignore_eos else None,
+            do_sample=False,
+            num_beams=1,
+            use_cache=request.use_cache,
+            eos_token_id=sorted(self._eos_ids) or None,
+            pad_token_id=self._pad_id,
+        )
+        output = self.model.generate(
+            input_ids=input_ids.to(self._device),
+            attention_mask=attention_mask.to(self._device),
+            generation_config=config,
+            streamer=_StepStreamer(on_step),
+        )
+        eos_ids = frozenset() if request.ignore_eos else self._eos_ids
+        return Generated(tuple(_until_eos(row, eos_ids) for row in output[:, input_ids.shape[1] :].tolist()))
+
+    @torch.inference_mode()
+    def score(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Score next-token prediction over padded rows; see `Engine.score`."""
+        input_ids, attention_mask = input_ids.to(self._device), attention_mask.to(self._device)
+        valid = predicted(attention_mask)
+        hidden, head = self._hidden_states(input_ids, attention_mask)
+        sums = sum_nll(hidden[:, :-1], input_ids[:, 1:], valid, head, self._info.vocab_size)
+        return sums.cpu(), valid.sum(dim=1).cpu()
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished all work given to it."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def reset_peak_memory(self) -> None:
+        """Begin a new peak-memory reading."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            reset_peak_rss()
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the peak since the last reset: of the CUDA allocator, or of the resident set on CPU."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return peak_rss_bytes()
+
+    def close(self) -> None:
+        """Free the model."""
+        del self.model, self._head
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _hidden_states(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        """Return the last hidden states and the head that turns them into logits.
+
+        A batch's logits are large (vocabulary times tokens), so the head is applied to a chunk of tokens at
+        a time. Models that do more to the logits than one linear layer (soft-capping, scaling) are found by
+        comparing on a short input; their logits are computed whole, and the head is the identity.
+        """
+        if not self._head_checked:
+            self._head = self._plain_head(input_ids, attention_mask)
+            self._head_checked = True
+        if self._head is None:
+            return self._forward(self.model, input_ids, attention_mask).logits, lambda logits: logits
+        return self._forward(self.model.base_model, input_ids, attention_mask)[0], self._head
+
+    def _plain_head(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.nn.Module | None:
+        head = self.model.get_output_embeddings()
+        if head is None or self.model.base_model is self.model:
+            return None
+        probe = input_ids[:1, attention_mask[0].bool()][:, :8]
+        ones = torch.ones_like(probe)
+        logits = self._forward(self.model, probe, ones).logits
+        candidate = head(self._forward(self.model.base_model, probe, ones)[0])
+        same = candidate.shape == logits.shape and torch.allclose(candidate, logits, rtol=1e-3, atol=1e-3)
+        return head if same else None
+
+    def _forward(self, module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
+        if self._takes_positions:
+            inputs["position_ids"] = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+        return module(**inputs)
+
+
+def parameter_dtype(model: torch.nn.Module) -> str:
+    """Return the name of the dtype that most bytes of the loaded parameters have."""
+    sizes: dict[str, int] = {}
+    for parameter in model.parameters():
+        name = str(parameter.dtype).removeprefix("torch.")
+        sizes[name] = sizes.get(name, 0) + parameter.numel() * parameter.element_size()
+    return max(sizes, key=lambda name: sizes[name])
+
+
+class _StepStreamer(BaseStreamer):
+    """Calls back once for each decode step.
+
+    `generate` hands its streamer the prompt first, and then each step's tokens once they have been copied
+    to the host: the moment from which a token can be used.
+    """
+
+    def __init__(self, on_step: Callable[[], None]) -> None:
+        self._on_step = on_step
+        self._prompt_seen = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if self._prompt_seen:
+            self._on_step()
+        self._prompt_seen = True
+
+    def end(self) -> None:
+        pass
+
+
+def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token_id is not None:
+            return int(token_id)
+    return 0
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterable[int]:
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    if configured is None:
+        configured = tokenizer.eos_token_id
+    if configured is None:
+        return ()
+    return configured if isinstance(configured, list) else (configured,)
+
+
+def _until_eos(row: Sequence[int], eos_ids: frozenset[int]) -> tuple[int, ...]:
+    for index, token_id in enumerate(row):
+        if token_id in eos_ids:
+            return tuple(row[: index + 1])
+    return tuple(row)
+
+
+def _unique_bytes(model: torch.nn.Module) -> int:
+    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _step_weight_bytes(model: PreTrainedModel) -> int:
+    """Bytes of the parameters that a decode step reads: all but an embedding of which it looks up one row."""
+    total = sum(p.numel() * p.element_size() for p in {p.data_ptr(): p for p in model.parameters()}.values())
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if embedding is None or head is None or embedding.weight.data_ptr() == head.weight.data_ptr():
+        return total
+    return total - embedding.weight.numel() * embedding.weight.element_size()
+
+
+def _kv_bytes_per_token(model: PreTrainedModel) -> int:
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    element = next(model.parameters()).element_size()
+    return 2 * config.num_hidden_layers * heads * head_dim * element
+
+
+def _emulation_warning(dtype_name: str, device: torch.device) -> tuple[str, ...]:
+    if dtype_name == "bfloat16" and device.type == "cpu" and not _cpu_has_bfloat16():
+        return ("this CPU has no bfloat16 instructions: PyTorch converts on the fly, so speed is not that of bfloat16",)
+    return ()
+
+
+def _cpu_has_bfloat16() -> bool:
+    capability = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(capability and capability()) or torch.backends.cpu.get_cpu_capability() == "SVE256"

@@ -1,0 +1,122 @@
+"""An engine that follows a script on a fake clock: the known answer that the timing is tested against."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import TYPE_CHECKING
+
+from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest
+
+if TYPE_CHECKING:
+    import torch
+
+
+class FakeClock:
+    """A clock that moves only when told to; reading it returns seconds."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+@dataclass(frozen=True)
+class Script:
+    """How one generate call goes.
+
+    Attributes:
+        prefill_s: seconds from the call to its first token.
+        step_s: seconds between tokens.
+        trailing_s: seconds of device work that go on after the last token; only `synchronize` waits for them.
+        new_tokens: tokens per row where rows end early; the others get pads until the longest row is done.
+        error: raised instead of generating.
+    """
+
+    prefill_s: float
+    step_s: float
+    trailing_s: float = 0.0
+    new_tokens: tuple[int, ...] | None = None
+    error: Exception | None = None
+
+
+class ScriptedEngine:
+    """Generates nothing but time: one script per call, the last one again once they are used up.
+
+    A token of a text is one character. `generate` calls are counted in `calls`.
+    """
+
+    def __init__(self, clock: FakeClock, *scripts: Script, context_length: int | None = None) -> None:
+        self.clock = clock
+        self.calls = 0
+        self._scripts = chain(scripts, repeat(scripts[-1]))
+        self._device_busy_s = 0.0
+        self._info = EngineInfo(
+            model_id="scripted",
+            device="cpu",
+            dtype_label="float32",
+            model_size_bytes=1000,
+            step_weight_bytes=1000,
+            kv_bytes_per_token=10,
+            context_length=context_length,
+            vocab_size=128,
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about what is loaded."""
+        return self._info
+
+    def encode(self, text: str) -> list[int]:
+        """Return one id per character."""
+        return [min(ord(character), 127) for character in text]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return one character per id."""
+        return "".join(map(chr, ids))
+
+    def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
+        """Let the script's time pass, calling `on_step` for each step."""
+        self.calls += 1
+        script = next(self._scripts)
+        if script.error is not None:
+            raise script.error
+        self.synchronize()  # a device does its work in order
+        new_tokens = script.new_tokens or (request.max_new_tokens,) * len(request.prompt_ids)
+        for step in range(max(new_tokens)):
+            self.clock.advance(script.step_s if step else script.prefill_s)
+            on_step()
+        self._device_busy_s = script.trailing_s
+        return Generated(tuple(tuple(range(65, 65 + count)) for count in new_tokens))
+
+    def score(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Score every predicted token with 1 nat."""
+        from llmtrack.engines.scoring import predicted
+
+        counts = predicted(attention_mask).sum(dim=1)
+        return counts.double(), counts
+
+    def leave_device_busy(self, seconds: float) -> None:
+        """Give the device work that only `synchronize` waits for."""
+        self._device_busy_s = seconds
+
+    def synchronize(self) -> None:
+        """Let the time pass that the device still needs."""
+        self.clock.advance(self._device_busy_s)
+        self._device_busy_s = 0.0
+
+    def reset_peak_memory(self) -> None:
+        """Do nothing: the peak is always the same."""
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return 2 MiB."""
+        return 2 * 2**20
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,83 @@
+"""Plots of tracked runs: medians with their 95 % intervals as error bars."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOR = "#2563a8"
+OTHER = "#9aa5b1"
+
+
+def measured(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return the runs that finished and have a metric."""
+    if metric not in runs.columns:
+        return runs.iloc[0:0]
+    return runs[(runs["status"] == "FINISHED") & runs[metric].notna()]
+
+
+def line_plot(
+    runs: pd.DataFrame, x: str, y: str, *, title: str, x_label: str, y_label: str, log_x: bool = False
+) -> Figure:
+    """Draw a metric against a param, each point with its 95 % interval."""
+    figure, axes = _canvas(title, x_label, y_label)
+    points = measured(runs, y).sort_values(x)
+    xs = points[x].astype(float).to_numpy()
+    axes.errorbar(
+        xs, points[y].to_numpy(), yerr=_error_bars(points, y), marker="o", capsize=4, color=COLOR, linewidth=1.5
+    )
+    if log_x:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(xs, [f"{value:g}" for value in xs])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    return figure
+
+
+def bar_plot(runs: pd.DataFrame, label: str, y: str, *, title: str, y_label: str) -> Figure:
+    """Draw a bar per run, with its 95 % interval and its value; the baseline is grey."""
+    figure, axes = _canvas(title, "", y_label)
+    bars = measured(runs, y)
+    names = [str(name) for name in bars[label]]
+    colors = [OTHER if base is True else COLOR for base in bars["baseline"]]
+    drawn = axes.bar(names, bars[y].to_numpy(), yerr=_error_bars(bars, y), capsize=4, color=colors, width=0.6)
+    axes.bar_label(drawn, labels=[f"{value:.3g}" for value in bars[y]], padding=3, fontsize=9)
+    axes.margins(y=0.15)
+    if max((len(name) for name in names), default=0) > 12:
+        axes.tick_params(axis="x", labelrotation=20)
+    return figure
+
+
+def step_plot(values: Sequence[float], *, title: str, x_label: str, y_label: str) -> Figure:
+    """Draw a value per step, such as the loss of each batch."""
+    figure, axes = _canvas(title, x_label, y_label)
+    axes.plot(range(1, len(values) + 1), values, marker="o", color=COLOR, linewidth=1.5)
+    return figure
+
+
+def _canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), dpi=130, layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(axis="y", color="#e3e6ea", linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _error_bars(points: pd.DataFrame, y: str) -> list[list[float]] | None:
+    low, high = f"spread/{y}.ci_low", f"spread/{y}.ci_high"
+    if low not in points.columns or high not in points.columns:
+        return None
+    middle = points[y]
+    return [(middle - points[low]).clip(lower=0).fillna(0).tolist(), (points[high] - middle).clip(lower=0).fillna(0).tolist()]

@@ -1,0 +1,224 @@
+"""The summary table: tracked runs side by side, as text for a terminal, Markdown, CSV or a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+    from rich.table import Table as RichTable
+
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: which column of the runs it shows, under which title, how."""
+
+    key: str
+    title: str
+    render: Callable[[Any], str]
+    is_number: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table ready to be printed; `conditions` hold for every row."""
+
+    conditions: tuple[str, ...]
+    titles: tuple[str, ...]
+    numeric: tuple[bool, ...]
+    rows: tuple[tuple[str, ...], ...]
+    run_ids: tuple[str, ...]
+
+
+def _decimals(places: int) -> Callable[[Any], str]:
+    return lambda value: f"{value:,.{places}f}"
+
+
+# Shown in the table where the runs differ, above it where they are all alike.
+CONDITIONS = (
+    Column("model_id", "model", str, False),
+    Column("device", "device", str, False),
+    Column("dtype", "dtype", str, False),
+    Column("backend", "backend", str, False),
+    Column("quantization", "quantization", str, False),
+    Column("prompt_tokens", "prompt tokens", str),
+    Column("max_new_tokens", "new tokens", str),
+    Column("batch_size", "batch", str),
+    Column("use_cache", "KV cache", str, False),
+    Column("padding_side", "padding", str, False),
+)
+
+METRICS = (
+    Column("total_latency_s", "latency s", _decimals(3)),
+    Column("tokens_per_sec", "tokens/s", _decimals(2)),
+    Column("avg_latency_per_token_ms", "ms/token", _decimals(2)),
+    Column("time_to_first_token_ms", "TTFT ms", _decimals(1)),
+    Column("inter_token_latency_ms", "ITL ms", _decimals(2)),
+    Column("loss", "loss", _decimals(4)),
+    Column("perplexity", "perplexity", _decimals(3)),
+    Column("peak_memory_mib", "peak MiB", _decimals(0)),
+    Column("model_size_mib", "weights MiB", _decimals(0)),
+)
+
+
+def summary_table(runs: pd.DataFrame) -> Table:
+    """Lay out tracked runs (`llmtrack.runs`) as one table.
+
+    Conditions that all runs share go above the table and columns that no run has are left out. The last
+    column compares each run with the baseline of its study; a failed run shows its reason there.
+    """
+    shared, differing = [], []
+    for column in CONDITIONS:
+        values = {_show(column, value) for value in _values(runs, column.key)} - {DASH}
+        if len(values) == 1:
+            shared.append(f"{column.title}: {values.pop()}")
+        elif values:
+            differing.append(column)
+    several = len(set(_values(runs, "experiment"))) > 1
+    names = [Column("experiment", "experiment", str, False)] if several else []
+    names.append(Column("scenario", "scenario", str, False))
+    metrics = [each for each in METRICS if any(_show(each, value) != DASH for value in _values(runs, each.key))]
+    columns = [*names, *differing, *metrics]
+    changes = [change_from_baseline(run, runs) for _, run in runs.iterrows()]
+    rows = [
+        (*(_show(column, run.get(column.key)) for column in columns), change)
+        for (_, run), change in zip(runs.iterrows(), changes, strict=True)
+    ]
+    return Table(
+        conditions=tuple(shared),
+        titles=(*(column.title for column in columns), "against baseline"),
+        numeric=(*(column.is_number for column in columns), False),
+        rows=tuple(rows),
+        run_ids=tuple(runs["run_id"]),
+    )
+
+
+def change_from_baseline(run: pd.Series, runs: pd.DataFrame) -> str:
+    """Say how a run differs from the baseline of its study: tokens/s, and perplexity where it was scored."""
+    import pandas as pd
+
+    if run.get("outcome") == "same_as":
+        return _text(run.get("reason")) or "measured already"
+    if run["status"] != "FINISHED":
+        return f"FAILED: {_text(run.get('reason')) or 'no reason was tracked'}"
+    if run.get("baseline") is True:
+        return "baseline"
+    same_study = runs[(runs["study_id"] == run["study_id"]) & (runs["baseline"].fillna(False).astype(bool))]
+    if same_study.empty:
+        return DASH
+    base = same_study.iloc[0]
+    parts = []
+    for key, title in (("tokens_per_sec", "tokens/s"), ("perplexity", "perplexity")):
+        now, then = run.get(key), base.get(key)
+        if pd.isna(now) or pd.isna(then) or not then:
+            continue
+        noise = " (within noise)" if intervals_overlap(run, base, key) else ""
+        parts.append(f"{now / then - 1:+.1%} {title}{noise}")
+    return ", ".join(parts) or DASH
+
+
+def intervals_overlap(one: pd.Series, other: pd.Series, key: str) -> bool:
+    """Return whether the tracked 95 % intervals of a metric's medians overlap; False without intervals."""
+    import pandas as pd
+
+    ends = [run.get(f"spread/{key}.{end}") for run in (one, other) for end in ("ci_low", "ci_high")]
+    if any(end is None or pd.isna(end) for end in ends):
+        return False
+    low, high, other_low, other_high = (float(end) for end in ends if end is not None)
+    return low <= other_high and other_low <= high
+
+
+def to_rich(table: Table, title: str = "") -> RichTable:
+    """Return the table for a terminal."""
+    from rich import box
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading, numeric in zip(table.titles, table.numeric, strict=True):
+        # Numbers must never be cut: a truncated figure reads as another figure.
+        drawn.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    return drawn
+
+
+def to_markdown(table: Table, links: tuple[str, ...] = ()) -> str:
+    """Return the table as Markdown, its conditions first; the scenario links to its run where links are given."""
+    lines = [" · ".join(table.conditions), ""] if table.conditions else []
+    lines.append("| " + " | ".join(table.titles) + " |")
+    lines.append("|" + "|".join("---:" if numeric else ":---" for numeric in table.numeric) + "|")
+    linked = table.titles.index("scenario")
+    for index, row in enumerate(table.rows):
+        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
+        if links:
+            cells[linked] = f"[{cells[linked]}]({links[index]})"
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def to_csv(runs: pd.DataFrame) -> str:
+    """Return the numbers behind the table as CSV: unrounded, with the spread, one row per run."""
+    names = ["study_id", "experiment", "scenario", "run_id", "status", "outcome", "reason", "baseline"]
+    names += [column.key for column in (*CONDITIONS, *METRICS)]
+    names += sorted(name for name in runs.columns if name.startswith("spread/"))
+    kept = [name for name in dict.fromkeys(names) if name in runs.columns and runs[name].notna().any()]
+    return str(runs[kept].to_csv(index=False))
+
+
+def to_figure(table: Table, title: str) -> Figure:
+    """Return the table as a picture."""
+    from matplotlib.figure import Figure
+
+    widths = [max(len(title), *(len(row[i]) for row in table.rows)) for i, title in enumerate(table.titles)]
+    widths = [min(width, 48) + 2 for width in widths]
+    figure = Figure(figsize=(max(6.0, 0.085 * sum(widths)), 1.0 + 0.3 * (len(table.rows) + 1)), dpi=150)
+    axes = figure.subplots()
+    axes.axis("off")
+    cells = [[_shorten(cell, 48) for cell in row] for row in table.rows]
+    drawn = axes.table(
+        cellText=cells,
+        colLabels=list(table.titles),
+        colWidths=[width / sum(widths) for width in widths],
+        cellLoc="right",
+        loc="center",
+    )
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(8)
+    drawn.scale(1, 1.35)
+    for (row, column), cell in drawn.get_celld().items():
+        cell.set_edgecolor("#d0d0d0")
+        cell.set_text_props(ha="right" if table.numeric[column] else "left")
+        if row == 0:
+            cell.set_text_props(weight="bold")
+            cell.set_facecolor("#eef2f7")
+    axes.set_title("\n".join(filter(None, [title, " · ".join(table.conditions)])), fontsize=9, loc="left")
+    figure.tight_layout()
+    return figure
+
+
+def _values(runs: pd.DataFrame, key: str) -> list[Any]:
+    return list(runs[key]) if key in runs.columns else []
+
+
+def _show(column: Column, value: Any) -> str:
+    import pandas as pd
+
+    if value is None or pd.isna(value):
+        return DASH
+    return column.render(value)
+
+
+def _text(value: Any) -> str:
+    import pandas as pd
+
+    return "" if value is None or pd.isna(value) else str(value)
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

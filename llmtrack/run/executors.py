@@ -1,0 +1,164 @@
+"""Where scenarios are measured: in this process, or in a worker process per variant."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import llmtrack
+from llmtrack.engines.base import Engine
+from llmtrack.run.events import Event, Progress, event_from_json
+from llmtrack.scenario import Failure, Measurement, Scenario, Variant, to_json
+
+Emit = Callable[[Event], None]
+
+
+class Executor(Protocol):
+    """Measures groups of scenarios that share a variant."""
+
+    def machine(self) -> Mapping[str, str]:
+        """Return facts about the machine and the installation that measure (see `run.machine.describe`)."""
+        ...
+
+    def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
+        """Measure scenarios of one variant; emit a Measurement or a Failure for each as it ends."""
+        ...
+
+    def close(self) -> None:
+        """Free what is loaded."""
+        ...
+
+
+class InlineExecutor:
+    """Measures in this process: for tests, debuggers and notebooks.
+
+    Args:
+        load: turns a variant into an engine; by default through the installed backends.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[Variant], Engine] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        from llmtrack.engines.registry import load_variant
+        from llmtrack.run.measuring import EngineCache
+
+        self._engines = EngineCache(load or load_variant)
+        self._clock = clock
+
+    def machine(self) -> Mapping[str, str]:
+        """Return facts about the machine and the installation that measure."""
+        from llmtrack.run.machine import describe
+
+        return describe()
+
+    def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
+        """Measure scenarios of one variant, one after the other."""
+        from llmtrack.run.measuring import measure_group
+
+        measure_group(scenarios, self._engines, emit, self._clock)
+
+    def close(self) -> None:
+        """Free the engine."""
+        self._engines.close()
+
+
+class ProcessExecutor:
+    """Measures in a fresh worker process per variant, which ends when another variant comes.
+
+    A model that fills the memory, crashes or is killed takes only its worker along. The scenario that was
+    being measured then becomes a Failure, and the others go on in a new worker.
+    """
+
+    def __init__(self) -> None:
+        self._worker: subprocess.Popen[str] | None = None
+        self._variant: Variant | None = None
+
+    def machine(self) -> Mapping[str, str]:
+        """Return facts about the machine and the installation that measure, as a worker sees them."""
+        worker = self._start()
+        self._send({"describe": True})
+        assert worker.stdout is not None
+        line = worker.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the worker process ended with exit code {worker.wait()} before it could start")
+        return dict(json.loads(line)["machine"])
+
+    def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
+        """Measure scenarios of one variant in its worker."""
+        if self._variant not in (None, scenarios[0].variant):
+            self.close()
+        self._variant = scenarios[0].variant
+        waiting = {scenario.name: scenario for scenario in scenarios}
+        while waiting:
+            started, current = time.time(), next(iter(waiting))
+            self._start()
+            self._send({"measure": [to_json(scenario) for scenario in waiting.values()]})
+            for event in self._events():
+                if isinstance(event, Progress):
+                    current = event.scenario
+                elif isinstance(event, (Measurement, Failure)):
+                    waiting.pop(event.scenario.name)
+                emit(event)
+            if waiting and self._worker is not None:
+                reason = _death(self._worker.wait())
+                self._worker = None
+                emit(Failure(waiting.pop(current), "killed", reason, started_at=started, ended_at=time.time()))
+
+    def close(self) -> None:
+        """End the worker."""
+        worker, self._worker, self._variant = self._worker, None, None
+        if worker is None:
+            return
+        worker.kill()
+        worker.wait()
+
+    def _start(self) -> subprocess.Popen[str]:
+        if self._worker is None or self._worker.poll() is not None:
+            source = str(Path(llmtrack.__file__).parents[1])
+            path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+            self._worker = subprocess.Popen(
+                [sys.executable, "-m", "llmtrack.run.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                env=os.environ | {"PYTHONPATH": path},
+            )
+        return self._worker
+
+    def _send(self, job: object) -> None:
+        assert self._worker is not None
+        assert self._worker.stdin is not None
+        try:
+            self._worker.stdin.write(json.dumps(job) + "\n")
+            self._worker.stdin.flush()
+        except BrokenPipeError:
+            pass  # a worker that died is noticed, and reported, when its events are read
+
+    def _events(self) -> Iterator[Event]:
+        """Yield what the worker tells until it is done with its job, or dead."""
+        assert self._worker is not None
+        assert self._worker.stdout is not None
+        for line in self._worker.stdout:
+            message = json.loads(line)
+            if "done" in message:
+                return
+            yield event_from_json(message["event"])
+
+
+def _death(exit_code: int) -> str:
+    """Say in words how a worker ended."""
+    if exit_code == -signal.SIGKILL:
+        return "the worker was killed (SIGKILL), most likely by the system for lack of memory: use a smaller model, dtype or batch"
+    if exit_code < 0:
+        return f"the worker was ended by signal {signal.Signals(-exit_code).name}"
+    return f"the worker ended with exit code {exit_code} in the middle of the measurement"

@@ -1,0 +1,93 @@
+"""Run an experiment from the command line: open the tracker, run the study, turn its end into an exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from rich.console import Console
+from rich.markup import escape
+
+from llmtrack.errors import LlmtrackError
+from llmtrack.experiment import Experiment
+from llmtrack.run.executors import Executor, InlineExecutor, ProcessExecutor
+from llmtrack.run.settings import Settings, optional
+from llmtrack.run.study import run_study
+from llmtrack.tracking.tracker import Tracker
+
+INTERRUPTED, TERMINATED, USAGE = 130, 143, 2
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+def run_experiment(experiment: Experiment, settings: Settings) -> NoReturn:
+    """Run an experiment as a study and exit with its code (0 all good, 1 some failed, 2 usage error)."""
+    console = make_console()
+    with exit_codes(console), open_executor(settings) as executor:
+        tracker = open_tracker(settings)
+        result = run_study(experiment, tracker=tracker, executor=executor, console=console)
+        say_where(console, tracker)
+        sys.exit(result.exit_code)
+
+
+def make_console() -> Console:
+    """Return the console for a run's output; in a log, tables are as wide as they need to be."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)
+
+
+def open_tracker(settings: Settings) -> Tracker:
+    """Open the tracker that the settings name."""
+    return Tracker.open(optional(settings.tracking_uri), optional(settings.experiment_name))
+
+
+@contextmanager
+def open_executor(settings: Settings) -> Iterator[Executor]:
+    """Open the executor that the settings name, and close it at the end."""
+    executor: Executor = InlineExecutor() if settings.executor == "inline" else ProcessExecutor()
+    try:
+        yield executor
+    finally:
+        executor.close()
+
+
+@contextmanager
+def exit_codes(console: Console) -> Iterator[None]:
+    """Turn a user's errors into one line and exit code 2, and signals into their exit codes."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    except LlmtrackError as error:
+        fail(console, error)
+    except KeyboardInterrupt:
+        console.print("interrupted: what was measured is tracked")
+        sys.exit(INTERRUPTED)
+    except Terminated:
+        console.print("terminated: what was measured is tracked")
+        sys.exit(TERMINATED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def fail(console: Console, error: LlmtrackError) -> NoReturn:
+    """Print a user's error and exit with code 2."""
+    console.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
+    sys.exit(USAGE)
+
+
+def say_where(console: Console, tracker: Tracker) -> None:
+    """Say where the runs are, or that they wait in the spool."""
+    if tracker.offline:
+        console.print("The tracking server could not be reached: the measurements are kept; send them with: llmtrack sync")
+    else:
+        console.print(f"Tracked in {escape(tracker.display_uri)}", soft_wrap=True)

@@ -1,0 +1,72 @@
+"""Plan a study: resolve devices and dtypes, find scenarios that are one and the same, group by variant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from llmtrack.devices import choose_dtype
+from llmtrack.errors import UsageError
+from llmtrack.scenario import Scenario, Variant
+
+
+@dataclass(frozen=True)
+class SameAs:
+    """A scenario that needs no measurement, since another one is the same once its dtype is resolved.
+
+    Attributes:
+        scenario: the scenario that is not measured.
+        measured: the one that is, and comes first in the study.
+        dtype_label: label of the dtype that the scenario would run with.
+    """
+
+    scenario: Scenario
+    measured: Scenario
+    dtype_label: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, grouped so that each group shares one loaded engine, and what need not be."""
+
+    groups: tuple[tuple[Scenario, ...], ...]
+    same: tuple[SameAs, ...]
+
+
+def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan:
+    """Plan how scenarios are measured on a machine.
+
+    Args:
+        scenarios: the scenarios of a study, in order.
+        machine: facts from `run.machine.describe`; `devices` and `bfloat16` are used.
+
+    Raises:
+        UsageError: two scenarios have one name, or a dtype is unknown.
+    """
+    names = [scenario.name for scenario in scenarios]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"scenarios need names of their own: {', '.join(repeated)} is used twice")
+    first_of: dict[Scenario, Scenario] = {}
+    groups: dict[Variant, list[Scenario]] = {}
+    same = []
+    for scenario in scenarios:
+        device = _device(scenario.variant.device, machine)
+        dtype, label = choose_dtype(scenario.variant.dtype, device, device.split(":")[0] in _listed(machine, "bfloat16"))
+        resolved = replace(scenario.variant, device=device, dtype=dtype)
+        identity = replace(scenario, name="", baseline=False, variant=resolved)
+        if identity in first_of:
+            same.append(SameAs(scenario, first_of[identity], label))
+            continue
+        first_of[identity] = scenario
+        groups.setdefault(scenario.variant, []).append(scenario)
+    return Plan(tuple(tuple(group) for group in groups.values()), tuple(same))
+
+
+def _device(requested: str, machine: Mapping[str, str]) -> str:
+    if requested == "auto":
+        return "cuda:0" if "cuda:0" in _listed(machine, "devices") else "cpu"
+    return "cuda:0" if requested == "cuda" else requested
+
+
+def _listed(machine: Mapping[str, str], key: str) -> list[str]:
+    return machine.get(key, "").split(",")

@@ -1,0 +1,201 @@
+"""Run an experiment as a tracked study: measure, track each outcome at once, and report what was tracked."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from llmtrack.experiment import Experiment
+from llmtrack.report.block import metrics_block
+from llmtrack.report.table import summary_table, to_csv, to_figure, to_markdown, to_rich
+from llmtrack.run.events import Event, Log, Progress
+from llmtrack.run.executors import Executor
+from llmtrack.run.plan import make_plan
+from llmtrack.run.progress import StudyProgress
+from llmtrack.scenario import Failure, Measurement
+from llmtrack.tracking.environment import environment
+from llmtrack.tracking.query import runs, series
+from llmtrack.tracking.tracker import Study, Tracker
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """How a study ended.
+
+    Attributes:
+        study: its identity in the tracking store.
+        measured: scenarios that were measured.
+        failed: scenarios that were not.
+        reading: what the tracked runs say; empty if they could not be read back.
+    """
+
+    study: Study
+    measured: int
+    failed: int
+    reading: tuple[str, ...] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every scenario was measured, else 1."""
+        return 1 if self.failed else 0
+
+
+def run_study(
+    experiment: Experiment,
+    *,
+    tracker: Tracker,
+    executor: Executor,
+    console: Console,
+    suite_id: str | None = None,
+) -> StudyResult:
+    """Measure every scenario of an experiment and track it.
+
+    A scenario that fails is tracked as a FAILED run and the others go on. When the study is interrupted, what
+    is measured stays tracked and the study ends as killed.
+
+    Raises:
+        UsageError: the scenarios cannot be planned.
+        TrackingError: the store refuses the study.
+    """
+    machine = executor.machine()
+    plan = make_plan(experiment.scenarios, machine)
+    console.print(f"[bold]{escape(experiment.name)}[/bold]: {escape(experiment.question)}")
+    study = tracker.start_study(
+        experiment.name, experiment.question, experiment.settings, environment(machine), suite_id=suite_id
+    )
+    counts = {Measurement: 0, Failure: 0}
+    with _killed_if_interrupted(tracker, study, executor):
+        with StudyProgress(console, sum(map(len, plan.groups))) as progress:
+
+            def on_event(event: Event) -> None:
+                if isinstance(event, Log):
+                    progress.line(event.text)
+                elif isinstance(event, Progress):
+                    progress.step(event)
+                else:
+                    counts[type(event)] += 1
+                    tracker.log(study, event)
+                    progress.ended(event.scenario.name, outcome_line(event))
+                    if isinstance(event, Measurement) and event.sample_text:
+                        progress.line(f"    sample: {_one_line(event.sample_text)}")
+                    for warning in event.warnings if isinstance(event, Measurement) else ():
+                        progress.line(f"    warning: {warning}")
+
+            for group in plan.groups:
+                executor.run(group, on_event)
+            for same in plan.same:
+                note = f"same as {same.measured.name}: {same.dtype_label}"
+                tracker.log_same_as(study, same.scenario, {"dtype": same.dtype_label}, same.measured.name, note)
+                progress.line(f"  {same.scenario.name}: not measured again, {note}")
+        reading = _report(experiment, study, tracker, console, failed=bool(counts[Failure]))
+    return StudyResult(study, counts[Measurement], counts[Failure], reading)
+
+
+def outcome_line(outcome: Measurement | Failure) -> str:
+    """Return one line that says how a scenario ended."""
+    name = outcome.scenario.name
+    if isinstance(outcome, Failure):
+        return f"  {name}: FAILED ({outcome.kind}): {outcome.reason}"
+    metrics = outcome.metrics
+    parts = []
+    for key, text in (
+        ("total_latency_s", "{:.3f} s"),
+        ("tokens_per_sec", "{:.2f} tokens/s"),
+        ("avg_latency_per_token_ms", "{:.1f} ms/token"),
+        ("time_to_first_token_ms", "TTFT {:.0f} ms"),
+        ("loss", "loss {:.4f}"),
+        ("perplexity", "perplexity {:.3f}"),
+    ):
+        if key in metrics:
+            parts.append(text.format(metrics[key]))
+    repeats = outcome.summaries.get("total_latency_s")
+    return f"  {name}: {', '.join(parts)}" + (f" (median of {repeats.n})" if repeats else "")
+
+
+def _one_line(text: str, width: int = 100) -> str:
+    joined = " ".join(text.split())
+    return joined if len(joined) <= width else joined[: width - 1] + "…"
+
+
+@contextmanager
+def _killed_if_interrupted(tracker: Tracker, study: Study, executor: Executor) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        executor.close()
+        killed = not isinstance(error, Exception)
+        tracker.finish_study(study, "killed" if killed else "failed", note=f"The study ended early: {error!r}")
+        raise
+
+
+def _report(
+    experiment: Experiment, study: Study, tracker: Tracker, console: Console, *, failed: bool
+) -> tuple[str, ...]:
+    """Read the study's runs back, print and track the table, plots and reading, and finish the study."""
+    outcome = "failed" if failed else "finished"
+    if tracker.offline:
+        tracker.finish_study(study, outcome)
+        return ()
+    tracked = in_order(runs(study=study.study_id, tracking_uri=tracker.tracking_uri), experiment)
+    table = summary_table(tracked)
+    reading = experiment.reading(tracked)
+    if experiment.show_block:
+        for _, run in tracked.iterrows():
+            console.print("\n".join(metrics_block(run)), markup=False, highlight=False)
+    print_report(console, table_title=experiment.name, tracked=tracked, reading=reading)
+    links = [f"#/experiments/{study.experiment_id}/runs/{run_id}" for run_id in table.run_ids]
+    note = "\n".join([f"**{experiment.question}**", "", to_markdown(table, tuple(links)), *(f"- {line}" for line in reading)])
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_report(Path(folder), experiment.name, tracked, reading)
+        for name, figure in experiment.plots(tracked, partial(series, tracking_uri=tracker.tracking_uri)).items():
+            path = Path(folder, f"{name}.png")
+            figure.savefig(path)
+            files[f"plots/{name}.png"] = path
+        tracker.finish_study(study, outcome, note=note, files=files)
+    return tuple(reading)
+
+
+def in_order(tracked: pd.DataFrame, experiment: Experiment) -> pd.DataFrame:
+    """Sort tracked runs as the experiment lists its scenarios."""
+    position = {scenario.name: index for index, scenario in enumerate(experiment.scenarios)}
+    return tracked.sort_values("scenario", key=lambda names: names.map(position), kind="stable").reset_index(drop=True)
+
+
+def print_report(console: Console, *, table_title: str, tracked: pd.DataFrame, reading: Sequence[str]) -> None:
+    """Print the conditions, the table and the reading."""
+    table = summary_table(tracked)
+    console.print()
+    if table.conditions:
+        console.print(escape(" · ".join(table.conditions)), highlight=False)
+    console.print(to_rich(table, table_title))
+    for line in reading:
+        console.print(f"- {escape(line)}", highlight=False)
+    console.print()
+
+
+def write_report(folder: Path, title: str, tracked: pd.DataFrame, reading: Sequence[str]) -> dict[str, Path]:
+    """Write the table as CSV, Markdown and PNG, and the reading; return the files by artifact path."""
+    table = summary_table(tracked)
+    texts: Mapping[str, str] = {
+        "table.csv": to_csv(tracked),
+        "table.md": to_markdown(table),
+        "reading.md": "".join(f"- {line}\n" for line in reading),
+    }
+    files = {}
+    for name, text in texts.items():
+        files[name] = folder / name
+        files[name].write_text(text, encoding="utf-8")
+    files["table.png"] = folder / "table.png"
+    to_figure(table, title).savefig(files["table.png"])
+    return files

@@ -1,0 +1,65 @@
+"""The worker process: reads jobs as JSON lines, measures, and tells what happens as JSON lines.
+
+It knows nothing of MLflow. Its standard output carries events only; whatever a library prints there goes to
+standard error instead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import TextIO
+
+from llmtrack.run.events import Event, event_to_json
+from llmtrack.scenario import Scenario, from_json
+
+
+def main() -> None:
+    """Serve jobs from standard input until it closes."""
+    events = _take_stdout()
+    # Ctrl-C reaches the whole process group; the parent decides and ends this worker.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _quieten()
+    from llmtrack.engines.registry import load_variant
+    from llmtrack.run.measuring import EngineCache, measure_group
+
+    def tell(message: dict[str, object]) -> None:
+        events.write(json.dumps(message) + "\n")
+        events.flush()
+
+    def emit(event: Event) -> None:
+        tell({"event": event_to_json(event)})
+
+    engines = EngineCache(load_variant)
+    for line in sys.stdin:
+        job = json.loads(line)
+        if "describe" in job:
+            from llmtrack.run.machine import describe
+
+            tell({"machine": describe()})
+        else:
+            measure_group([from_json(each, Scenario) for each in job["measure"]], engines, emit)
+            tell({"done": True})
+
+
+def _take_stdout() -> TextIO:
+    """Keep standard output for events and point file descriptor 1 at standard error."""
+    events = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return events
+
+
+def _quieten() -> None:
+    """Keep the libraries' progress bars and advice out of a run's output; their errors still show."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+if __name__ == "__main__":
+    main()

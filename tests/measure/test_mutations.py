@@ -1,0 +1,109 @@
+"""Each classic mistake of a benchmark, put into the timing on purpose, must turn the known answers red."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+
+import pytest
+
+from llmtrack.measure import metrics, timing
+from tests.measure.exact import CHECKS
+
+# name of the mistake: (module, what stands there, what the mistake makes of it)
+MUTATIONS = {
+    "prefill counted as decode": (metrics, "trace.stamps[-1] - trace.stamps[0]", "trace.stamps[-1] - trace.start"),
+    "N steps instead of N-1": (metrics, "decoding / (len(trace.stamps) - 1)", "decoding / len(trace.stamps)"),
+    "first tokens counted as decoded": (metrics, "(generated - rows) / decoding", "generated / decoding"),
+    "batch counted twice": (metrics, "generated = sum(trace.new_tokens)", "generated = rows * sum(trace.new_tokens)"),
+    "batch forgotten in ms/token": (metrics, "1000 * total * rows / generated", "1000 * total / generated"),
+    "prompt of one row only": (metrics, "sum(trace.prompt_tokens) / first_token", "trace.prompt_tokens[0] / first_token"),
+    "decode instead of whole call": (metrics, "total = trace.end - trace.start", "total = trace.stamps[-1] - trace.start"),
+    "samples of one repeat leak into the next": (
+        timing,
+        "    stamps: list[float] = []\n",
+        "    stamps = trace_generate.__dict__.setdefault('stamps', [])\n",
+    ),
+    "generate called twice": (
+        timing,
+        "    generated = engine.generate(request, on_step=lambda: stamps.append(clock()))\n",
+        "    engine.generate(request, on_step=lambda: None)\n"
+        "    generated = engine.generate(request, on_step=lambda: stamps.append(clock()))\n",
+    ),
+    "synchronization left out after the call": (
+        timing,
+        "on_step=lambda: stamps.append(clock()))\n    engine.synchronize()\n",
+        "on_step=lambda: stamps.append(clock()))\n",
+    ),
+    "synchronization left out before the call": (timing, "    engine.synchronize()\n    start", "    start"),
+    "pads counted": (
+        timing,
+        "new_tokens=tuple(len(row) for row in generated.new_ids)",
+        "new_tokens=(max(len(row) for row in generated.new_ids),) * len(generated.new_ids)",
+    ),
+    "warm-up counted": (
+        timing,
+        """                trace_generate(engine, arm.request, clock)
+        except Exception as error:
+            yield name, error
+        else:
+            repeats[name] = _Repeats()""",
+        """                repeats.setdefault(name, _Repeats()).add(engine, arm.request, clock)
+        except Exception as error:
+            yield name, error
+        else:
+            repeats.setdefault(name, _Repeats())""",
+    ),
+    "no warm-up": (timing, "for _ in range(arm.policy.warmup):", "for _ in range(0):"),
+    "mean of rates instead of time": (timing, "(summarize_rate if name in RATES else summarize)", "(summarize)"),
+}
+# Found by the property test of the headline numbers, which needs an even number of unequal repeats.
+FOUND_ELSEWHERE = {"mean of rates instead of time"}
+
+
+def load_mutant(module: ModuleType, before: str, after: str) -> ModuleType:
+    """Return the timing module as it is with a mistake in it or in the formulas."""
+    source = inspect.getsource(module)
+    assert source.count(before) == 1, f"the code has changed: {before!r} stands there {source.count(before)} times"
+    mutant = ModuleType(module.__name__)
+    exec(compile(source.replace(before, after), f"<mutant of {module.__name__}>", "exec"), mutant.__dict__)
+    if module is timing:
+        return mutant
+    # The formulas are reached through the timing: a copy of it that uses the mutant's.
+    copy = ModuleType(timing.__name__)
+    exec(compile(inspect.getsource(timing), f"<copy of {timing.__name__}>", "exec"), copy.__dict__)
+    copy.__dict__.update({name: getattr(mutant, name) for name in ("derive", "token_gaps_ms", "GenerationTrace")})
+    return copy
+
+
+@pytest.mark.parametrize("name", [name for name in MUTATIONS if name not in FOUND_ELSEWHERE])
+def test_a_mistake_turns_a_check_red(name):
+    mutant = load_mutant(*MUTATIONS[name])
+    red = []
+    for check in CHECKS:
+        try:
+            check(mutant)
+        except (AssertionError, KeyError):
+            red.append(check.__name__)
+    assert red, f"no check notices: {name}"
+
+
+def test_unequal_repeats_notice_a_mean_of_rates():
+    mutant = load_mutant(*MUTATIONS["mean of rates instead of time"])
+    from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+    from llmtrack.scenario import RepeatPolicy
+    from tests.measure.exact import request, run
+
+    def product(module):
+        engine = ScriptedEngine(FakeClock(), Script(0.1, 0.0), Script(0.3, 0.0))
+        result = run(module, engine, request(1, 4, 5), RepeatPolicy(warmup=0, min_repeats=2, min_seconds=0, max_repeats=2))
+        return result["tokens_per_sec"] * result["total_latency_s"]
+
+    assert product(timing) == pytest.approx(5)
+    assert product(mutant) != pytest.approx(5)
+
+
+def test_without_a_mistake_every_check_is_green():
+    copy = load_mutant(timing, "stamps: list[float] = []", "stamps: list[float] = list()")
+    for check in CHECKS:
+        check(copy)

@@ -1,0 +1,112 @@
+"""Statistics with answers worked out by hand, and their invariants."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtrack.measure.interference import CpuReading, busy_warning, others_share, read_cpu
+from llmtrack.measure.statistics import bootstrap_median_ci, findings, should_stop, summarize, summarize_rate
+from llmtrack.scenario import RepeatPolicy
+
+positive = st.floats(1e-3, 1e3)
+
+
+def test_summary_by_hand():
+    # 2, 4, 4, 6: median 4, mean 4, squares of the differences 4 + 0 + 0 + 4 over 3 = 2.667
+    summary = summarize([2.0, 4.0, 4.0, 6.0])
+    assert (summary.n, summary.median, summary.mean) == (4, 4.0, 4.0)
+    assert summary.sd == pytest.approx(math.sqrt(8 / 3))
+    assert (summary.p90, summary.p99) == (None, None)
+
+
+def test_one_sample_has_no_spread():
+    summary = summarize([3.0])
+    assert (summary.median, summary.ci_low, summary.ci_high, summary.sd) == (3.0, 3.0, 3.0, None)
+
+
+def test_percentiles_need_enough_samples():
+    assert summarize([1.0] * 9).p90 is None
+    # 1..11: the 90th percentile is the value at position 0.9 x 10 = 9, counted from 0
+    assert summarize([float(value) for value in range(1, 12)]).p90 == 10.0
+    assert summarize([1.0] * 99).p99 is None
+    assert summarize([float(value) for value in range(101)]).p99 == 99.0
+
+
+def test_no_samples_are_refused():
+    with pytest.raises(ValueError, match="no samples"):
+        summarize([])
+
+
+def test_rate_by_hand():
+    # 10 and 5 tokens/s are 0.1 and 0.2 s per token: the median time is 0.15 s, 6.667 tokens/s, not 7.5
+    summary = summarize_rate([10.0, 5.0])
+    assert summary.median == pytest.approx(20 / 3)
+    assert summary.mean == pytest.approx(20 / 3)
+
+
+@given(st.lists(positive, min_size=1, max_size=40))
+def test_the_interval_holds_the_median_and_stays_within_the_samples(samples):
+    summary = summarize(samples)
+    assert min(samples) <= summary.ci_low <= summary.median <= summary.ci_high <= max(samples)
+    assert bootstrap_median_ci(samples) == (summary.ci_low, summary.ci_high)
+
+
+@given(st.lists(positive, min_size=2, max_size=40), positive)
+def test_the_interval_scales_with_the_unit(samples, factor):
+    low, high = bootstrap_median_ci(samples)
+    scaled = bootstrap_median_ci([factor * sample for sample in samples])
+    assert scaled == pytest.approx((factor * low, factor * high))
+
+
+def test_stops_only_when_repeats_time_and_interval_all_suffice():
+    policy = RepeatPolicy(min_repeats=3, min_seconds=5, max_seconds=100, target_ci=0.05)
+    assert not should_stop([4.0, 4.0], policy)  # long enough, too few
+    assert not should_stop([1.0, 1.0, 1.0], policy)  # enough repeats, too short
+    assert not should_stop([1.0, 2.0, 4.0], policy)  # both, too wide
+    assert should_stop([2.0, 2.0, 2.0], policy)
+
+
+def test_stops_at_the_caps():
+    wide = [1.0, 9.0] * 6
+    assert should_stop(wide, RepeatPolicy(max_seconds=60))
+    assert should_stop([9.0], RepeatPolicy(max_seconds=5))
+    assert should_stop([0.001] * 7, RepeatPolicy(max_repeats=7))
+
+
+def test_quiet_repeats_raise_no_finding():
+    assert findings([1.0, 1.01, 0.99, 1.0, 1.02, 0.98], RepeatPolicy()) == ()
+
+
+def test_noise_is_told_in_words():
+    (found,) = findings([1.0, 1.4, 1.0, 1.4, 1.0, 1.4], RepeatPolicy())
+    assert "noisy: repeats vary by 18%" in found
+
+
+def test_drift_is_told_with_its_direction():
+    found = findings([1.0, 1.01, 1.02, 1.2, 1.22, 1.25, 1.4, 1.41, 1.42], RepeatPolicy())
+    assert any("the last repeats took 40% more time" in each for each in found)
+
+
+def test_a_slow_first_repeat_asks_for_more_warmup():
+    assert any("the first repeat took 3.0x" in each for each in findings([3.0, 1.0, 1.0, 1.0, 1.0], RepeatPolicy()))
+
+
+def test_share_of_others_by_hand():
+    # 10 s of two cores: 20 s available, 16 used, 12 of them by this process: others took 4 of 20
+    before, after = CpuReading(100, 50, 1000), CpuReading(116, 62, 1020)
+    assert others_share(before, after) == pytest.approx(0.2)
+    assert "other programs took 20%" in busy_warning(before, after)[0]
+    assert busy_warning(before, CpuReading(113, 62, 1020)) == ()
+    assert others_share(before, before) == 0
+
+
+def test_the_real_counters_advance():
+    before = read_cpu()
+    sum(value * value for value in range(300_000))
+    after = read_cpu()
+    assert after.this_process >= before.this_process
+    assert after.available > before.available

@@ -1,0 +1,156 @@
+"""The timing against an engine whose every gap is known."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import ScenarioError
+from llmtrack.measure import timing
+from llmtrack.measure.metrics import (
+    GenerationTrace,
+    decode_step_bytes,
+    derive,
+    memory_bandwidth_utilization,
+    token_gaps_ms,
+)
+from llmtrack.measure.timing import Arm, time_arms, time_generate
+from llmtrack.scenario import RepeatPolicy
+from tests.measure.exact import CHECKS, request
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_known_answers(check):
+    check(timing)
+
+
+def test_one_step_has_no_inter_token_latency():
+    metrics = derive(GenerationTrace(0.0, (0.03,), 0.03, (4,), (1,)))
+    assert metrics["time_to_first_token_ms"] == pytest.approx(30)
+    assert "inter_token_latency_ms" not in metrics
+    assert "decode_tokens_per_sec" not in metrics
+
+
+def test_no_step_has_no_rates():
+    assert derive(GenerationTrace(0.0, (), 0.5, (4,), (0,))) == {"total_latency_s": 0.5, "tokens_generated": 0}
+
+
+def test_prompt_tokens_are_the_real_ones_of_each_row():
+    metrics = derive(GenerationTrace(0.0, (0.1, 0.2), 0.2, (10, 2, 3), (2, 2, 2)))
+    assert metrics["prefill_tokens_per_sec"] == pytest.approx(150)
+
+
+def test_gaps_begin_with_the_first_token():
+    assert token_gaps_ms(GenerationTrace(1.0, (1.03, 1.035, 1.045), 1.05, (4,), (3,))) == pytest.approx((30, 5, 10))
+
+
+def test_memory_bandwidth_utilization_by_hand():
+    # 1000 bytes of weights, 10 bytes per cached token: rows of 4 and 6 tokens, 8 new ones each, so on average
+    # 10 + 2 x 4 = 18 cached tokens: 1180 bytes a step. A step of 1 ms at 2.36 MB/s: half of the bandwidth.
+    step_bytes = decode_step_bytes(1000, 10, (4, 6), 8)
+    assert step_bytes == 1180
+    assert memory_bandwidth_utilization(step_bytes, 0.001, 2.36e6) == pytest.approx(0.5)
+
+
+def test_time_generate_takes_one_text_or_many():
+    one = time_generate(ScriptedEngine(clock := FakeClock(), Script(0.03, 0.005)), "abcd", 5, clock=clock)
+    two = time_generate(ScriptedEngine(clock := FakeClock(), Script(0.03, 0.005)), ["abcd", "xy"], 5, clock=clock)
+    assert {"total_latency_s", "tokens_generated", "tokens_per_sec", "avg_latency_per_token_ms"} <= set(one)
+    assert (one["tokens_generated"], two["tokens_generated"]) == (5, 10)
+    assert two["prefill_tokens_per_sec"] == pytest.approx(6 / 0.03)
+    assert one["avg_latency_per_token_ms"] == pytest.approx(1000 / one["tokens_per_sec"])
+
+
+def test_time_generate_refuses_an_empty_prompt_and_one_beyond_the_context():
+    engine = ScriptedEngine(FakeClock(), Script(0.03, 0.005), context_length=10)
+    with pytest.raises(ScenarioError, match="has no tokens"):
+        time_generate(engine, "")
+    with pytest.raises(ScenarioError, match="ask for at most 6 prompt tokens") as caught:
+        time_generate(engine, "abcdefgh", 4)
+    assert caught.value.kind == "too_long"
+    assert engine.calls == 0
+
+
+def test_arms_are_interleaved_and_warmed_up_first():
+    order = []
+    engine = ScriptedEngine(clock := FakeClock(), Script(0.03, 0.005))
+    policy = RepeatPolicy(warmup=1, min_repeats=2, min_seconds=0, max_repeats=2)
+    arms = {"a": Arm(request(1, 4, 2), policy), "b": Arm(request(1, 4, 2), policy)}
+    results = dict(time_arms(engine, arms, clock, on_call=lambda name, repeat: order.append((name, repeat))))
+    assert order == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    assert set(results) == {"a", "b"}
+
+
+def test_an_arm_that_fails_leaves_the_others_alone():
+    boom = RuntimeError("boom")
+    # Warm-up of a and b, first repeats of a and b; then a fails in its second repeat.
+    scripts = [Script(0.03, 0.005)] * 4 + [Script(0, 0, error=boom), Script(0.03, 0.005)]
+    engine = ScriptedEngine(clock := FakeClock(), *scripts)
+    policy = RepeatPolicy(warmup=1, min_repeats=3, min_seconds=0, max_repeats=3)
+    arms = {"a": Arm(request(1, 4, 5), policy), "b": Arm(request(1, 4, 5), policy)}
+    results = dict(time_arms(engine, arms, clock))
+    assert results["a"] is boom
+    assert results["b"]["total_latency_s"] == pytest.approx(0.050)
+    assert results["b"].summaries["total_latency_s"].n == 3
+
+
+def test_an_arm_that_fails_while_warming_up_is_told_at_once():
+    boom = MemoryError("no")
+    engine = ScriptedEngine(clock := FakeClock(), Script(0, 0, error=boom), Script(0.03, 0.005))
+    arms = {"a": Arm(request(1, 4, 5)), "b": Arm(request(1, 4, 5))}
+    first, second = list(time_arms(engine, arms, clock))
+    assert first == ("a", boom)
+    assert second[0] == "b"
+
+
+def test_a_cap_on_time_ends_the_repeats_and_is_told():
+    engine = ScriptedEngine(clock := FakeClock(), Script(2.0, 1.0))
+    policy = RepeatPolicy(warmup=0, min_repeats=5, min_seconds=1, max_seconds=10)
+    ((_, result),) = time_arms(engine, {"a": Arm(request(1, 4, 3), policy)}, clock)
+    assert result.summaries["total_latency_s"].n == 3  # 4 s each: the third passes 10 s
+    assert any("only 3 of 5 repeats" in warning for warning in result.warnings)
+
+
+def test_peak_memory_is_reported():
+    result = time_generate(ScriptedEngine(clock := FakeClock(), Script(0.03, 0.005)), "abcd", 2, clock=clock)
+    assert result.peak_memory_bytes == 2 * 2**20
+
+
+lengths = st.lists(st.integers(1, 50), min_size=1, max_size=5).map(tuple)
+
+
+@given(
+    start=st.floats(0, 1e4),
+    gaps=st.lists(st.floats(1e-4, 10), min_size=2, max_size=30),
+    tail=st.floats(0, 1),
+    prompts=lengths,
+)
+def test_metrics_agree_with_one_another(start, gaps, tail, prompts):
+    stamps, now = [], start
+    for gap in gaps:
+        now += gap
+        stamps.append(now)
+    rows, steps = len(prompts), len(gaps)
+    metrics = derive(GenerationTrace(start, tuple(stamps), now + tail, prompts, (steps,) * rows))
+    assert metrics["tokens_generated"] == rows * steps
+    assert metrics["tokens_per_sec"] * metrics["total_latency_s"] == pytest.approx(rows * steps)
+    assert metrics["avg_latency_per_token_ms"] == pytest.approx(1000 * rows / metrics["tokens_per_sec"])
+    assert metrics["decode_tokens_per_sec"] == pytest.approx(1000 * rows / metrics["inter_token_latency_ms"])
+    assert metrics["prefill_tokens_per_sec"] * metrics["time_to_first_token_ms"] == pytest.approx(1000 * sum(prompts))
+    whole = metrics["time_to_first_token_ms"] + (steps - 1) * metrics["inter_token_latency_ms"]
+    assert whole == pytest.approx(1000 * (metrics["total_latency_s"] - tail), rel=1e-6, abs=1e-4)
+
+
+@given(st.lists(st.floats(0.01, 5), min_size=1, max_size=8))
+def test_headline_numbers_agree_with_one_another_for_any_number_of_repeats(prefills):
+    clock = FakeClock()
+    engine = ScriptedEngine(clock, *(Script(prefill, 0.005) for prefill in prefills))
+    policy = RepeatPolicy(warmup=0, min_repeats=len(prefills), min_seconds=0, max_repeats=len(prefills))
+    result = time_generate(engine, "abcd", 5, policy=policy, clock=clock)
+    assert result["tokens_per_sec"] == pytest.approx(5 / result["total_latency_s"])
+    assert result["avg_latency_per_token_ms"] == pytest.approx(1000 / result["tokens_per_sec"])
+    summary = result.summaries["tokens_per_sec"]
+    assert summary.ci_low <= summary.median * (1 + 1e-12)
+    assert summary.median <= summary.ci_high * (1 + 1e-12)
