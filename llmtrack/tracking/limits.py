@@ -91,11 +91,11 @@ def secrets_of(environ: Mapping[str, str]) -> tuple[str, ...]:
 def fit_key(key: str) -> str:
     """Return a key that MLflow accepts, equal to `key` where that is accepted already."""
     key = _BAD_KEY_CHARACTER.sub("_", _encodable(key))[:MAX_KEY]
-    normal = posixpath.normpath(key) if key else "_"
-    # A key is also a relative path; normpath leaves a leading / and leading .. in place.
-    parts = ["_" if part in ("", ".", "..") else part for part in normal.split("/")]
-    fitted = "/".join(parts)
-    return fitted if _is_relative_path(fitted) else "_"
+    # MLflow reads a key as a path, which must be relative, normal, and stay below its root.
+    fitted = posixpath.normpath(key).lstrip("/") or "_"
+    if fitted == "." or fitted.startswith(".."):
+        fitted = "_" + fitted[1:]
+    return fitted
 
 
 def shorten(text: str, limit: int) -> str:
@@ -118,18 +118,19 @@ def fit(
     The tag `llmtrack.omitted` says what was changed.
     """
     secrets = tuple(secrets)
-    omitted: list[str] = []
+    omitted = [tags["llmtrack.omitted"]] if "llmtrack.omitted" in tags else []
     fitted_params = _fit_texts("param", params, MAX_PARAM_VALUE, secrets, omitted)
     fitted_metrics: dict[str, float] = {}
     for key, value in _fit_keys("metric", metrics, omitted):
-        if math.isfinite(value):
-            fitted_metrics[key] = float(value)
+        number = _number(value)
+        if math.isfinite(number):
+            fitted_metrics[key] = number
         else:
-            omitted.append(f"metric {key}: {value} left out")
+            omitted.append(f"metric {key}: {number} left out")
     fitted_series: dict[str, tuple[tuple[int, float], ...]] = {}
     for key, values in _fit_keys("series", series, omitted):
-        steps = list(enumerate(values))
-        finite = tuple((step, float(value)) for step, value in steps if math.isfinite(value))
+        steps = list(enumerate(map(_number, values)))
+        finite = tuple((step, value) for step, value in steps if math.isfinite(value))
         if len(finite) < len(steps):
             omitted.append(f"series {key}: {len(steps) - len(finite)} non-finite values left out")
         if finite:
@@ -166,16 +167,19 @@ def _fit_keys(kind: str, values: Mapping[str, Any], omitted: list[str]) -> list[
     return pairs
 
 
+def _number(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
 def _free(key: str, taken: set[str]) -> str:
     number, candidate = 2, key
     while candidate in taken:
         suffix = f"_{number}"
         candidate, number = key[: MAX_KEY - len(suffix)] + suffix, number + 1
     return candidate
-
-
-def _is_relative_path(key: str) -> bool:
-    return posixpath.normpath(key) == key and not key.startswith(("..", "/")) and key != "."
 
 
 def _encodable(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import tempfile
 import time
@@ -16,6 +17,9 @@ from llmtrack.tracking.spool import Entry
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+# MLflow refuses a request over 1 MB; up to 1,000 metrics travel in the same one.
+_MAX_REQUEST = 600_000
 
 _RECORD_ID = "llmtrack.record_id"
 
@@ -133,7 +137,18 @@ def _log_values(client: MlflowClient, run_id: str, record: RunRecord, fitted: Fi
     ]
     params = [Param(key, value) for key, value in fitted.params.items()]
     tags = [RunTag(key, value) for key, value in fitted.tags.items()]
+    if _size(fitted.params) + _size(fitted.tags) > _MAX_REQUEST:
+        for param in params:
+            client.log_batch(run_id, params=[param], synchronous=True)
+        for tag in tags:
+            client.log_batch(run_id, tags=[tag], synchronous=True)
+        params, tags = [], []
     client.log_batch(run_id, metrics=metrics, params=params, tags=tags, synchronous=True)
+
+
+def _size(texts: Mapping[str, str]) -> int:
+    """Return the bytes that texts take in a request, where other than ASCII is escaped."""
+    return sum(len(json.dumps(key)) + len(json.dumps(value)) for key, value in texts.items())
 
 
 def _log_artifacts(client: MlflowClient, run_id: str, record: RunRecord, files: Path | None) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _PAGE = 500
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
-_OPERATOR = re.compile(r"[=<>]|\s(?:like|ilike|in|is)\s", re.IGNORECASE)
+_OPERATOR = re.compile(r"[=<>]|\s(?:i?like\s+['\"]|in\s*\(|is\s+(?:not\s+)?null)", re.IGNORECASE)
 _STATUSES = ("RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED")
 
 # Column to the tag it comes from; the others come from the run itself.

@@ -11,6 +11,9 @@ from typing import Any
 from llmtrack.scenario import Failure, GenerateTask, Measurement, Outcome, Scalar, Scenario, digest
 from llmtrack.tracking import schema
 
+# Prompts are in the workload's digest; how much is printed changes nothing that is measured.
+_NOT_CONDITIONS = ("prompts", "verbose")
+
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
 
 
@@ -99,7 +102,7 @@ def same_as_record(
         now_s: seconds since the epoch.
     """
     tags = {"llmtrack.outcome": "same_as", "llmtrack.same_as": same_as, "llmtrack.reason": note}
-    return _record(scenario, facts, study, FINISHED, (now_s, now_s), tags)
+    return _identified(_record(scenario, facts, study, FINISHED, (now_s, now_s), tags))
 
 
 def params_of(scenario: Scenario) -> dict[str, Scalar]:
@@ -116,14 +119,15 @@ def params_of(scenario: Scenario) -> dict[str, Scalar]:
         "quantization": variant.quantization,
     }
     # Fields that a task gains later are tracked without a change here.
-    params.update({f.name: getattr(task, f.name) for f in dataclasses.fields(task) if f.name != "prompts"})
+    settings = (f.name for f in dataclasses.fields(task) if f.name not in _NOT_CONDITIONS)
+    params.update({name: getattr(task, name) for name in settings})
     if isinstance(task, GenerateTask):
         params.update(batch_size=len(task.prompts), decoding="greedy", **dataclasses.asdict(scenario.repeat))
     return {key: value for key, value in params.items() if value is not None}
 
 
 def _measurement_record(done: Measurement, study: StudyContext) -> RunRecord:
-    metrics = dict(done.metrics)
+    metrics = {name: float(value) for name, value in done.metrics.items()}
     for name, summary in done.summaries.items():
         values = {stat: getattr(summary, stat) for stat in schema.SPREAD_STATS}
         metrics.update({schema.spread_key(name, stat): v for stat, v in values.items() if v is not None})
@@ -139,8 +143,8 @@ def _measurement_record(done: Measurement, study: StudyContext) -> RunRecord:
     record = _record(
         done.scenario, done.facts, study, FINISHED, (done.started_at, done.ended_at), tags, done.tags
     )
-    series = {schema.series_key(name): tuple(values) for name, values in done.series.items()}
-    return dataclasses.replace(record, metrics=metrics, series=series, texts=texts)
+    series = {schema.series_key(name): tuple(map(float, values)) for name, values in done.series.items()}
+    return _identified(dataclasses.replace(record, metrics=metrics, series=series, texts=texts))
 
 
 def _failure_record(failure: Failure, study: StudyContext) -> RunRecord:
@@ -148,9 +152,8 @@ def _failure_record(failure: Failure, study: StudyContext) -> RunRecord:
     tags = {"llmtrack.outcome": "failed", "llmtrack.failure": failure.kind, "llmtrack.reason": reason}
     times = (failure.started_at, failure.ended_at)
     record = _record(failure.scenario, failure.facts, study, FAILED, times, tags, failure.tags)
-    return dataclasses.replace(
-        record, texts={"failure.txt": f"{reason}\n\n{failure.details}".rstrip() + "\n"}
-    )
+    text = f"{reason}\n\n{failure.details}".rstrip() + "\n"
+    return _identified(dataclasses.replace(record, texts={"failure.txt": text}))
 
 
 def _record(
@@ -164,12 +167,12 @@ def _record(
 ) -> RunRecord:
     start_ms, end_ms = (round(1000 * second) for second in times_s)
     return RunRecord(
-        record_id=digest([study.study_id, scenario.name, start_ms, end_ms, status]),
+        record_id="",
         run_name=scenario.name,
         status=status,
         start_ms=start_ms,
         end_ms=end_ms,
-        params={**params_of(scenario), **facts},
+        params={**params_of(scenario), **{key: _plain(value) for key, value in facts.items()}},
         tags={
             **study.tags,
             **{_tag_key(key): value for key, value in (provenance or {}).items()},
@@ -185,13 +188,25 @@ def _record(
     )
 
 
+def _identified(record: RunRecord) -> RunRecord:
+    """Give a record its identity: the same outcome, logged twice, is the same record."""
+    # Escaped to ASCII first: a lone surrogate in a text must not end the run.
+    return dataclasses.replace(record, record_id=digest(json.dumps(record.to_json(), sort_keys=True)))
+
+
+def _plain(value: Any) -> Scalar:
+    """Return a number of an array library as Python's own, and anything odd as text."""
+    value = value.item() if hasattr(value, "item") else value
+    return value if isinstance(value, (str, int, float, bool)) else str(value)
+
+
 def _tag_key(key: str) -> str:
     return key if key.startswith(("llmtrack.", "mlflow.")) else schema.ENV_TAG_PREFIX + key
 
 
 def _samples_json(done: Measurement) -> str:
     data = {
-        "samples": {key: list(values) for key, values in done.samples.items()},
+        "samples": {key: list(map(float, values)) for key, values in done.samples.items()},
         "summaries": {key: dataclasses.asdict(summary) for key, summary in done.summaries.items()},
     }
     return json.dumps(data, indent=1) + "\n"

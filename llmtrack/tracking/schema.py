@@ -166,6 +166,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("tokens_scored", "tokens", "-", "tokens that were really predicted (after the shift)", "count"),
     Metric("bytes_scored", "bytes", "-", "UTF-8 bytes of the text that was scored", "count"),
     Metric("tokens_truncated", "tokens", "lower", "tokens cut off by max_length and not scored", "count"),
+    Metric(
+        "documents_skipped",
+        "documents",
+        "lower",
+        "documents of one token, of which nothing can be predicted",
+        "count",
+    ),
     Metric("documents_scored", "documents", "-", "documents that were scored", "count"),
     Metric(
         "score_tokens_per_sec",
@@ -191,7 +198,9 @@ PARAMS: tuple[Param, ...] = (
     Param("use_cache", bool, "whether the KV cache is used"),
     Param("padding_side", str, "side of the pads of a batch with unequal lengths"),
     Param("batch_size", int, "rows of a batch"),
-    Param("prompt_tokens", int, "real tokens of a prompt, per row (the longest row)"),
+    Param(
+        "prompt_tokens", int, "real tokens of a prompt; a comma list, and then text, where the rows differ"
+    ),
     Param("prompt_tokens_total", int, "real prompt tokens of the batch, pads excluded"),
     Param("max_new_tokens", int, "new tokens per row"),
     Param("ignore_eos", bool, "whether the end-of-sequence token is suppressed while timing"),
@@ -214,6 +223,7 @@ PARAMS: tuple[Param, ...] = (
     Param("parameters", int, "number of parameters, tied ones counted once"),
     Param("context_length", int, "positions the model was made for"),
     Param("vocab_size", int, "width of the logits"),
+    Param("output_digest", str, "digest of the generated token ids: equal output, equal digest"),
     Param("threads", int, "threads that compute one operation"),
 )
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
 import socket
 import tempfile
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.scenario import digest
-from llmtrack.tracking.limits import redact
+from llmtrack.tracking.limits import redact, secrets_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -143,7 +146,7 @@ def initialise(uri: str) -> None:
     user = getattr(os, "getuid", int)()
     lock = FileLock(Path(tempfile.gettempdir()) / f"llmtrack-store-{user}-{digest(uri)}.lock")
     try:
-        with lock.acquire(timeout=_INITIALISE_TIMEOUT_S):
+        with lock.acquire(timeout=_INITIALISE_TIMEOUT_S), _quiet_migrations():
             _client(uri).search_experiments(max_results=1)
     except Timeout:
         raise TrackingError(
@@ -247,8 +250,22 @@ def unreadable(client: MlflowClient, error: BaseException) -> TrackingError:
 
 def one_line(error: BaseException) -> str:
     """Return an error as one short line without credentials."""
-    text = redact(" ".join(str(error).split())) or type(error).__name__
+    text = redact(" ".join(str(error).split()), secrets_of(os.environ)) or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."
+
+
+@contextlib.contextmanager
+def _quiet_migrations() -> Iterator[None]:
+    """Keep the first use of a database from printing a line for each of MLflow's migrations."""
+    loggers = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _is_database(uri: str) -> bool:

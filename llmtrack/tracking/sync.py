@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmtrack.errors import LlmtrackError, TrackingError
 from llmtrack.tracking import store
 from llmtrack.tracking.limits import HIDDEN, redact
 from llmtrack.tracking.push import push
-from llmtrack.tracking.spool import Entry, Notify, Spool, to_stderr
+from llmtrack.tracking.spool import Entry, Notify, Spool, Target, to_stderr
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -26,7 +27,7 @@ class SyncResult:
     Attributes:
         sent: records that are in MLflow now.
         left: records that are still in the spool.
-        problems: why, one line for each kind of reason.
+        problems: why, one line for each different reason.
     """
 
     sent: int = 0
@@ -48,50 +49,40 @@ def sync(
         UsageError: the tracking URI is not accepted.
     """
     uri = store.resolve_tracking_uri(tracking_uri) if tracking_uri else None
-    return push_all(Spool(spool, notify), uri, notify, only_own=False)
+    return push_all(Spool(spool, notify), uri)
 
 
-def push_all(spool: Spool, uri: str | None, notify: Notify, only_own: bool) -> SyncResult:
-    """Send every record of a spool.
+def push_all(spool: Spool, uri: str | None, only_own: bool = False) -> SyncResult:
+    """Send every record of a spool; a record that cannot be sent does not keep the others back.
 
     Args:
         spool: the spool.
         uri: the store to send to, or None for each record's own.
-        notify: is given messages for the user.
-        only_own: leave records that belong to another store than `uri` alone.
+        only_own: leave records alone that belong to another store than `uri`.
     """
     spool.sweep()
-    sent, problems = 0, dict[str, None]()
-    clients: dict[str, MlflowClient | None] = {}
+    stores, sent, problems = _Stores(), 0, dict[str, None]()
     for name in spool.names():
         entry = spool.peek(name)
         if entry is None or (only_own and uri is not None and entry.target.tracking_uri != redact(uri)):
             continue
+        goal = uri
         try:
-            goal = uri or _with_credentials(entry.target.tracking_uri)
-            if goal not in clients:
-                clients[goal] = None
-                clients[goal] = store.open_store(goal)
-            client = clients[goal]
-            if client is None:
-                continue  # This store failed before; the reason is among the problems.
-            same_store = entry.target.tracking_uri == redact(goal)
-            experiment_id = experiment_of(client, entry, same_store)
-            if push_entry(spool, name, client, experiment_id, _LOCK_WAIT_S, same_store) is not None:
-                sent += 1
+            goal = goal or with_credentials(entry.target.tracking_uri)
+            sent += _send(spool, entry, goal, stores)
         except Exception as error:
             problems[store.one_line(error)] = None
-            if not store.is_permanent(error) and not isinstance(error, OSError):
-                clients[goal] = None
+            if goal is not None and _concerns_store(error):
+                stores.give_up(goal)
     return SyncResult(sent, len(spool.names()), tuple(problems))
 
 
 def push_entry(
-    spool: Spool, name: str, client: MlflowClient, experiment_id: str, wait_s: float, same_store: bool
+    spool: Spool, name: str, client: MlflowClient, experiment_id: str, wait_s: float, same_store: bool = True
 ) -> str | None:
     """Send one record and remove it from the spool; return its run's id.
 
-    None if another process holds the spool for `wait_s` or has sent the record itself.
+    None if another process holds the spool for `wait_s`, or has sent the record itself.
 
     Raises:
         mlflow.MlflowException: the store failed; the record stays in the spool.
@@ -107,27 +98,61 @@ def push_entry(
         return run_id
 
 
-def experiment_of(client: MlflowClient, entry: Entry, same_store: bool) -> str:
-    """Return the id of the MLflow experiment that a record belongs to, created if need be."""
-    target = entry.target
-    if target.experiment:
-        return store.ensure_experiment(client, target.experiment)
-    if target.experiment_id and same_store:
-        return target.experiment_id
-    return store.ensure_experiment(client, store.DEFAULT_EXPERIMENT)
+def with_credentials(uri: str) -> str:
+    """Return a record's store with the credentials that were removed from it, taken from the environment.
 
-
-def _with_credentials(uri: str) -> str:
-    """Return a record's store with the credentials that were removed from it, taken from the environment."""
-    from llmtrack.errors import TrackingError
-
-    current = os.environ.get("MLFLOW_TRACKING_URI", "")
-    if current:
-        current = store.resolve_tracking_uri(current)
-        if redact(current) == uri:
-            return current
+    Raises:
+        TrackingError: the environment does not have them.
+    """
+    current = os.environ.get("MLFLOW_TRACKING_URI")
+    if current and redact(store.resolve_tracking_uri(current)) == uri:
+        return store.resolve_tracking_uri(current)
     if HIDDEN in uri:
         raise TrackingError(
             f"records for {uri} need its credentials: set MLFLOW_TRACKING_URI to the whole address"
         )
     return uri
+
+
+class _Stores:
+    """The stores that were opened, and the experiments that were found in them."""
+
+    def __init__(self) -> None:
+        self._clients: dict[str, MlflowClient | None] = {}
+        self._experiments: dict[tuple[str, Target], str] = {}
+
+    def client(self, uri: str) -> MlflowClient | None:
+        """Return the client of a store, or None if it failed before."""
+        if uri not in self._clients:
+            self._clients[uri] = None
+            self._clients[uri] = store.open_store(uri)
+        return self._clients[uri]
+
+    def give_up(self, uri: str) -> None:
+        """Do not try a store again."""
+        self._clients[uri] = None
+
+    def experiment_id(self, uri: str, client: MlflowClient, target: Target) -> str:
+        """Return the id of the MLflow experiment that a record belongs to, created if need be."""
+        key = (uri, target)
+        if key not in self._experiments:
+            known = target.experiment_id if target.tracking_uri == redact(uri) else ""
+            name = target.experiment or store.DEFAULT_EXPERIMENT
+            self._experiments[key] = known or store.ensure_experiment(client, name)
+        return self._experiments[key]
+
+
+def _send(spool: Spool, entry: Entry, uri: str, stores: _Stores) -> int:
+    client = stores.client(uri)
+    if client is None:
+        return 0
+    experiment_id = stores.experiment_id(uri, client, entry.target)
+    same_store = entry.target.tracking_uri == redact(uri)
+    return int(push_entry(spool, entry.name, client, experiment_id, _LOCK_WAIT_S, same_store) is not None)
+
+
+def _concerns_store(error: Exception) -> bool:
+    """Return whether an error would meet every other record of the same store too."""
+    if isinstance(error, LlmtrackError):
+        return isinstance(error, store.UnreachableError)
+    return not store.is_permanent(error) and not isinstance(error, OSError)

@@ -89,6 +89,7 @@ class Tracker:
         self._notify = notify
         self._client: MlflowClient | None = None
         self._secrets = secrets_of(os.environ)
+        self._run_ids: dict[str, str] = {}
         self._joinable: str | None = None
         self._retry_at = 0.0
         self._retry_wait_s = _FIRST_RETRY_S
@@ -125,6 +126,11 @@ class Tracker:
         except store.UnreachableError as error:
             tracker._go_offline(error)
         return tracker
+
+    @property
+    def display_uri(self) -> str:
+        """The store's address without credentials, fit to be printed."""
+        return redact(self.tracking_uri, self._secrets)
 
     def start_study(
         self,
@@ -241,44 +247,51 @@ class Tracker:
             metrics=dict(metrics or {}),
         )
         kept = {safe_path(name): self._content(path) for name, path in (files or {}).items()}
-        return self._write(record, run_id=study.run_id, files=kept, known=True, last=True)
+        run_id = self._write(record, run_id=study.run_id, files=kept, known=True, last=True)
+        if run_id is not None and self.spool.names():
+            self.sync()  # What was kept while the store did not answer.
+        return run_id
 
     def sync(self) -> sync.SyncResult:
         """Send everything in the spool that belongs to this store; see `llmtrack.tracking.sync.sync`."""
-        result = sync.push_all(self.spool, self.tracking_uri, self._notify, only_own=True)
-        if result.sent and not result.left:
-            self.offline = False
-        return result
+        return sync.push_all(self.spool, self.tracking_uri, only_own=True)
 
     def _connect(self) -> None:
+        from mlflow.exceptions import MlflowException
+
         client = store.open_store(self.tracking_uri)
-        if self._joinable is not None:
-            self.experiment_id, self.experiment = store.experiment_of_run(client, self._joinable)
-        else:
-            self.experiment = self.experiment or store.default_experiment(client)
-            self.experiment_id = store.ensure_experiment(client, self.experiment)
+        try:
+            if self._joinable is not None:
+                self.experiment_id, self.experiment = store.experiment_of_run(client, self._joinable)
+            else:
+                self.experiment = self.experiment or store.default_experiment(client)
+                self.experiment_id = store.ensure_experiment(client, self.experiment)
+        except MlflowException as error:
+            kind = TrackingError if store.is_permanent(error) else store.UnreachableError
+            raise kind(f"cannot use {self.display_uri}: {store.one_line(error)}") from error
         self._client = client
 
     def _joining(self, record: RunRecord, run_id: str) -> RunRecord:
         """Adapt a study's record to a run that has values already, which MLflow would not let us change."""
         if self._client is None:
             return record
-        run = self._client.get_run(run_id)
-        params, tags = dict(record.params), dict(record.tags)
-        for key, value in record.params.items():
-            present = run.data.params.get(fit_key(key))
-            if present is not None and present != str(value):
-                del params[key]
-                tags[f"llmtrack.{key}"] = str(value)
-        name = run.info.run_name or ""
-        name = record.run_name if not name or _MADE_UP_NAME.fullmatch(name) else name
-        return dataclasses.replace(
-            record,
-            start_ms=run.info.start_time,
-            run_name=name,
-            params=params,
-            tags={**tags, "mlflow.runName": name},
-        )
+        try:
+            run = self._client.get_run(run_id)
+        except Exception as error:
+            self._keep(error)
+            return record
+        present = run.data.params
+        refused = {k: v for k, v in record.params.items() if present.get(fit_key(k), str(v)) != str(v)}
+        tags = dict(record.tags)
+        if refused:
+            lines = (
+                f"param {k}: {v} left out, the run has {present[fit_key(k)]}" for k, v in refused.items()
+            )
+            tags["llmtrack.omitted"] = "\n".join(lines)
+        if _MADE_UP_NAME.fullmatch(run.info.run_name or ""):
+            tags["mlflow.runName"] = record.run_name
+        params = {key: value for key, value in record.params.items() if key not in refused}
+        return dataclasses.replace(record, start_ms=run.info.start_time, params=params, tags=tags)
 
     def _write(
         self,
@@ -288,8 +301,9 @@ class Tracker:
         known: bool = False,
         last: bool = False,
     ) -> str | None:
-        target = Target(redact(self.tracking_uri), self.experiment, self.experiment_id or "")
-        entry = Entry(redacted(record, self._secrets), target, run_id=run_id, attempted=known)
+        if record.record_id in self._run_ids and not known:
+            return self._run_ids[record.record_id]  # The same outcome, logged twice.
+        entry = Entry(redacted(record, self._secrets), self._target(), run_id=run_id, attempted=known)
         entry = self.spool.put(entry, files)
         if not self._may_try(last):
             return None
@@ -298,14 +312,23 @@ class Tracker:
             if self._client is None:
                 self._connect()
             assert self._client is not None
-            pushed = sync.push_entry(
-                self.spool, entry.name, self._client, self.experiment_id or "", wait_s, same_store=True
-            )
+            pushed = sync.push_entry(self.spool, entry.name, self._client, self.experiment_id or "", wait_s)
         except Exception as error:
             self._keep(error)
             return None
+        if pushed is not None:
+            self._run_ids[record.record_id] = pushed
         self._back_online()
         return pushed
+
+    def _target(self) -> Target:
+        number, name = self.experiment_id or "", self.experiment
+        if (
+            self._client is None
+        ):  # Offline since the start: where it would have gone, as far as is known here.
+            name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or ""
+            number = "" if name else os.environ.get("MLFLOW_EXPERIMENT_ID") or ""
+        return Target(redact(self.tracking_uri), name, number)
 
     def _may_try(self, last: bool) -> bool:
         return not self.offline or last or time.monotonic() >= self._retry_at
@@ -326,7 +349,7 @@ class Tracker:
             self.offline = True
             self._retry_wait_s = _FIRST_RETRY_S
             self._notify(
-                f"tracking store {redact(self.tracking_uri)} cannot be reached ({store.one_line(error)}); "
+                f"tracking store {self.display_uri} cannot be reached ({store.one_line(error)}); "
                 f"measurements are kept in {self.spool.folder}, `llmtrack sync` sends them later"
             )
         self._retry_at = time.monotonic() + self._retry_wait_s
@@ -334,7 +357,7 @@ class Tracker:
     def _back_online(self) -> None:
         if self.offline:
             self.offline = False
-            self._notify(f"tracking store {redact(self.tracking_uri)} answers again")
+            self._notify(f"tracking store {self.display_uri} answers again")
             self.sync()
 
     def _content(self, path: Path) -> bytes | Path:

@@ -1,0 +1,18 @@
+"""Read a tracked series back: the values of a metric that has one per step."""
+
+from __future__ import annotations
+
+from llmtrack.tracking import schema, store
+
+
+def series(run_id: str, name: str, tracking_uri: str | None = None) -> list[float]:
+    """Return the values of a run's series by step; empty if the run has none of that name.
+
+    Args:
+        run_id: MLflow run id.
+        name: name of the series without its prefix, such as `token_latency_ms`.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+    """
+    client = store.connect(store.resolve_tracking_uri(tracking_uri))
+    history = client.get_metric_history(run_id, schema.series_key(name))
+    return [entry.value for entry in sorted(history, key=lambda entry: entry.step)]
