@@ -1,0 +1,62 @@
+import subprocess
+from pathlib import Path
+
+from llmtrack.tracking import environment as module
+from llmtrack.tracking.environment import environment, environment_id, environment_tags
+
+
+def commit_in(folder: Path) -> str:
+    for command in (
+        ["init", "-q"],
+        ["config", "user.email", "a@b"],
+        ["config", "user.name", "a"],
+        ["add", "."],
+        ["commit", "-q", "-m", "First"],
+    ):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    return head.stdout.strip()
+
+
+def test_it_names_versions_processor_and_memory_and_takes_the_workers_facts():
+    facts = environment({"version.torch": "2.13.0", "threads": "2"})
+    assert facts["version.torch"] == "2.13.0"
+    assert facts["python_version"].count(".") == 2
+    assert int(facts["cpu_available"]) >= 1
+    assert float(facts["memory_gib"]) > 0
+    assert all(isinstance(value, str) and value for value in facts.values())
+
+
+def test_the_commit_is_that_of_the_project_the_code_runs_in(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("1")
+    commit = commit_in(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    module._git.cache_clear()
+    assert (environment()["git_commit"], environment()["git_dirty"]) == (commit, "false")
+    (tmp_path / "file").write_text("2")
+    module._git.cache_clear()
+    assert environment()["git_dirty"] == "true"
+    module._git.cache_clear()
+
+
+def test_without_git_nothing_fails(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    module._git.cache_clear()
+    assert "git_commit" not in environment()
+    module._git.cache_clear()
+
+
+def test_the_id_depends_on_what_affects_speed_only():
+    facts = {"cpu": "A", "threads": "2", "git_commit": "abc", "git_dirty": "false", "llmtrack_version": "1"}
+    same = {**facts, "git_commit": "def", "git_dirty": "true", "llmtrack_version": "2"}
+    assert environment_id(same) == environment_id(facts)
+    assert environment_id({**facts, "threads": "4"}) != environment_id(facts)
+
+
+def test_facts_become_tags():
+    tags = environment_tags({"cpu": "A", "git_commit": "abc"})
+    assert tags["llmtrack.env.cpu"] == "A"
+    assert tags["mlflow.source.git.commit"] == "abc"
+    assert tags["llmtrack.environment_id"] == environment_id({"cpu": "A", "git_commit": "abc"})

@@ -1,0 +1,176 @@
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+
+from llmtrack.errors import TrackingError, UsageError
+from llmtrack.tracking import schema
+from llmtrack.tracking.query import ID_COLUMNS, runs, studies
+from llmtrack.tracking.tracker import Tracker
+from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity, scenario
+
+
+@pytest.fixture
+def filled(tracker: Tracker) -> Tracker:
+    """Two studies of different experiments."""
+    study = tracker.start_study("precision", "Which dtype?", {"n": 3}, ENVIRONMENT)
+    tracker.log(study, measurement("fp32", scenario=scenario("fp32", baseline=True)))
+    tracker.log(study, measurement("bf16", facts={"dtype": "bfloat16", "model_id": "hub/Other_Model"}))
+    tracker.log(study, failure("fp16", scenario=scenario("fp16")))
+    tracker.log_same_as(study, scenario("half"), {"dtype": "float32 (forced on CPU)"}, "fp32", "same dtype")
+    tracker.finish_study(study, "failed")
+    other = tracker.start_study("perplexity", "How good?", {}, ENVIRONMENT)
+    tracker.log(other, measurement("ppl", scenario=perplexity(), metrics={"loss": 2.5}, summaries={}))
+    tracker.finish_study(other, "finished")
+    return tracker
+
+
+def names(**filters) -> list[str]:
+    return sorted(runs(**filters)["run_name"])
+
+
+def test_columns_are_typed(filled, uri):
+    found = runs(tracking_uri=uri).set_index("run_name", drop=False)
+    assert list(found.columns[: len(ID_COLUMNS)]) == list(ID_COLUMNS)
+    assert found["max_new_tokens"].dtype == "Int64"
+    assert found["max_new_tokens"]["ppl"] is pd.NA
+    assert found["max_new_tokens"]["fp32"] == 8
+    assert found["use_cache"].dtype == "boolean"
+    assert found["target_ci"].dtype == "float64"
+    assert found["dtype"]["bf16"] == "bfloat16"
+    assert found["dtype"]["half"] == "float32 (forced on CPU)"
+    assert found["total_latency_s"].dtype == "float64"
+    assert found["total_latency_s"]["fp32"] == 1.5
+    assert pd.isna(found["total_latency_s"]["ppl"])
+    assert found["spread/total_latency_s.ci_low"]["fp32"] == 1.4
+    assert found["baseline"].to_dict() == {
+        "fp32": True,
+        "bf16": False,
+        "fp16": False,
+        "half": False,
+        "ppl": False,
+    }
+    assert found["outcome"]["fp16"] == "failed"
+    assert found["reason"]["fp16"] == "out of memory: needs 9 GiB"
+    assert found["failure"]["fp16"] == "out_of_memory"
+    assert found["same_as"]["half"] == "fp32"
+    assert found["warnings"]["fp32"] == "samples drift"
+    assert found["env.cpu"]["fp32"] == "A CPU"
+    assert found["mlflow_experiment"]["fp32"] == "llmtrack"
+    assert str(found["start_time"].dtype) == "datetime64[ms, UTC]"
+    assert found["start_time"]["fp32"] == pd.Timestamp(1_790_000_000_500, unit="ms", tz="UTC")
+    assert not [name for name in found.columns if name.startswith("series/")]
+
+
+def test_filters(filled, uri):
+    assert names(tracking_uri=uri) == ["bf16", "fp16", "fp32", "half", "ppl"]
+    assert names(tracking_uri=uri, experiment="perplexity") == ["ppl"]
+    assert names(tracking_uri=uri, experiment="llmtrack", status="failed") == ["fp16"]
+    assert names(tracking_uri=uri, model="OTHER_model") == ["bf16"]
+    assert names(tracking_uri=uri, model="OtherXModel") == []
+    assert names(tracking_uri=uri, search="fp") == ["fp16", "fp32"]
+    assert names(tracking_uri=uri, search="other_") == ["bf16"]
+    assert names(tracking_uri=uri, search="tags.`llmtrack.baseline` = 'true'") == ["fp32"]
+    assert names(tracking_uri=uri, search="metrics.loss < 3") == ["ppl"]
+    assert names(tracking_uri=uri, search="it's") == []
+    assert len(runs(tracking_uri=uri, kind=None)) == 7
+    assert len(runs(tracking_uri=uri, kind="study")) == 2
+
+
+def test_a_study_is_found_by_its_id_its_runs_id_or_as_the_latest(filled, uri):
+    by_experiment = studies(experiment="precision", tracking_uri=uri).iloc[0]
+    expected = ["bf16", "fp16", "fp32", "half"]
+    assert names(tracking_uri=uri, study=by_experiment["study_id"]) == expected
+    assert names(tracking_uri=uri, study=by_experiment["run_id"]) == expected
+    assert names(tracking_uri=uri, study="latest") == ["ppl"]
+    assert names(tracking_uri=uri, study="latest", experiment="precision") == expected
+
+
+def test_studies_are_read_with_their_settings(filled, uri):
+    found = studies(tracking_uri=uri).set_index("experiment")
+    assert found["cfg.n"].dtype == "Int64"
+    assert found["cfg.n"]["precision"] == 3
+    assert found["question"]["precision"] == "Which dtype?"
+    assert found["status"].to_dict() == {"perplexity": "FINISHED", "precision": "FAILED"}
+
+
+@pytest.mark.parametrize(
+    ("filters", "message"),
+    [
+        ({"experiment": "precison"}, "did you mean precision"),
+        ({"experiment": "a'b\"c"}, "quotes"),
+        ({"study": "precision-0"}, "there is no study"),
+        ({"study": "0" * 32}, "there is no study"),
+        ({"study": "latest", "experiment": "nothing"}, "there is no study of experiment 'nothing'"),
+        ({"search": "params.x = 1"}, "does not understand"),
+        ({"search": "metrics.loss <"}, "does not understand"),
+        ({"status": "done"}, "RUNNING"),
+    ],
+)
+def test_a_bad_filter_is_one_line_with_a_remedy(filled, uri, filters, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        runs(tracking_uri=uri, **filters)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_result_has_the_same_columns_and_types(tracker, uri):
+    found = runs(tracking_uri=uri)
+    assert len(found) == 0
+    tracker.log(tracker.start_study("e", "q", {}, {}), measurement())
+    full = runs(tracking_uri=uri)
+    assert set(found.columns) <= set(full.columns)
+    for name in found.columns:
+        assert found[name].dtype == full[name].dtype, name
+    assert set(found.columns) == {*ID_COLUMNS, *schema.PARAM_BY_NAME, *schema.METRIC_BY_NAME}
+
+
+def test_no_database_is_a_clear_error(tmp_path):
+    with pytest.raises(TrackingError, match="run an experiment first"):
+        runs(tracking_uri=f"sqlite:///{tmp_path}/none.db")
+
+
+def test_names_that_are_taken_get_a_prefix_and_unknown_values_get_a_type(tracker, uri):
+    facts = {
+        "status": "mine",
+        "loss": "mse",
+        "heads": 4,
+        "scale": 0.5,
+        "tied": True,
+        "norm": "rms",
+        "mixed": 1,
+    }
+    study = tracker.start_study("e", "q", {}, {})
+    tracker.log(study, measurement("a", facts=facts, metrics={"run_id": 1.0, "loss": 2.0}))
+    tracker.log(study, measurement("b", facts={"mixed": "1,2", "max_new_tokens": "many"}))
+    found = runs(tracking_uri=uri).set_index("run_name", drop=False)
+    assert found["params.status"]["a"] == "mine"
+    assert found["status"]["a"] == "FINISHED"
+    assert found["params.loss"]["a"] == "mse"
+    assert found["loss"]["a"] == 2.0
+    assert found["metrics.run_id"]["a"] == 1.0
+    assert found["heads"].dtype == "Int64"
+    assert found["scale"].dtype == "float64"
+    assert found["tied"].dtype == "boolean"
+    assert list(found["mixed"][["a", "b"]]) == ["1", "1,2"]
+    assert list(found["max_new_tokens"][["a", "b"]]) == ["8", "many"]
+
+
+def test_all_pages_are_read_once_each_and_only_ours(uri):
+    client = MlflowClient(uri)
+    number = client.create_experiment("many")
+    for index in range(1_200):
+        tags = {"llmtrack.kind": "scenario", "llmtrack.experiment": "many"}
+        client.create_run(number, run_name=f"r{index}", tags=tags, start_time=1_000)
+    client.create_run(number, run_name="someone else's")
+    found = runs(tracking_uri=uri)
+    assert len(found) == 1_200
+    assert found["run_id"].is_unique
+
+
+def test_runs_of_others_can_be_read_too(uri):
+    client = MlflowClient(uri)
+    run = client.create_run("0", run_name="theirs")
+    client.log_batch(run.info.run_id, [Metric("acc", 0.5, 1, 0)], [Param("lr", "0.1")], [RunTag("a", "b")])
+    found = runs(kind=None, tracking_uri=uri)
+    assert (found["lr"][0], found["acc"][0]) == (0.1, 0.5)
+    assert found["kind"][0] is pd.NA

@@ -1,0 +1,111 @@
+"""Against a real `mlflow server`, in front of which a line can be cut."""
+
+import time
+import uuid
+
+import pytest
+from mlflow import MlflowClient
+
+from llmtrack.errors import TrackingError
+from llmtrack.tracking import store, sync
+from llmtrack.tracking.query import runs, studies
+from llmtrack.tracking.tracker import Tracker
+from tests.tracking.samples import ENVIRONMENT, measurement
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def experiment() -> str:
+    return f"experiment-{uuid.uuid4().hex[:8]}"
+
+
+def test_a_study_is_tracked_and_read_back_through_a_server(server, experiment, tmp_path):
+    tracker = Tracker.open(server.uri, experiment, tmp_path / "spool")
+    study = tracker.start_study(experiment, "q", {"a": 1}, ENVIRONMENT)
+    run_id = tracker.log(study, measurement())
+    tracker.finish_study(study, "finished", "note")
+    found = runs(experiment=experiment, tracking_uri=server.uri)
+    assert list(found["run_id"]) == [run_id]
+    assert found["total_latency_s"][0] == 1.5
+    assert list(studies(experiment, tracking_uri=server.uri)["status"]) == ["FINISHED"]
+    path = MlflowClient(server.uri).download_artifacts(run_id, "sample.txt")
+    assert open(path).read() == "Once upon a time"
+
+
+def test_a_server_that_goes_down_loses_nothing_and_nothing_is_sent_twice(
+    server, line, experiment, tmp_path, said, spooled
+):
+    tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
+    study = tracker.start_study(experiment, "q", {}, ENVIRONMENT)
+    assert tracker.log(study, measurement("before")) is not None
+    line.down()
+    start = time.monotonic()
+    assert tracker.log(study, measurement("during-1")) is None
+    assert tracker.log(study, measurement("during-2")) is None
+    assert tracker.finish_study(study, "finished", "note") is None
+    assert time.monotonic() - start < 60
+    assert tracker.offline
+    assert len(spooled()) == 3
+    assert len(said) == 1
+    assert sync.sync(tmp_path / "spool").left == 3
+    line.up()
+    assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=3, left=0)
+    assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=0, left=0)
+    found = runs(experiment=experiment, tracking_uri=server.uri)
+    assert sorted(found["run_name"]) == ["before", "during-1", "during-2"]
+    assert set(found["status"]) == {"FINISHED"}
+    assert list(studies(experiment, tracking_uri=server.uri)["status"]) == ["FINISHED"]
+
+
+def test_a_tracker_finds_back_to_a_server_that_came_late(server, line, experiment, tmp_path, said, spooled):
+    line.down()
+    tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
+    assert tracker.offline
+    study = tracker.start_study(experiment, "q", {}, ENVIRONMENT)
+    tracker.log(study, measurement())
+    line.up()
+    assert tracker.finish_study(study, "finished") is not None
+    assert not tracker.offline
+    assert spooled() == []
+    assert len(runs(study=study.study_id, tracking_uri=server.uri)) == 1
+    assert len(studies(experiment, tracking_uri=server.uri)) == 1
+
+
+def test_a_line_cut_after_a_run_was_created_makes_no_second_one(
+    server, line, experiment, tmp_path, monkeypatch, said
+):
+    tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
+    study = tracker.start_study(experiment, "q", {}, ENVIRONMENT)
+    real = MlflowClient.create_run
+
+    def create_and_cut(self, *args, **kwargs):
+        run = real(self, *args, **kwargs)
+        line.down()
+        return run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "create_run", create_and_cut)
+        assert tracker.log(study, measurement()) is None
+    line.up()
+    assert tracker.sync().sent == 1
+    found = runs(experiment=experiment, tracking_uri=server.uri)
+    assert len(found) == 1
+    assert found["total_latency_s"][0] == 1.5
+
+
+def test_a_record_over_one_megabyte_is_taken(server, experiment, tmp_path):
+    tracker = Tracker.open(server.uri, experiment, tmp_path / "spool")
+    facts = {f"fact_{index}": "é" * 5_000 for index in range(60)}
+    series = {"gap": tuple(float(index) for index in range(3_000))}
+    run_id = tracker.log(
+        tracker.start_study(experiment, "q", {}, {}), measurement(facts=facts, series=series)
+    )
+    run = MlflowClient(server.uri).get_run(run_id)
+    assert run.data.params["fact_59"] == "é" * 5_000
+    assert run.data.metrics["series/gap"] == 2_999.0
+
+
+def test_something_that_is_no_mlflow_server_is_a_clear_error(line, server):
+    with pytest.raises(TrackingError, match="does not answer as an MLflow server"):
+        store.open_store(server.uri + "/nothing/here")

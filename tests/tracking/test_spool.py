@@ -1,0 +1,112 @@
+import dataclasses
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from llmtrack.errors import TrackingError
+from llmtrack.tracking.records import StudyContext, scenario_record
+from llmtrack.tracking.spool import Entry, Spool, Target
+from tests.tracking.samples import measurement
+
+STUDY = StudyContext("study-1", "precision")
+TARGET = Target("http://127.0.0.1:1", "llmtrack")
+
+
+def entry(name: str = "p64", **changes) -> Entry:
+    return dataclasses.replace(Entry(scenario_record(measurement(name), STUDY), TARGET), **changes)
+
+
+@pytest.fixture
+def spool(tmp_path, said) -> Spool:
+    return Spool(tmp_path / "spool", said.append)
+
+
+def read(spool: Spool, name: str) -> Entry:
+    with spool.claim(name, 1) as found:
+        assert found is not None
+        return found
+
+
+def test_what_is_put_can_be_read_in_another_process(spool):
+    put = spool.put(entry(), {"plots/a.png": b"png"})
+    again = Spool(spool.folder)
+    assert again.names() == [put.name]
+    assert read(again, put.name) == put
+    assert (again.files_of(put) / "plots/a.png").read_bytes() == b"png"
+
+
+def test_nothing_is_left_after_removal(spool):
+    put = spool.put(entry(), {"a.txt": b"a"})
+    with spool.claim(put.name, 1) as found:
+        spool.remove(found)
+    assert spool.names() == []
+    assert [path.name for path in spool.folder.iterdir() if path.name != "lock"] == []
+
+
+def test_entries_are_sorted_by_start(spool):
+    late = spool.put(entry("a"))
+    early = spool.put(Entry(dataclasses.replace(late.record, start_ms=5, record_id="zz"), TARGET))
+    assert spool.names() == [early.name, late.name]
+
+
+def test_a_replaced_entry_keeps_what_is_known_of_its_run_and_its_files(spool):
+    first = spool.put(entry(), {"a.txt": b"a"})
+    spool.update(dataclasses.replace(first, attempted=True, run_id="r1"))
+    spool.put(dataclasses.replace(entry(), record=dataclasses.replace(first.record, status="KILLED")))
+    found = read(spool, first.name)
+    assert (found.record.status, found.run_id, found.attempted, found.has_files) == (
+        "KILLED",
+        "r1",
+        True,
+        True,
+    )
+    assert (spool.files_of(found) / "a.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"format": 99}', '{"format": 1, "record": {}}', "\xff\x00"]
+)
+def test_a_corrupt_entry_is_moved_aside_and_the_others_stay(spool, said, content):
+    bad, good = spool.put(entry("bad")), spool.put(entry("good"))
+    (spool.folder / bad.name / "entry.json").write_text(content, encoding="latin-1")
+    with spool.claim(bad.name, 1) as found:
+        assert found is None
+    assert spool.names() == [good.name]
+    assert list((spool.folder / "corrupt").iterdir())
+    assert len(said) == 1
+    assert "moved to" in said[0]
+
+
+def test_a_crash_while_writing_leaves_no_entry(spool):
+    half = spool.folder / "new-abc"
+    half.mkdir(parents=True)
+    (half / "entry.part").write_text("{")
+    assert spool.names() == []
+
+
+def test_an_entry_is_held_by_one_process_at_a_time(spool):
+    put = spool.put(entry())
+    context = multiprocessing.get_context("spawn")
+    with spool.claim(put.name, 1):
+        process = context.Process(target=_exit_by_claim, args=(spool.folder, put.name))
+        process.start()
+        process.join(60)
+    assert process.exitcode == 7
+
+
+def _exit_by_claim(folder: Path, name: str) -> None:
+    with Spool(folder).claim(name, 0.1) as found:
+        raise SystemExit(7 if found is None else 0)
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrackingError, match="LLMTRACK_SPOOL"):
+        Spool(tmp_path / "file" / "spool").put(entry())
+
+
+def test_the_folder_comes_from_the_environment(tmp_path, monkeypatch):
+    assert Spool().folder == tmp_path / ".llmtrack" / "spool"
+    monkeypatch.setenv("LLMTRACK_SPOOL", str(tmp_path / "mine"))
+    assert Spool().folder == tmp_path / "mine"

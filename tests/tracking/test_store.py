@@ -1,0 +1,129 @@
+import multiprocessing
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from llmtrack.errors import TrackingError, UsageError
+from llmtrack.tracking import store
+from llmtrack.tracking.store import resolve_tracking_uri
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("sqlite:///a.db", "sqlite:///{cwd}/a.db"),
+        ("sqlite:///sub/a.db?timeout=5", "sqlite:///{cwd}/sub/a.db?timeout=5"),
+        ("sqlite:////abs/a.db", "sqlite:////abs/a.db"),
+        ("a.db", "sqlite:///{cwd}/a.db"),
+        ("http://host:5000", "http://host:5000"),
+        ("postgresql+psycopg://u:p@h/d", "postgresql+psycopg://u:p@h/d"),
+        ("databricks", "databricks"),
+    ],
+)
+def test_a_uri_means_the_same_in_every_folder(given, expected, tmp_path):
+    assert resolve_tracking_uri(given) == expected.format(cwd=tmp_path)
+
+
+def test_the_default_is_the_environment_and_then_the_working_directory(tmp_path, monkeypatch):
+    assert resolve_tracking_uri() == f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///other.db")
+    assert resolve_tracking_uri() == f"sqlite:///{tmp_path}/other.db"
+
+
+@pytest.mark.parametrize(
+    "given", ["mlruns", "./mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:"]
+)
+def test_stores_that_keep_nothing_are_refused(given):
+    with pytest.raises(UsageError, match="tracking URI"):
+        resolve_tracking_uri(given)
+
+
+def test_a_new_experiment_keeps_its_artifacts_beside_the_database(uri):
+    client = store.open_store(uri)
+    number = store.ensure_experiment(client, "my experiment/1")
+    location = client.get_experiment(number).artifact_location
+    assert Path(location).is_absolute()
+    assert Path(location).parent == store.sqlite_path(uri).parent / "mlartifacts"
+    assert store.ensure_experiment(client, "my experiment/1") == number
+
+
+def test_a_deleted_experiment_is_a_clear_error(uri):
+    client = store.open_store(uri)
+    number = store.ensure_experiment(client, "gone")
+    client.delete_experiment(number)
+    with pytest.raises(TrackingError, match=f"mlflow experiments restore --experiment-id {number}"):
+        store.ensure_experiment(client, "gone")
+
+
+def test_an_experiment_made_by_another_process_meanwhile_is_taken(uri, monkeypatch):
+    client = store.open_store(uri)
+    number = store.ensure_experiment(client, "race")
+    real, answers = client.get_experiment_by_name, [None]
+    monkeypatch.setattr(
+        client, "get_experiment_by_name", lambda name: answers.pop() if answers else real(name)
+    )
+    assert store.ensure_experiment(client, "race") == number
+
+
+def test_a_missing_folder_is_a_clear_error(tmp_path):
+    with pytest.raises(TrackingError, match="does not exist"):
+        store.open_store(f"sqlite:///{tmp_path}/nowhere/a.db")
+
+
+def test_a_file_that_is_no_database_is_a_clear_error(tmp_path):
+    (tmp_path / "a.db").write_text("this is no database at all" * 100)
+    with pytest.raises(TrackingError, match="cannot open") as caught:
+        store.open_store(f"sqlite:///{tmp_path}/a.db")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_is_down_is_known_at_once():
+    start = time.monotonic()
+    with pytest.raises(store.UnreachableError, match="no answer"):
+        store.open_store("http://127.0.0.1:9")
+    assert time.monotonic() - start < 10
+
+
+def test_the_users_own_retries_are_kept(uri, monkeypatch):
+    import os
+
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "9")
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
+    store.connect(uri)
+    assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "9"
+    assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "30"
+
+
+def test_two_processes_may_open_a_new_database_at_once(tmp_path):
+    uri = f"sqlite:///{tmp_path}/new.db"
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_create, args=(uri, index)) for index in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(150)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    client = MlflowClient(uri)
+    experiments = [item.name for item in client.search_experiments()]
+    assert experiments.count("shared") == 1
+    assert len(client.search_runs([client.get_experiment_by_name("shared").experiment_id])) == 3
+
+
+def _create(uri: str, index: int) -> None:
+    client = store.open_store(uri)
+    client.create_run(store.ensure_experiment(client, "shared"), run_name=f"run-{index}")
+
+
+def test_reading_makes_no_database(tmp_path):
+    with pytest.raises(TrackingError, match="no tracking database"):
+        store.open_existing(f"sqlite:///{tmp_path}/none.db")
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_read_only_database_says_so(uri, template_database):
+    path = store.sqlite_path(uri)
+    shutil.copyfile(template_database, path)
+    assert store.open_existing(uri).search_experiments(max_results=1)

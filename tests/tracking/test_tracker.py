@@ -1,0 +1,394 @@
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from llmtrack.errors import TrackingError
+from llmtrack.tracking import push, sync
+from llmtrack.tracking.tracker import Tracker
+from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
+
+
+def start(tracker: Tracker, **changes):
+    given = {
+        "experiment": "precision",
+        "question": "Is bfloat16 faster?",
+        "settings": {"dtypes": "fp32,bf16", "warmup": 1},
+        "environment": ENVIRONMENT,
+    }
+    return tracker.start_study(**{**given, **changes})
+
+
+def all_runs(tracker: Tracker):
+    client = MlflowClient(tracker.tracking_uri)
+    return client.search_runs([item.experiment_id for item in client.search_experiments()], max_results=1000)
+
+
+def scenario_runs(tracker: Tracker):
+    return [run for run in all_runs(tracker) if run.data.tags.get("llmtrack.kind") == "scenario"]
+
+
+def artifact(tracker: Tracker, run_id: str, path: str) -> str:
+    return Path(MlflowClient(tracker.tracking_uri).download_artifacts(run_id, path)).read_text()
+
+
+def test_a_study_is_tracked_from_start_to_end(tracker, tmp_path, spooled, said):
+    study = start(tracker)
+    client = MlflowClient(tracker.tracking_uri)
+    opened = client.get_run(study.run_id)
+    assert opened.info.status == "RUNNING"
+    assert opened.data.params == {"cfg.dtypes": "fp32,bf16", "cfg.warmup": "1"}
+    assert study.study_id.startswith("precision-")
+
+    run_id = tracker.log(study, measurement())
+    tracker.log(study, failure("p128"))
+    tracker.log_same_as(study, scenario("fp16"), {"dtype": "float32 (forced on CPU)"}, "p64", "same dtype")
+    table = tmp_path / "table.md"
+    table.write_text("| a |")
+    (tmp_path / "plot.png").write_bytes(b"\x89PNG")
+    files = {"table.md": table, "plots/plot.png": tmp_path / "plot.png"}
+    tracker.finish_study(study, "failed", "**note**", files, {"best": 2.0}, reason="one failed")
+
+    run = client.get_run(run_id)
+    assert (run.info.status, run.info.run_name, run.info.end_time) == ("FINISHED", "p64", 1_790_000_010_250)
+    assert run.data.metrics["total_latency_s"] == 1.5
+    assert run.data.tags["llmtrack.study_id"] == study.study_id
+    assert run.data.tags["llmtrack.env.cpu"] == "A CPU"
+    assert "mlflow.parentRunId" not in run.data.tags
+    assert [m.value for m in client.get_metric_history(run_id, "series/token_latency_ms")] == [1.0, 2.0, 3.0]
+    assert artifact(tracker, run_id, "sample.txt") == "Once upon a time"
+
+    statuses = {run.info.run_name: run.info.status for run in scenario_runs(tracker)}
+    assert statuses == {"p64": "FINISHED", "p128": "FAILED", "fp16": "FINISHED"}
+    ended = client.get_run(study.run_id)
+    assert ended.info.status == "FAILED"
+    assert ended.data.tags["mlflow.note.content"] == "**note**"
+    assert ended.data.tags["llmtrack.outcome"] == "failed"
+    assert ended.data.metrics == {"best": 2.0}
+    assert artifact(tracker, study.run_id, "table.md") == "| a |"
+    assert spooled() == []
+    assert said == []
+
+
+def test_the_mlflow_experiment_comes_from_argument_variable_or_default(uri, monkeypatch):
+    assert Tracker.open(uri).experiment == "llmtrack"
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "from-variable")
+    assert Tracker.open(uri).experiment == "from-variable"
+    assert Tracker.open(uri, "from-argument").experiment == "from-argument"
+    number = MlflowClient(uri).get_experiment_by_name("from-argument").experiment_id
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", number)
+    assert Tracker.open(uri).experiment == "from-argument"
+
+
+def test_a_deleted_mlflow_experiment_is_refused_at_once(uri):
+    client = MlflowClient(uri)
+    client.delete_experiment(client.create_experiment("gone"))
+    with pytest.raises(TrackingError, match="restore"):
+        Tracker.open(uri, "gone")
+
+
+def test_the_same_outcome_logged_twice_is_one_run(tracker):
+    study = start(tracker)
+    assert tracker.log(study, measurement()) == tracker.log(study, measurement())
+    assert len(scenario_runs(tracker)) == 1
+
+
+def test_under_mlflow_run_the_first_study_joins_that_run(uri, tmp_path, monkeypatch):
+    client = MlflowClient(uri)
+    number = client.create_experiment("theirs", artifact_location=str(tmp_path / "artifacts"))
+    outer = client.create_run(number, run_name="nosy-bear-123").info.run_id
+    client.log_param(outer, "dtypes", "'fp32 bf16'")
+    monkeypatch.setenv("MLFLOW_RUN_ID", outer)
+    tracker = Tracker.open(uri)
+    first, second = start(tracker), start(tracker)
+    assert first.run_id == outer
+    assert second.run_id != outer
+    assert "MLFLOW_RUN_ID" not in os.environ
+    tracker.log(first, measurement())
+    tracker.finish_study(first, "killed")
+    run = client.get_run(outer)
+    assert run.info.status == "KILLED"
+    assert run.info.run_name == first.study_id
+    assert run.data.params["dtypes"] == "'fp32 bf16'"
+    assert run.data.params["cfg.dtypes"] == "fp32,bf16"
+    assert {item.info.experiment_id for item in all_runs(tracker)} == {number}
+
+
+def test_a_joined_run_keeps_its_own_name_and_earlier_params(uri, monkeypatch):
+    client = MlflowClient(uri)
+    outer = client.create_run("0", run_name="nightly").info.run_id
+    client.log_param(outer, "cfg.warmup", "7")
+    monkeypatch.setenv("MLFLOW_RUN_ID", outer)
+    tracker = Tracker.open(uri)
+    start(tracker)
+    run = client.get_run(outer)
+    assert run.info.run_name == "nightly"
+    assert run.data.params == {"cfg.warmup": "7", "cfg.dtypes": "fp32,bf16"}
+    assert "cfg.warmup" in run.data.tags["llmtrack.omitted"]
+
+
+def test_a_run_id_of_another_store_is_a_clear_error(uri, monkeypatch):
+    monkeypatch.setenv("MLFLOW_RUN_ID", "0" * 32)
+    with pytest.raises(TrackingError, match="MLFLOW_RUN_ID"):
+        Tracker.open(uri)
+
+
+def test_values_over_the_limits_and_odd_names_never_end_a_run(tracker):
+    odd = measurement(
+        facts={"corpus": "x" * 7_000, "p@th (odd)": "\ud800", "": "empty"},
+        metrics={"loss": float("nan"), "perplexity": float("inf"), "a%b": 1.0},
+        warnings=("w" * 9_000,),
+    )
+    run_id = tracker.log(start(tracker), odd)
+    data = MlflowClient(tracker.tracking_uri).get_run(run_id).data
+    assert len(data.params["corpus"]) == 6_000
+    assert "loss" not in data.metrics
+    assert data.metrics["a_b"] == 1.0
+    for word in ("corpus", "loss", "perplexity", "p_th _odd_"):
+        assert word in data.tags["llmtrack.omitted"]
+
+
+def test_a_record_larger_than_one_request_is_split(tracker, monkeypatch):
+    monkeypatch.setattr(push, "_MAX_REQUEST", 1_000)
+    run_id = tracker.log(start(tracker), measurement())
+    run = MlflowClient(tracker.tracking_uri).get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["dtype"] == "float32"
+    assert run.data.metrics["total_latency_s"] == 1.5
+
+
+def test_credentials_reach_nothing_that_is_tracked(uri, tmp_path, monkeypatch, said):
+    monkeypatch.setenv("SOME_API_TOKEN", "s3cr3t-s3cr3t")
+    tracker = Tracker.open(uri, notify=said.append)
+    study = start(tracker, settings={"tracking": "https://me:s3cr3t@host", "extra": "s3cr3t-s3cr3t"})
+    tracker.log(
+        study,
+        failure(
+            reason="cannot reach https://me:s3cr3t@host",
+            details="env SOME_API_TOKEN=s3cr3t-s3cr3t",
+            facts={"model_id": "https://s3cr3t@host/m"},
+        ),
+    )
+    page = tmp_path / "page.html"
+    page.write_text("<a href='https://me:s3cr3t@host'>")
+    tracker.finish_study(study, "failed", "see https://me:s3cr3t@host", {"page.html": page})
+    store_folder = Path(uri.removeprefix("sqlite:///")).parent
+    for path in [*store_folder.rglob("*"), *tracker.spool.folder.rglob("*")]:
+        if path.is_file():
+            assert b"s3cr3t" not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize("call", ["create_run", "log_batch", "log_artifacts", "set_terminated"])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_crash_at_any_call_leaves_exactly_one_complete_run_after_sync(
+    tracker, monkeypatch, spooled, call, moment
+):
+    study = start(tracker)
+    real = getattr(MlflowClient, call)
+
+    def crash(self, *args, **kwargs):
+        if moment == "after":
+            real(self, *args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, call, crash)
+        with pytest.raises(KeyboardInterrupt):
+            tracker.log(study, measurement())
+    assert len(spooled()) == 1
+    result = sync.sync(tracker.spool.folder)
+    assert (result.sent, result.left, result.problems) == (1, 0, ())
+    (run,) = scenario_runs(tracker)
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["total_latency_s"] == 1.5
+    assert run.data.params["dtype"] == "float32"
+    assert artifact(tracker, run.info.run_id, "sample.txt") == "Once upon a time"
+    history = MlflowClient(tracker.tracking_uri).get_metric_history(run.info.run_id, "total_latency_s")
+    assert len(history) == 1
+    assert spooled() == []
+
+
+def test_a_ghost_of_a_repeated_request_is_removed(tracker, monkeypatch):
+    study = start(tracker)
+    real = MlflowClient.create_run
+
+    def twice_and_lost(self, *args, **kwargs):
+        real(self, *args, **kwargs)
+        real(self, *args, **kwargs)
+        raise MlflowException("the answer was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "create_run", twice_and_lost)
+        assert tracker.log(study, measurement()) is None
+    assert tracker.offline
+    assert tracker.sync().sent == 1
+    (run,) = scenario_runs(tracker)
+    assert run.data.metrics["total_latency_s"] == 1.5
+
+
+def test_a_store_that_fails_for_a_while_loses_nothing(tracker, monkeypatch, spooled, said):
+    study = start(tracker)
+
+    def fail(self, *args, **kwargs):
+        raise MlflowException("database is locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_batch", fail)
+        assert tracker.log(study, measurement("a")) is None
+        assert tracker.log(study, measurement("b")) is None
+    assert tracker.offline
+    assert len(said) == 1
+    assert "llmtrack sync" in said[0]
+    assert len(spooled()) == 2
+    assert tracker.finish_study(study, "finished") == study.run_id
+    assert sorted(run.info.run_name for run in scenario_runs(tracker)) == ["a", "b"]
+    assert not tracker.offline
+    assert spooled() == []
+
+
+def test_a_record_that_mlflow_refuses_does_not_keep_back_the_others(tracker, monkeypatch, said, spooled):
+    study = start(tracker)
+    real = MlflowClient.log_batch
+
+    def refuse(self, run_id, **kwargs):
+        if any(param.value == "bad" for param in kwargs.get("params", ())):
+            raise MlflowException("no, with https://me:pw@host", 1000)  # INVALID_PARAMETER_VALUE
+        return real(self, run_id, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", refuse)
+    assert tracker.log(study, measurement("bad")) is None
+    assert tracker.log(study, measurement("good")) is not None
+    assert not tracker.offline
+    assert "refused" in said[0]
+    assert "pw" not in said[0]
+    assert len(spooled()) == 1
+    result = tracker.sync()
+    assert (result.sent, result.left) == (0, 1)
+    assert result.problems
+
+
+def test_artifacts_that_cannot_be_stored_leave_a_complete_run_and_follow_later(tracker, monkeypatch):
+    study = start(tracker)
+
+    def fail(self, *args, **kwargs):
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_artifacts", fail)
+        tracker.log(study, measurement())
+    (run,) = scenario_runs(tracker)
+    assert run.info.status == "FINISHED"
+    assert tracker.sync().sent == 1
+    assert len(scenario_runs(tracker)) == 1
+    assert artifact(tracker, run.info.run_id, "sample.txt")
+
+
+def test_two_processes_sync_one_spool_exactly_once(tracker, monkeypatch, spooled):
+    study = start(tracker)
+
+    def fail(self, *args, **kwargs):
+        raise MlflowException("down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "create_run", fail)
+        for index in range(12):
+            tracker.log(study, measurement(f"s{index}"))
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=sync.sync, args=(tracker.spool.folder,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert sorted(run.info.run_name for run in scenario_runs(tracker)) == sorted(f"s{i}" for i in range(12))
+    assert spooled() == []
+
+
+def test_records_can_be_sent_to_another_store(tracker, monkeypatch, template_database, tmp_path, spooled):
+    import shutil
+
+    study = start(tracker)
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "set_terminated", lambda *a, **k: (_ for _ in ()).throw(OSError("down")))
+        tracker.log(study, measurement())
+    other = tmp_path / "other.db"
+    shutil.copyfile(template_database, other)
+    assert sync.sync(tracker.spool.folder, f"sqlite:///{other}").sent == 1
+    client = MlflowClient(f"sqlite:///{other}")
+    number = client.get_experiment_by_name("llmtrack").experiment_id
+    assert [run.info.run_name for run in client.search_runs([number])] == ["p64"]
+
+
+def test_a_spool_without_credentials_asks_for_them(tracker, said):
+    study = start(tracker)
+    tracker._client, tracker.tracking_uri = None, "http://me:pw@127.0.0.1:9"
+    assert tracker.log(study, measurement()) is None
+    assert all("pw" not in line for line in said)
+    result = sync.sync(tracker.spool.folder)
+    assert (result.sent, result.left) == (0, 1)
+    assert "MLFLOW_TRACKING_URI" in result.problems[0]
+
+
+def test_credentials_come_back_from_the_environment(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:pw@host:5000")
+    assert sync.with_credentials("http://***@host:5000") == "http://me:pw@host:5000"
+    assert sync.with_credentials("http://other:5000") == "http://other:5000"
+
+
+def test_a_study_that_starts_offline_is_whole_after_sync(uri, tmp_path, said):
+    """A port that nobody listens on stands for a server; its records are then sent to a database."""
+    tracker = Tracker.open("http://127.0.0.1:9", spool=tmp_path / "spool", notify=said.append)
+    assert tracker.offline
+    assert len(said) == 1
+    study = start(tracker)
+    assert (study.run_id, study.experiment_id) == (None, None)
+    assert tracker.log(study, measurement()) is None
+    plot = tmp_path / "plot.png"
+    plot.write_bytes(b"\x89PNG")
+    assert tracker.finish_study(study, "finished", "note", {"plot.png": plot}) is None
+    plot.unlink()
+    assert len(tracker.spool.names()) == 2
+    assert sync.sync(tmp_path / "spool", uri).sent == 2
+    tracker = Tracker.open(uri, spool=tmp_path / "spool")
+    runs = {run.info.run_name: run for run in all_runs(tracker)}
+    assert set(runs) == {study.study_id, "p64"}
+    assert runs[study.study_id].info.status == "FINISHED"
+    assert runs[study.study_id].data.params["cfg.warmup"] == "1"
+    names = [item.path for item in MlflowClient(uri).list_artifacts(runs[study.study_id].info.run_id)]
+    assert names == ["plot.png"]
+
+
+def test_tracking_imports_neither_torch_nor_anything_heavy_at_start():
+    code = (
+        "import sys, llmtrack.tracking.tracker, llmtrack.tracking.query, llmtrack.tracking.environment\n"
+        "print([name for name in ('torch', 'transformers', 'mlflow', 'pandas') if name in sys.modules])\n"
+    )
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_tracking_and_reading_back_never_imports_torch(uri, tmp_path):
+    code = (
+        "import sys\n"
+        "from llmtrack.tracking.tracker import Tracker\n"
+        "from llmtrack.tracking.query import runs\n"
+        "from llmtrack.tracking.environment import environment\n"
+        "from tests.tracking.samples import measurement\n"
+        f"tracker = Tracker.open({uri!r})\n"
+        "study = tracker.start_study('e', 'q', {}, environment({}))\n"
+        "tracker.log(study, measurement())\n"
+        "tracker.finish_study(study, 'finished')\n"
+        f"assert len(runs(tracking_uri={uri!r})) == 1\n"
+        "print('torch' in sys.modules, 'transformers' in sys.modules)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.strip() == "False False", done.stderr
