@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import transformers
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
 TRANSFORMERS_MAJOR = int(transformers.__version__.split(".")[0])
 
@@ -49,3 +49,13 @@ def restore_rope(config: PretrainedConfig) -> None:
         for name in ("rope_theta", "rope_scaling"):
             if name in portable:
                 setattr(config, name, portable[name])
+
+
+def forget_gguf(model: PreTrainedModel) -> None:
+    """Make a model that was read from a GGUF file an ordinary float model that can be saved.
+
+    Version 5 treats it as quantized: it refuses to save it, and would look for the file on loading.
+    """
+    for holder, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):
+        if hasattr(holder, name):
+            delattr(holder, name)

@@ -180,7 +180,7 @@ def _write_model(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
-    from llmtrack.compat import portable_rope
+    from llmtrack.compat import forget_gguf, portable_rope
 
     model = AutoModelForCausalLM.from_pretrained(
         str(path.parent), gguf_file=path.name, dtype=torch.float32, local_files_only=True
@@ -188,9 +188,7 @@ def _write_model(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
     ids = {f"{role}_token_id": number for role, number in special_ids(metadata).items() if role != "unk"}
     for name, number in ids.items():
         setattr(model.config, name, number)
-    # transformers 5 notes here that the weights came from a GGUF file, and would then look for it on loading.
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
+    forget_gguf(model)
     model.generation_config = GenerationConfig(**ids)
     model.save_pretrained(str(folder))
     config = folder / "config.json"

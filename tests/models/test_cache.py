@@ -1,0 +1,134 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from llmtrack.errors import ModelLoadError
+from llmtrack.models import cache
+from llmtrack.models.digests import file_digest, folder_digest
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class Builder:
+    def __init__(self, text="content"):
+        self.calls = 0
+        self.text = text
+
+    def __call__(self, folder):
+        self.calls += 1
+        (folder / "sub").mkdir()
+        (folder / "sub" / "file").write_text(self.text)
+        return {"made": "here"}
+
+
+def test_an_entry_is_built_once_with_its_manifest():
+    build = Builder()
+    entry = cache.build_once("x", build)
+    assert cache.build_once("x", build) == entry
+    assert build.calls == 1
+    manifest = cache.read_manifest(entry)
+    assert manifest["made"] == "here"
+    assert manifest["files"]["sub/file"]["size"] == len("content")
+    assert cache.damage(entry, full=True) is None
+
+
+@pytest.mark.parametrize("harm", ["shorten", "delete", "manifest", "half", "list"])
+def test_a_damaged_entry_is_noticed_and_built_again(harm):
+    build = Builder()
+    entry = cache.build_once("x", build)
+    if harm == "shorten":
+        (entry / "sub" / "file").write_text("con")
+    elif harm == "delete":
+        (entry / "sub" / "file").unlink()
+    elif harm == "manifest":
+        (entry / cache.MANIFEST).unlink()
+    elif harm == "half":
+        (entry / cache.MANIFEST).write_text('{"files": {')
+    else:
+        (entry / cache.MANIFEST).write_text("[]")
+    assert cache.damage(entry)
+    assert cache.build_once("x", build) == entry
+    assert build.calls == 2
+    assert (entry / "sub" / "file").read_text() == "content"
+    assert sorted(path.name for path in entry.parent.iterdir()) == [".x.lock", "x"]
+
+
+def test_a_changed_byte_is_found_by_the_full_check():
+    entry = cache.build_once("x", Builder())
+    (entry / "sub" / "file").write_text("c0ntent")
+    assert cache.damage(entry) is None
+    assert "another content" in cache.damage(entry, full=True)
+
+
+def test_a_build_that_fails_leaves_nothing_behind(root):
+    def fail(folder):
+        (folder / "half").write_text("x")
+        raise ModelLoadError("no luck")
+
+    with pytest.raises(ModelLoadError, match="no luck"):
+        cache.build_once("x", fail)
+    assert [path.name for path in (root / "models").iterdir()] == [".x.lock"]
+
+
+def test_what_a_killed_build_left_is_removed(root):
+    leftover = root / "models" / ".x.new"
+    leftover.mkdir(parents=True)
+    (leftover / "half").write_text("x")
+    entry = cache.build_once("x", Builder())
+    assert not leftover.exists()
+    assert "half" not in json.dumps(cache.read_manifest(entry))
+
+
+def test_a_cache_that_cannot_be_written_says_what_to_do(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "file"))
+    with pytest.raises(ModelLoadError, match="set LLMTRACK_CACHE"):
+        cache.build_once("x", Builder())
+
+
+def test_two_processes_build_an_entry_once(root):
+    code = """
+import time
+from llmtrack.models.cache import build_once
+def build(folder):
+    print("built", flush=True)
+    (folder / "file").write_text("x")
+    time.sleep(0.5)
+    return {}
+print(build_once("x", build).name)
+"""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    output = "".join(process.communicate(timeout=60)[0] for process in processes)
+    assert output.split().count("built") == 1
+    assert output.split().count("x") == 2
+
+
+def test_a_file_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"one")
+    first = file_digest(path)
+    assert first == cache.sha256_of(path)
+    assert folder_digest(tmp_path) == f"safetensors:{first}"
+    monkeypatch.setattr("llmtrack.models.digests.sha256_of", lambda _: pytest.fail("read again"))
+    assert file_digest(path) == first
+    monkeypatch.undo()
+    path.write_bytes(b"two")
+    os.utime(path, ns=(1, 1))
+    assert file_digest(path) != first
+
+
+def test_the_digest_of_several_files_depends_on_each_and_on_their_names(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"model-{name}.safetensors").write_bytes(name.encode())
+    both = folder_digest(tmp_path)
+    (tmp_path / "model-b.safetensors").rename(tmp_path / "model-c.safetensors")
+    assert folder_digest(tmp_path) != both

@@ -1,0 +1,107 @@
+import shutil
+import threading
+import time
+
+import pytest
+import torch
+
+from llmtrack.errors import ModelLoadError
+from llmtrack.models import hub
+from llmtrack.models.load import load_model
+
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    # Read at import time by huggingface_hub, so the constant is set too.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise ConnectionError("no network in this test")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
+
+
+@pytest.fixture
+def cached(own_caches, tiny_model_dir):
+    repo = own_caches / "models--org--tiny"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(SHA)
+    return shutil.copytree(tiny_model_dir, repo / "snapshots" / SHA)
+
+
+def load(spec, **options):
+    return load_model(spec, device="cpu", dtype=torch.float32, **options)
+
+
+def test_a_cached_model_needs_no_network(cached, no_network):
+    loaded = load("org/tiny")
+    assert (loaded.model_id, loaded.revision) == ("org/tiny", SHA)
+    assert load("org/tiny", revision=SHA).revision == SHA
+
+
+@pytest.mark.parametrize("gone", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_part_of_a_model_in_the_cache_is_not_used(cached, no_network, gone):
+    (cached / gone).unlink()
+    with pytest.raises(ModelLoadError, match="org/tiny: it is not in the hub's local cache"):
+        load("org/tiny")
+
+
+def test_no_network_is_one_line_with_a_remedy(no_network):
+    loaded = load("org/tiny,synthetic:tiny")
+    assert loaded.warnings[0].startswith("passed over org/tiny: it is not in the hub's local cache")
+    assert "check the network" in loaded.warnings[0]
+
+
+def test_an_answer_that_never_comes_is_left_behind(monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_args, **_kwargs: never.wait(60))
+    monkeypatch.setattr(hub, "RESOLVE_SECONDS", 0.1)
+    begin = time.monotonic()
+    with pytest.raises(ModelLoadError, match="TimeoutError"):
+        hub.snapshot("org/tiny")
+    assert time.monotonic() - begin < 30
+    never.set()
+
+
+def test_the_bounds_keep_an_offline_start_short():
+    assert hub.REQUEST_SECONDS <= hub.RESOLVE_SECONDS < 10
+
+
+def test_the_revision_is_resolved_once_and_all_files_come_from_that_commit(monkeypatch, tiny_model_dir):
+    class Info:
+        sha = SHA
+        siblings = ()
+
+    asked = {}
+
+    def download(repo, **options):
+        asked.update(options, repo=repo)
+        return str(tiny_model_dir)
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_args, **_kwargs: Info)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert load("org/tiny", revision="v1").revision == SHA
+    assert (asked["repo"], asked["revision"]) == ("org/tiny", SHA)
+
+
+def test_weights_are_fetched_in_one_format_and_code_never():
+    names = ["config.json", "tokenizer.json", "modeling_x.py", "model.safetensors", "pytorch_model.bin"]
+    assert hub.wanted_files(names) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert "pytorch_model.bin" in hub.wanted_files(["config.json", "pytorch_model.bin"])
+    assert hub.wanted_files(["onnx/model.safetensors", "README.md"]) == []
+
+
+def test_all_shards_must_be_there(tmp_path):
+    (tmp_path / "tokenizer.json").touch()
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "m1", "b": "m2"}}')
+    (tmp_path / "m1").touch()
+    assert not hub.is_whole(tmp_path)
+    (tmp_path / "m2").touch()
+    assert hub.is_whole(tmp_path)

@@ -1,0 +1,172 @@
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+
+from llmtrack.compat import portable_rope
+from llmtrack.errors import ModelLoadError, UsageError
+from llmtrack.models.load import RANDOM_WEIGHTS, clean_generation, load_model
+
+
+def load(spec, dtype=torch.float32, **options):
+    return load_model(str(spec), device="cpu", dtype=dtype, **options)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def folder(tiny_model_dir, tmp_path):
+    return shutil.copytree(tiny_model_dir, tmp_path / "model")
+
+
+def edit(folder, name="config.json", **changes):
+    path = folder / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_folder_loads_in_eval_mode_in_the_dtype(tiny_model_dir, dtype):
+    loaded = load(tiny_model_dir, dtype)
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {dtype}
+    assert not loaded.model.training
+    assert (loaded.model_id, loaded.revision) == (str(tiny_model_dir), None)
+    assert loaded.weights_digest.startswith("safetensors:")
+    assert loaded.facts["trust_remote_code"] is False
+    assert loaded.facts["parameters"] == 1049728
+    assert loaded.warnings == ()
+    assert loaded.tokenizer("hi 🎉")["input_ids"] == list("hi 🎉".encode())
+
+
+def test_the_first_candidate_that_works_is_used_and_the_others_are_named():
+    loaded = load("/nowhere/model,synthetic:tiny,synthetic:tiny-gpt2")
+    assert loaded.model_id == "synthetic:tiny"
+    assert loaded.warnings[0].startswith("passed over /nowhere/model: ")
+    assert loaded.warnings[-1] == RANDOM_WEIGHTS
+
+
+def test_if_all_fail_each_has_a_line_with_its_reason(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelLoadError) as caught:
+        load(f"/nowhere/a,{tmp_path / 'empty'},/nowhere/b.gguf")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4
+    assert "/nowhere/a: " in lines[1]
+    assert "holds no *.safetensors" in lines[2]
+    assert "/nowhere/b.gguf: GGUF file" in lines[3]
+
+
+def test_a_bad_spec_is_a_usage_error():
+    with pytest.raises(UsageError):
+        load("synthetic:nothing")
+
+
+def test_a_revision_that_cannot_apply_is_said():
+    assert "revision v1 is ignored: synthetic:tiny" in load("synthetic:tiny", revision="v1").warnings[0]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "evil"])
+def test_code_in_a_folder_is_never_run(folder, tmp_path, model_type):
+    mark = tmp_path / "ran"
+    (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass C: pass\n")
+    edit(
+        folder,
+        model_type=model_type,
+        auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.C"},
+    )
+    edit(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.C", "evil.C"]})
+    if model_type == "llama":
+        assert type(load(folder).model).__name__ == "LlamaForCausalLM"
+    else:
+        with pytest.raises(ModelLoadError, match="never runs"):
+            load(folder)
+    assert not mark.exists()
+    assert not any("evil" in name for name in sys.modules)
+
+
+def test_only_special_ids_are_left_of_the_generation_settings(folder):
+    path = folder / "generation_config.json"
+    path.write_text(
+        json.dumps(
+            {"eos_token_id": [257, 3], "do_sample": True, "temperature": 0.3, "repetition_penalty": 1.3}
+            | {"suppress_tokens": [1], "top_k": 3, "max_length": 5}
+        )
+    )
+    config = load(folder).model.generation_config
+    assert config.eos_token_id == [257, 3]
+    assert (config.bos_token_id, config.pad_token_id) == (256, 258)
+    left = set(config.to_diff_dict()) - {"do_sample", "transformers_version"}
+    assert left == {"bos_token_id", "eos_token_id", "pad_token_id"}
+    assert not config.do_sample
+
+
+def test_cleaning_uses_the_tokenizer_where_the_model_names_no_ids():
+    loaded = load("synthetic:tiny")
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(loaded.model.config, name, None)
+        setattr(loaded.model.generation_config, name, None)
+    clean_generation(loaded.model, loaded.tokenizer)
+    assert loaded.model.generation_config.eos_token_id == 257
+
+
+def test_missing_weights_are_an_error_and_not_random_numbers(folder):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"lacks 1 weights .*up_proj"):
+        load(folder)
+
+
+def test_a_damaged_file_is_an_error_with_a_remedy(folder):
+    (folder / "model.safetensors").write_bytes(b"\x00" * 100)
+    with pytest.raises(ModelLoadError, match="is damaged: fetch it again"):
+        load(folder)
+
+
+def test_a_pickle_is_read_with_weights_only(folder, tmp_path):
+    from safetensors.torch import load_file
+
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    loaded = load(folder)
+    assert loaded.facts["weights_format"] == "pickle"
+    assert "pickle" in loaded.warnings[0]
+
+    mark = tmp_path / "ran"
+    torch.save({"x": _Opens(mark)}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError):
+        load(folder)
+    assert not mark.exists()
+
+
+class _Opens:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def test_rotary_settings_of_version_5_survive_in_version_4(folder):
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("rope_theta", "rope_scaling"):
+        config.pop(name, None)
+    config["rope_parameters"] = {"rope_theta": 123456.0, "rope_type": "default"}
+    (folder / "config.json").write_text(json.dumps(config))
+    loaded = load(folder).model
+    expected = 123456.0 ** -(torch.arange(0, 32, 2) / 32)
+    torch.testing.assert_close(loaded.model.rotary_emb.inv_freq, expected)
+
+
+def test_both_spellings_of_rotary_settings():
+    assert portable_rope({"rope_theta": 5.0}) == {"rope_theta": 5.0}
+    both = portable_rope({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0}})
+    assert both["rope_theta"] == 5.0
+    assert both["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
