@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -89,9 +90,11 @@ def _machine() -> dict[str, str]:
 
 @cache
 def _git() -> dict[str, str]:
-    """Return commit and dirty state of the project that the process runs in, if git can tell."""
-    # `mlflow run` checks out the project and runs in its folder; else it is llmtrack's own checkout.
-    for folder in (Path.cwd(), Path(llmtrack.__file__).parent):
+    """Return commit and dirty state of the project that the code runs from, if git can tell."""
+    for folder in _code_folders():
+        # A virtual environment inside somebody's repository is not that repository's code.
+        if _run_git(folder, "check-ignore", "--quiet", ".") is not None:
+            continue
         commit = _run_git(folder, "rev-parse", "HEAD")
         if commit:
             dirty = _run_git(folder, "status", "--porcelain", "--untracked-files=no")
@@ -100,6 +103,12 @@ def _git() -> dict[str, str]:
                 **({} if dirty is None else {"git_dirty": str(bool(dirty)).lower()}),
             }
     return {}
+
+
+def _code_folders() -> list[Path]:
+    """Return the folder of the program (a notebook has none: where it runs), then llmtrack's own."""
+    program = getattr(sys.modules.get("__main__"), "__file__", None)
+    return [Path(program).absolute().parent if program else Path.cwd(), Path(llmtrack.__file__).parent]
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:

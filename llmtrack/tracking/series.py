@@ -6,13 +6,21 @@ from llmtrack.tracking import schema, store
 
 
 def series(run_id: str, name: str, tracking_uri: str | None = None) -> list[float]:
-    """Return the values of a run's series by step; empty if the run has none of that name.
+    """Return the values of a run's series by step; empty if there is no such run or series.
 
     Args:
         run_id: MLflow run id.
         name: name of the series without its prefix, such as `token_latency_ms`.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+
+    Raises:
+        TrackingError: the store cannot be read.
     """
-    client = store.connect(store.resolve_tracking_uri(tracking_uri))
-    history = client.get_metric_history(run_id, schema.series_key(name))
+    from mlflow.exceptions import MlflowException
+
+    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    try:
+        history = client.get_metric_history(run_id, schema.series_key(name))
+    except MlflowException as error:
+        raise store.unreadable(client, error) from error
     return [entry.value for entry in sorted(history, key=lambda entry: entry.step)]

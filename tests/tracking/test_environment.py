@@ -1,4 +1,5 @@
 import subprocess
+import sys
 from pathlib import Path
 
 from llmtrack.tracking import environment as module
@@ -29,15 +30,25 @@ def test_it_names_versions_processor_and_memory_and_takes_the_workers_facts():
     assert all(isinstance(value, str) and value for value in facts.values())
 
 
-def test_the_commit_is_that_of_the_project_the_code_runs_in(tmp_path, monkeypatch):
+def test_the_commit_is_that_of_the_project_the_code_runs_from(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("1")
     commit = commit_in(tmp_path)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "program.py"), raising=False)
     module._git.cache_clear()
     assert (environment()["git_commit"], environment()["git_dirty"]) == (commit, "false")
     (tmp_path / "file").write_text("2")
     module._git.cache_clear()
     assert environment()["git_dirty"] == "true"
+    module._git.cache_clear()
+
+
+def test_a_virtual_environment_inside_a_repository_is_not_its_code(tmp_path, monkeypatch):
+    (tmp_path / ".gitignore").write_text(".venv/")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    commit = commit_in(tmp_path)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / ".venv/bin/tool"), raising=False)
+    module._git.cache_clear()
+    assert environment().get("git_commit") != commit
     module._git.cache_clear()
 
 

@@ -1,3 +1,5 @@
+import sqlite3
+
 import pandas as pd
 import pytest
 from mlflow import MlflowClient
@@ -6,6 +8,7 @@ from mlflow.entities import Metric, Param, RunTag
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.tracking import schema
 from llmtrack.tracking.query import ID_COLUMNS, runs, studies
+from llmtrack.tracking.series import series
 from llmtrack.tracking.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity, scenario
 
@@ -124,6 +127,13 @@ def test_an_empty_result_has_the_same_columns_and_types(tracker, uri):
     assert set(found.columns) == {*ID_COLUMNS, *schema.PARAM_BY_NAME, *schema.METRIC_BY_NAME}
 
 
+def test_a_series_is_read_back_by_step(tracker, uri):
+    run_id = tracker.log(tracker.start_study("e", "q", {}, {}), measurement())
+    assert series(run_id, "token_latency_ms", uri) == [1.0, 2.0, 3.0]
+    assert series(run_id, "nothing", uri) == []
+    assert series("0" * 32, "token_latency_ms", uri) == []
+
+
 def test_no_database_is_a_clear_error(tmp_path):
     with pytest.raises(TrackingError, match="run an experiment first"):
         runs(tracking_uri=f"sqlite:///{tmp_path}/none.db")
@@ -158,13 +168,25 @@ def test_names_that_are_taken_get_a_prefix_and_unknown_values_get_a_type(tracker
 def test_all_pages_are_read_once_each_and_only_ours(uri):
     client = MlflowClient(uri)
     number = client.create_experiment("many")
-    for index in range(1_200):
-        tags = {"llmtrack.kind": "scenario", "llmtrack.experiment": "many"}
-        client.create_run(number, run_name=f"r{index}", tags=tags, start_time=1_000)
+    tags = {"llmtrack.kind": "scenario", "llmtrack.experiment": "many"}
+    first = client.create_run(number, run_name="r", tags=tags, start_time=1_000)
+    clone(uri, first.info.run_id, 1_199)
     client.create_run(number, run_name="someone else's")
     found = runs(tracking_uri=uri)
     assert len(found) == 1_200
     assert found["run_id"].is_unique
+
+
+def clone(uri: str, run_id: str, times: int) -> None:
+    """Copy a run inside the database: 1,200 calls of create_run would take half a minute."""
+    with sqlite3.connect(uri.removeprefix("sqlite:///")) as database:
+        for table in ("runs", "tags"):
+            columns = [row[1] for row in database.execute(f"pragma table_info({table})")]
+            chosen = ", ".join("?" if name == "run_uuid" else name for name in columns)
+            statement = (
+                f"insert into {table} ({', '.join(columns)}) select {chosen} from {table} where run_uuid = ?"
+            )
+            database.executemany(statement, [(f"{index:032x}", run_id) for index in range(times)])
 
 
 def test_runs_of_others_can_be_read_too(uri):

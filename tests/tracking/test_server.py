@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
@@ -29,8 +30,8 @@ def test_a_study_is_tracked_and_read_back_through_a_server(server, experiment, t
     assert list(found["run_id"]) == [run_id]
     assert found["total_latency_s"][0] == 1.5
     assert list(studies(experiment, tracking_uri=server.uri)["status"]) == ["FINISHED"]
-    path = MlflowClient(server.uri).download_artifacts(run_id, "sample.txt")
-    assert open(path).read() == "Once upon a time"
+    path = Path(MlflowClient(server.uri).download_artifacts(run_id, "sample.txt"))
+    assert path.read_text() == "Once upon a time"
 
 
 def test_a_server_that_goes_down_loses_nothing_and_nothing_is_sent_twice(
