@@ -10,7 +10,7 @@ from llmtrack.experiment import Experiment, SeriesOf
 from llmtrack.report import reading as say
 from llmtrack.report.plots import measured, step_plot
 from llmtrack.run.main import run_experiment
-from llmtrack.run.settings import CommaList, Dtype, Settings, shared_options
+from llmtrack.run.settings import CommaList, Dtype, Settings, optional, shared_options
 from llmtrack.scenario import PerplexityTask, Scenario
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ def reading(runs: pd.DataFrame) -> list[str]:
         f"{base['tokens_truncated']:,.0f} tokens were cut, at {base['score_tokens_per_sec']:,.0f} tokens/s.",
     ]
     for _, run in done.iloc[1:].iterrows():
-        lines.append(f"{run['dtype']}: perplexity {run['perplexity'] / base['perplexity'] - 1:+.2%} against {base['dtype']}.")
+        lines.append(
+            f"{run['dtype']}: perplexity {run['perplexity'] / base['perplexity'] - 1:+.2%} against {base['dtype']}."
+        )
     return lines + say.doubts(runs)
 
 
@@ -79,25 +81,34 @@ def reading(runs: pd.DataFrame) -> list[str]:
 @shared_options
 @click.option("--corpus", default="builtin", show_default=True, help="builtin, or a .txt or .jsonl file.")
 @click.option(
-    "--max-length", type=click.IntRange(min=2), default=512, show_default=True, help="Tokens of a document at most."
+    "--max-length",
+    type=click.IntRange(min=2),
+    default=512,
+    show_default=True,
+    help="Tokens of a document at most.",
 )
-@click.option("--batch-size", type=click.IntRange(min=1), default=4, show_default=True, help="Documents per batch.")
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=4, show_default=True, help="Documents per batch."
+)
 @click.option("--padding-side", type=click.Choice(["right", "left"]), default="right", show_default=True)
-@click.option("--dtypes", type=CommaList(Dtype()), default=None, help="Precisions to compare; default: --dtype.")
+@click.option(
+    "--dtypes", default="none", show_default=True, help="Precisions to compare; none: only --dtype."
+)
 @click.option("--verbose", type=bool, default=False, show_default=True, help="Print a line per batch.")
 def main(
     corpus: str,
     max_length: int,
     batch_size: int,
     padding_side: str,
-    dtypes: tuple[str, ...] | None,
+    dtypes: str,
     verbose: bool,
     **shared: Any,
 ) -> None:
     """Run the experiment from the command line."""
     settings = Settings(**shared)
     task = PerplexityTask(corpus, "documents", max_length, batch_size, padding_side, verbose)
-    run_experiment(build(settings, task, dtypes or ()), settings)
+    chosen = CommaList(Dtype())(dtypes) if optional(dtypes) else ()
+    run_experiment(build(settings, task, chosen), settings)
 
 
 if __name__ == "__main__":

@@ -69,14 +69,20 @@ def reading(runs: pd.DataFrame) -> list[str]:
         )
     for _, run in runs[runs["outcome"] == "same_as"].iterrows():
         lines.append(f"{run['scenario']} was not measured on its own: {run['reason']}.")
-    lines.append("Speed is half of the choice: the perplexity experiment with the same dtype tells what it costs.")
+    lines.append(
+        "Speed is half of the choice: the perplexity experiment with the same dtype tells what it costs."
+    )
     return lines + say.doubts(runs)
 
 
 @click.command(help=__doc__)
 @shared_options
 @click.option(
-    "--dtypes", type=CommaList(Dtype()), default=",".join(DTYPES), show_default=True, help="Precisions to compare."
+    "--dtypes",
+    type=CommaList(Dtype()),
+    default=",".join(DTYPES),
+    show_default=True,
+    help="Precisions to compare.",
 )
 @click.option("--prompt", default=DEFAULT_PROMPT, help="Text to continue.")
 def main(dtypes: tuple[str, ...], prompt: str, **shared: Any) -> None:

@@ -91,10 +91,14 @@ def resolve_device(requested: str = "auto") -> str:
     if kind != "cuda" or (index and not index.isdigit()):
         raise UsageError(f"unknown device {requested!r}: use auto, cpu, cuda or cuda:N")
     if not torch.cuda.is_available():
-        raise UsageError(f"device {requested!r} is not available: torch {torch.__version__} sees no GPU; use device=cpu")
+        raise UsageError(
+            f"device {requested!r} is not available: torch {torch.__version__} sees no GPU; use device=cpu"
+        )
     number = int(index or 0)
     if number >= torch.cuda.device_count():
-        raise UsageError(f"device {requested!r} is not available: this machine has {torch.cuda.device_count()} GPU(s)")
+        raise UsageError(
+            f"device {requested!r} is not available: this machine has {torch.cuda.device_count()} GPU(s)"
+        )
     return f"cuda:{number}"
 
 

@@ -98,7 +98,9 @@ class Engine(Protocol):
         """Generate greedily, calling `on_step` once for each step as its tokens reach the host."""
         ...
 
-    def score(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def score(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score next-token prediction over padded rows.
 
         Args:

@@ -28,7 +28,9 @@ def load(variant: Variant) -> TorchEngine:
         ModelLoadError: no candidate could be loaded.
     """
     if variant.quantization != "none":
-        raise UsageError(f"the torch backend has no quantization {variant.quantization!r}: use quantization=none")
+        raise UsageError(
+            f"the torch backend has no quantization {variant.quantization!r}: use quantization=none"
+        )
     device = resolve_device(variant.device)
     dtype, label = resolve_dtype(variant.dtype, device)
     loaded = load_model(variant.model, device=device, dtype=dtype, revision=variant.revision)
@@ -71,7 +73,7 @@ class TorchEngine:
         tags: dict[str, str] | None = None,
         warnings: tuple[str, ...] = (),
     ) -> None:
-        self.model = model
+        self.model: Any = model
         self.tokenizer = tokenizer
         self._device = next(model.parameters()).device
         self._pad_id = _pad_id(tokenizer)
@@ -136,7 +138,9 @@ class TorchEngine:
         return Generated(tuple(_until_eos(row, eos_ids) for row in output[:, input_ids.shape[1] :].tolist()))
 
     @torch.inference_mode()
-    def score(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def score(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score next-token prediction over padded rows; see `Engine.score`."""
         input_ids, attention_mask = input_ids.to(self._device), attention_mask.to(self._device)
         valid = predicted(attention_mask)
@@ -259,7 +263,7 @@ def _unique_bytes(model: torch.nn.Module) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def _step_weight_bytes(model: PreTrainedModel) -> int:
+def _step_weight_bytes(model: Any) -> int:
     """Bytes of the parameters that a decode step reads: all but an embedding of which it looks up one row."""
     total = sum(p.numel() * p.element_size() for p in {p.data_ptr(): p for p in model.parameters()}.values())
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -278,7 +282,9 @@ def _kv_bytes_per_token(model: PreTrainedModel) -> int:
 
 def _emulation_warning(dtype_name: str, device: torch.device) -> tuple[str, ...]:
     if dtype_name == "bfloat16" and device.type == "cpu" and not _cpu_has_bfloat16():
-        return ("this CPU has no bfloat16 instructions: PyTorch converts on the fly, so speed is not that of bfloat16",)
+        return (
+            "this CPU has no bfloat16 instructions: PyTorch converts on the fly, so speed is not that of bfloat16",
+        )
     return ()
 
 

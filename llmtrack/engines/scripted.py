@@ -20,6 +20,7 @@ class FakeClock:
         self.now = now
 
     def __call__(self) -> float:
+        """Return the time in seconds."""
         return self.now
 
     def advance(self, seconds: float) -> None:
@@ -95,7 +96,9 @@ class ScriptedEngine:
         self._device_busy_s = script.trailing_s
         return Generated(tuple(tuple(range(65, 65 + count)) for count in new_tokens))
 
-    def score(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def score(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score every predicted token with 1 nat."""
         from llmtrack.engines.scoring import predicted
 

@@ -44,7 +44,9 @@ def busy_warning(before: CpuReading, after: CpuReading) -> tuple[str, ...]:
     share = others_share(before, after)
     if share <= BUSY_SHARE:
         return ()
-    return (f"the machine was busy: other programs took {share:.0%} of its CPU time: close them and measure again",)
+    return (
+        f"the machine was busy: other programs took {share:.0%} of its CPU time: close them and measure again",
+    )
 
 
 def gpu_warning(device: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def derive(trace: GenerationTrace) -> dict[str, float]:
 def token_gaps_ms(trace: GenerationTrace) -> tuple[float, ...]:
     """Return the milliseconds before each token: first the time to the first token, then the gaps."""
     readings = (trace.start, *trace.stamps)
-    return tuple(1000 * (after - before) for before, after in zip(readings, readings[1:], strict=False))
+    return tuple(1000 * (after - before) for before, after in pairwise(readings))
 
 
 def decode_step_bytes(

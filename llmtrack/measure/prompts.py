@@ -15,9 +15,15 @@ def prompt_ids(engine: Engine, task: GenerateTask) -> tuple[tuple[int, ...], ...
     """
     rows = []
     for text in task.prompts:
-        ids = engine.encode(text) if task.prompt_tokens is None else _repeat_to(engine, text, task.prompt_tokens)
+        ids = (
+            engine.encode(text)
+            if task.prompt_tokens is None
+            else _repeat_to(engine, text, task.prompt_tokens)
+        )
         if not ids:
-            raise ScenarioError(f"prompt {text!r} has no tokens: a causal model needs at least one", "unsupported")
+            raise ScenarioError(
+                f"prompt {text!r} has no tokens: a causal model needs at least one", "unsupported"
+            )
         context = engine.info.context_length
         if context is not None and len(ids) + task.max_new_tokens > context:
             raise ScenarioError(
@@ -32,7 +38,9 @@ def prompt_ids(engine: Engine, task: GenerateTask) -> tuple[tuple[int, ...], ...
 def _repeat_to(engine: Engine, text: str, length: int) -> list[int]:
     """Repeat a text until it has `length` tokens, and cut the tokens there."""
     if not text.strip():
-        raise ScenarioError("cannot repeat a blank text to a length in tokens: give some words", "unsupported")
+        raise ScenarioError(
+            "cannot repeat a blank text to a length in tokens: give some words", "unsupported"
+        )
     copies = 1 + length // max(len(engine.encode(text)), 1)
     while len(ids := engine.encode(" ".join([text] * copies))) < length:
         copies += max(1, copies // 2)

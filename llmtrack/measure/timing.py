@@ -207,7 +207,9 @@ class _Repeats:
         gaps = [token_gaps_ms(trace) for trace in self.traces]
         warnings = findings(self.durations, policy)
         if any(output != self.outputs[0] for output in self.outputs):
-            warnings += ("the repeats generated different tokens although decoding is greedy: not deterministic",)
+            warnings += (
+                "the repeats generated different tokens although decoding is greedy: not deterministic",
+            )
         return Timing(
             metrics={name: summary.median for name, summary in summaries.items()},
             summaries=summaries,

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from llmtrack.engines.base import Engine
@@ -98,15 +98,19 @@ def score_documents(
     """
     context = engine.info.context_length
     if max_length < 2 or (context is not None and max_length > context):
-        raise UsageError(f"max_length {max_length} is not possible: use 2 to {context or 'the context length'}")
+        raise UsageError(
+            f"max_length {max_length} is not possible: use 2 to {context or 'the context length'}"
+        )
     if batch_size < 1:
         raise UsageError(f"batch_size {batch_size} is not possible: use 1 or more")
     encoded = [engine.encode(text) for text in texts]
     kept = [ids[:max_length] for ids in encoded]
     scorable = [ids for ids in kept if len(ids) > 1]
     if not scorable:
-        raise ScenarioError("no document has two tokens, so there is nothing to predict: use longer texts", "unsupported")
-    loader = DataLoader(
+        raise ScenarioError(
+            "no document has two tokens, so there is nothing to predict: use longer texts", "unsupported"
+        )
+    loader: DataLoader[Any] = DataLoader(
         scorable,  # type: ignore[arg-type] # a list is a dataset
         batch_size=batch_size,
         collate_fn=partial(pad_rows, pad_id=0, side=padding_side),

@@ -29,7 +29,13 @@ def line_plot(
     points = measured(runs, y).sort_values(x)
     xs = points[x].astype(float).to_numpy()
     axes.errorbar(
-        xs, points[y].to_numpy(), yerr=_error_bars(points, y), marker="o", capsize=4, color=COLOR, linewidth=1.5
+        xs,
+        points[y].to_numpy(),
+        yerr=_error_bars(points, y),
+        marker="o",
+        capsize=4,
+        color=COLOR,
+        linewidth=1.5,
     )
     if log_x:
         axes.set_xscale("log", base=2)
@@ -80,4 +86,7 @@ def _error_bars(points: pd.DataFrame, y: str) -> list[list[float]] | None:
     if low not in points.columns or high not in points.columns:
         return None
     middle = points[y]
-    return [(middle - points[low]).clip(lower=0).fillna(0).tolist(), (points[high] - middle).clip(lower=0).fillna(0).tolist()]
+    return [
+        (middle - points[low]).clip(lower=0).fillna(0).tolist(),
+        (points[high] - middle).clip(lower=0).fillna(0).tolist(),
+    ]

@@ -70,7 +70,9 @@ def memory(run: pd.Series) -> list[str]:
     """Say what memory the run took."""
     if not has(run, "peak_memory_mib"):
         return []
-    return [f"Peak memory {run['peak_memory_mib']:,.0f} MiB, of which {run['model_size_mib']:,.0f} MiB are weights."]
+    return [
+        f"Peak memory {run['peak_memory_mib']:,.0f} MiB, of which {run['model_size_mib']:,.0f} MiB are weights."
+    ]
 
 
 def doubts(runs: pd.DataFrame) -> list[str]:
@@ -81,5 +83,7 @@ def doubts(runs: pd.DataFrame) -> list[str]:
         lines.append(f"{len(failed)} of {len(runs)} scenarios failed: {', '.join(failed['scenario'])}.")
     warned = runs[runs["warnings"].fillna("") != ""]
     if len(warned):
-        lines.append(f"Read with care: {', '.join(warned['scenario'])} carried warnings (see their warnings.txt).")
+        lines.append(
+            f"Read with care: {', '.join(warned['scenario'])} carried warnings (see their warnings.txt)."
+        )
     return lines

@@ -26,13 +26,23 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table ready to be printed; `conditions` hold for every row."""
+    """A table ready to be printed.
+
+    Attributes:
+        conditions: what holds for every row, such as `device: cpu`.
+        titles: heading of each column.
+        numeric: which columns hold numbers.
+        rows: cells as text.
+        run_ids: MLflow run of each row.
+        notes: what a cell has no room for, such as the reason of a failure.
+    """
 
     conditions: tuple[str, ...]
     titles: tuple[str, ...]
     numeric: tuple[bool, ...]
     rows: tuple[tuple[str, ...], ...]
     run_ids: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def _decimals(places: int) -> Callable[[Any], str]:
@@ -66,25 +76,32 @@ METRICS = (
 )
 
 
-def summary_table(runs: pd.DataFrame) -> Table:
+def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> Table:
     """Lay out tracked runs (`llmtrack.runs`) as one table.
 
     Conditions that all runs share go above the table and columns that no run has are left out. The last
-    column compares each run with the baseline of its study; a failed run shows its reason there.
+    column compares each run with the baseline of its study; a failed run's reason is a note below.
+
+    Args:
+        runs: the rows of the table.
+        among: where to look for the baselines, if not among these rows.
     """
     shared, differing = [], []
     for column in CONDITIONS:
-        values = {_show(column, value) for value in _values(runs, column.key)} - {DASH}
+        values = _shown(runs, column)
         if len(values) == 1:
             shared.append(f"{column.title}: {values.pop()}")
-        elif values:
+        # What differs between experiments and not within one (the batch size of scoring) is not compared.
+        elif any(len(_shown(group, column)) > 1 for _, group in runs.groupby("experiment", dropna=False)):
             differing.append(column)
     several = len(set(_values(runs, "experiment"))) > 1
     names = [Column("experiment", "experiment", str, False)] if several else []
     names.append(Column("scenario", "scenario", str, False))
-    metrics = [each for each in METRICS if any(_show(each, value) != DASH for value in _values(runs, each.key))]
+    metrics = [
+        each for each in METRICS if any(_show(each, value) != DASH for value in _values(runs, each.key))
+    ]
     columns = [*names, *differing, *metrics]
-    changes = [change_from_baseline(run, runs) for _, run in runs.iterrows()]
+    changes = [change_from_baseline(run, runs if among is None else among) for _, run in runs.iterrows()]
     rows = [
         (*(_show(column, run.get(column.key)) for column in columns), change)
         for (_, run), change in zip(runs.iterrows(), changes, strict=True)
@@ -95,7 +112,17 @@ def summary_table(runs: pd.DataFrame) -> Table:
         numeric=(*(column.is_number for column in columns), False),
         rows=tuple(rows),
         run_ids=tuple(runs["run_id"]),
+        notes=tuple(filter(None, (note(run) for _, run in runs.iterrows()))),
     )
+
+
+def note(run: pd.Series) -> str:
+    """Return why a run has no numbers; empty if it has."""
+    if run.get("outcome") == "same_as":
+        return f"{run['scenario']} was not measured again: {_text(run.get('reason'))}"
+    if run["status"] != "FINISHED":
+        return f"{run['scenario']} failed: {_text(run.get('reason')) or 'no reason was tracked'}"
+    return ""
 
 
 def change_from_baseline(run: pd.Series, runs: pd.DataFrame) -> str:
@@ -103,9 +130,9 @@ def change_from_baseline(run: pd.Series, runs: pd.DataFrame) -> str:
     import pandas as pd
 
     if run.get("outcome") == "same_as":
-        return _text(run.get("reason")) or "measured already"
+        return f"= {_text(run.get('same_as'))}"
     if run["status"] != "FINISHED":
-        return f"FAILED: {_text(run.get('reason')) or 'no reason was tracked'}"
+        return f"{run['status']} ({_text(run.get('failure')) or 'no reason was tracked'})"
     if run.get("baseline") is True:
         return "baseline"
     same_study = runs[(runs["study_id"] == run["study_id"]) & (runs["baseline"].fillna(False).astype(bool))]
@@ -141,8 +168,9 @@ def to_rich(table: Table, title: str = "") -> RichTable:
 
     drawn = RichTable(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading, numeric in zip(table.titles, table.numeric, strict=True):
-        # Numbers must never be cut: a truncated figure reads as another figure.
-        drawn.add_column(heading, justify="right" if numeric else "left", no_wrap=numeric, overflow="fold")
+        # Only the last column may be wrapped: a figure that is cut reads as another figure.
+        wraps = heading == table.titles[-1]
+        drawn.add_column(heading, justify="right" if numeric else "left", no_wrap=not wraps, overflow="fold")
     for row in table.rows:
         drawn.add_row(*(Text(cell) for cell in row))
     return drawn
@@ -159,6 +187,8 @@ def to_markdown(table: Table, links: tuple[str, ...] = ()) -> str:
         if links:
             cells[linked] = f"[{cells[linked]}]({links[index]})"
         lines.append("| " + " | ".join(cells) + " |")
+    if table.notes:
+        lines += ["", *(f"- {note}" for note in table.notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -200,6 +230,10 @@ def to_figure(table: Table, title: str) -> Figure:
     axes.set_title("\n".join(filter(None, [title, " · ".join(table.conditions)])), fontsize=9, loc="left")
     figure.tight_layout()
     return figure
+
+
+def _shown(runs: pd.DataFrame, column: Column) -> set[str]:
+    return {_show(column, value) for value in _values(runs, column.key)} - {DASH}
 
 
 def _values(runs: pd.DataFrame, key: str) -> list[Any]:

@@ -16,6 +16,13 @@ class Log:
 
 
 @dataclass(frozen=True)
+class Warn:
+    """A finding in words that concerns every scenario of a variant."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Progress:
     """A step of a scenario is about to be done.
 
@@ -30,7 +37,7 @@ class Progress:
     done: float | None = None
 
 
-Event = Union[Log, Progress, Measurement, Failure]  # noqa: UP007 - evaluated on Python 3.10
+Event = Union[Log, Warn, Progress, Measurement, Failure]  # noqa: UP007 - evaluated on Python 3.10
 
 
 def event_to_json(event: Event) -> Any:
@@ -40,6 +47,6 @@ def event_to_json(event: Event) -> Any:
 
 def event_from_json(data: Any) -> Event:
     """Rebuild an event from `event_to_json`'s result."""
-    kinds = {kind.__name__: kind for kind in (Log, Progress, Measurement, Failure)}
+    kinds = {kind.__name__: kind for kind in (Log, Warn, Progress, Measurement, Failure)}
     event: Event = from_json(data["data"], kinds[data["kind"]])
     return event

@@ -89,7 +89,9 @@ class ProcessExecutor:
         assert worker.stdout is not None
         line = worker.stdout.readline()
         if not line:
-            raise RuntimeError(f"the worker process ended with exit code {worker.wait()} before it could start")
+            raise RuntimeError(
+                f"the worker process ended with exit code {worker.wait()} before it could start"
+            )
         return dict(json.loads(line)["machine"])
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
@@ -111,7 +113,9 @@ class ProcessExecutor:
             if waiting and self._worker is not None:
                 reason = _death(self._worker.wait())
                 self._worker = None
-                emit(Failure(waiting.pop(current), "killed", reason, started_at=started, ended_at=time.time()))
+                emit(
+                    Failure(waiting.pop(current), "killed", reason, started_at=started, ended_at=time.time())
+                )
 
     def close(self) -> None:
         """End the worker."""

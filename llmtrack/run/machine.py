@@ -8,7 +8,16 @@ from importlib.metadata import PackageNotFoundError, version
 
 from llmtrack.devices import supports_bfloat16
 
-PACKAGES = ("torch", "transformers", "tokenizers", "accelerate", "numpy", "optimum", "optimum-onnx", "onnxruntime")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "accelerate",
+    "numpy",
+    "optimum",
+    "optimum-onnx",
+    "onnxruntime",
+)
 
 
 def describe() -> dict[str, str]:

@@ -17,8 +17,10 @@ from llmtrack.experiment import Experiment
 from llmtrack.run.executors import Executor, InlineExecutor, ProcessExecutor
 from llmtrack.run.settings import Settings, optional
 from llmtrack.run.study import run_study
+from llmtrack.tracking.limits import redact
 from llmtrack.tracking.tracker import Tracker
 
+LOG_WIDTH = 1000
 INTERRUPTED, TERMINATED, USAGE = 130, 143, 2
 
 
@@ -39,7 +41,7 @@ def run_experiment(experiment: Experiment, settings: Settings) -> NoReturn:
 def make_console() -> Console:
     """Return the console for a run's output; in a log, tables are as wide as they need to be."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=200)
+    return console if console.is_terminal else Console(highlight=False, width=LOG_WIDTH)
 
 
 def open_tracker(settings: Settings) -> Tracker:
@@ -88,6 +90,8 @@ def fail(console: Console, error: LlmtrackError) -> NoReturn:
 def say_where(console: Console, tracker: Tracker) -> None:
     """Say where the runs are, or that they wait in the spool."""
     if tracker.offline:
-        console.print("The tracking server could not be reached: the measurements are kept; send them with: llmtrack sync")
+        console.print(
+            "The tracking server could not be reached: the measurements are kept; send them with: llmtrack sync"
+        )
     else:
-        console.print(f"Tracked in {escape(tracker.display_uri)}", soft_wrap=True)
+        console.print(f"Tracked in {escape(redact(tracker.tracking_uri))}", soft_wrap=True)

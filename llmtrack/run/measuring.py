@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from llmtrack.engines.base import Engine
 from llmtrack.errors import LlmtrackError, ScenarioError
-from llmtrack.measure.interference import CpuReading, busy_warning, gpu_warning, read_cpu
+from llmtrack.measure.interference import busy_warning, gpu_warning, read_cpu
 from llmtrack.measure.metrics import decode_step_bytes, memory_bandwidth_utilization
 from llmtrack.measure.timing import Arm, Clock, Timing, request_for, time_arms
 from llmtrack.quality.corpora import load_corpus
-from llmtrack.run.events import Event, Log, Progress
+from llmtrack.run.events import Event, Log, Progress, Warn
 from llmtrack.scenario import (
     Failure,
     GenerateTask,
@@ -78,13 +78,15 @@ def measure_group(
         loaded, fresh = engines.get(scenarios[0].variant)
     except Exception as error:
         for scenario in scenarios:
-            emit(_failure(scenario, error, started, kind="load" if isinstance(error, LlmtrackError) else None))
+            emit(
+                _failure(scenario, error, started, kind="load" if isinstance(error, LlmtrackError) else None)
+            )
         return
     info = loaded.engine.info
     if fresh:
         emit(Log(f"Loaded: {info.model_id} | device={info.device.split(':')[0]} | dtype={info.dtype_label}"))
         for warning in info.warnings:
-            emit(Log(f"warning: {warning}"))
+            emit(Warn(warning))
     _measure_generation(scenarios, loaded, emit, clock)
     for scenario in scenarios:
         if isinstance(scenario.task, PerplexityTask):
@@ -92,7 +94,8 @@ def measure_group(
 
 
 def _measure_generation(scenarios: Sequence[Scenario], loaded: Loaded, emit: Emit, clock: Clock) -> None:
-    started = time.time()
+    # Arms are interleaved, so each one's start is that of its first call.
+    started: dict[str, float] = {}
     asked: dict[str, Scenario] = {}
     arms: dict[str, Arm] = {}
     for scenario in scenarios:
@@ -102,18 +105,19 @@ def _measure_generation(scenarios: Sequence[Scenario], loaded: Loaded, emit: Emi
             arms[scenario.name] = Arm(request_for(loaded.engine, scenario.task), scenario.repeat)
             asked[scenario.name] = scenario
         except Exception as error:
-            emit(_failure(scenario, error, started, loaded.engine))
+            emit(_failure(scenario, error, time.time(), loaded.engine))
 
     def on_call(name: str, repeat: int) -> None:
+        started.setdefault(name, time.time())
         emit(Progress(name, f"repeat {repeat}" if repeat else "warm-up"))
 
     before = read_cpu()
     for name, result in time_arms(loaded.engine, arms, clock, on_call):
         if isinstance(result, Exception):
-            emit(_failure(asked[name], result, started, loaded.engine))
+            emit(_failure(asked[name], result, started[name], loaded.engine))
         else:
             busy = busy_warning(before, read_cpu()) + gpu_warning(loaded.engine.info.device)
-            emit(_generation_measurement(asked[name], arms[name], result, loaded, busy, started))
+            emit(_generation_measurement(asked[name], arms[name], result, loaded, busy, started[name]))
 
 
 def _generation_measurement(
@@ -125,7 +129,9 @@ def _generation_measurement(
     if timing.peak_memory_bytes is not None:
         metrics["peak_memory_mib"] = timing.peak_memory_bytes / MIB
     if arm.request.use_cache and "inter_token_latency_ms" in metrics:
-        metrics |= _bandwidth_metrics(engine, lengths, arm.request.max_new_tokens, metrics["inter_token_latency_ms"])
+        metrics |= _bandwidth_metrics(
+            engine, lengths, arm.request.max_new_tokens, metrics["inter_token_latency_ms"]
+        )
     return Measurement(
         scenario=scenario,
         workload_id=workload_id(task),
@@ -149,7 +155,9 @@ def _generation_measurement(
     )
 
 
-def _measure_perplexity(scenario: Scenario, task: PerplexityTask, loaded: Loaded, emit: Emit, clock: Clock) -> None:
+def _measure_perplexity(
+    scenario: Scenario, task: PerplexityTask, loaded: Loaded, emit: Emit, clock: Clock
+) -> None:
     from llmtrack.quality.perplexity import Batch, score_documents
 
     engine, started = loaded.engine, time.time()
@@ -189,7 +197,11 @@ def _measure_perplexity(scenario: Scenario, task: PerplexityTask, loaded: Loaded
         metrics["score_tokens_per_sec"] = quality.tokens_scored / seconds
     if peak is not None:
         metrics["peak_memory_mib"] = peak / MIB
-    emit(Log(f"average loss {quality.loss:.4f} nats, perplexity {quality.perplexity:.3f} ({quality.tokens_scored} tokens)"))
+    emit(
+        Log(
+            f"average loss {quality.loss:.4f} nats, perplexity {quality.perplexity:.3f} ({quality.tokens_scored} tokens)"
+        )
+    )
     emit(
         Measurement(
             scenario=scenario,
@@ -210,7 +222,9 @@ def _measure_perplexity(scenario: Scenario, task: PerplexityTask, loaded: Loaded
 def _quality_warnings(truncated: int, skipped: int, task: PerplexityTask) -> tuple[str, ...]:
     found = []
     if truncated:
-        found.append(f"{truncated} tokens were cut from documents longer than {task.max_length}: raise max_length")
+        found.append(
+            f"{truncated} tokens were cut from documents longer than {task.max_length}: raise max_length"
+        )
     if skipped:
         found.append(f"{skipped} document(s) of one token were left out: one token predicts nothing")
     return tuple(found)
@@ -248,7 +262,11 @@ def _bandwidth_metrics(
 
 
 def _failure(
-    scenario: Scenario, error: Exception, started: float, engine: Engine | None = None, kind: str | None = None
+    scenario: Scenario,
+    error: Exception,
+    started: float,
+    engine: Engine | None = None,
+    kind: str | None = None,
 ) -> Failure:
     return Failure(
         scenario=scenario,
@@ -268,7 +286,12 @@ def failure_kind(error: Exception) -> str:
         return error.kind
     # torch's OutOfMemoryError is a RuntimeError; on CPU only the message tells.
     text = f"{type(error).__name__} {error}".lower()
-    if isinstance(error, MemoryError) or "outofmemory" in text or "out of memory" in text or "can't allocate" in text:
+    if (
+        isinstance(error, MemoryError)
+        or "outofmemory" in text
+        or "out of memory" in text
+        or "can't allocate" in text
+    ):
         return "out_of_memory"
     if isinstance(error, NotImplementedError):
         return "unsupported"

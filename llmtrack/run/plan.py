@@ -51,7 +51,9 @@ def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan
     same = []
     for scenario in scenarios:
         device = _device(scenario.variant.device, machine)
-        dtype, label = choose_dtype(scenario.variant.dtype, device, device.split(":")[0] in _listed(machine, "bfloat16"))
+        dtype, label = choose_dtype(
+            scenario.variant.dtype, device, device.split(":")[0] in _listed(machine, "bfloat16")
+        )
         resolved = replace(scenario.variant, device=device, dtype=dtype)
         identity = replace(scenario, name="", baseline=False, variant=resolved)
         if identity in first_of:

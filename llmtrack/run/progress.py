@@ -30,6 +30,7 @@ class StudyProgress:
             transient=True,
             disable=not console.is_terminal,
         )
+        self._warned: set[str] = set()
         self._task = self._bar.add_task("loading", total=scenarios)
 
     def __enter__(self) -> StudyProgress:
@@ -45,6 +46,12 @@ class StudyProgress:
         """Print a line above the bar."""
         # A log is read by programs too: its lines are not wrapped at a guessed width.
         self._console.print(escape(text), highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """Print a warning, the first time that it is given."""
+        if text not in self._warned:
+            self._warned.add(text)
+            self.line(f"    warning: {text}")
 
     def step(self, step: Step) -> None:
         """Show what is being done."""

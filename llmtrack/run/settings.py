@@ -89,7 +89,9 @@ class CommaList(click.ParamType):
         self.item = item
         self.name = f"{item.name},..."
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[Any, ...]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
         """Convert each part of the list."""
         if isinstance(value, tuple):
             return value
@@ -103,10 +105,16 @@ def shared_options(command: F) -> F:
     """Add the options of `Settings` to a command; they reach it as keyword arguments of the same names."""
     default = Settings()
     options = [
-        click.option("--model", default=default.model, show_default=True, help="Model, or comma list of candidates."),
-        click.option("--revision", default=default.revision, show_default=True, help="Revision of a hub model."),
+        click.option(
+            "--model", default=default.model, show_default=True, help="Model, or comma list of candidates."
+        ),
+        click.option(
+            "--revision", default=default.revision, show_default=True, help="Revision of a hub model."
+        ),
         click.option("--backend", default=default.backend, show_default=True, help="Engine."),
-        click.option("--device", default=default.device, show_default=True, help="auto, cpu, cuda or cuda:N."),
+        click.option(
+            "--device", default=default.device, show_default=True, help="auto, cpu, cuda or cuda:N."
+        ),
         click.option("--dtype", type=Dtype(), default=default.dtype, show_default=True, help="Precision."),
         click.option(
             "--max-new-tokens",

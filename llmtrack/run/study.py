@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +15,16 @@ from rich.markup import escape
 
 from llmtrack.experiment import Experiment
 from llmtrack.report.block import metrics_block
-from llmtrack.report.table import summary_table, to_csv, to_figure, to_markdown, to_rich
-from llmtrack.run.events import Event, Log, Progress
+from llmtrack.report.table import summary_table, to_markdown
+from llmtrack.report.write import print_report, write_report
+from llmtrack.run.events import Event, Log, Progress, Warn
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan
 from llmtrack.run.progress import StudyProgress
 from llmtrack.scenario import Failure, Measurement
 from llmtrack.tracking.environment import environment
-from llmtrack.tracking.query import runs, series
+from llmtrack.tracking.query import runs
+from llmtrack.tracking.series import series
 from llmtrack.tracking.tracker import Study, Tracker
 
 if TYPE_CHECKING:
@@ -75,12 +77,14 @@ def run_study(
         experiment.name, experiment.question, experiment.settings, environment(machine), suite_id=suite_id
     )
     counts = {Measurement: 0, Failure: 0}
-    with _killed_if_interrupted(tracker, study, executor):
+    with killed_if_interrupted(tracker, study, executor):
         with StudyProgress(console, sum(map(len, plan.groups))) as progress:
 
             def on_event(event: Event) -> None:
                 if isinstance(event, Log):
                     progress.line(event.text)
+                elif isinstance(event, Warn):
+                    progress.warn(event.text)
                 elif isinstance(event, Progress):
                     progress.step(event)
                 else:
@@ -90,13 +94,15 @@ def run_study(
                     if isinstance(event, Measurement) and event.sample_text:
                         progress.line(f"    sample: {_one_line(event.sample_text)}")
                     for warning in event.warnings if isinstance(event, Measurement) else ():
-                        progress.line(f"    warning: {warning}")
+                        progress.warn(warning)
 
             for group in plan.groups:
                 executor.run(group, on_event)
             for same in plan.same:
                 note = f"same as {same.measured.name}: {same.dtype_label}"
-                tracker.log_same_as(study, same.scenario, {"dtype": same.dtype_label}, same.measured.name, note)
+                tracker.log_same_as(
+                    study, same.scenario, {"dtype": same.dtype_label}, same.measured.name, note
+                )
                 progress.line(f"  {same.scenario.name}: not measured again, {note}")
         reading = _report(experiment, study, tracker, console, failed=bool(counts[Failure]))
     return StudyResult(study, counts[Measurement], counts[Failure], reading)
@@ -129,13 +135,15 @@ def _one_line(text: str, width: int = 100) -> str:
 
 
 @contextmanager
-def _killed_if_interrupted(tracker: Tracker, study: Study, executor: Executor) -> Iterator[None]:
+def killed_if_interrupted(tracker: Tracker, study: Study, executor: Executor) -> Iterator[None]:
+    """End a study as killed when a signal ends it, or as failed when an error does."""
     try:
         yield
     except BaseException as error:
         executor.close()
         killed = not isinstance(error, Exception)
-        tracker.finish_study(study, "killed" if killed else "failed", note=f"The study ended early: {error!r}")
+        reason = f"ended early by {type(error).__name__}{f': {error}' if str(error) else ''}"
+        tracker.finish_study(study, "killed" if killed else "failed", reason=reason)
         raise
 
 
@@ -153,12 +161,21 @@ def _report(
     if experiment.show_block:
         for _, run in tracked.iterrows():
             console.print("\n".join(metrics_block(run)), markup=False, highlight=False)
-    print_report(console, table_title=experiment.name, tracked=tracked, reading=reading)
+    print_report(console, experiment.name, table, reading)
     links = [f"#/experiments/{study.experiment_id}/runs/{run_id}" for run_id in table.run_ids]
-    note = "\n".join([f"**{experiment.question}**", "", to_markdown(table, tuple(links)), *(f"- {line}" for line in reading)])
+    note = "\n".join(
+        [
+            f"**{experiment.question}**",
+            "",
+            to_markdown(table, tuple(links)),
+            *(f"- {line}" for line in reading),
+        ]
+    )
     with tempfile.TemporaryDirectory() as folder:
-        files = write_report(Path(folder), experiment.name, tracked, reading)
-        for name, figure in experiment.plots(tracked, partial(series, tracking_uri=tracker.tracking_uri)).items():
+        files = write_report(Path(folder), experiment.name, table, tracked, reading)
+        for name, figure in experiment.plots(
+            tracked, partial(series, tracking_uri=tracker.tracking_uri)
+        ).items():
             path = Path(folder, f"{name}.png")
             figure.savefig(path)
             files[f"plots/{name}.png"] = path
@@ -169,33 +186,6 @@ def _report(
 def in_order(tracked: pd.DataFrame, experiment: Experiment) -> pd.DataFrame:
     """Sort tracked runs as the experiment lists its scenarios."""
     position = {scenario.name: index for index, scenario in enumerate(experiment.scenarios)}
-    return tracked.sort_values("scenario", key=lambda names: names.map(position), kind="stable").reset_index(drop=True)
-
-
-def print_report(console: Console, *, table_title: str, tracked: pd.DataFrame, reading: Sequence[str]) -> None:
-    """Print the conditions, the table and the reading."""
-    table = summary_table(tracked)
-    console.print()
-    if table.conditions:
-        console.print(escape(" · ".join(table.conditions)), highlight=False)
-    console.print(to_rich(table, table_title))
-    for line in reading:
-        console.print(f"- {escape(line)}", highlight=False)
-    console.print()
-
-
-def write_report(folder: Path, title: str, tracked: pd.DataFrame, reading: Sequence[str]) -> dict[str, Path]:
-    """Write the table as CSV, Markdown and PNG, and the reading; return the files by artifact path."""
-    table = summary_table(tracked)
-    texts: Mapping[str, str] = {
-        "table.csv": to_csv(tracked),
-        "table.md": to_markdown(table),
-        "reading.md": "".join(f"- {line}\n" for line in reading),
-    }
-    files = {}
-    for name, text in texts.items():
-        files[name] = folder / name
-        files[name].write_text(text, encoding="utf-8")
-    files["table.png"] = folder / "table.png"
-    to_figure(table, title).savefig(files["table.png"])
-    return files
+    return tracked.sort_values("scenario", key=lambda names: names.map(position), kind="stable").reset_index(
+        drop=True
+    )

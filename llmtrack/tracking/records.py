@@ -76,6 +76,21 @@ class RunRecord:
         return cls(**{**data, "series": {key: tuple(v) for key, v in data["series"].items()}})
 
 
+def study_record(
+    study: StudyContext, question: str, settings: Mapping[str, Scalar], start_ms: int
+) -> RunRecord:
+    """Return the record of a study that begins."""
+    return RunRecord(
+        record_id=study.study_id,
+        run_name=study.study_id,
+        status=RUNNING,
+        start_ms=start_ms,
+        end_ms=0,
+        params={schema.SETTING_PREFIX + key: _plain(value) for key, value in settings.items()},
+        tags={**study.tags, **_study_tags(study), "llmtrack.kind": "study", "llmtrack.question": question},
+    )
+
+
 def scenario_record(outcome: Outcome, study: StudyContext) -> RunRecord:
     """Return the record of a measured, or failed, scenario."""
     if isinstance(outcome, Failure):
@@ -176,16 +191,19 @@ def _record(
         tags={
             **study.tags,
             **{_tag_key(key): value for key, value in (provenance or {}).items()},
+            **_study_tags(study),
             "llmtrack.kind": "scenario",
-            "llmtrack.experiment": study.experiment,
-            "llmtrack.study_id": study.study_id,
-            **({"llmtrack.suite_id": study.suite_id} if study.suite_id else {}),
             "llmtrack.scenario": scenario.name,
             "llmtrack.baseline": "true" if scenario.baseline else "false",
             "llmtrack.scenario_id": scenario.scenario_id,
             **tags,
         },
     )
+
+
+def _study_tags(study: StudyContext) -> dict[str, str]:
+    tags = {"llmtrack.experiment": study.experiment, "llmtrack.study_id": study.study_id}
+    return {**tags, "llmtrack.suite_id": study.suite_id} if study.suite_id else tags
 
 
 def _identified(record: RunRecord) -> RunRecord:

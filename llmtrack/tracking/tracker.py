@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack.errors import TrackingError
 from llmtrack.scenario import Outcome, Scalar, Scenario
-from llmtrack.tracking import schema, store, sync
+from llmtrack.tracking import store, sync
 from llmtrack.tracking.environment import environment_tags
 from llmtrack.tracking.limits import fit_key, redact, secrets_of
 from llmtrack.tracking.push import now_ms, redacted, safe_path
@@ -23,11 +23,11 @@ from llmtrack.tracking.records import (
     FAILED,
     FINISHED,
     KILLED,
-    RUNNING,
     RunRecord,
     StudyContext,
     same_as_record,
     scenario_record,
+    study_record,
 )
 from llmtrack.tracking.spool import Entry, Notify, Spool, Target, to_stderr
 
@@ -154,22 +154,7 @@ class Tracker:
         """
         study_id = new_study_id(experiment)
         context = StudyContext(study_id, experiment, suite_id, environment_tags(environment))
-        record = RunRecord(
-            record_id=study_id,
-            run_name=study_id,
-            status=RUNNING,
-            start_ms=now_ms(),
-            end_ms=0,
-            params={schema.SETTING_PREFIX + key: value for key, value in settings.items()},
-            tags={
-                **context.tags,
-                "llmtrack.kind": "study",
-                "llmtrack.experiment": experiment,
-                "llmtrack.study_id": study_id,
-                **({"llmtrack.suite_id": suite_id} if suite_id else {}),
-                "llmtrack.question": question,
-            },
-        )
+        record = study_record(context, question, settings, now_ms())
         joined, self._joinable = self._joinable, None
         if joined is not None:
             # As MLflow's own start_run does: the next one that looks must not join the same run.

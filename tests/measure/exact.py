@@ -79,7 +79,9 @@ BY_HAND = {
 }
 
 
-def run(timing: ModuleType, engine: ScriptedEngine, request: GenerateRequest, policy: RepeatPolicy = THREE_REPEATS):
+def run(
+    timing: ModuleType, engine: ScriptedEngine, request: GenerateRequest, policy: RepeatPolicy = THREE_REPEATS
+):
     ((_, result),) = timing.time_arms(engine, {"arm": timing.Arm(request, policy)}, engine.clock)
     if isinstance(result, Exception):
         raise result
@@ -111,7 +113,9 @@ def check_warmup_is_not_counted(timing: ModuleType) -> None:
 
 def check_repeats_are_separate(timing: ModuleType) -> None:
     """Repeats of different speed: each sample is that repeat's own."""
-    engine = ScriptedEngine(FakeClock(), Script(0.03, 0.005), Script(0.03, 0.005), Script(0.05, 0.010), Script(0.07, 0.020))
+    engine = ScriptedEngine(
+        FakeClock(), Script(0.03, 0.005), Script(0.03, 0.005), Script(0.05, 0.010), Script(0.07, 0.020)
+    )
     result = run(timing, engine, request(1, 4, 3))
     assert result.samples["total_latency_s"] == pytest.approx([0.040, 0.070, 0.110])
     assert result.samples["time_to_first_token_ms"] == pytest.approx([30, 50, 70])
@@ -141,7 +145,9 @@ def check_work_before_the_call_is_not_counted(timing: ModuleType) -> None:
     clock = FakeClock()
     engine = ScriptedEngine(clock, Script(0.030, 0.005))
     engine.leave_device_busy(0.5)
-    result = run(timing, engine, request(1, 4, 5), RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1))
+    result = run(
+        timing, engine, request(1, 4, 5), RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1)
+    )
     assert result["total_latency_s"] == pytest.approx(0.050)
 
 

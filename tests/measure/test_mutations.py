@@ -12,13 +12,29 @@ from tests.measure.exact import CHECKS
 
 # name of the mistake: (module, what stands there, what the mistake makes of it)
 MUTATIONS = {
-    "prefill counted as decode": (metrics, "trace.stamps[-1] - trace.stamps[0]", "trace.stamps[-1] - trace.start"),
+    "prefill counted as decode": (
+        metrics,
+        "trace.stamps[-1] - trace.stamps[0]",
+        "trace.stamps[-1] - trace.start",
+    ),
     "N steps instead of N-1": (metrics, "decoding / (len(trace.stamps) - 1)", "decoding / len(trace.stamps)"),
     "first tokens counted as decoded": (metrics, "(generated - rows) / decoding", "generated / decoding"),
-    "batch counted twice": (metrics, "generated = sum(trace.new_tokens)", "generated = rows * sum(trace.new_tokens)"),
+    "batch counted twice": (
+        metrics,
+        "generated = sum(trace.new_tokens)",
+        "generated = rows * sum(trace.new_tokens)",
+    ),
     "batch forgotten in ms/token": (metrics, "1000 * total * rows / generated", "1000 * total / generated"),
-    "prompt of one row only": (metrics, "sum(trace.prompt_tokens) / first_token", "trace.prompt_tokens[0] / first_token"),
-    "decode instead of whole call": (metrics, "total = trace.end - trace.start", "total = trace.stamps[-1] - trace.start"),
+    "prompt of one row only": (
+        metrics,
+        "sum(trace.prompt_tokens) / first_token",
+        "trace.prompt_tokens[0] / first_token",
+    ),
+    "decode instead of whole call": (
+        metrics,
+        "total = trace.end - trace.start",
+        "total = trace.stamps[-1] - trace.start",
+    ),
     "samples of one repeat leak into the next": (
         timing,
         "    stamps: list[float] = []\n",
@@ -55,7 +71,11 @@ MUTATIONS = {
             repeats.setdefault(name, _Repeats())""",
     ),
     "no warm-up": (timing, "for _ in range(arm.policy.warmup):", "for _ in range(0):"),
-    "mean of rates instead of time": (timing, "(summarize_rate if name in RATES else summarize)", "(summarize)"),
+    "mean of rates instead of time": (
+        timing,
+        "(summarize_rate if name in RATES else summarize)",
+        "(summarize)",
+    ),
 }
 # Found by the property test of the headline numbers, which needs an even number of unequal repeats.
 FOUND_ELSEWHERE = {"mean of rates instead of time"}
@@ -64,7 +84,9 @@ FOUND_ELSEWHERE = {"mean of rates instead of time"}
 def load_mutant(module: ModuleType, before: str, after: str) -> ModuleType:
     """Return the timing module as it is with a mistake in it or in the formulas."""
     source = inspect.getsource(module)
-    assert source.count(before) == 1, f"the code has changed: {before!r} stands there {source.count(before)} times"
+    assert source.count(before) == 1, (
+        f"the code has changed: {before!r} stands there {source.count(before)} times"
+    )
     mutant = ModuleType(module.__name__)
     exec(compile(source.replace(before, after), f"<mutant of {module.__name__}>", "exec"), mutant.__dict__)
     if module is timing:
@@ -72,7 +94,9 @@ def load_mutant(module: ModuleType, before: str, after: str) -> ModuleType:
     # The formulas are reached through the timing: a copy of it that uses the mutant's.
     copy = ModuleType(timing.__name__)
     exec(compile(inspect.getsource(timing), f"<copy of {timing.__name__}>", "exec"), copy.__dict__)
-    copy.__dict__.update({name: getattr(mutant, name) for name in ("derive", "token_gaps_ms", "GenerationTrace")})
+    copy.__dict__.update(
+        {name: getattr(mutant, name) for name in ("derive", "token_gaps_ms", "GenerationTrace")}
+    )
     return copy
 
 
@@ -96,7 +120,12 @@ def test_unequal_repeats_notice_a_mean_of_rates():
 
     def product(module):
         engine = ScriptedEngine(FakeClock(), Script(0.1, 0.0), Script(0.3, 0.0))
-        result = run(module, engine, request(1, 4, 5), RepeatPolicy(warmup=0, min_repeats=2, min_seconds=0, max_repeats=2))
+        result = run(
+            module,
+            engine,
+            request(1, 4, 5),
+            RepeatPolicy(warmup=0, min_repeats=2, min_seconds=0, max_repeats=2),
+        )
         return result["tokens_per_sec"] * result["total_latency_s"]
 
     assert product(timing) == pytest.approx(5)

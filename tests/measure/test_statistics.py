@@ -92,7 +92,9 @@ def test_drift_is_told_with_its_direction():
 
 
 def test_a_slow_first_repeat_asks_for_more_warmup():
-    assert any("the first repeat took 3.0x" in each for each in findings([3.0, 1.0, 1.0, 1.0, 1.0], RepeatPolicy()))
+    assert any(
+        "the first repeat took 3.0x" in each for each in findings([3.0, 1.0, 1.0, 1.0, 1.0], RepeatPolicy())
+    )
 
 
 def test_share_of_others_by_hand():

@@ -34,7 +34,10 @@ def test_one_step_has_no_inter_token_latency():
 
 
 def test_no_step_has_no_rates():
-    assert derive(GenerationTrace(0.0, (), 0.5, (4,), (0,))) == {"total_latency_s": 0.5, "tokens_generated": 0}
+    assert derive(GenerationTrace(0.0, (), 0.5, (4,), (0,))) == {
+        "total_latency_s": 0.5,
+        "tokens_generated": 0,
+    }
 
 
 def test_prompt_tokens_are_the_real_ones_of_each_row():
@@ -43,7 +46,9 @@ def test_prompt_tokens_are_the_real_ones_of_each_row():
 
 
 def test_gaps_begin_with_the_first_token():
-    assert token_gaps_ms(GenerationTrace(1.0, (1.03, 1.035, 1.045), 1.05, (4,), (3,))) == pytest.approx((30, 5, 10))
+    assert token_gaps_ms(GenerationTrace(1.0, (1.03, 1.035, 1.045), 1.05, (4,), (3,))) == pytest.approx(
+        (30, 5, 10)
+    )
 
 
 def test_memory_bandwidth_utilization_by_hand():
@@ -56,7 +61,9 @@ def test_memory_bandwidth_utilization_by_hand():
 
 def test_time_generate_takes_one_text_or_many():
     one = time_generate(ScriptedEngine(clock := FakeClock(), Script(0.03, 0.005)), "abcd", 5, clock=clock)
-    two = time_generate(ScriptedEngine(clock := FakeClock(), Script(0.03, 0.005)), ["abcd", "xy"], 5, clock=clock)
+    two = time_generate(
+        ScriptedEngine(clock := FakeClock(), Script(0.03, 0.005)), ["abcd", "xy"], 5, clock=clock
+    )
     assert {"total_latency_s", "tokens_generated", "tokens_per_sec", "avg_latency_per_token_ms"} <= set(one)
     assert (one["tokens_generated"], two["tokens_generated"]) == (5, 10)
     assert two["prefill_tokens_per_sec"] == pytest.approx(6 / 0.03)
@@ -138,7 +145,9 @@ def test_metrics_agree_with_one_another(start, gaps, tail, prompts):
     assert metrics["tokens_per_sec"] * metrics["total_latency_s"] == pytest.approx(rows * steps)
     assert metrics["avg_latency_per_token_ms"] == pytest.approx(1000 * rows / metrics["tokens_per_sec"])
     assert metrics["decode_tokens_per_sec"] == pytest.approx(1000 * rows / metrics["inter_token_latency_ms"])
-    assert metrics["prefill_tokens_per_sec"] * metrics["time_to_first_token_ms"] == pytest.approx(1000 * sum(prompts))
+    assert metrics["prefill_tokens_per_sec"] * metrics["time_to_first_token_ms"] == pytest.approx(
+        1000 * sum(prompts)
+    )
     whole = metrics["time_to_first_token_ms"] + (steps - 1) * metrics["inter_token_latency_ms"]
     assert whole == pytest.approx(1000 * (metrics["total_latency_s"] - tail), rel=1e-6, abs=1e-4)
 

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from llmtrack.tracking import schema
-from llmtrack.tracking.query import ID_COLUMNS
+from llmtrack.tracking.frame import ID_COLUMNS
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 

