@@ -49,8 +49,11 @@ def write_gguf(path, pre="smollm", **metadata):
     for layer in range(LAYERS):
         for name, shape in {
             **{f"attn_{part}": (WIDTH, WIDTH) for part in ("q", "k", "v", "output")},
-            **{"ffn_gate": (INNER, WIDTH), "ffn_up": (INNER, WIDTH), "ffn_down": (WIDTH, INNER)},
-            **{"attn_norm": (WIDTH,), "ffn_norm": (WIDTH,)},
+            "ffn_gate": (INNER, WIDTH),
+            "ffn_up": (INNER, WIDTH),
+            "ffn_down": (WIDTH, INNER),
+            "attn_norm": (WIDTH,),
+            "ffn_norm": (WIDTH,),
         }.items():
             shapes[f"blk.{layer}.{name}"] = shape
     for name, shape in shapes.items():
