@@ -1,4 +1,5 @@
 import math
+import shutil
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -76,8 +77,10 @@ def test_two_keys_that_become_the_same_are_both_kept():
 
 
 @pytest.fixture(scope="module")
-def client(template_database) -> MlflowClient:
-    return MlflowClient(f"sqlite:///{template_database}")
+def client(template_database, tmp_path_factory) -> MlflowClient:
+    path = tmp_path_factory.mktemp("limits") / "mlflow.db"
+    shutil.copyfile(template_database, path)
+    return MlflowClient(f"sqlite:///{path}")
 
 
 keys = st.text(max_size=20) | st.text(alphabet="./ :a_@", max_size=12) | st.just("k" * 400)
