@@ -60,6 +60,7 @@ class EngineInfo:
         kv_bytes_per_token: bytes of KV cache that one token of one row takes.
         context_length: positions the model was made for, or None if unknown.
         vocab_size: width of the logits.
+        load_time_s: seconds to load the weights, without fetching or converting them; None if unknown.
         facts: further params to track (revision, architecture, parameter count ...).
         tags: provenance to track (weights digest, library versions ...).
         warnings: findings in words, such as random weights or emulated arithmetic.
@@ -73,6 +74,7 @@ class EngineInfo:
     kv_bytes_per_token: int
     context_length: int | None
     vocab_size: int
+    load_time_s: float | None = None
     facts: dict[str, Scalar] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -42,6 +42,7 @@ def load(variant: Variant) -> TorchEngine:
         loaded.tokenizer,
         model_id=loaded.model_id,
         dtype_label=label,
+        load_time_s=loaded.load_time_s,
         facts=facts,
         tags={"weights_digest": loaded.weights_digest},
         warnings=loaded.warnings,
@@ -57,6 +58,7 @@ class TorchEngine:
         model_id: what to call it in tracked runs.
         dtype_label: label of the dtype as `resolve_dtype` gave it; used where it agrees with the loaded
             parameters, which have the last word.
+        load_time_s: seconds that loading took.
         facts: params to track.
         tags: provenance to track.
         warnings: findings in words.
@@ -69,6 +71,7 @@ class TorchEngine:
         *,
         model_id: str | None = None,
         dtype_label: str = "",
+        load_time_s: float | None = None,
         facts: dict[str, Scalar] | None = None,
         tags: dict[str, str] | None = None,
         warnings: tuple[str, ...] = (),
@@ -94,6 +97,7 @@ class TorchEngine:
             kv_bytes_per_token=_kv_bytes_per_token(model),
             context_length=getattr(model.config.get_text_config(), "max_position_embeddings", None),
             vocab_size=int(model.config.get_text_config().vocab_size),
+            load_time_s=load_time_s,
             facts=facts or {},
             tags=tags or {},
             warnings=warnings + _emulation_warning(dtype_name, self._device),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ class LoadedModel:
         model_id: the candidate that was loaded, as it was written.
         revision: commit of a hub model, otherwise None.
         weights_digest: sha256 of the weights, after what it is of: `safetensors:`, `gguf:`, `synthetic:` ....
+        load_time_s: seconds to read the weights and the tokenizer, without fetching or converting them.
         facts: what is known of the model and is tracked.
         warnings: findings in words.
     """
@@ -40,6 +42,7 @@ class LoadedModel:
     model_id: str
     revision: str | None
     weights_digest: str
+    load_time_s: float = 0.0
     facts: dict[str, str | int | float | bool] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -78,24 +81,20 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
         raise ModelLoadError(problem)
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    commit: str | None = None
     warnings: list[str] = []
     if revision and source.kind != "hub":
         warnings.append(f"revision {revision} is ignored: {source.spec} is not a hub model")
-    if source.kind == "synthetic":
+    # Fetching and converting happen once; loading is what every later start pays.
+    folder, commit = _folder_of(source, revision)
+    start = time.perf_counter()
+    if folder is None:
         model, tokenizer = synthetic.build(source.location, device=device, dtype=dtype, seed=SEED)
         digest, weights = synthetic.weights_digest(source.location, SEED, device), "random"
+        seconds = time.perf_counter() - start
         warnings.append(RANDOM_WEIGHTS)
     else:
-        if source.kind == "hub":
-            folder, commit = hub.snapshot(source.location, revision)
-        elif source.kind == "folder":
-            folder = Path(source.location)
-        elif source.kind == "gguf":
-            folder = gguf.ensure(Path(source.location))
-        else:
-            folder = packaged.ensure(source.location)
         model, tokenizer = load_folder(folder, device=device, dtype=dtype)
+        seconds = time.perf_counter() - start
         weights = weight_files(folder)[0]
         if source.kind in ("gguf", "packaged"):
             digest = f"gguf:{read_manifest(folder)['gguf_sha256']}"
@@ -110,9 +109,23 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
         model_id=source.spec,
         revision=commit,
         weights_digest=digest,
+        load_time_s=seconds,
         facts=_facts(model, source, weights),
         warnings=tuple(warnings),
     )
+
+
+def _folder_of(source: ModelSource, revision: str | None) -> tuple[Path | None, str | None]:
+    """Return the folder that holds a model, fetched or converted if need be, and a hub model's commit."""
+    if source.kind == "synthetic":
+        return None, None
+    if source.kind == "hub":
+        return hub.snapshot(source.location, revision)
+    if source.kind == "gguf":
+        return gguf.ensure(Path(source.location)), None
+    if source.kind == "packaged":
+        return packaged.ensure(source.location), None
+    return Path(source.location), None
 
 
 def load_folder(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from llmtrack.engines.base import Engine
 from llmtrack.errors import LlmtrackError, ScenarioError
@@ -32,38 +31,28 @@ SAMPLE_ROWS = 4
 Emit = Callable[[Event], None]
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """An engine and the seconds it took to load."""
-
-    engine: Engine
-    load_time_s: float
-
-
 class EngineCache:
     """Keeps the engine of the last variant, so that scenarios of one variant share it."""
 
-    def __init__(self, load: Callable[[Variant], Engine], clock: Clock = time.perf_counter) -> None:
+    def __init__(self, load: Callable[[Variant], Engine]) -> None:
         self._load = load
-        self._clock = clock
         self._variant: Variant | None = None
-        self._loaded: Loaded | None = None
+        self._engine: Engine | None = None
 
-    def get(self, variant: Variant) -> tuple[Loaded, bool]:
-        """Return the loaded engine of a variant, and whether it was loaded just now."""
-        if self._loaded is not None and variant == self._variant:
-            return self._loaded, False
+    def get(self, variant: Variant) -> tuple[Engine, bool]:
+        """Return the engine of a variant, and whether it was loaded just now."""
+        if self._engine is not None and variant == self._variant:
+            return self._engine, False
         self.close()
-        start = self._clock()
-        engine = self._load(variant)
-        self._variant, self._loaded = variant, Loaded(engine, self._clock() - start)
-        return self._loaded, True
+        self._engine = self._load(variant)
+        self._variant = variant
+        return self._engine, True
 
     def close(self) -> None:
         """Free the engine."""
-        if self._loaded is not None:
-            self._loaded.engine.close()
-        self._variant = self._loaded = None
+        if self._engine is not None:
+            self._engine.close()
+        self._variant = self._engine = None
 
 
 def measure_group(
@@ -75,25 +64,25 @@ def measure_group(
     """
     started = time.time()
     try:
-        loaded, fresh = engines.get(scenarios[0].variant)
+        engine, fresh = engines.get(scenarios[0].variant)
     except Exception as error:
         for scenario in scenarios:
             emit(
                 _failure(scenario, error, started, kind="load" if isinstance(error, LlmtrackError) else None)
             )
         return
-    info = loaded.engine.info
+    info = engine.info
     if fresh:
         emit(Log(f"Loaded: {info.model_id} | device={info.device.split(':')[0]} | dtype={info.dtype_label}"))
         for warning in info.warnings:
             emit(Warn(warning))
-    _measure_generation(scenarios, loaded, emit, clock)
+    _measure_generation(scenarios, engine, emit, clock)
     for scenario in scenarios:
         if isinstance(scenario.task, PerplexityTask):
-            _measure_perplexity(scenario, scenario.task, loaded, emit, clock)
+            _measure_perplexity(scenario, scenario.task, engine, emit, clock)
 
 
-def _measure_generation(scenarios: Sequence[Scenario], loaded: Loaded, emit: Emit, clock: Clock) -> None:
+def _measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit, clock: Clock) -> None:
     # Arms are interleaved, so each one's start is that of its first call.
     started: dict[str, float] = {}
     asked: dict[str, Scenario] = {}
@@ -102,30 +91,30 @@ def _measure_generation(scenarios: Sequence[Scenario], loaded: Loaded, emit: Emi
         if not isinstance(scenario.task, GenerateTask):
             continue
         try:
-            arms[scenario.name] = Arm(request_for(loaded.engine, scenario.task), scenario.repeat)
+            arms[scenario.name] = Arm(request_for(engine, scenario.task), scenario.repeat)
             asked[scenario.name] = scenario
         except Exception as error:
-            emit(_failure(scenario, error, time.time(), loaded.engine))
+            emit(_failure(scenario, error, time.time(), engine))
 
     def on_call(name: str, repeat: int) -> None:
         started.setdefault(name, time.time())
         emit(Progress(name, f"repeat {repeat}" if repeat else "warm-up"))
 
     before = read_cpu()
-    for name, result in time_arms(loaded.engine, arms, clock, on_call):
+    for name, result in time_arms(engine, arms, clock, on_call):
         if isinstance(result, Exception):
-            emit(_failure(asked[name], result, started[name], loaded.engine))
+            emit(_failure(asked[name], result, started[name], engine))
         else:
-            busy = busy_warning(before, read_cpu()) + gpu_warning(loaded.engine.info.device)
-            emit(_generation_measurement(asked[name], arms[name], result, loaded, busy, started[name]))
+            busy = busy_warning(before, read_cpu()) + gpu_warning(engine.info.device)
+            emit(_generation_measurement(asked[name], arms[name], result, engine, busy, started[name]))
 
 
 def _generation_measurement(
-    scenario: Scenario, arm: Arm, timing: Timing, loaded: Loaded, busy: tuple[str, ...], started: float
+    scenario: Scenario, arm: Arm, timing: Timing, engine: Engine, busy: tuple[str, ...], started: float
 ) -> Measurement:
-    engine, task = loaded.engine, scenario.task
+    task = scenario.task
     lengths = tuple(len(row) for row in arm.request.prompt_ids)
-    metrics = dict(timing.metrics) | _engine_metrics(loaded)
+    metrics = dict(timing.metrics) | _engine_metrics(engine)
     if timing.peak_memory_bytes is not None:
         metrics["peak_memory_mib"] = timing.peak_memory_bytes / MIB
     if arm.request.use_cache and "inter_token_latency_ms" in metrics:
@@ -156,11 +145,11 @@ def _generation_measurement(
 
 
 def _measure_perplexity(
-    scenario: Scenario, task: PerplexityTask, loaded: Loaded, emit: Emit, clock: Clock
+    scenario: Scenario, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock
 ) -> None:
     from llmtrack.quality.perplexity import Batch, score_documents
 
-    engine, started = loaded.engine, time.time()
+    started = time.time()
 
     def on_batch(batch: Batch) -> None:
         emit(Progress(scenario.name, f"batch {batch.number}/{batch.of}", batch.number / batch.of))
@@ -183,7 +172,7 @@ def _measure_perplexity(
     except Exception as error:
         emit(_failure(scenario, error, started, engine))
         return
-    metrics = _engine_metrics(loaded) | {
+    metrics = _engine_metrics(engine) | {
         "loss": quality.loss,
         "perplexity": quality.perplexity,
         "bits_per_byte": quality.bits_per_byte,
@@ -243,8 +232,11 @@ def _engine_facts(engine: Engine) -> dict[str, Scalar]:
     return facts | info.facts
 
 
-def _engine_metrics(loaded: Loaded) -> dict[str, float]:
-    return {"model_size_mib": loaded.engine.info.model_size_bytes / MIB, "load_time_s": loaded.load_time_s}
+def _engine_metrics(engine: Engine) -> dict[str, float]:
+    metrics = {"model_size_mib": engine.info.model_size_bytes / MIB}
+    if engine.info.load_time_s is not None:
+        metrics["load_time_s"] = engine.info.load_time_s
+    return metrics
 
 
 def _bandwidth_metrics(

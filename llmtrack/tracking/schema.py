@@ -147,7 +147,7 @@ METRICS: tuple[Metric, ...] = (
         "measured copy bandwidth of the device",
         "bytes read and written / 10^9 / s",
     ),
-    Metric("load_time_s", "s", "lower", "time to load the model", "wall-clock of loading"),
+    Metric("load_time_s", "s", "lower", "time to load the model", "wall-clock of reading weights and tokenizer, without fetching or converting"),
     Metric(
         "loss",
         "nats/token",
