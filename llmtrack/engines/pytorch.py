@@ -92,7 +92,7 @@ class TorchEngine:
             model_id=model_id or getattr(model.config, "_name_or_path", "") or type(model).__name__,
             device=str(self._device),
             dtype_label=dtype_label if dtype_label.startswith(dtype_name) else dtype_name,
-            model_size_bytes=_unique_bytes(model),
+            model_size_bytes=_model_size_bytes(model),
             step_weight_bytes=_step_weight_bytes(model),
             kv_bytes_per_token=_kv_bytes_per_token(model),
             context_length=getattr(model.config.get_text_config(), "max_position_embeddings", None),
@@ -183,7 +183,7 @@ class TorchEngine:
 
         A batch's logits are large (vocabulary times tokens), so the head is applied to a chunk of tokens at
         a time. Models that do more to the logits than one linear layer (soft-capping, scaling) are found by
-        comparing on a short input; their logits are computed whole, and the head is the identity.
+        a look at a short pass; their logits are computed whole, and the head is the identity.
         """
         if not self._head_checked:
             self._head = self._plain_head(input_ids, attention_mask)
@@ -193,15 +193,30 @@ class TorchEngine:
         return self._forward(self.model.base_model, input_ids, attention_mask)[0], self._head
 
     def _plain_head(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.nn.Module | None:
-        head = self.model.get_output_embeddings()
-        if head is None or self.model.base_model is self.model:
+        """Return the head if all that the model does after its body is to apply it."""
+        head, body = self.model.get_output_embeddings(), self.model.base_model
+        if head is None or body is self.model:
             return None
+        seen: dict[str, torch.Tensor] = {}
+        hooks = [
+            body.register_forward_hook(lambda module, inputs, output: seen.update(hidden=output[0])),
+            head.register_forward_hook(
+                lambda module, inputs, output: seen.update(given=inputs[0], made=output)
+            ),
+        ]
         probe = input_ids[:1, attention_mask[0].bool()][:, :8]
-        ones = torch.ones_like(probe)
-        logits = self._forward(self.model, probe, ones).logits
-        candidate = head(self._forward(self.model.base_model, probe, ones)[0])
-        same = candidate.shape == logits.shape and torch.allclose(candidate, logits, rtol=1e-3, atol=1e-3)
-        return head if same else None
+        try:
+            logits = self._forward(self.model, probe, torch.ones_like(probe)).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        # Within one pass the numbers are equal to the last bit, so that a mild soft-cap shows, too.
+        plain = (
+            len(seen) == 3
+            and torch.equal(seen["hidden"], seen["given"])
+            and torch.equal(seen["made"].to(logits.dtype), logits)
+        )
+        return head if plain else None
 
     def _forward(self, module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
@@ -262,18 +277,25 @@ def _until_eos(row: Sequence[int], eos_ids: frozenset[int]) -> tuple[int, ...]:
     return tuple(row)
 
 
-def _unique_bytes(model: torch.nn.Module) -> int:
-    tensors = {tensor.data_ptr(): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+def _weight_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of tensors; those that share memory, as tied weights do, count once."""
+    unique = {tensor.data_ptr(): tensor for tensor in tensors}
+    return sum(tensor.numel() * tensor.element_size() for tensor in unique.values())
+
+
+def _model_size_bytes(model: torch.nn.Module) -> int:
+    """Bytes of what a checkpoint holds: tables that the code can make again (masks, rotary angles) are no weights."""
+    return _weight_bytes(each for each in model.state_dict().values() if isinstance(each, torch.Tensor))
 
 
 def _step_weight_bytes(model: Any) -> int:
-    """Bytes of the parameters that a decode step reads: all but an embedding of which it looks up one row."""
-    total = sum(p.numel() * p.element_size() for p in {p.data_ptr(): p for p in model.parameters()}.values())
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
-    if embedding is None or head is None or embedding.weight.data_ptr() == head.weight.data_ptr():
-        return total
-    return total - embedding.weight.numel() * embedding.weight.element_size()
+    """Bytes of the parameters that a decode step reads: of a lookup table, unless it is also the head, only a row."""
+    head = model.get_output_embeddings()
+    head_ptr = None if head is None else head.weight.data_ptr()
+    tables = {
+        module.weight.data_ptr() for module in model.modules() if isinstance(module, torch.nn.Embedding)
+    } - {head_ptr}
+    return _weight_bytes(each for each in model.parameters() if each.data_ptr() not in tables)
 
 
 def _kv_bytes_per_token(model: PreTrainedModel) -> int:
