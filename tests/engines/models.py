@@ -1,0 +1,85 @@
+"""Small models whose answers are known: tables of bigrams, and named architectures of a few thousand weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from llmtrack.engines.pytorch import TorchEngine
+from llmtrack.models import synthetic
+
+NO_PAD = synthetic.PRESETS["tiny-gpt2"]
+
+
+class BigramConfig(PretrainedConfig):
+    model_type = "bigram"
+
+    def __init__(self, vocab_size: int = 8, **kwargs: Any) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = self.num_attention_heads = self.num_hidden_layers = 1
+        self.max_position_embeddings = 64
+        super().__init__(**kwargs)
+
+
+class Bigram(PreTrainedModel, GenerationMixin):
+    """The logits of the next token are the row of a table that belongs to the last token."""
+
+    config_class = BigramConfig
+
+    def __init__(self, config: BigramConfig) -> None:
+        super().__init__(config)
+        self.table = torch.nn.Parameter(torch.zeros(config.vocab_size, config.vocab_size))
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **unused: Any
+    ) -> CausalLMOutput:
+        return CausalLMOutput(logits=self.table[input_ids])
+
+
+def bigram_engine(table: torch.Tensor, eos: int | list[int] | None = None) -> TorchEngine:
+    """An engine of a table; its tokenizer has no pad token, so that padding is done with its `eos`."""
+    model = Bigram(BigramConfig(vocab_size=len(table)))
+    with torch.no_grad():
+        model.table.copy_(table)
+    model.generation_config.eos_token_id = eos
+    tokenizer = synthetic.build_tokenizer(NO_PAD)
+    if isinstance(eos, int):
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(eos)
+    return TorchEngine(model.eval(), tokenizer, model_id="bigram")
+
+
+def chain(*steps: tuple[int, int], size: int) -> torch.Tensor:
+    """A table in which the token after `a` is `b`, for each (a, b)."""
+    table = torch.zeros(size, size)
+    for before, after in steps:
+        table[before, after] = 10.0
+    return table
+
+
+def small(architecture: str, seed: int = 0, **settings: Any) -> TorchEngine:
+    """An engine of a named architecture: width 8, two layers, two heads of which one has keys, 600 tokens."""
+    sizes = {
+        "vocab_size": 600,
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 4,
+        "max_position_embeddings": 64,
+        "bos_token_id": 256,
+        "eos_token_id": 257,
+        "pad_token_id": 258,
+    }
+    config = AutoConfig.for_model(architecture, **{**sizes, **settings})
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim > 1:
+                    parameter.normal_(0.0, 0.3)
+    return TorchEngine(model.eval(), synthetic.build_tokenizer(synthetic.PRESETS["tiny"]))

@@ -1,0 +1,158 @@
+"""Scoring against plain references and hand-worked numbers, and the padding mistakes that these would catch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from llmtrack.engines import scoring
+from llmtrack.engines.padding import pad_rows
+from llmtrack.engines.scoring import predicted, sum_nll
+from tests.engines.models import bigram_engine, small
+
+TEXTS = (
+    "The harbour wakes before the town does.",
+    "Boats come in",
+    "with the tide, their holds full of herring",
+    "ab",
+    "é",
+    "and the market fills with voices that know the price of everything.",
+)
+ROWS = [list(text.encode()) for text in TEXTS]
+LN2 = math.log(2)
+
+
+def reference(engine, row):
+    """The sum of negative log-likelihoods of one row: alone, unpadded, whole logits, float64."""
+    with torch.no_grad():
+        log_p = engine.model(torch.tensor([row])).logits[0].double().log_softmax(dim=-1)
+    return -sum(float(log_p[i, token]) for i, token in enumerate(row[1:]))
+
+
+def score_all(engine, rows, batch_size, side, pad_id=0):
+    sums, counts = [], []
+    for first in range(0, len(rows), batch_size):
+        nll, count = engine.score(*pad_rows(rows[first : first + batch_size], pad_id, side))
+        sums += nll.tolist()
+        counts += count.tolist()
+    return sums, counts
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("batch_size", [1, 2, 6])
+def test_sums_are_those_of_each_row_alone(engine, batch_size, side):
+    sums, counts = score_all(engine, ROWS, batch_size, side)
+    assert sums == pytest.approx([reference(engine, row) for row in ROWS], rel=1e-6)
+    assert counts == [len(row) - 1 for row in ROWS]
+
+
+@pytest.mark.parametrize("pad_id", [0, 97, 257])
+def test_the_pad_s_id_means_nothing(tiny, pad_id):
+    rows = [[97, 257, 98, 97], [97, 98]]
+    expected = [reference(tiny, row) for row in rows]
+    for side in ("left", "right"):
+        assert score_all(tiny, rows, 2, side, pad_id)[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_softmax_by_hand():
+    # softmax(2.0, 1.0, 0.1) = (0.659, 0.242, 0.099), and -ln 0.242 = 1.417.
+    hidden, yes = torch.tensor([[[2.0, 1.0, 0.1]]]), torch.tensor([[True]])
+    (loss,) = sum_nll(hidden, torch.tensor([[1]]), yes, lambda logits: logits, 3)
+    assert float(loss) == pytest.approx(1.417, abs=5e-4)
+
+
+# Probabilities of the next token, powers of one half: every loss is a whole number of ln 2.
+# After 0: 1/2 1/4 1/8 1/8; after 1: 1/8 1/2 1/4 1/8; after 2: 1/4 1/8 1/8 1/2; after 3: 1/8 1/8 1/2 1/4.
+HALVES = torch.tensor([[1, 2, 3, 3], [3, 1, 2, 3], [2, 3, 3, 1], [3, 3, 1, 2]])
+BIGRAMS = -HALVES.float() * LN2
+# 0 0 1 2 3: 1 + 2 + 2 + 1 = 6.   1 0 3 (3 pads): 3 + 3 = 6.   2: predicts nothing.   3 3 0: 2 + 3 = 5.
+BIGRAM_ROWS, BIGRAM_SUMS, BIGRAM_COUNTS = (
+    [[0, 0, 1, 2, 3], [1, 0, 3], [2], [3, 3, 0]],
+    [6, 6, 0, 5],
+    [4, 2, 0, 2],
+)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 4])
+def test_bigrams_by_hand(batch_size, side):
+    sums, counts = score_all(bigram_engine(BIGRAMS, eos=3), BIGRAM_ROWS, batch_size, side, pad_id=3)
+    assert sums == pytest.approx([halves * LN2 for halves in BIGRAM_SUMS])
+    assert counts == BIGRAM_COUNTS
+
+
+def bigram_sums(valid, ids):
+    return (sum_nll(BIGRAMS[ids[:, :-1]], ids[:, 1:], valid, lambda x: x, 4) / LN2).round(decimals=4).tolist()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_masking_by_the_pad_s_id_would_be_noticed(side):
+    """3 is the pad and a real token: masked by its id, the losses of predicting it are gone."""
+    ids, mask = pad_rows(BIGRAM_ROWS, 3, side)
+    assert bigram_sums(predicted(mask), ids) == BIGRAM_SUMS
+    mistaken = bigram_sums(ids[:, 1:] != 3, ids)
+    assert mistaken != BIGRAM_SUMS
+    assert mistaken[0] == 5  # 1 + 2 + 2: the last token is a real 3
+
+
+def test_scoring_the_first_token_behind_a_left_pad_would_be_noticed():
+    """Ignoring pads as targets only: 1 0 3 behind two pads also scores 1 after a 3, another 3 ln 2."""
+    ids, mask = pad_rows(BIGRAM_ROWS, 3, "left")
+    assert bigram_sums(mask[:, 1:].bool(), ids) == [6, 6 + 3, 1, 5 + 2]
+
+
+def test_scoring_pads_would_be_noticed():
+    ids, mask = pad_rows(BIGRAM_ROWS, 3, "right")
+    everything = torch.ones_like(mask[:, 1:]).bool()
+    # 1 0 3 and two pads: a 3 after a 3 costs 2, twice.
+    assert bigram_sums(everything, ids)[1] == 6 + 4
+
+
+def test_logits_are_made_a_chunk_at_a_time(tiny, monkeypatch):
+    """Four chunks' worth of tokens never meet the head at once, and the sums stay the same."""
+    whole, _ = score_all(tiny, ROWS, 6, "right")
+    monkeypatch.setattr(scoring, "CHUNK_BYTES", 50 * 4 * tiny.info.vocab_size)
+    sizes = []
+    hook = tiny.model.lm_head.register_forward_hook(lambda m, inputs, out: sizes.append(inputs[0].shape[0]))
+    try:
+        chunked, _ = score_all(tiny, ROWS, 6, "right")
+    finally:
+        hook.remove()
+    tokens = sum(len(row) - 1 for row in ROWS)
+    assert sizes == [50] * (tokens // 50) + [tokens % 50]
+    assert chunked == pytest.approx(whole, rel=1e-6)
+
+
+ODD_HEADS = {
+    "gemma2": {"final_logit_softcapping": 2.0, "query_pre_attn_scalar": 4},
+    "gemma2, mild": {"final_logit_softcapping": 1000.0, "query_pre_attn_scalar": 4},
+    "cohere": {"logit_scale": 0.25},
+    "granite": {"logits_scaling": 3.0},
+}
+
+
+@pytest.mark.parametrize("name", ODD_HEADS)
+def test_a_model_that_does_more_to_its_logits_is_scored_by_them(name):
+    engine = small(name.split(",")[0], **ODD_HEADS[name])
+    sums, _ = score_all(engine, ROWS, 3, "right")
+    assert sums == pytest.approx([reference(engine, row) for row in ROWS], rel=1e-6)
+    assert engine._head is None
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "mistral", "qwen3"])
+def test_a_plain_model_is_scored_in_chunks(architecture):
+    engine = small(architecture)
+    sums, _ = score_all(engine, ROWS, 3, "left")
+    assert sums == pytest.approx([reference(engine, row) for row in ROWS], rel=1e-6)
+    assert engine._head is engine.model.lm_head
+
+
+def test_half_precision_sums_are_near_the_full_ones(tiny):
+    from llmtrack.engines import pytorch
+    from llmtrack.scenario import Variant
+
+    half = pytorch.load(Variant("synthetic:tiny", device="cpu", dtype="bfloat16"))
+    sums, _ = score_all(half, ROWS, 6, "right")
+    assert sums == pytest.approx([reference(tiny, row) for row in ROWS], rel=0.05)
