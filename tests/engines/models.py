@@ -20,7 +20,7 @@ class BigramConfig(PretrainedConfig):
     def __init__(self, vocab_size: int = 8, **kwargs: Any) -> None:
         self.vocab_size = vocab_size
         self.hidden_size = self.num_attention_heads = self.num_hidden_layers = 1
-        self.max_position_embeddings = 64
+        self.max_position_embeddings = 512
         super().__init__(**kwargs)
 
 

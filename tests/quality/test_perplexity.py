@@ -1,0 +1,187 @@
+"""Perplexity of documents: hand-worked numbers, and independence of how the documents are batched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.quality.perplexity import Batch, compute_perplexity, score_documents
+from tests.engines.models import bigram_engine
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def scripted(context_length: int | None = None) -> ScriptedEngine:
+    """One token a character, one nat a predicted token."""
+    return ScriptedEngine(FakeClock(), Script(1.0, 1.0), context_length=context_length)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    from llmtrack.engines import pytorch
+    from llmtrack.scenario import Variant
+
+    return pytorch.load(Variant("synthetic:tiny", device="cpu"))
+
+
+def test_by_hand():
+    # abc predicts b and c, de predicts e: 3 tokens of 1 nat, whose text has 3 bytes.
+    quality = score_documents(scripted(), ["abc", "de", "f"], batch_size=2)
+    assert quality.loss == pytest.approx(1.0)
+    assert quality.perplexity == pytest.approx(math.e)
+    assert quality.bits_per_byte == pytest.approx(1 / math.log(2))
+    assert (quality.tokens_scored, quality.bytes_scored) == (3, 3)
+    assert (quality.documents_scored, quality.documents_skipped) == (2, 1)
+    assert quality.tokens_truncated == 0
+    assert quality.batch_losses == (1.0,)
+
+
+def test_bits_are_per_byte_and_not_per_token():
+    # Tokens 1 and 2 of two bytes each: twice the bytes, half the bits.
+    class TwoBytes(ScriptedEngine):
+        def decode(self, ids):
+            return "é" * len(ids)
+
+    quality = score_documents(TwoBytes(FakeClock(), Script(1.0, 1.0)), ["abc"])
+    assert (quality.tokens_scored, quality.bytes_scored) == (2, 4)
+    assert quality.bits_per_byte == pytest.approx(0.5 / math.log(2))
+
+
+LN2 = math.log(2)
+# After token 97 ("a") the next is a or b with probability 1/2 each; after b, a with 1/8 and b with 7/8.
+A, B = 97, 98
+
+
+def two_letters():
+    table = torch.full((128, 128), -torch.inf)
+    table[A, A] = table[A, B] = math.log(1 / 2)
+    table[B, A], table[B, B] = math.log(1 / 8), math.log(7 / 8)
+    return bigram_engine(table)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_batches_weigh_their_tokens(batch_size, side):
+    """aab: 2 x 1 bit; ba: 3 bits; aaaaaa: 5 x 1 bit. 10 bits over 8 tokens, not the mean of 1, 3 and 1."""
+    quality = score_documents(
+        two_letters(), ["aab", "ba", "aaaaaa"], batch_size=batch_size, padding_side=side
+    )
+    assert quality.loss == pytest.approx(10 / 8 * LN2)
+    assert quality.perplexity == pytest.approx(2 ** (10 / 8))
+    assert quality.bits_per_byte == pytest.approx(10 / 8)
+    expected = {1: (1, 3, 1), 2: (5 / 3, 1), 3: (10 / 8,)}[batch_size]
+    assert quality.batch_losses == pytest.approx([bits * LN2 for bits in expected])
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_model_that_knows_nothing_has_its_vocabulary_s_size(batch_size, side):
+    engine = bigram_engine(torch.zeros(300, 300))
+    texts = ["ab", "The harbour wakes", "x", "before the town does", "and more"]
+    quality = score_documents(engine, texts, batch_size=batch_size, padding_side=side)
+    assert quality.perplexity == pytest.approx(300)
+
+
+DOCUMENTS = st.lists(st.text(alphabet="abcdeé ", min_size=1, max_size=12), min_size=1, max_size=6).filter(
+    lambda texts: any(len(text.encode()) > 1 for text in texts)
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(texts=DOCUMENTS, batch_size=st.integers(1, 6), side=st.sampled_from(["left", "right"]), data=st.data())
+def test_batching_padding_and_order_change_nothing(tiny, texts, batch_size, side, data):
+    plain = score_documents(tiny, texts, batch_size=1)
+    other = score_documents(tiny, data.draw(st.permutations(texts)), batch_size=batch_size, padding_side=side)
+    assert other.loss == pytest.approx(plain.loss, rel=1e-6)
+    assert other.bits_per_byte == pytest.approx(plain.bits_per_byte, rel=1e-6)
+    for name in ("tokens_scored", "bytes_scored", "documents_scored", "documents_skipped"):
+        assert getattr(other, name) == getattr(plain, name)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    max_length=st.integers(2, 20),
+    batch_size=st.integers(1, 9),
+)
+def test_every_token_is_scored_cut_or_first(lengths, max_length, batch_size):
+    texts = ["x" * length for length in lengths]
+    if max(lengths) < 2:
+        with pytest.raises(ScenarioError):
+            score_documents(scripted(), texts)
+        return
+    quality = score_documents(scripted(), texts, max_length=max_length, batch_size=batch_size)
+    assert quality.tokens_truncated == sum(max(0, length - max_length) for length in lengths)
+    assert quality.documents_skipped == lengths.count(1)
+    assert quality.tokens_scored + quality.tokens_truncated + len(lengths) == sum(lengths)
+    assert quality.bytes_scored == quality.tokens_scored
+    assert quality.loss == pytest.approx(1.0)
+
+
+def test_each_batch_is_told_as_it_is_scored():
+    told: list[Batch] = []
+    score_documents(scripted(), ["abcd", "ab", "abc"], batch_size=2, on_batch=told.append)
+    assert [str(batch) for batch in told] == [
+        "batch 1/2 - loss 1.0000, tokens 4",
+        "batch 2/2 - loss 1.0000, tokens 2",
+    ]
+
+
+@pytest.mark.parametrize("texts", [[], [""], ["a"], ["a", "", "b"]])
+def test_nothing_to_predict(texts):
+    with pytest.raises(ScenarioError, match=r"no document has two tokens.*use longer texts") as caught:
+        score_documents(scripted(), texts)
+    assert caught.value.kind == "unsupported"
+
+
+def test_an_empty_document_is_neither_scored_nor_harmful():
+    quality = score_documents(scripted(), ["", "ab"])
+    assert (quality.tokens_scored, quality.documents_scored, quality.documents_skipped) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_loss_that_is_not_finite_is_refused_with_a_remedy(value):
+    table = torch.zeros(128, 128)
+    table[B] = value
+    with pytest.raises(
+        ScenarioError, match=r"batch 2/2 is not finite in float32: use dtype=float32"
+    ) as caught:
+        score_documents(bigram_engine(table), ["aa", "ba"], batch_size=1)
+    assert caught.value.kind == "non_finite"
+
+
+def test_an_impossible_token_is_an_infinite_loss_and_refused():
+    with pytest.raises(ScenarioError, match="not finite"):
+        score_documents(two_letters(), ["ac"])
+
+
+@pytest.mark.parametrize("max_length", [-1, 0, 1, 65])
+def test_max_length_must_fit_the_context(max_length):
+    with pytest.raises(UsageError, match=f"max_length {max_length} is not possible: use 2 to 64"):
+        score_documents(scripted(context_length=64), ["abc"], max_length=max_length)
+
+
+def test_max_length_may_fill_the_context():
+    assert score_documents(scripted(context_length=64), ["x" * 80], max_length=64).tokens_truncated == 16
+
+
+def test_batch_size_must_be_positive():
+    with pytest.raises(UsageError, match="batch_size 0"):
+        score_documents(scripted(), ["abc"], batch_size=0)
+
+
+@pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (math.log(300), 300.0), (1000.0, math.inf)])
+def test_compute_perplexity(loss, expected):
+    assert compute_perplexity(loss) == pytest.approx(expected)

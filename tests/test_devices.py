@@ -1,0 +1,104 @@
+"""Which dtype and device a request leads to, and the label that says so."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from llmtrack import devices
+from llmtrack.devices import canonical_dtype, choose_dtype, resolve_device, resolve_dtype
+from llmtrack.errors import UsageError
+
+ALIASES = {
+    "float32": ["float32", "fp32", "float", "torch.float32"],
+    "float16": ["float16", "fp16", "half", "torch.float16"],
+    "bfloat16": ["bfloat16", "bf16", "torch.bfloat16"],
+}
+
+
+@pytest.mark.parametrize("name", ALIASES)
+@pytest.mark.parametrize("change", [str, str.upper, str.title, lambda alias: f" {alias} "])
+def test_aliases_in_any_case(name, change):
+    assert [canonical_dtype(change(alias)) for alias in ALIASES[name]] == [name] * len(ALIASES[name])
+
+
+@pytest.mark.parametrize("name", ["int8", "", "float64", "f16", "none"])
+def test_an_unknown_dtype_lists_what_is_accepted(name):
+    with pytest.raises(UsageError) as caught:
+        resolve_dtype(name)
+    for alias in devices.DTYPE_ALIASES:
+        assert alias in str(caught.value)
+    assert repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "bfloat16", "expected"),
+    [
+        ("float32", "cpu", True, ("float32", "float32")),
+        ("fp16", "cpu", True, ("float32", "float32 (forced on CPU)")),
+        ("fp16", "cpu", False, ("float32", "float32 (forced on CPU)")),
+        ("bf16", "cpu", True, ("bfloat16", "bfloat16")),
+        ("bf16", "cpu", False, ("float32", "float32 (bfloat16 not supported on CPU)")),
+        ("fp16", "cuda", True, ("float16", "float16")),
+        ("fp16", "cuda:1", False, ("float16", "float16")),
+        ("bf16", "cuda:0", True, ("bfloat16", "bfloat16")),
+        ("bf16", "cuda:0", False, ("float16", "float16 (bfloat16 not supported on this GPU)")),
+        ("fp32", "cuda:0", False, ("float32", "float32")),
+    ],
+)
+def test_what_a_request_leads_to(asked, device, bfloat16, expected):
+    assert choose_dtype(asked, device, bfloat16) == expected
+
+
+@pytest.mark.parametrize("alias", ["float16", "FP16", "half", "torch.float16"])
+def test_float16_on_cpu_becomes_float32(alias):
+    assert resolve_dtype(alias, "cpu") == (torch.float32, "float32 (forced on CPU)")
+
+
+def test_bfloat16_falls_back_where_it_is_not_supported(monkeypatch):
+    monkeypatch.setattr(devices, "supports_bfloat16", lambda kind: False)
+    assert resolve_dtype("bf16", "cpu") == (torch.float32, "float32 (bfloat16 not supported on CPU)")
+    assert resolve_dtype("bf16", "cuda:0") == (
+        torch.float16,
+        "float16 (bfloat16 not supported on this GPU)",
+    )
+
+
+def gpus(monkeypatch, count):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "expected"),
+    [
+        ("auto", 0, "cpu"),
+        ("AUTO", 2, "cuda:0"),
+        ("cpu", 2, "cpu"),
+        (" CPU ", 0, "cpu"),
+        ("cuda", 2, "cuda:0"),
+        ("cuda:1", 2, "cuda:1"),
+    ],
+)
+def test_devices(monkeypatch, asked, count, expected):
+    gpus(monkeypatch, count)
+    assert resolve_device(asked) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "message"),
+    [
+        ("cuda", 0, "sees no GPU; use device=cpu"),
+        ("cuda:0", 0, "sees no GPU"),
+        ("cuda:2", 2, r"this machine has 2 GPU\(s\)"),
+        ("tpu", 0, "unknown device 'tpu': use auto, cpu, cuda or cuda:N"),
+        ("cuda:x", 2, "unknown device"),
+        ("cuda:-1", 2, "unknown device"),
+        ("cpu:1", 2, "unknown device"),
+        ("", 2, "unknown device"),
+    ],
+)
+def test_devices_that_are_not_there(monkeypatch, asked, count, message):
+    gpus(monkeypatch, count)
+    with pytest.raises(UsageError, match=message):
+        resolve_device(asked)
