@@ -10,7 +10,8 @@ import click
 
 from experiments import baseline, perplexity, precision, prompt_length
 from llmtrack.experiment import Experiment
-from llmtrack.run.main import exit_codes, make_console, open_executor, open_tracker, say_where
+from llmtrack.report.console import make_console
+from llmtrack.run.main import exit_codes, open_executor, open_tracker, say_where
 from llmtrack.run.settings import CommaList, Settings, shared_options
 from llmtrack.run.suite import run_suite
 

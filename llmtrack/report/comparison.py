@@ -10,6 +10,7 @@ from rich.console import Console
 
 from llmtrack.errors import UsageError
 from llmtrack.report.compare import in_order_of_time, newest_of_each
+from llmtrack.report.console import make_console
 from llmtrack.report.table import summary_table, to_markdown
 from llmtrack.report.write import print_report, write_report
 from llmtrack.tracking.query import runs
@@ -42,7 +43,7 @@ def compare_runs(
         UsageError: no run matches, or a filter is not understood.
         TrackingError: the store cannot be used.
     """
-    console = console or Console(highlight=False)
+    console = console or make_console()
     found = runs(experiment, study, model, "scenario", search, None, tracking_uri)
     if found.empty:
         raise UsageError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 
 from llmtrack.report.table import Table, to_csv, to_figure, to_markdown, to_rich
 
@@ -21,7 +22,11 @@ def print_report(console: Console, title: str, table: Table, reading: Sequence[s
     console.print(f"[bold]{escape(title)}[/bold]")
     if table.conditions:
         console.print(escape(" · ".join(table.conditions)), highlight=False)
-    console.print(to_rich(table))
+    drawn = to_rich(table)
+    # A table that is wider than the terminal is wrapped by it, and nothing of it is lost.
+    natural = Measurement.get(console, console.options.update(max_width=10_000), drawn).maximum
+    wide = Console(file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal)
+    wide.print(drawn)
     for line in (*table.notes, *reading):
         console.print(f"- {escape(line)}", highlight=False)
     console.print()

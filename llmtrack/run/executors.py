@@ -113,9 +113,9 @@ class ProcessExecutor:
             if waiting and self._worker is not None:
                 reason = _death(self._worker.wait())
                 self._worker = None
-                emit(
-                    Failure(waiting.pop(current), "killed", reason, started_at=started, ended_at=time.time())
-                )
+                # Dead between two scenarios: the one that is told of last has its outcome already.
+                lost = waiting.pop(current, None) or waiting.pop(next(iter(waiting)))
+                emit(Failure(lost, "killed", reason, started_at=started, ended_at=time.time()))
 
     def close(self) -> None:
         """End the worker."""

@@ -14,13 +14,12 @@ from rich.markup import escape
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
+from llmtrack.report.console import make_console
 from llmtrack.run.executors import Executor, InlineExecutor, ProcessExecutor
 from llmtrack.run.settings import Settings, optional
 from llmtrack.run.study import run_study
-from llmtrack.tracking.limits import redact
 from llmtrack.tracking.tracker import Tracker
 
-LOG_WIDTH = 1000
 INTERRUPTED, TERMINATED, USAGE = 130, 143, 2
 
 
@@ -36,12 +35,6 @@ def run_experiment(experiment: Experiment, settings: Settings) -> NoReturn:
         result = run_study(experiment, tracker=tracker, executor=executor, console=console)
         say_where(console, tracker)
         sys.exit(result.exit_code)
-
-
-def make_console() -> Console:
-    """Return the console for a run's output; in a log, tables are as wide as they need to be."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=LOG_WIDTH)
 
 
 def open_tracker(settings: Settings) -> Tracker:
@@ -94,4 +87,4 @@ def say_where(console: Console, tracker: Tracker) -> None:
             "The tracking server could not be reached: the measurements are kept; send them with: llmtrack sync"
         )
     else:
-        console.print(f"Tracked in {escape(redact(tracker.tracking_uri))}", soft_wrap=True)
+        console.print(f"Tracked in {escape(tracker.display_uri)}", soft_wrap=True)

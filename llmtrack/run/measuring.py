@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 
-from llmtrack.engines.base import Engine
+from llmtrack.engines.base import Engine, GenerateRequest
 from llmtrack.errors import LlmtrackError, ScenarioError
 from llmtrack.measure.interference import busy_warning, gpu_warning, read_cpu
 from llmtrack.measure.metrics import decode_step_bytes, memory_bandwidth_utilization
@@ -127,7 +127,8 @@ def _generation_measurement(
         facts=_engine_facts(engine)
         | {
             "batch_size": len(lengths),
-            "prompt_tokens": ",".join(map(str, lengths)) if len(set(lengths)) > 1 else lengths[0],
+            "prompt_tokens": max(lengths),
+            "prompt_tokens_per_row": ",".join(map(str, lengths)),
             "prompt_tokens_total": sum(lengths),
             "decoding": "greedy",
             "output_digest": digest(timing.new_ids),
@@ -135,7 +136,7 @@ def _generation_measurement(
         metrics=metrics,
         summaries=timing.summaries,
         samples=timing.samples,
-        warnings=timing.warnings + busy + engine.info.warnings,
+        warnings=timing.warnings + _padding_warning(arm.request) + busy + engine.info.warnings,
         sample_text="\n---\n".join(engine.decode(row) for row in timing.new_ids[:SAMPLE_ROWS]),
         tags=dict(engine.info.tags),
         series={"token_latency_ms": timing.gaps_ms},
@@ -150,6 +151,7 @@ def _measure_perplexity(
     from llmtrack.quality.perplexity import Batch, score_documents
 
     started = time.time()
+    emit(Progress(scenario.name, "reading the corpus"))
 
     def on_batch(batch: Batch) -> None:
         emit(Progress(scenario.name, f"batch {batch.number}/{batch.of}", batch.number / batch.of))
@@ -205,6 +207,16 @@ def _measure_perplexity(
             started_at=started,
             ended_at=time.time(),
         )
+    )
+
+
+def _padding_warning(request: GenerateRequest) -> tuple[str, ...]:
+    lengths = {len(row) for row in request.prompt_ids}
+    if request.padding_side != "right" or len(lengths) == 1:
+        return ()
+    return (
+        "right padding: rows shorter than the longest go on from their pads, so their text is not what the model "
+        "would say: use padding_side=left for output that counts",
     )
 
 

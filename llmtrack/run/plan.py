@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmtrack.devices import choose_dtype
+from llmtrack.engines.registry import backends
 from llmtrack.errors import UsageError
+from llmtrack.models.source import parse_candidates
 from llmtrack.scenario import Scenario, Variant
 
 
@@ -41,11 +43,13 @@ def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan
         machine: facts from `run.machine.describe`; `devices` and `bfloat16` are used.
 
     Raises:
-        UsageError: two scenarios have one name, or a dtype is unknown.
+        UsageError: two scenarios have one name, or a model, backend, device or dtype is not there.
     """
     names = [scenario.name for scenario in scenarios]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"scenarios need names of their own: {', '.join(repeated)} is used twice")
+    for variant in dict.fromkeys(scenario.variant for scenario in scenarios):
+        _check(variant, machine)
     first_of: dict[Scenario, Scenario] = {}
     groups: dict[Variant, list[Scenario]] = {}
     same = []
@@ -62,6 +66,18 @@ def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan
         first_of[identity] = scenario
         groups.setdefault(scenario.variant, []).append(scenario)
     return Plan(tuple(tuple(group) for group in groups.values()), tuple(same))
+
+
+def _check(variant: Variant, machine: Mapping[str, str]) -> None:
+    """Refuse what no run can mend, before a study begins."""
+    parse_candidates(variant.model)
+    if variant.backend not in backends():
+        raise UsageError(f"unknown backend {variant.backend!r}: installed are {', '.join(backends())}")
+    devices = _listed(machine, "devices")
+    if _device(variant.device, machine) not in devices:
+        raise UsageError(
+            f"unknown device {variant.device!r}: this machine has {', '.join(devices)}, or use auto"
+        )
 
 
 def _device(requested: str, machine: Mapping[str, str]) -> str:

@@ -147,7 +147,13 @@ METRICS: tuple[Metric, ...] = (
         "measured copy bandwidth of the device",
         "bytes read and written / 10^9 / s",
     ),
-    Metric("load_time_s", "s", "lower", "time to load the model", "wall-clock of reading weights and tokenizer, without fetching or converting"),
+    Metric(
+        "load_time_s",
+        "s",
+        "lower",
+        "time to load the model",
+        "wall-clock of reading weights and tokenizer, without fetching or converting",
+    ),
     Metric(
         "loss",
         "nats/token",
@@ -198,9 +204,9 @@ PARAMS: tuple[Param, ...] = (
     Param("use_cache", bool, "whether the KV cache is used"),
     Param("padding_side", str, "side of the pads of a batch with unequal lengths"),
     Param("batch_size", int, "rows of a batch"),
-    Param(
-        "prompt_tokens", int, "real tokens of a prompt; a comma list, and then text, where the rows differ"
-    ),
+    Param("prompt_tokens", int, "real tokens of the prompt; of a batch, its longest row"),
+    Param("prompt_tokens_per_row", str, "real tokens of each prompt of the batch, as a comma list"),
+    Param("output_digest", str, "digest of the generated token ids: equal where two runs generated the same"),
     Param("prompt_tokens_total", int, "real prompt tokens of the batch, pads excluded"),
     Param("max_new_tokens", int, "new tokens per row"),
     Param("ignore_eos", bool, "whether the end-of-sequence token is suppressed while timing"),

@@ -69,7 +69,7 @@ def resolve_tracking_uri(uri: str | None = None) -> str:
                 f"tracking URI {redact(asked)!r} is a folder: MLflow no longer writes its old file store; "
                 "use sqlite:///mlflow.db or a server's http:// address"
             )
-        return _SQLITE + str(path.absolute())
+        return _sqlite_uri(path.absolute())
     return asked
 
 
@@ -77,7 +77,11 @@ def sqlite_path(uri: str) -> Path | None:
     """Return the file of a resolved sqlite URI, or None for any other store or an in-memory database."""
     if not uri.startswith(_SQLITE):
         return None
-    return Path(uri.removeprefix(_SQLITE).partition("?")[0])
+    from sqlalchemy.engine import make_url
+
+    # MLflow percent-encodes the path that it passes on, and which release of SQLAlchemy decodes it differs.
+    path = make_url(uri).database
+    return Path(path) if path and path != ":memory:" else None
 
 
 def connect(uri: str) -> MlflowClient:
@@ -279,10 +283,17 @@ def _client(uri: str) -> MlflowClient:
 
 
 def _absolute_sqlite(uri: str) -> str:
-    path, mark, options = uri.partition(":///")[2].partition("?")
-    if not path or path == ":memory:":
+    path = sqlite_path(uri)
+    if path is None:
         raise UsageError(f"tracking URI {uri!r} is a database in memory: nothing would be kept; name a file")
-    return _SQLITE + str(Path(path).expanduser().absolute()) + mark + options
+    options = uri.partition("?")[1:]
+    return _sqlite_uri(path.expanduser().absolute()) + "".join(options)
+
+
+def _sqlite_uri(path: Path) -> str:
+    from sqlalchemy.engine import URL
+
+    return URL.create("sqlite", database=str(path)).render_as_string()
 
 
 def _artifact_location(client: MlflowClient, name: str) -> str | None:

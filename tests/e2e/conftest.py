@@ -1,0 +1,105 @@
+"""A checkout in a folder whose name has a space, and `mlflow run` from somewhere else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).parents[2]
+
+MlflowRun = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory) -> Path:
+    """The tracked files of this project as a git repository of its own, in a folder with a space."""
+    folder = tmp_path_factory.mktemp("check out") / "llm track"
+    tracked = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for name in filter(None, tracked.split("\0")):
+        if (PROJECT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(PROJECT / name, folder / name)
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for command in (
+        ["init", "-q", "-b", "main"],
+        ["add", "-A"],
+        [*identity, "commit", "-q", "-m", "state under test"],
+    ):
+        subprocess.run(["git", *command], cwd=folder, check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """The environment of a user who has activated this one and set nothing of MLflow's."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MLFLOW_", "LLMTRACK_SPOOL"))
+    }
+    # --env-manager local takes `python` from PATH.
+    return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.fixture
+def elsewhere(tmp_path) -> Path:
+    """A working directory that is not the project, with a space in its name."""
+    folder = tmp_path / "some where"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def mlflow_run(checkout, environment, elsewhere) -> MlflowRun:
+    """Run an entry point by `mlflow run`, from another working directory."""
+
+    def run(
+        entry_point: str, uri: str | None = None, **parameters: object
+    ) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "mlflow", "run", uri or str(checkout), "-e", entry_point]
+        command += ["--env-manager", "local", "--experiment-name", "tested"]
+        for name, value in parameters.items():
+            command += ["-P", f"{name}={value}"]
+        return subprocess.run(
+            command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=500
+        )
+
+    return run
+
+
+@pytest.fixture
+def tracked(elsewhere):
+    """Read what was tracked, through llmtrack's query and through MLflow's own client."""
+    from mlflow import MlflowClient
+
+    from llmtrack.tracking.query import runs
+
+    class Tracked:
+        uri = f"sqlite:///{elsewhere / 'mlflow.db'}"
+
+        @property
+        def client(self) -> MlflowClient:
+            return MlflowClient(self.uri)
+
+        def runs(self, **filters):
+            return runs(tracking_uri=self.uri, **filters)
+
+        def artifacts(self, run_id: str, folder: str | None = None) -> set[str]:
+            return {each.path for each in self.client.list_artifacts(run_id, folder)}
+
+        def text(self, run_id: str, path: str) -> str:
+            return Path(self.client.download_artifacts(run_id, path)).read_text(encoding="utf-8")
+
+    return Tracked()

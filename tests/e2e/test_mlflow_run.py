@@ -1,0 +1,223 @@
+"""Every entry point by `mlflow run`, from a checkout and a working directory with spaces in their names."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+QUICK = {"max_new_tokens": 4, "min_repeats": 2, "min_seconds": 0, "max_seconds": 20}
+TINY = {"model": "synthetic:tiny", **QUICK}
+
+REPORT = {"table.csv", "table.md", "table.png", "reading.md", "plots"}
+
+
+def ok(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def study_of(tracked, experiment: str):
+    (_, study), *others = tracked.runs(kind="study", experiment=experiment).iterrows()
+    assert not others
+    return study
+
+
+def test_baseline_measures_the_real_model(mlflow_run, tracked, smollm2_spec):
+    output = ok(mlflow_run("baseline", model=smollm2_spec, **QUICK))
+    assert f"Loaded: {smollm2_spec} | device=cpu | dtype=float32" in output
+    assert "tokens_per_sec" in output
+    (_, run), *others = tracked.runs().iterrows()
+    assert not others
+    assert (run["status"], run["scenario"], run["model_id"]) == ("FINISHED", "baseline", smollm2_spec)
+    assert run["max_new_tokens"] == 4
+    assert run["tokens_generated"] == 4
+    assert run["tokens_per_sec"] == pytest.approx(4 / run["total_latency_s"])
+    assert run["avg_latency_per_token_ms"] == pytest.approx(1000 / run["tokens_per_sec"])
+    assert run["time_to_first_token_ms"] < 1000 * run["total_latency_s"]
+    assert run["model_size_mib"] == pytest.approx(134_515_008 * 4 / 2**20, rel=0.01)
+    assert run["peak_memory_mib"] > run["model_size_mib"]
+    assert tracked.artifacts(run["run_id"]) >= {"samples.json", "sample.txt"}
+    assert tracked.text(run["run_id"], "sample.txt").strip()
+    study = study_of(tracked, "baseline")
+    # The study is the run that `mlflow run` opened, and it is the only other one.
+    assert len(tracked.client.search_runs([tracked.client.get_run(study["run_id"]).info.experiment_id])) == 2
+    assert tracked.artifacts(study["run_id"]) >= REPORT
+    assert tracked.artifacts(study["run_id"], "plots") == {"plots/token_latency.png"}
+    tags = tracked.client.get_run(study["run_id"]).data.tags
+    assert f"runs/{run['run_id']}" in tags["mlflow.note.content"]
+    assert tags["mlflow.project.entryPoint"] == "baseline"
+    params = tracked.client.get_run(study["run_id"]).data.params
+    assert (params["max_new_tokens"], params["cfg.max_new_tokens"]) == ("4", "4")
+
+
+def test_prompt_length_meets_its_targets(mlflow_run, tracked):
+    ok(mlflow_run("prompt_length", lengths="16,64", **TINY))
+    runs = tracked.runs().set_index("scenario")
+    assert runs["prompt_tokens"].to_dict() == {"prompt_16": 16, "prompt_64": 64}
+    assert runs["baseline"].to_dict() == {"prompt_16": True, "prompt_64": False}
+    study = study_of(tracked, "prompt_length")
+    assert tracked.artifacts(study["run_id"], "plots") == {"plots/latency.png", "plots/tokens_per_sec.png"}
+    assert 3 <= len(tracked.text(study["run_id"], "reading.md").splitlines()) <= 6
+
+
+def test_precision_runs_the_forced_fallback_once(mlflow_run, tracked):
+    output = ok(mlflow_run("precision", **TINY))
+    runs = tracked.runs().set_index("scenario")
+    assert runs["dtype"].to_dict() == {
+        "float32": "float32",
+        "float16": "float32 (forced on CPU)",
+        "bfloat16": "bfloat16",
+    }
+    assert runs["tokens_per_sec"].notna().to_dict() == {"float32": True, "float16": False, "bfloat16": True}
+    assert runs.loc["float16", "outcome"] == "same_as"
+    assert "float16 was not measured again" in output
+    study = study_of(tracked, "precision")
+    assert tracked.artifacts(study["run_id"], "plots") == {"plots/tokens_per_sec.png"}
+
+
+def test_perplexity_of_the_real_model(mlflow_run, tracked, smollm2_spec):
+    output = ok(mlflow_run("perplexity", model=smollm2_spec, batch_size=4, verbose="true"))
+    assert "batch 1/7 - loss" in output
+    assert "average loss 3.3086 nats" in output
+    (_, run), *_ = tracked.runs().iterrows()
+    assert (run["corpus"], run["protocol"], run["documents_scored"]) == ("builtin", "documents", 25)
+    # By a plain loop over the documents, one at a time and unpadded, log-softmax in float64.
+    assert run["loss"] == pytest.approx(3.308643298556601, rel=1e-5)
+    assert (run["tokens_scored"], run["tokens_truncated"]) == (5220, 0)
+    study = study_of(tracked, "perplexity")
+    assert study["status"] == "FINISHED"
+    assert tracked.artifacts(study["run_id"], "plots") == {"plots/batch_loss_perplexity_float32.png"}
+
+
+def test_a_corpus_path_with_a_space_reaches_the_experiment(mlflow_run, tracked, tmp_path):
+    corpus = tmp_path / "my corpus.txt"
+    corpus.write_text("One small text to score.", encoding="utf-8")
+    ok(mlflow_run("perplexity", corpus=corpus, **TINY))
+    assert tracked.runs()["corpus"].tolist() == ["my corpus.txt"]
+
+
+def test_suite_and_compare(mlflow_run, tracked):
+    output = ok(mlflow_run("suite", experiments="baseline,perplexity", **TINY))
+    suite = study_of(tracked, "suite")
+    runs = tracked.runs()
+    assert set(runs["suite_id"]) == {suite["study_id"]}
+    assert set(runs["experiment"]) == {"baseline", "perplexity"}
+    assert tracked.artifacts(suite["run_id"]) >= REPORT - {"plots"}
+    assert "[2/2] perplexity" in output
+    assert "perplexity_float32" in output
+
+    compared = ok(mlflow_run("compare", experiment="baseline"))
+    assert "tokens/s" in compared
+    assert "perplexity_float32" not in compared
+    run = study_of(tracked, "compare")
+    assert tracked.artifacts(run["run_id"]) >= {"table.csv", "table.md", "table.png"}
+
+
+def test_a_failing_scenario_is_a_failed_run_and_exit_code_1(mlflow_run, tracked):
+    done = mlflow_run("prompt_length", lengths="16,100000", **TINY)
+    assert done.returncode != 0
+    runs = tracked.runs().set_index("scenario")
+    assert runs["status"].to_dict() == {"prompt_16": "FINISHED", "prompt_100000": "FAILED"}
+    assert runs.loc["prompt_100000", "failure"] == "too_long"
+    assert "exceed the context" in runs.loc["prompt_100000", "reason"]
+    study = study_of(tracked, "prompt_length")
+    assert (study["status"], study["outcome"]) == ("FAILED", "failed")
+    assert "prompt_100000 failed" in tracked.text(study["run_id"], "table.md")
+
+
+def test_runs_from_a_git_url(mlflow_run, tracked, checkout):
+    ok(mlflow_run("baseline", uri=f"file://{checkout}", **TINY))
+    assert len(tracked.runs()) == 1
+    tags = tracked.client.get_run(study_of(tracked, "baseline")["run_id"]).data.tags
+    assert tags["mlflow.source.git.commit"] == tags["llmtrack.env.git_commit"]
+
+
+def start(checkout, environment, elsewhere, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    environment = environment | {"MLFLOW_TRACKING_URI": f"sqlite:///{elsewhere / 'mlflow.db'}"} | variables
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        cwd=checkout,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "Ctrl-C"])
+def test_a_signal_leaves_no_run_running(checkout, environment, elsewhere, tracked, number):
+    long = ("--model", "synthetic:tiny", "--min-seconds", "300", "--max-seconds", "300", "--lengths", "16,32")
+    running = start(checkout, environment, elsewhere, "experiments.prompt_length", *long)
+    assert running.stdout is not None
+    for line in running.stdout:
+        if line.startswith("Loaded:"):
+            break
+    time.sleep(1)
+    running.send_signal(number)
+    output, _ = running.communicate(timeout=60)
+    assert running.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number], output
+    assert "Traceback" not in output
+    study = study_of(tracked, "prompt_length")
+    assert (study["status"], study["outcome"]) == ("KILLED", "killed")
+    assert not (tracked.runs(kind=None)["status"] == "RUNNING").any()
+
+
+def test_an_unreachable_server_loses_nothing(checkout, environment, elsewhere):
+    with socket.socket() as taken:
+        # Bound and not listening: every connection is refused.
+        taken.bind(("127.0.0.1", 0))
+        server = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        quick = (
+            "--model",
+            "synthetic:tiny",
+            "--max-new-tokens",
+            "2",
+            "--min-repeats",
+            "1",
+            "--min-seconds",
+            "0",
+        )
+        spool = elsewhere / "spool"
+        running = start(
+            checkout, environment, elsewhere, "experiments.baseline", *quick,
+            MLFLOW_TRACKING_URI=server, LLMTRACK_SPOOL=str(spool),
+        )  # fmt: skip
+        output, _ = running.communicate(timeout=300)
+    assert running.returncode == 0, output
+    assert "llmtrack sync" in output
+    command = [sys.executable, "-m", "llmtrack", "sync", "--spool", str(spool), "--tracking-uri"]
+    sent = subprocess.run(
+        [*command, f"sqlite:///{elsewhere / 'mlflow.db'}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert sent.returncode == 0, sent.stderr
+    assert "2 sent, 0 still kept" in sent.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "says"),
+    [
+        ("--dtype", "float7", "unknown dtype 'float7'"),
+        ("--model", "packaged:nothing", "smollm2"),
+        ("--device", "tpu", "unknown device 'tpu'"),
+        ("--backend", "abacus", "unknown backend 'abacus'"),
+    ],
+)
+def test_a_usage_error_is_one_line_and_exit_code_2(checkout, environment, elsewhere, option, value, says):
+    running = start(
+        checkout, environment, elsewhere, "experiments.baseline", "--model", "synthetic:tiny", option, value
+    )
+    output, _ = running.communicate(timeout=120)
+    assert running.returncode == 2, output
+    assert says in output
+    assert "Traceback" not in output
