@@ -1,3 +1,58 @@
-"""Measure how to run a causal language model on your machine, and track every measurement in MLflow."""
+"""Measure how to run a causal language model on your machine, and track every measurement in MLflow.
+
+The names in `__all__` are the public interface. They are imported when first used, so that `import llmtrack`
+loads neither torch nor mlflow.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from llmtrack.devices import resolve_dtype
+    from llmtrack.engines.registry import load_engine
+    from llmtrack.errors import LlmtrackError
+    from llmtrack.measure.timing import time_generate
+    from llmtrack.quality.corpora import load_corpus
+    from llmtrack.quality.perplexity import compute_perplexity, score_documents
+    from llmtrack.scenario import RepeatPolicy
+    from llmtrack.tracking.query import runs, studies
+
+_HOME = {
+    "LlmtrackError": "llmtrack.errors",
+    "RepeatPolicy": "llmtrack.scenario",
+    "compute_perplexity": "llmtrack.quality.perplexity",
+    "load_corpus": "llmtrack.quality.corpora",
+    "load_engine": "llmtrack.engines.registry",
+    "resolve_dtype": "llmtrack.devices",
+    "runs": "llmtrack.tracking.query",
+    "score_documents": "llmtrack.quality.perplexity",
+    "studies": "llmtrack.tracking.query",
+    "time_generate": "llmtrack.measure.timing",
+}
+
+__all__ = [
+    "LlmtrackError",
+    "RepeatPolicy",
+    "compute_perplexity",
+    "load_corpus",
+    "load_engine",
+    "resolve_dtype",
+    "runs",
+    "score_documents",
+    "studies",
+    "time_generate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'llmtrack' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])
