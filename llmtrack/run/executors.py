@@ -14,6 +14,7 @@ from typing import Protocol
 
 import llmtrack
 from llmtrack.engines.base import Engine
+from llmtrack.errors import LlmtrackError
 from llmtrack.run.events import Event, Progress, event_from_json
 from llmtrack.scenario import Failure, Measurement, Scenario, Variant, to_json
 
@@ -89,8 +90,9 @@ class ProcessExecutor:
         assert worker.stdout is not None
         line = worker.stdout.readline()
         if not line:
-            raise RuntimeError(
-                f"the worker process ended with exit code {worker.wait()} before it could start"
+            raise LlmtrackError(
+                f"the worker process ended with exit code {worker.wait()} before it could start: see its last lines "
+                "above, and `llmtrack doctor`"
             )
         return dict(json.loads(line)["machine"])
 
