@@ -1,0 +1,21 @@
+"""Scenarios that tests measure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmtrack.scenario import GenerateTask, PerplexityTask, RepeatPolicy, Scenario, Variant
+
+MODEL = Variant("synthetic:tiny", device="cpu")
+QUICK = RepeatPolicy(warmup=1, min_repeats=2, min_seconds=0, max_repeats=2)
+
+
+def generating(
+    name: str, variant: Variant = MODEL, repeat: RepeatPolicy = QUICK, **settings: Any
+) -> Scenario:
+    task = GenerateTask(**{"prompts": ("abcd",), "max_new_tokens": 5, **settings})
+    return Scenario(name, variant, task, repeat)
+
+
+def scoring(name: str, variant: Variant = MODEL, **settings: Any) -> Scenario:
+    return Scenario(name, variant, PerplexityTask(**settings), QUICK)

@@ -1,0 +1,248 @@
+"""Measuring a group on a scripted engine: what is told, in which order, and how failures are classed."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
+from llmtrack.run.events import Log, Progress, Warn
+from llmtrack.run.measuring import EngineCache, failure_kind, measure_group
+from llmtrack.scenario import Failure, Measurement, Variant
+from tests.run.scenarios import generating, scoring
+
+pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+
+
+class Loader:
+    """Loads scripted engines, and counts."""
+
+    def __init__(self, *scripts, context_length=None, error=None):
+        self.clock = FakeClock()
+        self.scripts = scripts or (Script(0.030, 0.005),)
+        self.context_length, self.error = context_length, error
+        self.loaded, self.closed = [], 0
+
+    def __call__(self, variant):
+        self.loaded.append(variant.model)
+        if self.error is not None:
+            raise self.error
+        engine = ScriptedEngine(self.clock, *self.scripts, context_length=self.context_length)
+        engine.close = self._count
+        return engine
+
+    def _count(self):
+        self.closed += 1
+
+
+def measure(loader, *scenarios, engines=None):
+    events = []
+    measure_group(scenarios, engines or EngineCache(loader), events.append, loader.clock)
+    return events
+
+
+def told(events):
+    """Events as short words."""
+    return [
+        f"{event.scenario}: {event.step}"
+        if isinstance(event, Progress)
+        else type(event).__name__ + (f" {event.scenario.name}" if hasattr(event, "scenario") else "")
+        for event in events
+    ]
+
+
+def outcomes(events):
+    return {event.scenario.name: event for event in events if isinstance(event, (Measurement, Failure))}
+
+
+def test_scenarios_are_interleaved_and_told_as_they_end():
+    events = measure(Loader(), generating("one"), generating("two"))
+    assert told(events) == [
+        "Log",
+        "one: warm-up",
+        "two: warm-up",
+        "one: repeat 1",
+        "two: repeat 1",
+        "one: repeat 2",
+        "Measurement one",
+        "two: repeat 2",
+        "Measurement two",
+    ]
+    assert events[0] == Log("Loaded: scripted | device=cpu | dtype=float32")
+
+
+def test_a_measurement_by_hand():
+    # One row of 4, 30 ms and 4 x 5 ms: 50 ms, 100 tokens/s. A step reads 1000 bytes of weights and the cache of
+    # 4 + 5 / 2 tokens at 10 bytes: 1065 bytes in 5 ms at 1 MB/s: 21.3 %.
+    done = outcomes(measure(Loader(), generating("one")))["one"]
+    expected = {
+        "total_latency_s": 0.050,
+        "tokens_per_sec": 100,
+        "time_to_first_token_ms": 30,
+        "inter_token_latency_ms": 5,
+        "peak_memory_mib": 2,
+        "model_size_mib": 1000 / 2**20,
+        "memory_bandwidth_utilization": 1065 / 0.005 / 1e6,
+        "copy_bandwidth_gb_per_s": 0.001,
+    }
+    assert {name: done.metrics[name] for name in expected} == pytest.approx(expected)
+    assert done.summaries["total_latency_s"].n == 2
+    assert done.series["token_latency_ms"] == pytest.approx((30, 5, 5, 5, 5))
+    assert done.sample_text == "ABCDE"
+    facts = {"model_id": "scripted", "device": "cpu", "dtype": "float32", "batch_size": 1}
+    facts |= {"prompt_tokens": 4, "prompt_tokens_total": 4}
+    assert {name: done.facts[name] for name in facts} == facts
+    assert 0 < done.started_at <= done.ended_at
+
+
+def test_unequal_rows_are_counted_without_their_pads():
+    done = outcomes(measure(Loader(), generating("one", prompts=("abcd", "ab"))))["one"]
+    assert (done.facts["batch_size"], done.facts["prompt_tokens_total"]) == (2, 6)
+    assert done.metrics["prefill_tokens_per_sec"] == pytest.approx(6 / 0.030)
+    assert done.metrics["tokens_generated"] == 10
+
+
+def test_without_a_cache_there_is_no_bandwidth_figure():
+    """A step then computes the whole sequence again: bytes read say nothing."""
+    done = outcomes(measure(Loader(), generating("one", use_cache=False)))["one"]
+    assert "memory_bandwidth_utilization" not in done.metrics
+
+
+@pytest.mark.parametrize(("side", "prompts", "said"), [
+    ("right", ("abcd", "ab"), True),
+    ("right", ("abcd", "abcd"), False),
+    ("left", ("abcd", "ab"), False),
+])  # fmt: skip
+def test_rows_that_go_on_from_right_pads_carry_a_warning(side, prompts, said):
+    done = outcomes(measure(Loader(), generating("one", prompts=prompts, padding_side=side)))["one"]
+    assert any("right padding" in warning for warning in done.warnings) is said
+
+
+def test_perplexity_is_told_by_batch_and_measured(tmp_path):
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"text": "abcd"}\n{"text": "ab"}\n{"text": "x"}\n')
+    events = measure(Loader(), scoring("ppl", corpus=str(corpus), batch_size=1, verbose=True, max_length=3))
+    assert [event.text for event in events if isinstance(event, Log)][1:] == [
+        "batch 1/2 - loss 1.0000, tokens 2",
+        "batch 2/2 - loss 1.0000, tokens 1",
+        "average loss 1.0000 nats, perplexity 2.718 (3 tokens)",
+    ]
+    assert [event.done for event in events if isinstance(event, Progress) and event.done] == [0.5, 1.0]
+    done = outcomes(events)["ppl"]
+    assert done.metrics["perplexity"] == pytest.approx(2.718281828)
+    assert (done.metrics["tokens_scored"], done.metrics["tokens_truncated"]) == (3, 1)
+    assert done.series["batch_loss"] == (1.0, 1.0)
+    warnings = "\n".join(done.warnings)
+    assert "1 tokens were cut from documents longer than 3" in warnings
+    assert "1 document(s) of one token" in warnings
+
+
+def test_a_quiet_scoring_logs_no_batches():
+    events = measure(Loader(), scoring("ppl"))
+    assert len([event for event in events if isinstance(event, Log)]) == 2
+
+
+def test_scoring_is_announced_before_its_first_batch():
+    """A worker that dies while it reads or tokenizes the corpus must not blame the scenario before."""
+    events = measure(Loader(), generating("one"), scoring("ppl", corpus="gone.txt"))
+    assert told(events)[-3:] == ["Measurement one", "ppl: reading the corpus", "Failure ppl"]
+
+
+def test_a_prompt_that_is_too_long_fails_and_the_others_go_on():
+    events = measure(
+        Loader(context_length=16), generating("long", prompt_tokens=12), generating("fits", prompt_tokens=11)
+    )
+    failed, done = outcomes(events)["long"], outcomes(events)["fits"]
+    assert isinstance(failed, Failure)
+    assert failed.kind == "too_long"
+    assert "a prompt of 12 tokens and 5 new ones exceed the context of 16" in failed.reason
+    assert "ask for at most 11 prompt tokens" in failed.reason
+    assert failed.facts["model_id"] == "scripted"
+    assert isinstance(done, Measurement)
+
+
+def test_an_error_of_one_scenario_leaves_the_others():
+    """The first call of the second arm runs out of memory; both calls of the first arm and of the third succeed."""
+    good, bad = Script(0.03, 0.005), Script(0, 0, error=RuntimeError("CUDA out of memory. Tried to allocate"))
+    events = measure(Loader(good, bad, good), generating("one"), generating("two"), generating("three"))
+    assert {name: type(each).__name__ for name, each in outcomes(events).items()} == {
+        "two": "Failure",
+        "one": "Measurement",
+        "three": "Measurement",
+    }
+    failed = outcomes(events)["two"]
+    assert failed.kind == "out_of_memory"
+    assert "Traceback" in failed.details
+    assert failed.started_at > 0
+
+
+@pytest.mark.parametrize(
+    "error", [ModelLoadError("no model could be loaded, tried 2:\n a\n b"), MissingDependencyError("pip")]
+)
+def test_a_model_that_cannot_be_loaded_fails_every_scenario(error):
+    loader = Loader(error=error)
+    events = measure(loader, generating("one"), scoring("two"))
+    assert told(events) == ["Failure one", "Failure two"]
+    assert {event.kind for event in events} == {"load"}
+    assert all("\n" not in event.reason for event in events)
+    assert loader.loaded == ["synthetic:tiny"]
+
+
+def test_running_out_of_memory_while_loading_is_called_that():
+    events = measure(Loader(error=MemoryError()), generating("one"))
+    assert (events[0].kind, events[0].reason) == ("out_of_memory", "MemoryError")
+
+
+def test_a_missing_corpus_fails_its_scenario_only():
+    events = measure(Loader(), scoring("gone", corpus="gone.txt"), scoring("there"))
+    assert isinstance(outcomes(events)["gone"], Failure)
+    assert "gone.txt" in outcomes(events)["gone"].reason
+    assert isinstance(outcomes(events)["there"], Measurement)
+
+
+def test_an_engine_serves_its_variant_and_is_freed_for_another():
+    loader = Loader()
+    engines = EngineCache(loader)
+    first = measure(loader, generating("one"), engines=engines)
+    again = measure(loader, generating("two"), engines=engines)
+    assert loader.loaded == ["synthetic:tiny"]
+    assert told(first)[0] == "Log"
+    assert "Log" not in told(again), "what was loaded is said once"
+    measure(loader, generating("three", Variant("other")), engines=engines)
+    assert (loader.loaded, loader.closed) == (["synthetic:tiny", "other"], 1)
+    engines.close()
+    assert loader.closed == 2
+
+
+def test_warnings_of_an_engine_are_told_once_and_tracked_with_each():
+    loader = Loader()
+
+    class Warned(ScriptedEngine):
+        @property
+        def info(self):
+            from dataclasses import replace
+
+            return replace(super().info, warnings=("random weights",))
+
+    engines = EngineCache(lambda variant: Warned(loader.clock, *loader.scripts))
+    events = measure(loader, generating("one"), generating("two"), engines=engines)
+    assert [event for event in events if isinstance(event, Warn)] == [Warn("random weights")]
+    assert all("random weights" in each.warnings for each in outcomes(events).values())
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ScenarioError("x", "too_long"), "too_long"),
+        (ScenarioError("x"), "error"),
+        (MemoryError(), "out_of_memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
+        (RuntimeError("CUDA out of memory."), "out_of_memory"),
+        (type("OutOfMemoryError", (RuntimeError,), {})("HIP"), "out_of_memory"),
+        (NotImplementedError("not for Half"), "unsupported"),
+        (RuntimeError("a memory of summer"), "error"),
+        (ValueError("x"), "error"),
+    ],
+)
+def test_kinds_of_failures(error, kind):
+    assert failure_kind(error) == kind
