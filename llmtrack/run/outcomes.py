@@ -1,0 +1,76 @@
+"""What is said of an engine in every outcome, and how an exception becomes a failure."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+
+from llmtrack.engines.base import Engine
+from llmtrack.errors import ScenarioError
+from llmtrack.run.events import Event
+from llmtrack.scenario import Failure, Scalar, Scenario
+
+MIB = 2**20
+
+Emit = Callable[[Event], None]
+
+
+def engine_facts(engine: Engine) -> dict[str, Scalar]:
+    """Return the params that a loaded engine gives to each of its runs."""
+    info = engine.info
+    facts: dict[str, Scalar] = {
+        "model_id": info.model_id,
+        "device": info.device,
+        "dtype": info.dtype_label,
+        "vocab_size": info.vocab_size,
+    }
+    if info.context_length is not None:
+        facts["context_length"] = info.context_length
+    return facts | info.facts
+
+
+def engine_metrics(engine: Engine) -> dict[str, float]:
+    """Return the metrics that a loaded engine gives to each of its runs."""
+    metrics = {"model_size_mib": engine.info.model_size_bytes / MIB}
+    if engine.info.load_time_s is not None:
+        metrics["load_time_s"] = engine.info.load_time_s
+    return metrics
+
+
+def failure_of(
+    scenario: Scenario,
+    error: Exception,
+    started: float,
+    engine: Engine | None = None,
+    kind: str | None = None,
+) -> Failure:
+    """Return the failure of a scenario that an exception ended; `kind` overrides how it is classed."""
+    return Failure(
+        scenario=scenario,
+        kind=kind or failure_kind(error),
+        reason=" ".join(str(error).split()) or type(error).__name__,
+        details="".join(traceback.format_exception(error)),
+        facts=engine_facts(engine) if engine else {},
+        tags=dict(engine.info.tags) if engine else {},
+        started_at=started,
+        ended_at=time.time(),
+    )
+
+
+def failure_kind(error: Exception) -> str:
+    """Return the one word that classes an exception for the tag `llmtrack.failure`."""
+    if isinstance(error, ScenarioError):
+        return error.kind
+    # torch's OutOfMemoryError is a RuntimeError; on CPU only the message tells.
+    text = f"{type(error).__name__} {error}".lower()
+    if (
+        isinstance(error, MemoryError)
+        or "outofmemory" in text
+        or "out of memory" in text
+        or "can't allocate" in text
+    ):
+        return "out_of_memory"
+    if isinstance(error, NotImplementedError):
+        return "unsupported"
+    return "error"
