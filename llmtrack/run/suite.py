@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,10 @@ def run_suite(
                 results[experiment.name] = run_study(
                     experiment, tracker=tracker, executor=executor, console=console, suite_id=suite.study_id
                 )
-            except LlmtrackError as error:
+            except Exception as error:
+                # A mistake in one experiment's plots or reading must not cost the hours of the others.
+                if not isinstance(error, LlmtrackError):
+                    console.print(escape("".join(traceback.format_exception(error))), soft_wrap=True)
                 console.print(f"  FAILED: {escape(str(error))}", soft_wrap=True)
                 results[experiment.name] = None
         result = SuiteResult(suite, results)
