@@ -7,7 +7,8 @@ import pytest
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
 from llmtrack.run.events import Log, Progress, Warn
-from llmtrack.run.measuring import EngineCache, failure_kind, measure_group
+from llmtrack.run.measuring import EngineCache, measure_group
+from llmtrack.run.outcomes import failure_kind
 from llmtrack.scenario import Failure, Measurement, Variant
 from tests.run.scenarios import generating, scoring
 

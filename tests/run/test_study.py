@@ -1,0 +1,255 @@
+"""Studies and suites on a scripted engine and a real store: what is tracked, how it ends, what is left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from experiments import perplexity, precision, prompt_length
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import UsageError
+from llmtrack.experiment import Experiment
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.settings import Settings
+from llmtrack.run.study import outcome_line, run_study
+from llmtrack.run.suite import run_suite
+from llmtrack.scenario import Failure, Measurement, Summary
+from llmtrack.tracking.query import runs, studies
+from tests.run.scenarios import generating
+
+pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+
+SETTINGS = Settings(
+    model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=2, min_seconds=0.0, max_seconds=0.11
+)
+
+
+def scripted(*scripts, context_length=None) -> InlineExecutor:
+    """Each call 30 ms and 4 x 5 ms, so 100 tokens/s, unless another script is given."""
+    clock = FakeClock()
+    scripts = scripts or (Script(0.030, 0.005),)
+    return InlineExecutor(lambda v: ScriptedEngine(clock, *scripts, context_length=context_length), clock)
+
+
+def lengths(*values: int) -> Experiment:
+    return prompt_length.build(SETTINGS, values)
+
+
+def study(tracker, console, experiment, executor=None):
+    return run_study(experiment, tracker=tracker, executor=executor or scripted(), console=console)
+
+
+def artifacts(uri, run_id):
+    client = MlflowClient(tracking_uri=uri)
+    names, folders = [], [""]
+    while folders:
+        for item in client.list_artifacts(run_id, folders.pop() or None):
+            (folders if item.is_dir else names).append(item.path)
+    return sorted(names)
+
+
+def text(uri, run_id, name, folder):
+    return Path(MlflowClient(tracking_uri=uri).download_artifacts(run_id, name, str(folder))).read_text()
+
+
+def test_a_study_that_works(tracker, uri, console, tmp_path):
+    result = study(tracker, console, lengths(4, 8))
+    assert (result.measured, result.failed, result.exit_code) == (2, 0, 0)
+    tracked = runs(study=result.study.study_id, tracking_uri=uri)
+    assert list(tracked["status"]) == ["FINISHED", "FINISHED"]
+    assert set(tracked["scenario"]) == {"prompt_4", "prompt_8"}
+    assert set(tracked["experiment"]) == {"prompt_length"}
+    assert list(tracked["tokens_per_sec"]) == pytest.approx([100, 100])
+    (own,) = studies(tracking_uri=uri).to_dict("records")
+    assert (own["run_id"], own["status"], own["outcome"]) == (result.study.run_id, "FINISHED", "finished")
+    assert artifacts(uri, own["run_id"]) == [
+        "plots/latency.png",
+        "plots/tokens_per_sec.png",
+        "reading.md",
+        "table.csv",
+        "table.md",
+        "table.png",
+    ]
+    note = MlflowClient(tracking_uri=uri).get_run(own["run_id"]).data.tags["mlflow.note.content"]
+    assert note.startswith("**What does a longer prompt cost?**")
+    for run_id, name in zip(tracked["run_id"], tracked["scenario"], strict=True):
+        assert f"[{name}](#/experiments/{result.study.experiment_id}/runs/{run_id})" in note
+    table = text(uri, own["run_id"], "table.md", tmp_path)
+    assert table.index("prompt_4") < table.index("prompt_8")
+    printed = console.file.getvalue()
+    assert "prompt_4: 0.050 s, 100.00 tokens/s, 10.0 ms/token, TTFT 30 ms (median of 2)" in printed
+    for line in result.reading:
+        assert line in printed
+        assert line in note
+        assert line in text(uri, own["run_id"], "reading.md", tmp_path)
+
+
+def test_a_scenario_that_fails_fails_the_study_and_not_the_others(tracker, uri, console):
+    result = study(tracker, console, lengths(4, 100), scripted(context_length=64))
+    assert (result.measured, result.failed, result.exit_code) == (1, 1, 1)
+    tracked = runs(study=result.study.study_id, tracking_uri=uri).set_index("scenario")
+    assert dict(tracked["status"]) == {"prompt_4": "FINISHED", "prompt_100": "FAILED"}
+    assert tracked.loc["prompt_100", "failure"] == "too_long"
+    (own,) = studies(tracking_uri=uri).to_dict("records")
+    assert (own["status"], own["outcome"]) == ("FAILED", "failed")
+    assert "table.csv" in artifacts(uri, own["run_id"])
+    assert "prompt_100: FAILED (too_long): a prompt of 100 tokens" in console.file.getvalue()
+
+
+def test_a_study_in_which_everything_fails_still_reports(tracker, uri, console):
+    for experiment in (lengths(100), precision.build(SETTINGS), perplexity.build(SETTINGS)):
+        error = Script(0, 0, error=RuntimeError("no"))
+        executor = scripted(error, context_length=16)
+        result = study(tracker, console, experiment, executor)
+        assert (result.measured, result.exit_code) == (0, 1), experiment.name
+        assert "table.md" in artifacts(uri, result.study.run_id)
+        assert result.reading
+
+
+def test_a_precision_that_is_forced_is_tracked_as_the_same(tracker, uri, console):
+    result = study(tracker, console, precision.build(SETTINGS, ("float32", "float16")))
+    assert (result.measured, result.failed) == (1, 0)
+    tracked = runs(study=result.study.study_id, tracking_uri=uri).set_index("scenario")
+    assert tracked.loc["float16", "same_as"] == "float32"
+    assert tracked.loc["float16", "dtype"] == "float32 (forced on CPU)"
+    assert tracked.loc["float16", "outcome"] == "same_as"
+    assert "float16: not measured again, same as float32: float32 (forced on CPU)" in console.file.getvalue()
+    assert any("float16 was not measured on its own" in line for line in result.reading)
+
+
+class Interrupted(InlineExecutor):
+    """Measures one group, and is interrupted in the second."""
+
+    def __init__(self, error):
+        clock = FakeClock()
+        super().__init__(lambda v: ScriptedEngine(clock, Script(0.03, 0.005)), clock)
+        self.error, self.groups, self.closed = error, 0, False
+
+    def run(self, scenarios, emit):
+        self.groups += 1
+        if self.groups == 2:
+            raise self.error
+        super().run(scenarios, emit)
+
+    def close(self):
+        self.closed = True
+        super().close()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), "KILLED"), (RuntimeError("a bug"), "FAILED")]
+)
+def test_an_interruption_leaves_nothing_running_and_keeps_what_was_measured(
+    tracker, uri, console, error, status
+):
+    executor = Interrupted(error)
+    with pytest.raises(type(error)):
+        study(tracker, console, precision.build(SETTINGS, ("float32", "bfloat16")), executor)
+    assert executor.closed
+    assert runs(kind=None, status="RUNNING", tracking_uri=uri).empty
+    (own,) = studies(tracking_uri=uri).to_dict("records")
+    assert (own["status"], own["outcome"]) == (status, status.lower())
+    assert type(error).__name__ in own["reason"]
+    assert list(runs(tracking_uri=uri)["scenario"]) == ["float32"]
+
+
+def test_a_plan_that_is_refused_opens_no_study(tracker, uri, console):
+    twice = replace(lengths(4), scenarios=(generating("a"), generating("a")))
+    with pytest.raises(UsageError):
+        study(tracker, console, twice)
+    assert studies(tracking_uri=uri).empty
+
+
+def test_brackets_in_texts_are_printed_as_they_are(tracker, console):
+    experiment = replace(lengths(4, 8), question="What of [bold]this[/bold] and [/]?")
+    study(tracker, console, experiment)
+    assert "What of [bold]this[/bold] and [/]?" in console.file.getvalue()
+
+
+def suite(tracker, console, *experiments, executor=None):
+    return run_suite(
+        experiments,
+        question="All?",
+        settings={},
+        tracker=tracker,
+        executor=executor or scripted(),
+        console=console,
+    )
+
+
+def test_a_suite_ties_its_studies_together(tracker, uri, console):
+    result = suite(tracker, console, lengths(4, 8), perplexity.build(SETTINGS))
+    assert result.exit_code == 0
+    found = studies(tracking_uri=uri).set_index("experiment")
+    assert set(found.index) == {"suite", "prompt_length", "perplexity"}
+    suite_id = result.study.study_id
+    assert dict(found["suite_id"].fillna("none")) == {
+        "suite": "none",
+        "prompt_length": suite_id,
+        "perplexity": suite_id,
+    }
+    assert set(runs(tracking_uri=uri)["suite_id"]) == {suite_id}
+    assert len(runs(tracking_uri=uri)) == 3
+    assert {"table.csv", "table.md", "table.png", "reading.md"} <= set(
+        artifacts(uri, found.loc["suite", "run_id"])
+    )
+    note = MlflowClient(tracking_uri=uri).get_run(result.study.run_id).data.tags["mlflow.note.content"]
+    for name in ("prompt_4", "prompt_8", "perplexity_float32"):
+        assert f"[{name}](#/experiments/" in note
+
+
+def broken_reading(runs):
+    raise ZeroDivisionError("a bug in a reading")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        replace(lengths(4), name="broken", scenarios=(generating("a"), generating("a"))),
+        replace(lengths(4), name="broken", reading=broken_reading),
+    ],
+    ids=["cannot be planned", "raises while it reports"],
+)
+def test_an_experiment_that_breaks_does_not_stop_the_others(tracker, uri, console, broken):
+    result = suite(tracker, console, broken, perplexity.build(SETTINGS))
+    assert result.exit_code == 1
+    assert result.results["broken"] is None
+    assert result.results["perplexity"].exit_code == 0
+    found = studies(tracking_uri=uri).set_index("experiment")
+    assert found.loc["suite", "status"] == "FAILED"
+    assert found.loc["perplexity", "status"] == "FINISHED"
+    assert runs(kind=None, status="RUNNING", tracking_uri=uri).empty
+    assert "broken could not be run" in console.file.getvalue()
+
+
+def test_a_suite_of_which_nothing_runs_says_so(tracker, uri, console):
+    result = suite(tracker, console, replace(lengths(4), scenarios=(generating("a"), generating("a"))))
+    assert result.exit_code == 1
+    (own,) = studies(tracking_uri=uri).to_dict("records")
+    assert own["status"] == "FAILED"
+
+
+def test_an_interrupted_suite_is_killed_with_its_study(tracker, uri, console):
+    with pytest.raises(KeyboardInterrupt):
+        suite(
+            tracker,
+            console,
+            precision.build(SETTINGS, ("float32", "bfloat16")),
+            executor=Interrupted(KeyboardInterrupt()),
+        )
+    assert dict(studies(tracking_uri=uri).set_index("experiment")["status"]) == {
+        "suite": "KILLED",
+        "precision": "KILLED",
+    }
+
+
+def test_outcome_lines():
+    scenario = generating("one")
+    spread = Summary(n=7, median=1.5, ci_low=1.4, ci_high=1.6, mean=1.5)
+    metrics = {"total_latency_s": 1.5, "tokens_per_sec": 21.333, "perplexity": 18.7444}
+    done = Measurement(scenario, "w", {}, metrics, {"total_latency_s": spread})
+    assert outcome_line(done) == "  one: 1.500 s, 21.33 tokens/s, perplexity 18.744 (median of 7)"
+    assert outcome_line(Failure(scenario, "load", "no model")) == "  one: FAILED (load): no model"
