@@ -50,8 +50,12 @@ def bar_plot(runs: pd.DataFrame, label: str, y: str, *, title: str, y_label: str
     figure, axes = _canvas(title, "", y_label)
     bars = measured(runs, y)
     names = [str(name) for name in bars[label]]
-    colors = [OTHER if base is True else COLOR for base in bars["baseline"]]
-    drawn = axes.bar(names, bars[y].to_numpy(), yerr=_error_bars(bars, y), capsize=4, color=colors, width=0.6)
+    colors = [OTHER if base else COLOR for base in bars["baseline"].fillna(False)]
+    # By position: bars of one name would stand on top of each other.
+    drawn = axes.bar(
+        range(len(bars)), bars[y].to_numpy(), yerr=_error_bars(bars, y), capsize=4, color=colors, width=0.6
+    )
+    axes.set_xticks(range(len(bars)), names)
     axes.bar_label(drawn, labels=[f"{value:.3g}" for value in bars[y]], padding=3, fontsize=9)
     axes.margins(y=0.15)
     if max((len(name) for name in names), default=0) > 12:
