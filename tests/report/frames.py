@@ -1,0 +1,58 @@
+"""Tracked runs made by hand, with the columns and dtypes that `llmtrack.runs` returns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from llmtrack.tracking import schema
+from llmtrack.tracking.frame import ID_COLUMNS
+
+KINDS = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
+
+DEFAULTS: dict[str, Any] = {
+    "status": "FINISHED",
+    "kind": "scenario",
+    "experiment": "precision",
+    "study_id": "precision-1",
+    "outcome": "finished",
+    "baseline": False,
+    "model_id": "packaged:smollm2",
+    "device": "cpu",
+    "dtype": "float32",
+    "backend": "torch",
+    "quantization": "none",
+    "use_cache": True,
+    "padding_side": "left",
+    "batch_size": 1,
+    "prompt_tokens": 16,
+    "prompt_tokens_total": 16,
+    "max_new_tokens": 32,
+    "start_time": "2026-11-28T10:00:00Z",
+    "end_time": "2026-11-28T10:01:00Z",
+}
+
+
+def run(scenario: str, **values: Any) -> dict[str, Any]:
+    return {**DEFAULTS, "scenario": scenario, "run_name": scenario, "run_id": f"id-{scenario}", **values}
+
+
+def interval(metric: str, value: float, low: float, high: float, n: int = 5) -> dict[str, float]:
+    """A metric with its 95 % interval."""
+    spread = {"ci_low": low, "ci_high": high, "n": float(n)}
+    return {metric: value, **{schema.spread_key(metric, stat): each for stat, each in spread.items()}}
+
+
+def frame(*rows: dict[str, Any]) -> pd.DataFrame:
+    dtypes = dict(ID_COLUMNS) | {param.name: KINDS[param.kind] for param in schema.PARAMS}
+    dtypes |= {metric.name: "float64" for metric in schema.METRICS}
+    names = [*dtypes, *(name for row in rows for name in row if name not in dtypes)]
+    columns = {}
+    for name in dict.fromkeys(names):
+        values = [row.get(name) for row in rows]
+        if name in ("start_time", "end_time"):
+            columns[name] = pd.to_datetime(pd.Series(values), utc=True).astype(dtypes[name])
+        else:
+            columns[name] = pd.Series(values, dtype=dtypes.get(name, "float64"))
+    return pd.DataFrame(columns)

@@ -1,0 +1,81 @@
+"""Choosing runs to compare, listing them, and the compare step."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+from llmtrack.report.compare import in_order_of_time, newest_of_each
+from llmtrack.report.listing import render_runs
+from tests.report.frames import frame, run
+
+
+def at(minute, scenario="a", **values):
+    return run(
+        scenario,
+        run_id=f"{scenario}{minute}",
+        start_time=f"2026-11-28T10:{minute:02}:00Z",
+        environment_id="e1",
+        workload_id="w1",
+        **values,
+    )
+
+
+def test_the_newest_run_of_each_cell_is_kept():
+    rows = [at(3), at(1), at(2), at(1, "b"), at(4, dtype="bfloat16"), at(0, model_id="other")]
+    assert set(newest_of_each(frame(*rows))["run_id"]) == {"a3", "b1", "a4", "a0"}
+
+
+def test_another_machine_or_workload_is_another_cell():
+    rows = [
+        at(1),
+        at(2) | {"environment_id": "e2"},
+        at(3) | {"workload_id": "w2"},
+        at(4) | {"workload_id": None},
+    ]
+    assert len(newest_of_each(frame(*rows))) == 4
+
+
+def test_two_failures_without_a_known_model_are_one_cell():
+    rows = [at(1, model_id=None, dtype=None), at(2, model_id=None, dtype=None)]
+    assert list(newest_of_each(frame(*rows))["run_id"]) == ["a2"]
+
+
+def test_studies_by_their_beginning_and_runs_as_they_were_measured():
+    rows = [
+        at(9, "x", study_id="s2"),
+        at(5, "y", study_id="s2"),
+        at(7, "z", study_id="s1"),
+        at(1, "w", study_id="s1"),
+    ]
+    assert list(in_order_of_time(frame(*rows))["scenario"]) == ["w", "z", "y", "x"]
+
+
+RUNS = frame(at(1, tokens_per_sec=10.123456, run_name="ab"), at(2, "b", status="FAILED", reason='a, "b"'))
+
+
+def test_json_and_csv_hold_every_value():
+    rows = json.loads(render_runs(RUNS, "json"))
+    assert [row["scenario"] for row in rows] == ["a", "b"]
+    assert rows[0]["tokens_per_sec"] == 10.123456
+    assert rows[1]["tokens_per_sec"] is None
+    assert rows[0]["start_time"].startswith("2026-11-28T10:01:00")
+    assert "perplexity" not in rows[0]
+    table = list(csv.DictReader(io.StringIO(render_runs(RUNS, "csv"))))
+    assert table[1]["reason"] == 'a, "b"'
+    assert float(table[0]["tokens_per_sec"]) == 10.123456
+
+
+def test_the_list_for_people_is_a_line_a_run():
+    text = render_runs(RUNS)
+    assert "10.12" in text
+    assert "FAILED" in text
+    assert "2026-11-28 10:01" in text
+    assert text.rstrip().endswith("2 run(s)")
+
+
+def test_no_runs_are_a_valid_answer():
+    empty = RUNS.iloc[0:0]
+    assert json.loads(render_runs(empty, "json")) == []
+    assert render_runs(empty).strip().endswith("0 run(s)")

@@ -1,0 +1,77 @@
+"""Sentences, by hand numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmtrack.report import reading
+from tests.report.frames import frame, interval, run
+
+
+def row(**values):
+    return frame(run("one", **values)).iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ((1.0, 0.99, 1.01), (2.5, 2.4, 2.6), "2.5x as long"),
+        ((1.0, 0.99, 1.01), (2.0, 1.9, 2.1), "2.0x as long"),
+        ((1.0, 0.99, 1.01), (1.125, 1.1, 1.2), "12.5% longer"),
+        ((1.0, 0.99, 1.01), (0.4, 0.39, 0.41), "60.0% less time"),
+        ((1.0, 0.9, 1.1), (1.15, 1.1, 1.2), "about as long (the difference is within noise)"),
+        ((1.0, 0.9, 1.1), (1.15, 1.11, 1.2), "15.0% longer"),
+    ],
+)
+def test_change(before, after, expected):
+    one, other = (row(**interval("total_latency_s", *each)) for each in (before, after))
+    assert reading.change(one, other, "total_latency_s") == expected
+
+
+def test_speed_has_its_conditions():
+    values = interval("total_latency_s", 2.0, 1.9, 2.1, n=7)
+    text = reading.speed(row(tokens_per_sec=16.0, avg_latency_per_token_ms=62.5, **values))
+    assert text == (
+        "packaged:smollm2 on cpu in float32: 16.00 tokens/s, 62.5 ms/token "
+        "(16 prompt tokens, 32 new ones, median of 7 repeats)."
+    )
+    assert "repeats" not in reading.speed(row(tokens_per_sec=16.0, avg_latency_per_token_ms=62.5))
+
+
+def test_phases():
+    values = {"time_to_first_token_ms": 500.0, "total_latency_s": 2.0, "prefill_tokens_per_sec": 32.0}
+    assert reading.phases(row(**values, decode_tokens_per_sec=20.6667)) == [
+        "Prefill: 500 ms to the first token (25% of the call, 32 prompt tokens/s); decoding: 20.67 tokens/s."
+    ]
+    assert reading.phases(row(**values)) == [], "one new token has no decoding"
+
+
+@pytest.mark.parametrize(
+    ("used", "advice"),
+    [
+        (0.6, "memory is the limit"),
+        (0.59, "both memory and arithmetic count"),
+        (0.31, "both memory and arithmetic count"),
+        (0.3, "far from the limit of memory"),
+    ],
+)
+def test_bandwidth_and_what_would_help(used, advice):
+    (text,) = reading.bandwidth(row(memory_bandwidth_utilization=used, copy_bandwidth_gb_per_s=21.26))
+    assert text.startswith(f"Decoding moves {used:.0%} of the measured 21.3 GB/s: {advice}")
+    assert reading.bandwidth(row()) == []
+
+
+def test_memory():
+    assert reading.memory(row(peak_memory_mib=2048.4, model_size_mib=513.1)) == [
+        "Peak memory 2,048 MiB, of which 513 MiB are weights."
+    ]
+    assert reading.memory(row()) == []
+
+
+def test_doubts():
+    runs = frame(run("a", warnings="noisy"), run("b", status="FAILED"), run("c"), run("d", warnings=""))
+    assert reading.doubts(runs) == [
+        "1 of 4 scenarios failed: b.",
+        "Read with care: a carried warnings (see their warnings.txt).",
+    ]
+    assert reading.doubts(frame(run("c"))) == []

@@ -1,0 +1,205 @@
+"""The summary table from runs made by hand."""
+
+from __future__ import annotations
+
+import io
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from llmtrack.report.block import metrics_block
+from llmtrack.report.table import intervals_overlap, summary_table, to_csv, to_figure, to_markdown, to_rich
+from llmtrack.report.write import print_report, write_report
+from tests.report.frames import frame, interval, run
+
+BASE = run("float32", baseline=True, **interval("tokens_per_sec", 10.0, 9.9, 10.1))
+
+
+def table_of(*rows, **settings):
+    return summary_table(frame(*rows), **settings)
+
+
+def cell(table, row, title):
+    return table.rows[row][table.titles.index(title)]
+
+
+def test_conditions_that_all_share_stand_above_and_the_others_are_columns():
+    table = table_of(BASE, run("bfloat16", dtype="bfloat16", tokens_per_sec=12.0))
+    assert "device: cpu" in table.conditions
+    assert "model: packaged:smollm2" in table.conditions
+    assert "prompt tokens: 16" in table.conditions
+    assert not any(each.startswith("dtype") for each in table.conditions)
+    assert table.titles[:2] == ("scenario", "dtype")
+    assert [cell(table, row, "dtype") for row in (0, 1)] == ["float32", "bfloat16"]
+    assert "device" not in table.titles
+
+
+def test_columns_without_any_value_are_left_out_and_missing_cells_are_dashes():
+    table = table_of(BASE, run("other", total_latency_s=3.25))
+    assert "perplexity" not in table.titles
+    assert cell(table, 0, "latency s") == "–"
+    assert cell(table, 1, "latency s") == "3.250"
+    assert cell(table, 1, "tokens/s") == "–"
+
+
+def test_experiments_are_named_where_there_are_several_and_compared_within_themselves():
+    rows = (
+        BASE,
+        run(
+            "ppl",
+            experiment="perplexity",
+            study_id="p-1",
+            batch_size=4,
+            prompt_tokens=None,
+            perplexity=18.7444,
+        ),
+    )
+    table = table_of(*rows)
+    assert table.titles[0] == "experiment"
+    assert [row[0] for row in table.rows] == ["precision", "perplexity"]
+    assert "batch" not in table.titles, "the batch of scoring is no condition of generating"
+    assert cell(table, 1, "perplexity") == "18.744"
+    assert "experiment" not in table_of(BASE).titles
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "expected"),
+    [
+        (12.5, 12.0, 13.0, "+25.0% tokens/s"),
+        (5.0, 4.9, 5.1, "-50.0% tokens/s"),
+        # The baseline's interval is 9.9 to 10.1.
+        (10.2, 10.05, 10.4, "+2.0% tokens/s (within noise)"),
+        (10.0, 9.0, 11.0, "+0.0% tokens/s (within noise)"),
+        (10.2, 10.1, 10.4, "+2.0% tokens/s (within noise)"),
+        (10.2, 10.11, 10.4, "+2.0% tokens/s"),
+    ],
+)
+def test_a_change_is_noise_where_the_intervals_overlap(value, low, high, expected):
+    table = table_of(BASE, run("other", **interval("tokens_per_sec", value, low, high)))
+    assert table.titles[-1] == "against baseline"
+    assert [row[-1] for row in table.rows] == ["baseline", expected]
+
+
+def test_without_an_interval_nothing_is_called_noise():
+    table = table_of(BASE, run("other", tokens_per_sec=10.01))
+    assert table.rows[1][-1] == "+0.1% tokens/s"
+    one, other = (row for _, row in frame(BASE, run("other", tokens_per_sec=10.0)).iterrows())
+    assert not intervals_overlap(one, other, "tokens_per_sec")
+
+
+def test_perplexity_is_compared_too():
+    rows = (run("a", baseline=True, perplexity=20.0), run("b", perplexity=21.0))
+    assert table_of(*rows).rows[1][-1] == "+5.0% perplexity"
+
+
+def test_runs_are_compared_with_the_baseline_of_their_own_study():
+    other = run("other", study_id="precision-2", tokens_per_sec=20.0)
+    assert table_of(BASE, other).rows[1][-1] == "–"
+    its_base = run("float32", study_id="precision-2", baseline=True, tokens_per_sec=16.0)
+    table = summary_table(frame(BASE, other), among=frame(BASE, its_base, other))
+    assert table.rows[1][-1] == "+25.0% tokens/s"
+
+
+def test_a_failed_run_says_why():
+    failed = run("big", status="FAILED", outcome="failed", failure="out_of_memory", reason="needs 9 GiB")
+    table = table_of(BASE, failed)
+    assert table.rows[1][-1] == "FAILED (out_of_memory)"
+    assert table.notes == ("big failed: needs 9 GiB",)
+    silent = table_of(BASE, run("lost", status="KILLED"))
+    assert silent.rows[1][-1] == "KILLED (no reason was tracked)"
+    assert silent.notes == ("lost failed: no reason was tracked",)
+
+
+def test_a_failed_baseline_compares_nothing():
+    base = run("float32", baseline=True, status="FAILED", failure="load", reason="gone")
+    assert [row[-1] for row in table_of(base, run("b", tokens_per_sec=5.0)).rows] == ["FAILED (load)", "–"]
+
+
+def test_a_run_that_is_the_same_as_another_says_so():
+    reason = "same as float32: float32 (forced on CPU)"
+    table = table_of(BASE, run("float16", outcome="same_as", same_as="float32", reason=reason))
+    assert table.rows[1][-1] == "= float32"
+    assert table.notes == (f"float16 was not measured again: {reason}",)
+
+
+def test_markdown_escapes_what_would_break_it():
+    table = table_of(BASE, run("a|b\nc", tokens_per_sec=9.0, run_id="id2"))
+    lines = to_markdown(table, ("#/1", "#/2")).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    assert lines[start + 1].count("|") == lines[start].count("|")
+    last = lines[start + 3]
+    assert last.startswith("| [a\\|b c](#/2) |")
+    assert last.replace("\\|", "").count("|") == lines[start].count("|")
+
+
+def test_markdown_has_conditions_rows_and_notes():
+    failed = run("big", status="FAILED", failure="load", reason="gone")
+    text = to_markdown(table_of(BASE, failed))
+    assert (
+        text.index("device: cpu")
+        < text.index("| scenario")
+        < text.index("| big")
+        < text.index("- big failed: gone")
+    )
+
+
+def test_csv_is_unrounded_and_has_the_spread():
+    value, low = 10.123456789012345, 9.87654321
+    runs = frame(run("one", **interval("tokens_per_sec", value, low, 10.5)))
+    again = pd.read_csv(io.StringIO(to_csv(runs)))
+    assert again.loc[0, "tokens_per_sec"] == value
+    assert again.loc[0, "spread/tokens_per_sec.ci_low"] == low
+    assert again.loc[0, "scenario"] == "one"
+    assert "perplexity" not in again.columns
+
+
+def test_a_wide_table_loses_no_figure_on_a_narrow_terminal():
+    rows = [
+        BASE,
+        run("a_rather_long_scenario_name", dtype="bfloat16", total_latency_s=1234.5, peak_memory_mib=98765.0),
+    ]
+    console = Console(file=io.StringIO(), width=40)
+    print_report(console, "title [x]", table_of(*rows), ["a [reading]"])
+    printed = console.file.getvalue()
+    for text in ("1,234.500", "98,765", "a_rather_long_scenario_name", "a [reading]", "title [x]"):
+        assert text in printed
+
+
+def test_numbers_are_on_the_right():
+    drawn = to_rich(table_of(BASE))
+    justify = {str(column.header): column.justify for column in drawn.columns}
+    assert (justify["tokens/s"], justify["scenario"], justify["against baseline"]) == (
+        "right",
+        "left",
+        "left",
+    )
+
+
+def test_the_picture_shows_every_cell():
+    table = table_of(BASE, run("other", tokens_per_sec=12.0))
+    (axes,) = to_figure(table, "a title").axes
+    (drawn,) = axes.tables
+    cells = {position: each.get_text().get_text() for position, each in drawn.get_celld().items()}
+    assert cells[0, 0] == "scenario"
+    assert cells[2, len(table.titles) - 1] == "+20.0% tokens/s"
+    assert "a title" in axes.get_title(loc="left")
+    assert "device: cpu" in axes.get_title(loc="left")
+
+
+def test_report_files(tmp_path):
+    runs = frame(BASE)
+    files = write_report(tmp_path / "new" / "folder", "title", summary_table(runs), runs, ["one", "two"])
+    assert set(files) == {"table.csv", "table.md", "table.png", "reading.md"}
+    assert files["reading.md"].read_text() == "- one\n- two\n"
+    assert files["table.png"].read_bytes().startswith(b"\x89PNG")
+    without = write_report(tmp_path, "title", summary_table(runs), runs)
+    assert "reading.md" not in without
+
+
+def test_the_block_has_a_line_per_metric_with_its_spread():
+    runs = frame(run("one", perplexity=18.5, **interval("tokens_per_sec", 1234.5, 1200.0, 1300.0, n=7)))
+    lines = metrics_block(runs.iloc[0])
+    assert [line.split()[0] for line in lines] == ["tokens_per_sec", "perplexity"]
+    assert lines[0].endswith("1,234.500 tokens/s  [95 % interval 1,200.000 to 1,300.000, n=7]")
+    assert "interval" not in lines[1]
