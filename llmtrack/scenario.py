@@ -66,15 +66,18 @@ class RepeatPolicy:
 
 @dataclass(frozen=True)
 class GenerateTask:
-    """Generate from a batch of prompts, greedily, and time it.
+    """Generate from one or more prompts, greedily, and time it.
 
     Attributes:
-        prompts: one text per row of the batch.
+        prompts: one text per row.
         prompt_tokens: if given, each prompt is repeated and cut to exactly this many tokens.
         max_new_tokens: new tokens per row.
         use_cache: whether the KV cache is used.
         padding_side: side of the pads of a batch with unequal lengths: `left` or `right`.
         ignore_eos: suppress the end-of-sequence token, so that every row gets `max_new_tokens` tokens.
+        batch_size: rows per call; the prompts are worked off in their order. None: all in one call.
+        pad_to_multiple: pad a batch to a multiple of so many tokens; 1 pads to its longest row.
+        compare_unpadded: also generate from each prompt alone, not timed, and tell which rows differ.
     """
 
     prompts: tuple[str, ...]
@@ -83,6 +86,9 @@ class GenerateTask:
     use_cache: bool = True
     padding_side: str = "left"
     ignore_eos: bool = True
+    batch_size: int | None = None
+    pad_to_multiple: int = 1
+    compare_unpadded: bool = False
 
 
 @dataclass(frozen=True)

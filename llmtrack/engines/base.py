@@ -26,6 +26,7 @@ class GenerateRequest:
         use_cache: whether the KV cache is used.
         padding_side: `left` or `right`.
         ignore_eos: suppress the end-of-sequence token, so that every row gets `max_new_tokens` tokens.
+        pad_to_multiple: pad the batch to a multiple of so many tokens; 1 pads to its longest row.
     """
 
     prompt_ids: tuple[tuple[int, ...], ...]
@@ -33,6 +34,13 @@ class GenerateRequest:
     use_cache: bool = True
     padding_side: str = "left"
     ignore_eos: bool = True
+    pad_to_multiple: int = 1
+
+    @property
+    def padded_length(self) -> int:
+        """Tokens of each row once the batch is padded."""
+        longest = max(len(row) for row in self.prompt_ids)
+        return -(-longest // self.pad_to_multiple) * self.pad_to_multiple
 
 
 @dataclass(frozen=True)

@@ -7,18 +7,20 @@ from collections.abc import Sequence
 import torch
 
 
-def pad_rows(rows: Sequence[Sequence[int]], pad_id: int, side: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad rows to the longest one.
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad_id: int, side: str, length: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pad rows to a length, by default that of the longest one.
 
     Returns:
-        input_ids and attention_mask, each (rows, longest) int64. The mask comes from the lengths, never
+        input_ids and attention_mask, each (rows, length) int64. The mask comes from the lengths, never
         from the pad's id: a model whose pad is its end-of-sequence token keeps its real ones.
     """
-    longest = max(len(row) for row in rows)
-    ids = torch.full((len(rows), longest), pad_id, dtype=torch.int64)
+    width = length or max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), pad_id, dtype=torch.int64)
     mask = torch.zeros_like(ids)
     for index, row in enumerate(rows):
-        where = slice(longest - len(row), None) if side == "left" else slice(0, len(row))
+        where = slice(width - len(row), None) if side == "left" else slice(0, len(row))
         ids[index, where] = torch.tensor(row, dtype=torch.int64)
         mask[index, where] = 1
     return ids, mask

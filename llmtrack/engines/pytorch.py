@@ -122,7 +122,9 @@ class TorchEngine:
     @torch.inference_mode()
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
         """Generate greedily through `model.generate`, calling `on_step` for each step."""
-        input_ids, attention_mask = pad_rows(request.prompt_ids, self._pad_id, request.padding_side)
+        input_ids, attention_mask = pad_rows(
+            request.prompt_ids, self._pad_id, request.padding_side, request.padded_length
+        )
         config = GenerationConfig(
             max_new_tokens=request.max_new_tokens,
             min_new_tokens=request.max_new_tokens if request.ignore_eos else None,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
+
+FEWEST_GAPS = 8
 
 
 @dataclass(frozen=True)
@@ -26,8 +29,11 @@ class GenerationTrace:
     new_tokens: tuple[int, ...]
 
 
-def derive(trace: GenerationTrace) -> dict[str, float]:
-    """Compute every metric of one trace; a metric that is undefined for it is absent.
+def derive(*calls: GenerationTrace) -> dict[str, float]:
+    """Compute every metric of the calls that make up one repeat; a metric that is undefined is absent.
+
+    A repeat is one call, or the calls that work off a list of prompts batch by batch. Times of the whole are
+    sums over its calls; the time to the first token is their mean.
 
     Inter-token latency and decode throughput need two decode steps. `avg_latency_per_token_ms` is per row:
     how long a reader of one row waits for a token, so for one row it is exactly 1000 / tokens_per_sec.
@@ -35,24 +41,51 @@ def derive(trace: GenerationTrace) -> dict[str, float]:
     Returns:
         Metrics by their names in the schema, in its units.
     """
-    total = trace.end - trace.start
-    rows = len(trace.new_tokens)
-    generated = sum(trace.new_tokens)
+    total = math.fsum(call.end - call.start for call in calls)
+    rows = sum(len(call.new_tokens) for call in calls)
+    generated = sum(sum(call.new_tokens) for call in calls)
+    row_seconds = math.fsum((call.end - call.start) * len(call.new_tokens) for call in calls)
     metrics = {"total_latency_s": total, "tokens_generated": float(generated)}
     if generated and total > 0:
         metrics["tokens_per_sec"] = generated / total
-        metrics["avg_latency_per_token_ms"] = 1000 * total * rows / generated
-    if trace.stamps:
-        first_token = trace.stamps[0] - trace.start
-        metrics["time_to_first_token_ms"] = 1000 * first_token
-        if first_token > 0:
-            metrics["prefill_tokens_per_sec"] = sum(trace.prompt_tokens) / first_token
-    if len(trace.stamps) > 1:
-        decoding = trace.stamps[-1] - trace.stamps[0]
-        metrics["inter_token_latency_ms"] = 1000 * decoding / (len(trace.stamps) - 1)
+        metrics["avg_latency_per_token_ms"] = 1000 * row_seconds / generated
+    if all(call.stamps for call in calls):
+        prefill = math.fsum(call.stamps[0] - call.start for call in calls)
+        metrics["time_to_first_token_ms"] = 1000 * prefill / len(calls)
+        if prefill > 0:
+            metrics["prefill_tokens_per_sec"] = sum(sum(call.prompt_tokens) for call in calls) / prefill
+    if all(len(call.stamps) > 1 for call in calls):
+        decoding = math.fsum(call.stamps[-1] - call.stamps[0] for call in calls)
+        metrics["inter_token_latency_ms"] = 1000 * decoding / sum(len(call.stamps) - 1 for call in calls)
         if decoding > 0:
             # The first token of each row comes out of the prefill.
             metrics["decode_tokens_per_sec"] = (generated - rows) / decoding
+    return metrics | _quarters(calls) | _per_sample(calls, total, row_seconds)
+
+
+def _quarters(calls: tuple[GenerationTrace, ...]) -> dict[str, float]:
+    """Inter-token latency of the first and of the last quarter of the gaps: without a KV cache it grows."""
+    if len(calls) != 1 or len(calls[0].stamps) < 1 + FEWEST_GAPS:
+        return {}
+    gaps = token_gaps_ms(calls[0])[1:]
+    quarter = len(gaps) // 4
+    return {
+        "inter_token_latency_first_quarter_ms": math.fsum(gaps[:quarter]) / quarter,
+        "inter_token_latency_last_quarter_ms": math.fsum(gaps[-quarter:]) / quarter,
+    }
+
+
+def _per_sample(calls: tuple[GenerationTrace, ...], total: float, row_seconds: float) -> dict[str, float]:
+    """Metrics of a list of samples: what a sample waits for its batch, and what it costs.
+
+    `row_seconds` is the sum over all samples of the time that their call took.
+    """
+    samples = sum(len(call.new_tokens) for call in calls)
+    if samples < 2:
+        return {}
+    metrics = {"batch_latency_s": total / len(calls), "latency_per_sample_s": total / samples}
+    if row_seconds > 0:
+        metrics["tokens_per_sec_per_sample"] = sum(sum(call.new_tokens) for call in calls) / row_seconds
     return metrics
 
 

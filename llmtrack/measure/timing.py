@@ -6,6 +6,7 @@ with a fake clock proves every number exactly.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,16 @@ from llmtrack.scenario import GenerateTask, RepeatPolicy, Summary
 
 Clock = Callable[[], float]
 
-RATES = frozenset({"tokens_per_sec", "prefill_tokens_per_sec", "decode_tokens_per_sec"})
+RATES = frozenset(
+    {"tokens_per_sec", "prefill_tokens_per_sec", "decode_tokens_per_sec", "tokens_per_sec_per_sample"}
+)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the calls that are compared: what to generate and how often."""
+    """One of the things that are compared: the calls that make up a repeat, and how often to repeat them."""
 
-    request: GenerateRequest
+    requests: tuple[GenerateRequest, ...]
     policy: RepeatPolicy = RepeatPolicy()
 
 
@@ -38,8 +41,8 @@ class Timing(Mapping[str, float]):
             `avg_latency_per_token_ms`, `time_to_first_token_ms`, ...).
         summaries: its statistics.
         samples: its raw samples, in the order they were taken.
-        gaps_ms: milliseconds before each token, the median over the repeats.
-        new_ids: the token ids that the last repeat generated, per row.
+        gaps_ms: milliseconds before each token, the median over all calls.
+        new_ids: the token ids that the last repeat generated, per row, in the order of the prompts.
         warnings: findings in words.
         peak_memory_bytes: peak over the counted calls, None if unknown.
     """
@@ -90,25 +93,31 @@ def time_generate(
     """
     texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
     task = GenerateTask(texts, None, max_new_tokens, use_cache, padding_side, ignore_eos)
-    arm = Arm(request_for(engine, task), policy)
+    arm = Arm(requests_for(engine, task), policy)
     ((_, result),) = time_arms(engine, {"": arm}, clock)
     if isinstance(result, Exception):
         raise result
     return result
 
 
-def request_for(engine: Engine, task: GenerateTask) -> GenerateRequest:
-    """Tokenize the prompts of a task.
+def requests_for(engine: Engine, task: GenerateTask) -> tuple[GenerateRequest, ...]:
+    """Tokenize the prompts of a task and divide them into batches, in their order.
 
     Raises:
         ScenarioError: a prompt has no tokens, or prompt and output exceed the model's context.
     """
-    return GenerateRequest(
-        prompt_ids=prompt_ids(engine, task),
-        max_new_tokens=task.max_new_tokens,
-        use_cache=task.use_cache,
-        padding_side=task.padding_side,
-        ignore_eos=task.ignore_eos,
+    rows = prompt_ids(engine, task)
+    size = task.batch_size or len(rows)
+    return tuple(
+        GenerateRequest(
+            prompt_ids=rows[first : first + size],
+            max_new_tokens=task.max_new_tokens,
+            use_cache=task.use_cache,
+            padding_side=task.padding_side,
+            ignore_eos=task.ignore_eos,
+            pad_to_multiple=task.pad_to_multiple,
+        )
+        for first in range(0, len(rows), size)
     )
 
 
@@ -118,13 +127,13 @@ def time_arms(
     clock: Clock = time.perf_counter,
     on_call: Callable[[str, int], None] = lambda name, repeat: None,
 ) -> Iterator[tuple[str, Timing | Exception]]:
-    """Time several calls on one engine, interleaved: one repeat of each arm in turn.
+    """Time several arms on one engine, interleaved: one repeat of each in turn.
 
     Whatever drifts (clock speed, temperature, other programs) then falls on all arms alike.
 
     Args:
         engine: the engine that all arms share.
-        arms: the calls by name.
+        arms: what is compared, by name.
         clock: returns seconds; monotonic.
         on_call: told the arm and the number of the repeat before each call; 0 is the warm-up.
 
@@ -137,7 +146,8 @@ def time_arms(
         try:
             for _ in range(arm.policy.warmup):
                 on_call(name, 0)
-                trace_generate(engine, arm.request, clock)
+                for request in arm.requests:
+                    trace_generate(engine, request, clock)
         except Exception as error:
             yield name, error
         else:
@@ -145,9 +155,9 @@ def time_arms(
     while repeats:
         for name in list(repeats):
             arm, done = arms[name], repeats[name]
-            on_call(name, len(done.traces) + 1)
+            on_call(name, len(done.repeats) + 1)
             try:
-                done.add(engine, arm.request, clock)
+                done.add(engine, arm.requests, clock)
             except Exception as error:
                 del repeats[name]
                 yield name, error
@@ -178,33 +188,33 @@ def trace_generate(
 
 
 class _Repeats:
-    """The counted calls of one arm so far."""
+    """The counted repeats of one arm so far: the calls of each, what they generated, and the peak memory."""
 
     def __init__(self) -> None:
-        self.traces: list[GenerationTrace] = []
-        self.outputs: list[Generated] = []
+        self.repeats: list[tuple[GenerationTrace, ...]] = []
+        self.outputs: list[tuple[tuple[int, ...], ...]] = []
         self.peaks: list[int] = []
 
     @property
     def durations(self) -> list[float]:
-        return [trace.end - trace.start for trace in self.traces]
+        return [math.fsum(call.end - call.start for call in calls) for calls in self.repeats]
 
-    def add(self, engine: Engine, request: GenerateRequest, clock: Clock) -> None:
+    def add(self, engine: Engine, requests: Sequence[GenerateRequest], clock: Clock) -> None:
         engine.reset_peak_memory()
-        trace, generated = trace_generate(engine, request, clock)
+        done = [trace_generate(engine, request, clock) for request in requests]
         peak = engine.peak_memory_bytes()
-        self.traces.append(trace)
-        self.outputs.append(generated)
+        self.repeats.append(tuple(trace for trace, _ in done))
+        self.outputs.append(tuple(row for _, generated in done for row in generated.new_ids))
         if peak is not None:
             self.peaks.append(peak)
 
     def timing(self, policy: RepeatPolicy) -> Timing:
-        derived = [derive(trace) for trace in self.traces]
+        derived = [derive(*calls) for calls in self.repeats]
         samples = {name: tuple(each[name] for each in derived) for name in derived[0]}
         summaries = {
             name: (summarize_rate if name in RATES else summarize)(values) for name, values in samples.items()
         }
-        gaps = [token_gaps_ms(trace) for trace in self.traces]
+        gaps = [token_gaps_ms(call) for calls in self.repeats for call in calls]
         warnings = findings(self.durations, policy)
         if any(output != self.outputs[0] for output in self.outputs):
             warnings += (
@@ -215,7 +225,7 @@ class _Repeats:
             summaries=summaries,
             samples=samples,
             gaps_ms=tuple(summarize(step).median for step in zip(*gaps, strict=False)),
-            new_ids=self.outputs[-1].new_ids,
+            new_ids=self.outputs[-1],
             warnings=warnings,
             peak_memory_bytes=max(self.peaks, default=None),
         )

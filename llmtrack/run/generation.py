@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
 
 from llmtrack.engines.base import Engine, GenerateRequest
 from llmtrack.measure.interference import busy_warning, gpu_warning, read_cpu
 from llmtrack.measure.metrics import decode_step_bytes, memory_bandwidth_utilization
-from llmtrack.measure.timing import Arm, Clock, Timing, request_for, time_arms
+from llmtrack.measure.timing import Arm, Clock, Timing, requests_for, time_arms
 from llmtrack.run.events import Progress
 from llmtrack.run.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
-from llmtrack.scenario import GenerateTask, Measurement, Scenario, digest, workload_id
+from llmtrack.scenario import GenerateTask, Measurement, Scalar, Scenario, digest, workload_id
 
 SAMPLE_ROWS = 4
 
@@ -20,14 +22,14 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
     """Measure the generation tasks among scenarios, interleaved, and emit each outcome as it is there."""
     # Arms are interleaved, so each one's start is that of its first call.
     started: dict[str, float] = {}
-    asked: dict[str, Scenario] = {}
+    asked: dict[str, tuple[Scenario, GenerateTask]] = {}
     arms: dict[str, Arm] = {}
     for scenario in scenarios:
         if not isinstance(scenario.task, GenerateTask):
             continue
         try:
-            arms[scenario.name] = Arm(request_for(engine, scenario.task), scenario.repeat)
-            asked[scenario.name] = scenario
+            arms[scenario.name] = Arm(requests_for(engine, scenario.task), scenario.repeat)
+            asked[scenario.name] = (scenario, scenario.task)
         except Exception as error:
             emit(failure_of(scenario, error, time.time(), engine))
 
@@ -37,41 +39,43 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
 
     before = read_cpu()
     for name, result in time_arms(engine, arms, clock, on_call):
-        if isinstance(result, Exception):
-            emit(failure_of(asked[name], result, started[name], engine))
-        else:
+        scenario, task = asked[name]
+        try:
+            if isinstance(result, Exception):
+                raise result
             busy = busy_warning(before, read_cpu()) + gpu_warning(engine.info.device)
-            emit(_generation_measurement(asked[name], arms[name], result, engine, busy, started[name]))
+            emit(_measurement(scenario, task, arms[name], result, engine, busy, started[name]))
+        except Exception as error:
+            emit(failure_of(scenario, error, started[name], engine))
 
 
-def _generation_measurement(
-    scenario: Scenario, arm: Arm, timing: Timing, engine: Engine, busy: tuple[str, ...], started: float
+def _measurement(
+    scenario: Scenario,
+    task: GenerateTask,
+    arm: Arm,
+    timing: Timing,
+    engine: Engine,
+    busy: tuple[str, ...],
+    started: float,
 ) -> Measurement:
-    task = scenario.task
-    lengths = tuple(len(row) for row in arm.request.prompt_ids)
-    metrics = dict(timing.metrics) | engine_metrics(engine)
+    metrics = dict(timing.metrics) | engine_metrics(engine) | {"pad_share": pad_share(arm.requests)}
+    facts = engine_facts(engine) | _prompt_facts(arm.requests) | {"output_digest": digest(timing.new_ids)}
     if timing.peak_memory_bytes is not None:
         metrics["peak_memory_mib"] = timing.peak_memory_bytes / MIB
-    if arm.request.use_cache and "inter_token_latency_ms" in metrics:
-        metrics |= _bandwidth_metrics(
-            engine, lengths, arm.request.max_new_tokens, metrics["inter_token_latency_ms"]
-        )
+    if task.use_cache and "inter_token_latency_ms" in metrics:
+        metrics |= _bandwidth_metrics(engine, arm.requests, metrics["inter_token_latency_ms"])
+    if task.compare_unpadded:
+        differing = rows_differing(engine, arm.requests, timing.new_ids)
+        metrics["rows_equal_unpadded"] = 1 - len(differing) / len(timing.new_ids)
+        facts["rows_differing"] = ",".join(map(str, differing)) or "none"
     return Measurement(
         scenario=scenario,
         workload_id=workload_id(task),
-        facts=engine_facts(engine)
-        | {
-            "batch_size": len(lengths),
-            "prompt_tokens": max(lengths),
-            "prompt_tokens_per_row": ",".join(map(str, lengths)),
-            "prompt_tokens_total": sum(lengths),
-            "decoding": "greedy",
-            "output_digest": digest(timing.new_ids),
-        },
+        facts=facts,
         metrics=metrics,
         summaries=timing.summaries,
         samples=timing.samples,
-        warnings=timing.warnings + _padding_warning(arm.request) + busy + engine.info.warnings,
+        warnings=timing.warnings + _padding_warning(arm.requests) + busy + engine.info.warnings,
         sample_text="\n---\n".join(engine.decode(row) for row in timing.new_ids[:SAMPLE_ROWS]),
         tags=dict(engine.info.tags),
         series={"token_latency_ms": timing.gaps_ms},
@@ -80,24 +84,68 @@ def _generation_measurement(
     )
 
 
-def _padding_warning(request: GenerateRequest) -> tuple[str, ...]:
-    lengths = {len(row) for row in request.prompt_ids}
-    if request.padding_side != "right" or len(lengths) == 1:
+def pad_share(requests: Sequence[GenerateRequest]) -> float:
+    """Return the share (0 to 1) of the prompt positions that hold pads, over all calls."""
+    positions = sum(request.padded_length * len(request.prompt_ids) for request in requests)
+    return 1 - sum(len(row) for request in requests for row in request.prompt_ids) / positions
+
+
+def rows_differing(
+    engine: Engine, requests: Sequence[GenerateRequest], new_ids: Sequence[Sequence[int]]
+) -> tuple[int, ...]:
+    """Return the numbers (from 0) of the rows that get other tokens when generated alone and unpadded.
+
+    Args:
+        engine: the engine that generated them.
+        requests: the calls.
+        new_ids: what they generated, per row over all calls.
+    """
+    rows = [(request, row) for request in requests for row in request.prompt_ids]
+    return tuple(
+        number
+        for number, ((request, row), ids) in enumerate(zip(rows, new_ids, strict=True))
+        if engine.generate(replace(request, prompt_ids=(row,), pad_to_multiple=1), lambda: None).new_ids[0]
+        != ids
+    )
+
+
+def _prompt_facts(requests: Sequence[GenerateRequest]) -> dict[str, Scalar]:
+    lengths = [len(row) for request in requests for row in request.prompt_ids]
+    return {
+        "batch_size": max(len(request.prompt_ids) for request in requests),
+        "prompts": len(lengths),
+        "prompt_tokens": max(lengths),
+        "prompt_tokens_per_row": ",".join(map(str, lengths)),
+        "prompt_tokens_total": sum(lengths),
+        "decoding": "greedy",
+    }
+
+
+def _padding_warning(requests: Sequence[GenerateRequest]) -> tuple[str, ...]:
+    if requests[0].padding_side != "right" or pad_share(requests) == 0:
         return ()
     return (
-        "right padding: rows shorter than the longest go on from their pads, so their text is not what the model "
-        "would say: use padding_side=left for output that counts",
+        "right padding: padded rows go on from their pads, so their text is not what the model would say: "
+        "use padding_side=left for output that counts",
     )
 
 
 def _bandwidth_metrics(
-    engine: Engine, prompt_tokens: tuple[int, ...], new_tokens: int, step_ms: float
+    engine: Engine, requests: Sequence[GenerateRequest], step_ms: float
 ) -> dict[str, float]:
     from llmtrack.measure.bandwidth import copy_bandwidth
 
     info = engine.info
     bandwidth = copy_bandwidth(info.device)
-    step_bytes = decode_step_bytes(info.step_weight_bytes, info.kv_bytes_per_token, prompt_tokens, new_tokens)
+    step_bytes = fmean(
+        decode_step_bytes(
+            info.step_weight_bytes,
+            info.kv_bytes_per_token,
+            tuple(len(row) for row in request.prompt_ids),
+            request.max_new_tokens,
+        )
+        for request in requests
+    )
     return {
         "copy_bandwidth_gb_per_s": bandwidth / 1e9,
         "memory_bandwidth_utilization": memory_bandwidth_utilization(step_bytes, step_ms / 1000, bandwidth),

@@ -48,6 +48,9 @@ BY_HAND = {
             "prefill_tokens_per_sec": 16 / 0.030,
             "inter_token_latency_ms": 5,
             "decode_tokens_per_sec": 800,
+            "batch_latency_s": 0.050,
+            "latency_per_sample_s": 0.0125,
+            "tokens_per_sec_per_sample": 100,
         },
     ),
     "prefill 80 ms, step 2 ms, batch 1": (
@@ -61,6 +64,8 @@ BY_HAND = {
             "prefill_tokens_per_sec": 75,
             "inter_token_latency_ms": 2,
             "decode_tokens_per_sec": 500,
+            "inter_token_latency_first_quarter_ms": 2,
+            "inter_token_latency_last_quarter_ms": 2,
         },
     ),
     "prefill 80 ms, step 2 ms, batch 4": (
@@ -74,6 +79,11 @@ BY_HAND = {
             "prefill_tokens_per_sec": 300,
             "inter_token_latency_ms": 2,
             "decode_tokens_per_sec": 2000,
+            "batch_latency_s": 0.100,
+            "latency_per_sample_s": 0.025,
+            "tokens_per_sec_per_sample": 110,
+            "inter_token_latency_first_quarter_ms": 2,
+            "inter_token_latency_last_quarter_ms": 2,
         },
     ),
 }
@@ -82,7 +92,7 @@ BY_HAND = {
 def run(
     timing: ModuleType, engine: ScriptedEngine, request: GenerateRequest, policy: RepeatPolicy = THREE_REPEATS
 ):
-    ((_, result),) = timing.time_arms(engine, {"arm": timing.Arm(request, policy)}, engine.clock)
+    ((_, result),) = timing.time_arms(engine, {"arm": timing.Arm((request,), policy)}, engine.clock)
     if isinstance(result, Exception):
         raise result
     return result
@@ -140,6 +150,33 @@ def check_pads_are_not_counted(timing: ModuleType) -> None:
     assert result["decode_tokens_per_sec"] == pytest.approx(5 / 0.020)
 
 
+def check_several_calls_make_one_repeat(timing: ModuleType) -> None:
+    """Three prompts, two per call: calls of 50 and 70 ms make a repeat of 120 ms and 15 tokens.
+
+    First tokens after 30 and 50 ms: 40 on average. Decoding: 4 + 4 steps in 40 ms, 12 tokens. A sample waits 60
+    ms for its batch and costs 40. Seconds of rows: 2 x 50 + 70 = 170 ms for 15 tokens: 11.33 ms per token.
+    """
+    engine = ScriptedEngine(FakeClock(), Script(0.030, 0.005), Script(0.050, 0.005))
+    policy = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1)
+    arm = timing.Arm((request(2, 4, 5), request(1, 6, 5)), policy)
+    ((_, result),) = timing.time_arms(engine, {"arm": arm}, engine.clock)
+    assert dict(result) == pytest.approx(
+        {
+            "total_latency_s": 0.120,
+            "tokens_generated": 15,
+            "tokens_per_sec": 125,
+            "avg_latency_per_token_ms": 170 / 15,
+            "time_to_first_token_ms": 40,
+            "prefill_tokens_per_sec": 14 / 0.080,
+            "inter_token_latency_ms": 5,
+            "decode_tokens_per_sec": 300,
+            "batch_latency_s": 0.060,
+            "latency_per_sample_s": 0.040,
+            "tokens_per_sec_per_sample": 15 / 0.170,
+        }
+    )
+
+
 def check_work_before_the_call_is_not_counted(timing: ModuleType) -> None:
     """The device may still be busy with something else when the call comes."""
     clock = FakeClock()
@@ -157,5 +194,6 @@ CHECKS = (
     check_repeats_are_separate,
     check_device_work_is_waited_for,
     check_pads_are_not_counted,
+    check_several_calls_make_one_repeat,
     check_work_before_the_call_is_not_counted,
 )

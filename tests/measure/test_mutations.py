@@ -14,27 +14,32 @@ from tests.measure.exact import CHECKS
 MUTATIONS = {
     "prefill counted as decode": (
         metrics,
-        "trace.stamps[-1] - trace.stamps[0]",
-        "trace.stamps[-1] - trace.start",
+        "call.stamps[-1] - call.stamps[0]",
+        "call.stamps[-1] - call.start",
     ),
-    "N steps instead of N-1": (metrics, "decoding / (len(trace.stamps) - 1)", "decoding / len(trace.stamps)"),
+    "N steps instead of N-1": (
+        metrics,
+        "decoding / sum(len(call.stamps) - 1 for call in calls)",
+        "decoding / sum(len(call.stamps) for call in calls)",
+    ),
     "first tokens counted as decoded": (metrics, "(generated - rows) / decoding", "generated / decoding"),
     "batch counted twice": (
         metrics,
-        "generated = sum(trace.new_tokens)",
-        "generated = rows * sum(trace.new_tokens)",
+        "generated = sum(sum(call.new_tokens) for call in calls)",
+        "generated = rows * sum(sum(call.new_tokens) for call in calls)",
     ),
-    "batch forgotten in ms/token": (metrics, "1000 * total * rows / generated", "1000 * total / generated"),
+    "batch forgotten in ms/token": (metrics, "1000 * row_seconds / generated", "1000 * total / generated"),
     "prompt of one row only": (
         metrics,
-        "sum(trace.prompt_tokens) / first_token",
-        "trace.prompt_tokens[0] / first_token",
+        "sum(sum(call.prompt_tokens) for call in calls)",
+        "sum(call.prompt_tokens[0] for call in calls)",
     ),
     "decode instead of whole call": (
         metrics,
-        "total = trace.end - trace.start",
-        "total = trace.stamps[-1] - trace.start",
+        "total = math.fsum(call.end - call.start for call in calls)",
+        "total = math.fsum(call.stamps[-1] - call.start for call in calls)",
     ),
+    "calls of a repeat forgotten": (timing, "for request in requests]", "for request in requests[:1]]"),
     "samples of one repeat leak into the next": (
         timing,
         "    stamps: list[float] = []\n",
@@ -59,12 +64,13 @@ MUTATIONS = {
     ),
     "warm-up counted": (
         timing,
-        """                trace_generate(engine, arm.request, clock)
+        """                for request in arm.requests:
+                    trace_generate(engine, request, clock)
         except Exception as error:
             yield name, error
         else:
             repeats[name] = _Repeats()""",
-        """                repeats.setdefault(name, _Repeats()).add(engine, arm.request, clock)
+        """                repeats.setdefault(name, _Repeats()).add(engine, arm.requests, clock)
         except Exception as error:
             yield name, error
         else:

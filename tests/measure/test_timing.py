@@ -84,7 +84,7 @@ def test_arms_are_interleaved_and_warmed_up_first():
     order = []
     engine = ScriptedEngine(clock := FakeClock(), Script(0.03, 0.005))
     policy = RepeatPolicy(warmup=1, min_repeats=2, min_seconds=0, max_repeats=2)
-    arms = {"a": Arm(request(1, 4, 2), policy), "b": Arm(request(1, 4, 2), policy)}
+    arms = {"a": Arm((request(1, 4, 2),), policy), "b": Arm((request(1, 4, 2),), policy)}
     results = dict(time_arms(engine, arms, clock, on_call=lambda name, repeat: order.append((name, repeat))))
     assert order == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2), ("b", 2)]
     assert set(results) == {"a", "b"}
@@ -96,7 +96,7 @@ def test_an_arm_that_fails_leaves_the_others_alone():
     scripts = [Script(0.03, 0.005)] * 4 + [Script(0, 0, error=boom), Script(0.03, 0.005)]
     engine = ScriptedEngine(clock := FakeClock(), *scripts)
     policy = RepeatPolicy(warmup=1, min_repeats=3, min_seconds=0, max_repeats=3)
-    arms = {"a": Arm(request(1, 4, 5), policy), "b": Arm(request(1, 4, 5), policy)}
+    arms = {"a": Arm((request(1, 4, 5),), policy), "b": Arm((request(1, 4, 5),), policy)}
     results = dict(time_arms(engine, arms, clock))
     assert results["a"] is boom
     assert results["b"]["total_latency_s"] == pytest.approx(0.050)
@@ -106,7 +106,7 @@ def test_an_arm_that_fails_leaves_the_others_alone():
 def test_an_arm_that_fails_while_warming_up_is_told_at_once():
     boom = MemoryError("no")
     engine = ScriptedEngine(clock := FakeClock(), Script(0, 0, error=boom), Script(0.03, 0.005))
-    arms = {"a": Arm(request(1, 4, 5)), "b": Arm(request(1, 4, 5))}
+    arms = {"a": Arm((request(1, 4, 5),)), "b": Arm((request(1, 4, 5),))}
     first, second = list(time_arms(engine, arms, clock))
     assert first == ("a", boom)
     assert second[0] == "b"
@@ -115,7 +115,7 @@ def test_an_arm_that_fails_while_warming_up_is_told_at_once():
 def test_a_cap_on_time_ends_the_repeats_and_is_told():
     engine = ScriptedEngine(clock := FakeClock(), Script(2.0, 1.0))
     policy = RepeatPolicy(warmup=0, min_repeats=5, min_seconds=1, max_seconds=10)
-    ((_, result),) = time_arms(engine, {"a": Arm(request(1, 4, 3), policy)}, clock)
+    ((_, result),) = time_arms(engine, {"a": Arm((request(1, 4, 3),), policy)}, clock)
     assert result.summaries["total_latency_s"].n == 3  # 4 s each: the third passes 10 s
     assert any("only 3 of 5 repeats" in warning for warning in result.warnings)
 
