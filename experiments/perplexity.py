@@ -35,6 +35,7 @@ def build(
         reading=reading,
         settings=settings.tracked(
             dtypes=",".join(dtypes),
+            corpus=task.corpus,
             protocol=task.protocol,
             max_length=task.max_length,
             batch_size=task.batch_size,
