@@ -1,0 +1,147 @@
+"""What each experiment says and draws, of runs made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments import baseline, perplexity, precision, prompt_length
+from tests.report.frames import frame, interval, run
+
+EXPERIMENTS = [baseline, perplexity, precision, prompt_length]
+
+
+def timed(name, total_s, low, high, **values):
+    """A run of 32 new tokens."""
+    numbers = {"tokens_per_sec": 32 / total_s, "avg_latency_per_token_ms": 1000 * total_s / 32}
+    return run(name, **numbers, **interval("total_latency_s", total_s, low, high), **values)
+
+
+def none(run_id, name):
+    return []
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_nothing_measured_is_said_and_drawn_without_an_error(experiment, tmp_path):
+    runs = frame(run("a", status="FAILED", failure="load", reason="gone", baseline=True))
+    assert len(experiment.reading(runs)) >= 1
+    for figure in experiment.plots(runs, none).values():
+        figure.savefig(tmp_path / "x.png")
+
+
+def test_baseline():
+    runs = frame(
+        timed(
+            "baseline",
+            2.0,
+            1.9,
+            2.1,
+            time_to_first_token_ms=500.0,
+            prefill_tokens_per_sec=32.0,
+            decode_tokens_per_sec=20.0,
+            memory_bandwidth_utilization=0.25,
+            copy_bandwidth_gb_per_s=20.0,
+            peak_memory_mib=1000.0,
+            model_size_mib=513.0,
+            warnings="noisy",
+        )
+    )
+    lines = baseline.reading(runs)
+    assert len(lines) == 5
+    for text, line in zip(
+        ("16.00 tokens/s, 62.5 ms/token", "500 ms to the first token (25%", "25% of the measured 20.0 GB/s",
+         "1,000 MiB", "baseline carried warnings"), lines, strict=True,
+    ):  # fmt: skip
+        assert text in line
+    asked = []
+    plots = baseline.plots(runs, lambda run_id, name: asked.append((run_id, name)) or [5.0, 1.0])
+    assert list(plots) == ["token_latency"]
+    assert asked == [("id-baseline", "token_latency_ms")]
+
+
+def test_prompt_length():
+    # 16 to 64 tokens: 48 more cost 240 - 96 = 144 ms, 3 ms each; prefill 0.24 of 1.2 s.
+    short = timed(
+        "prompt_16", 1.0, 0.99, 1.01, prompt_tokens_total=16, baseline=True, time_to_first_token_ms=96.0
+    )
+    long = timed("prompt_64", 1.2, 1.19, 1.21, prompt_tokens_total=64, time_to_first_token_ms=240.0)
+    for each, gap in ((short, 29.0), (long, 30.0)):
+        each.update(interval("inter_token_latency_ms", gap, gap - 2, gap + 2))
+    lines = prompt_length.reading(frame(long, short))
+    assert lines == [
+        "From 16 to 64 prompt tokens the call takes 20.0% longer (1.00 s to 1.20 s).",
+        "Each further prompt token costs 3.00 ms of the time to the first token.",
+        "Decoding behind the longer prompt takes about as long (the difference is within noise) per token "
+        "(29.0 ms to 30.0 ms).",
+        "At 64 prompt tokens the prefill is 20% of the call; a longer answer would make that share smaller.",
+    ]
+    plots = prompt_length.plots(frame(long, short), none)
+    assert list(plots) == ["latency", "tokens_per_sec"]
+    (line,) = [each for each in plots["latency"].axes[0].get_lines() if each.get_marker() == "o"]
+    assert line.get_xydata().tolist() == [[16, 1.0], [64, 1.2]]
+
+
+def test_one_length_is_no_comparison():
+    runs = frame(timed("prompt_16", 1.0, 0.9, 1.1), run("prompt_64", status="FAILED"))
+    assert prompt_length.reading(runs) == [
+        "Fewer than two lengths were measured: there is nothing to compare.",
+        "1 of 2 scenarios failed: prompt_64.",
+    ]
+
+
+def test_precision():
+    reason = "same as float32: float32 (forced on CPU)"
+    runs = frame(
+        timed("float32", 2.0, 1.9, 2.1, baseline=True, model_size_mib=512.0, output_digest="d1"),
+        run("float16", outcome="same_as", same_as="float32", reason=reason, dtype="float32 (forced on CPU)"),
+        timed("bfloat16", 1.0, 0.9, 1.1, dtype="bfloat16", model_size_mib=256.0, output_digest="d2"),
+    )
+    lines = precision.reading(runs)
+    assert lines[:3] == [
+        "Fastest: bfloat16 with 32.00 tokens/s.",
+        "bfloat16 against float32: the call takes 50.0% less time, the weights take 50% of the memory, "
+        "and greedy decoding gives other tokens.",
+        f"float16 was not measured on its own: {reason}.",
+    ]
+    (axes,) = precision.plots(runs, none)["tokens_per_sec"].axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["float32", "bfloat16"]
+
+
+def test_precision_without_its_baseline_does_not_call_another_one_that():
+    """The first that was measured is compared with, by name, so no sentence is wrong."""
+    runs = frame(
+        run("float32", status="FAILED", baseline=True),
+        timed("bfloat16", 1.0, 0.9, 1.1, dtype="bfloat16", model_size_mib=256.0, output_digest="d2"),
+    )
+    assert precision.reading(runs)[0] == "Fastest: bfloat16 with 32.00 tokens/s."
+    assert not any("float32:" in line for line in precision.reading(runs))
+
+
+SCORED = {
+    "protocol": "documents",
+    "corpus": "builtin",
+    "corpus_digest": "abc",
+    "max_length": 512,
+    "tokens_scored": 6132.0,
+    "documents_scored": 12.0,
+    "tokens_truncated": 1000.0,
+    "score_tokens_per_sec": 350.4,
+    "bits_per_byte": 1.0161,
+}
+
+
+def test_perplexity():
+    runs = frame(
+        run("perplexity_float32", baseline=True, loss=2.9308, perplexity=20.0, **SCORED),
+        run("perplexity_bfloat16", dtype="bfloat16", loss=2.9357, perplexity=20.1, **SCORED),
+    )
+    lines = perplexity.reading(runs)
+    assert lines[0].endswith(
+        "in float32: loss 2.9308 nats per token, perplexity 20.000, 1.0161 bits per byte."
+    )
+    assert "protocol documents, corpus builtin (abc), at most 512 tokens a document" in lines[1]
+    assert "Scored 6,132 tokens of 12 documents, 1,000 tokens were cut, at 350 tokens/s." in lines[2]
+    assert lines[3] == "bfloat16: perplexity +0.50% against float32."
+    plots = perplexity.plots(runs, lambda run_id, name: [3.0, 2.0])
+    assert set(plots) == {"batch_loss_perplexity_float32", "batch_loss_perplexity_bfloat16"}
+    (axes,) = plots["batch_loss_perplexity_float32"].axes
+    assert "2.9308" in axes.get_title(loc="left")
