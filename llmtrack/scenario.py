@@ -78,6 +78,13 @@ class GenerateTask:
         batch_size: rows per call; the prompts are worked off in their order. None: all in one call.
         pad_to_multiple: pad a batch to a multiple of so many tokens; 1 pads to its longest row.
         compare_unpadded: also generate from each prompt alone, not timed, and tell which rows differ.
+        prompt_share: if given, each prompt is repeated to this share of the room that the model's context leaves
+            (context - max_new_tokens): 1 fills it, more than 1 is beyond it.
+        max_prompt_tokens: a prompt holds so many tokens at most, even where the context has room for more.
+        empty_prompt: what a text without tokens becomes: an `error`, or one start token (`bos`; a tokenizer that
+            has none gives its EOS, the separator of documents).
+        overlong_prompt: what a prompt becomes that is longer than the context or `max_prompt_tokens` allows: an
+            `error`, or its last tokens (`truncate`).
     """
 
     prompts: tuple[str, ...]
@@ -89,6 +96,10 @@ class GenerateTask:
     batch_size: int | None = None
     pad_to_multiple: int = 1
     compare_unpadded: bool = False
+    prompt_share: float | None = None
+    max_prompt_tokens: int | None = None
+    empty_prompt: str = "error"
+    overlong_prompt: str = "error"
 
 
 @dataclass(frozen=True)
@@ -256,6 +267,8 @@ def workload_id(task: Task, corpus_digest: str = "") -> str:
     """
     if isinstance(task, GenerateTask):
         work: list[Any] = [task.prompts, task.prompt_tokens, task.max_new_tokens, task.ignore_eos]
+        lengths = [task.prompt_share, task.max_prompt_tokens]
+        work += lengths if any(length is not None for length in lengths) else []
     else:
         work = [corpus_digest, task.protocol, task.max_length]
     return digest([type(task).__name__, *work])

@@ -6,7 +6,7 @@ host; `llmtrack.measure.timing` owns the clock, so every backend is timed in the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,6 +56,26 @@ class Generated:
 
 
 @dataclass(frozen=True)
+class SpecialTokens:
+    """The special tokens of a tokenizer.
+
+    Attributes:
+        names: text of each special token by its id.
+        bos_id: beginning of a sequence, or None.
+        eos_id: end of a sequence, or None.
+    """
+
+    names: Mapping[int, str]
+    bos_id: int | None = None
+    eos_id: int | None = None
+
+    @property
+    def start_id(self) -> int | None:
+        """The token that a sequence without a prompt starts from: the BOS, or the EOS where there is none."""
+        return self.eos_id if self.bos_id is None else self.bos_id
+
+
+@dataclass(frozen=True)
 class EngineInfo:
     """Facts about a loaded engine.
 
@@ -72,6 +92,7 @@ class EngineInfo:
         facts: further params to track (revision, architecture, parameter count ...).
         tags: provenance to track (weights digest, library versions ...).
         warnings: findings in words, such as random weights or emulated arithmetic.
+        special_tokens: the tokenizer's special tokens, or None if unknown.
     """
 
     model_id: str
@@ -86,6 +107,7 @@ class EngineInfo:
     facts: dict[str, Scalar] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    special_tokens: SpecialTokens | None = None
 
 
 class Engine(Protocol):

@@ -14,6 +14,7 @@ from llmtrack.devices import resolve_device, resolve_dtype
 from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.padding import pad_rows
 from llmtrack.engines.scoring import predicted, sum_nll
+from llmtrack.engines.tokens import special_tokens
 from llmtrack.errors import UsageError
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.load import load_model
@@ -101,6 +102,7 @@ class TorchEngine:
             facts=facts or {},
             tags=tags or {},
             warnings=warnings + _emulation_warning(dtype_name, self._device),
+            special_tokens=special_tokens(tokenizer),
         )
 
     @property
