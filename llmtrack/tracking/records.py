@@ -137,7 +137,11 @@ def params_of(scenario: Scenario) -> dict[str, Scalar]:
     settings = (f.name for f in dataclasses.fields(task) if f.name not in _NOT_CONDITIONS)
     params.update({name: getattr(task, name) for name in settings})
     if isinstance(task, GenerateTask):
-        params.update(batch_size=task.batch_size or len(task.prompts), decoding="greedy", **dataclasses.asdict(scenario.repeat))
+        params.update(
+            batch_size=task.batch_size or len(task.prompts),
+            decoding="greedy",
+            **dataclasses.asdict(scenario.repeat),
+        )
     return {key: value for key, value in params.items() if value is not None}
 
 
