@@ -1,0 +1,202 @@
+"""The command line: fast help, one-line errors, output that programs can read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from llmtrack.cli import main
+from llmtrack.tracking.tracker import Tracker
+from tests.tracking.conftest import (  # noqa: F401 - fixtures
+    _clean_environment,
+    said,
+    template_database,
+    tracker,
+    uri,
+)
+from tests.tracking.samples import ENVIRONMENT, failure, measurement
+
+COMMANDS = sorted(main.commands)
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*arguments: str, code: int = 0):
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exit_code == code, result.output
+    return result
+
+
+def fresh(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "llmtrack", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+
+@pytest.fixture
+def tracked(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> Tracker:  # noqa: F811
+    """A store with a study of two runs, one of which failed."""
+    study = tracker.start_study("prompt_length", "Why?", {"a": 1}, ENVIRONMENT)
+    tracker.log(study, measurement())
+    tracker.log(study, failure("p128"))
+    tracker.finish_study(study, "failed")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
+    return tracker
+
+
+def test_help_imports_nothing_heavy():
+    code = f"""
+import sys
+from llmtrack.cli import main
+for arguments in ([], *([name] for name in {COMMANDS})):
+    main([*arguments, "--help"], standalone_mode=False)
+heavy = {{"torch", "transformers", "mlflow", "pandas", "numpy", "matplotlib", "rich"}} & set(sys.modules)
+print("HEAVY:", sorted(heavy))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.rstrip().endswith("HEAVY: []")
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS)])
+def test_help_tells_what_a_command_is_for(command):
+    output = run(*command, "--help").output
+    assert output.startswith("Usage:")
+    assert len(output.splitlines()) > 4
+
+
+def test_version():
+    import llmtrack
+
+    assert run("--version").output == f"llmtrack, version {llmtrack.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["compare"], "no tracked run matches"),
+        (["runs", "--study", "nope"], "there is no study 'nope'"),
+        (["runs", "--experiment", "nope"], "there is no experiment 'nope'"),
+        (["runs", "--tracking-uri", "mlruns"], "old file store"),
+        (["runs", "--search", "params.x = "], "does not understand the filter"),
+        (["compare", "--study", "latest"], "there is no study"),
+    ],
+)
+@pytest.mark.usefixtures("_clean_environment")
+def test_errors_are_one_line_and_exit_code_2(uri, monkeypatch, arguments, message):  # noqa: F811
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    result = run(*arguments, code=2)
+    assert result.stdout == ""
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nope"], ["runs", "--format", "xml"], ["runs", "--status", "DONE"], ["--x"]]
+)
+def test_usage_errors_exit_with_2(arguments):
+    result = run(*arguments, code=2)
+    assert "Error: " in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", ["runs", "compare"])
+def test_a_folder_without_runs_is_said_in_a_line_and_left_empty(tmp_path, command):
+    done = subprocess.run(
+        [sys.executable, "-m", "llmtrack", command],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        timeout=120,
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stderr.startswith("error: ")
+    assert "mlflow.db" in done.stderr
+    assert list(tmp_path.glob("*.db")) == [], "asking creates no database"
+
+
+@pytest.mark.usefixtures("tracked")
+def test_runs_as_json_and_csv():
+    rows = json.loads(run("runs", "--format", "json").stdout)
+    assert {row["scenario"]: row["status"] for row in rows} == {"p64": "FINISHED", "p128": "FAILED"}
+    (done,) = [row for row in rows if row["status"] == "FINISHED"]
+    assert done["tokens_per_sec"] == 10.25
+    table = list(csv.DictReader(io.StringIO(run("runs", "--format", "csv").stdout)))
+    assert [row["scenario"] for row in table] == [row["scenario"] for row in rows]
+
+
+@pytest.mark.usefixtures("tracked")
+def test_runs_as_a_table_and_chosen():
+    assert "2 run(s)" in run("runs").stdout
+    assert "1 run(s)" in run("runs", "--status", "FAILED").stdout
+    assert "1 run(s)" in run("runs", "--kind", "study", "--experiment", "none").stdout
+    assert "2 run(s)" in run("runs", "--study", "latest").stdout
+    assert "1 run(s)" in run("runs", "--search", "P128").stdout
+
+
+@pytest.mark.usefixtures("tracked")
+def test_compare_prints_and_writes(tmp_path):
+    output = run("compare", "--output", str(tmp_path / "out")).stdout
+    assert "2 of 2 tracked runs" in output
+    assert "p128 failed: out of memory: needs 9 GiB" in output
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"table.csv", "table.md", "table.png"}
+
+
+@pytest.mark.usefixtures("_clean_environment")
+def test_doctor_names_what_there_is():
+    findings = json.loads(run("doctor", "--format", "json").stdout)
+    states = {finding["topic"]: finding["state"] for finding in findings}
+    assert states["python"] == states["torch"] == states["transformers"] == states["mlflow"] == "ok"
+    assert states["onnx"] in ("ok", "missing")
+    assert {"machine", "gpu", "bfloat16", "backends", "packaged:smollm2", "tracking"} <= set(states)
+    assert all(finding["remedy"] for finding in findings if finding["state"] == "broken")
+    text = run("doctor").stdout
+    for finding in findings:
+        assert finding["topic"] in text
+
+
+@pytest.mark.usefixtures("_clean_environment")
+def test_doctor_hides_credentials_and_never_raises(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:geheim@127.0.0.1:9/")
+    result = run("doctor")
+    assert "geheim" not in result.output
+    assert "llmtrack sync" in result.output
+
+
+@pytest.mark.usefixtures("_clean_environment")
+def test_a_broken_library_is_a_finding_and_exit_code_1(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    result = run("doctor", "--format", "json", code=1)
+    (finding,) = [each for each in json.loads(result.stdout) if each["state"] == "broken"]
+    assert finding["topic"] == "transformers"
+    assert finding["remedy"]
+
+
+@pytest.mark.usefixtures("_clean_environment")
+def test_sync_of_nothing(tmp_path):
+    assert run("sync", "--spool", str(tmp_path / "spool")).output == "0 sent, 0 still kept\n"
+
+
+def test_the_module_is_the_command():
+    done = fresh("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "llmtrack", "sync", "--spool", str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
