@@ -1,38 +1,177 @@
-"""Turn the prompts of a task into token ids of the lengths it asks for."""
+"""Turn the prompts of a task into token ids of the lengths it asks for, and say which rules changed them."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from llmtrack.engines.base import Engine
 from llmtrack.errors import ScenarioError
-from llmtrack.scenario import GenerateTask
+from llmtrack.scenario import GenerateTask, Scalar
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """The prompts of a task as tokens.
+
+    Attributes:
+        ids: token ids of each prompt.
+        facts: params to track: the rule that changed a prompt, tokens cut, special tokens in the prompts.
+        warnings: findings in words.
+    """
+
+    ids: tuple[tuple[int, ...], ...]
+    facts: Mapping[str, Scalar]
+    warnings: tuple[str, ...]
 
 
 def prompt_ids(engine: Engine, task: GenerateTask) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of each prompt, repeated and cut to `task.prompt_tokens` where that is given.
+    """Return the token ids of each prompt, after the task's rules for lengths, empty and overlong prompts.
 
     Raises:
-        ScenarioError: a prompt has no tokens, or prompt and output exceed the model's context.
+        ScenarioError: a prompt has no tokens, or is longer than the context allows, and no rule helps.
     """
-    rows = []
-    for text in task.prompts:
-        ids = (
-            engine.encode(text)
-            if task.prompt_tokens is None
-            else _repeat_to(engine, text, task.prompt_tokens)
+    return tokenize(engine, task).ids
+
+
+def prompt_facts(engine: Engine, task: GenerateTask) -> dict[str, Scalar]:
+    """Return the params that the prompts give to their run; they are tokenized anew."""
+    return dict(tokenize(engine, task).facts)
+
+
+def prompt_warnings(engine: Engine, task: GenerateTask) -> tuple[str, ...]:
+    """Return what a reader of the run must know about its prompts; they are tokenized anew."""
+    return tokenize(engine, task).warnings
+
+
+def tokenize(engine: Engine, task: GenerateTask) -> Prompts:
+    """Tokenize the prompts of a task.
+
+    Raises:
+        ScenarioError: a prompt has no tokens, or is longer than the context allows, and no rule helps.
+    """
+    rows = [_row(engine, task, text) for text in task.prompts]
+    facts: dict[str, Scalar] = {}
+    if rules := dict.fromkeys(row.rule for row in rows if row.rule):
+        facts["prompt_rule"] = "; ".join(rules)
+    if cut := sum(row.truncated for row in rows):
+        facts["prompt_truncated_tokens"] = cut
+    special = engine.info.special_tokens
+    if special is not None:
+        facts["special_tokens_in_prompt"] = sum(token in special.names for row in rows for token in row.ids)
+    warnings = tuple(dict.fromkeys(f"prompt {row.rule}" for row in rows if row.truncated))
+    return Prompts(tuple(row.ids for row in rows), facts, warnings)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One prompt as tokens, the rule that changed it (in words, or empty) and the tokens that were cut."""
+
+    ids: tuple[int, ...]
+    rule: str = ""
+    truncated: int = 0
+
+
+@dataclass(frozen=True)
+class _Limit:
+    """How many tokens a prompt may have, and why."""
+
+    tokens: int
+    reason: str
+
+
+def _row(engine: Engine, task: GenerateTask, text: str) -> _Row:
+    room = _room(engine, task)
+    limit = _limit(task, room)
+    if task.prompt_share is not None:
+        row = _fill(engine, task, text, room, limit)
+    elif task.prompt_tokens is not None:
+        row = _Row(tuple(_repeat_to(engine, text, task.prompt_tokens)))
+    else:
+        row = _Row(tuple(engine.encode(text)))
+    if not text or not row.ids:
+        row = _start(engine, task, text, row.ids)
+    if limit is None or len(row.ids) <= limit.tokens:
+        return row
+    if task.overlong_prompt != "truncate" or limit.tokens < 1:
+        raise _too_long(engine, task, len(row.ids), limit)
+    return _truncate(engine, row.ids, limit)
+
+
+def _room(engine: Engine, task: GenerateTask) -> int | None:
+    """Return the prompt tokens that the context has room for beside the output, None if it is unknown."""
+    context = engine.info.context_length
+    return None if context is None else max(context - task.max_new_tokens, 0)
+
+
+def _limit(task: GenerateTask, room: int | None) -> _Limit | None:
+    """Return the narrower one of what the context and the task allow."""
+    asked = task.max_prompt_tokens
+    in_words = "" if room is None else f"the context has room for {room:,}"
+    if asked is not None and (room is None or asked < room):
+        return _Limit(asked, f"max_prompt_tokens={asked}" + (f", {in_words}" if in_words else ""))
+    return None if room is None else _Limit(room, in_words)
+
+
+def _fill(engine: Engine, task: GenerateTask, text: str, room: int | None, limit: _Limit | None) -> _Row:
+    """Repeat a text to a share of the room in the context; a share that fits stays within the limit, too."""
+    if limit is None or task.prompt_share is None:
+        raise ScenarioError(
+            f"{engine.info.model_id} does not say how long its context is: give max_prompt_tokens",
+            "unsupported",
         )
-        if not ids:
-            raise ScenarioError(
-                f"prompt {text!r} has no tokens: a causal model needs at least one", "unsupported"
-            )
-        context = engine.info.context_length
-        if context is not None and len(ids) + task.max_new_tokens > context:
-            raise ScenarioError(
-                f"a prompt of {len(ids)} tokens and {task.max_new_tokens} new ones exceed the context of {context} "
-                f"tokens of {engine.info.model_id}: ask for at most {max(context - task.max_new_tokens, 0)} prompt tokens",
-                "too_long",
-            )
-        rows.append(tuple(ids))
-    return tuple(rows)
+    length = math.ceil(task.prompt_share * (limit.tokens if room is None else room))
+    if task.prompt_share <= 1:
+        length = min(length, limit.tokens)
+    if length < 1:
+        raise _too_long(engine, task, 1, limit)
+    return _Row(tuple(_repeat_to(engine, text, length)), f"repeated to {length:,} tokens: {limit.reason}")
+
+
+def _start(engine: Engine, task: GenerateTask, text: str, ids: tuple[int, ...]) -> _Row:
+    """Apply the rule for a text without tokens: some tokenizers put a start token there by themselves."""
+    special = engine.info.special_tokens
+    if ids:
+        name = special.names.get(ids[0], str(ids[0])) if special else str(ids[0])
+        return _Row(ids, f"empty: starts from {name}, which the tokenizer puts in front of every text")
+    if task.empty_prompt != "bos":
+        raise ScenarioError(
+            f"prompt {text!r} has no tokens: a causal model needs at least one", "unsupported"
+        )
+    if special is None or special.start_id is None:
+        raise ScenarioError(
+            f"prompt {text!r} has no tokens, and the tokenizer of {engine.info.model_id} has neither a BOS nor an "
+            "EOS to start from",
+            "unsupported",
+        )
+    start = special.start_id
+    role = "the BOS" if special.bos_id is not None else "the EOS, for want of a BOS"
+    return _Row((start,), f"empty: starts from {special.names.get(start, start)} ({role})")
+
+
+def _truncate(engine: Engine, ids: tuple[int, ...], limit: _Limit) -> _Row:
+    """Keep the last tokens that fit, and a BOS at the front, which the model expects there."""
+    special = engine.info.special_tokens
+    has_bos = special is not None and special.bos_id is not None and ids[0] == special.bos_id
+    front = ids[:1] if has_bos else ()
+    tail = limit.tokens - len(front)
+    kept = front + (ids[-tail:] if tail else ())
+    rule = f"truncated from {len(ids):,} tokens to the last {len(kept):,}: {limit.reason}"
+    return _Row(kept, rule, len(ids) - len(kept))
+
+
+def _too_long(engine: Engine, task: GenerateTask, length: int, limit: _Limit) -> ScenarioError:
+    context = engine.info.context_length
+    if context is not None and length + task.max_new_tokens > context:
+        return ScenarioError(
+            f"a prompt of {length} tokens and {task.max_new_tokens} new ones exceed the context of {context} "
+            f"tokens of {engine.info.model_id}: ask for at most {max(context - task.max_new_tokens, 0)} prompt tokens",
+            "too_long",
+        )
+    return ScenarioError(
+        f"a prompt of {length} tokens is longer than the {limit.tokens} allowed: {limit.reason}", "too_long"
+    )
 
 
 def _repeat_to(engine: Engine, text: str, length: int) -> list[int]:
