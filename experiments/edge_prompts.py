@@ -1,0 +1,250 @@
+"""Do unusual prompts cost more, and does anything break?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from experiments.prompts import BASE_TEXT, DEFAULT_PROMPT
+from llmtrack.experiment import Experiment, SeriesOf
+from llmtrack.report import reading as say
+from llmtrack.report.outliers import outlier_lines, prefill_shares
+from llmtrack.report.plots import bar_plot, measured
+from llmtrack.run.main import run_experiment
+from llmtrack.run.settings import CommaList, Settings, optional, shared_options
+from llmtrack.scenario import GenerateTask, Scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+ALL = "all"
+LONG_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class EdgePrompt:
+    """A prompt that users send and benchmarks forget.
+
+    Attributes:
+        name: name of its scenario.
+        text: what is asked.
+        why: what may go wrong with it.
+        prompt_tokens: repeated and cut to so many tokens.
+        prompt_share: repeated to this share of the room in the model's context; more than 1 is beyond it.
+    """
+
+    name: str
+    text: str
+    why: str
+    prompt_tokens: int | None = None
+    prompt_share: float | None = None
+
+
+PROMPTS = (
+    EdgePrompt("plain", DEFAULT_PROMPT, "an ordinary sentence, which the others are compared with"),
+    EdgePrompt("one_token", "a", "the shortest prefill that there is"),
+    EdgePrompt("empty", "", "a causal model cannot start from nothing: a start token stands in"),
+    EdgePrompt("whitespace", " \t \n\n   \n", "tokenizers merge, keep or strip blanks"),
+    EdgePrompt("very_long", BASE_TEXT, "as long as the context, or --long-tokens, allows", prompt_share=1.0),
+    EdgePrompt(
+        "beyond_context", BASE_TEXT, "longer than the context: its last tokens are kept", prompt_share=1.25
+    ),
+    EdgePrompt(
+        "multi_line",
+        "Dear harbour master,\n\nthe crane on quay three\n\t- lifts nothing,\r\n\t- turns by itself,\n\t- sings.\n\n"
+        "Yours,\n\n\n",
+        "line ends of both kinds, tabs, blank lines, an open end",
+    ),
+    EdgePrompt(
+        "repeated_token", " the" * 64, "one token of most vocabularies again and again: greedy text loops"
+    ),
+    EdgePrompt(
+        "emoji_combining",
+        "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f3f3\ufe0f\u200d\U0001f308 "
+        "\U0001f44d\U0001f3fd \U0001f1f3\U0001f1f4 cafe\u0301 nai\u0308ve Z\u0351\u036b\u0343 means",
+        "joined emoji, flags, skin tones and stacked accents: many tokens for few characters",
+    ),
+    EdgePrompt(
+        "right_to_left",
+        "الميناء يستيقظ قبل المدينة، وأول ما يُسمع هو הנמל מתעורר לפני העיר, והדבר הראשון ששומעים הוא",
+        "Arabic and Hebrew: rare in most vocabularies, so more tokens a word",
+    ),
+    EdgePrompt(
+        "code",
+        'def moving_average(values: list[float], width: int) -> list[float]:\n    """Mean of each window."""\n'
+        '    if not 0 < width <= len(values):\n        raise ValueError(f"{width=}")\n    total =',
+        "indentation and punctuation",
+    ),
+    EdgePrompt(
+        "control",
+        "tide\ttable\x00\x01\x02\x07\x08\x0b\x0c\x1b[31mred\x1b[0m\x7f\u0085\u200b\u202eback\u202c\ufeff end",
+        "NUL, bell, backspace, escape sequences, zero-width and direction marks",
+    ),
+    EdgePrompt(
+        "special_tokens",
+        "<|im_start|>user\nIs this<|im_end|> the end?<|endoftext|> <s>No.</s> <|begin_of_text|>Go on.<|eot_id|> "
+        "<|bos|>Then<|eos|> it",
+        "text that spells special tokens, of several families of models: tokenizers read it as these tokens",
+    ),
+)
+PROMPT_BY_NAME = {prompt.name: prompt for prompt in PROMPTS}
+
+
+def build(
+    settings: Settings, names: Sequence[str] = (ALL,), long_tokens: int | None = LONG_TOKENS
+) -> Experiment:
+    """Return the experiment: each prompt with all else equal; `plain` is the baseline.
+
+    Args:
+        settings: what every experiment takes.
+        names: prompts to measure, or `all`.
+        long_tokens: tokens that the long prompts have at most; None: as many as the context has room for.
+    """
+    chosen = [prompt for prompt in PROMPTS if ALL in names or prompt.name in names]
+    scenarios = tuple(
+        Scenario(
+            prompt.name,
+            settings.variant(),
+            GenerateTask(
+                (prompt.text,),
+                prompt_tokens=prompt.prompt_tokens,
+                max_new_tokens=settings.max_new_tokens,
+                prompt_share=prompt.prompt_share,
+                max_prompt_tokens=None if prompt.prompt_share is None else long_tokens,
+                empty_prompt="bos",
+                overlong_prompt="truncate",
+            ),
+            settings.repeat(),
+            baseline=prompt is chosen[0],
+        )
+        for prompt in chosen
+    )
+    return Experiment(
+        name="edge_prompts",
+        question="Do unusual prompts cost more, and does anything break?",
+        scenarios=scenarios,
+        plots=plots,
+        reading=reading,
+        settings=settings.tracked(
+            prompts=",".join(prompt.name for prompt in chosen),
+            long_tokens="none" if long_tokens is None else long_tokens,
+            **{f"prompt.{prompt.name}": _printable(prompt.text) for prompt in chosen},
+        ),
+    )
+
+
+def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+    """Draw a bar per prompt: the whole call, and the share of it that the prefill takes."""
+    shares = runs.assign(prefill_share=100 * prefill_shares(runs))
+    figures = {
+        "latency": bar_plot(
+            runs, "scenario", "total_latency_s", title="Latency of the whole call by prompt", y_label="s"
+        ),
+        "prefill_share": bar_plot(
+            shares,
+            "scenario",
+            "prefill_share",
+            title="Share of the call until the first token (prefill) by prompt",
+            y_label="% of the call",
+        ),
+    }
+    for figure in figures.values():
+        figure.set_size_inches(9, 4.6)
+        for label in figure.axes[0].get_xticklabels():
+            label.set(rotation=35, horizontalalignment="right", rotation_mode="anchor")
+    return figures
+
+
+def reading(runs: pd.DataFrame) -> list[str]:
+    """Say how far the prompts lie apart, which are outliers and probably why, and which rules changed a prompt."""
+    done = measured(runs, "avg_latency_per_token_ms")
+    if done.empty:
+        return ["Nothing was measured.", *say.doubts(runs)]
+    return [_range(done), *outlier_lines(done), *_rules(done), *_special(done), *say.doubts(runs)]
+
+
+def _range(done: pd.DataFrame) -> str:
+    base, key = done.iloc[0], "avg_latency_per_token_ms"
+    low, high = done.iloc[done[key].argmin()], done.iloc[done[key].argmax()]
+    return (
+        f"{base['scenario']}: {base[key]:.1f} ms/token with {base['prompt_tokens_total']} prompt tokens and "
+        f"{base['max_new_tokens']} new ones. All {len(done)} prompts lie between {low[key]:.1f} ({low['scenario']}) and "
+        f"{high[key]:.1f} ms/token ({high['scenario']}), median {done[key].median():.1f}."
+    )
+
+
+def _rules(done: pd.DataFrame) -> list[str]:
+    if "prompt_rule" not in done.columns:
+        return []
+    changed = done[done["prompt_rule"].notna()]
+    rules = [
+        f"{run['scenario']}: {str(run['prompt_rule']).removeprefix(run['scenario'] + ': ')}"
+        for _, run in changed.iterrows()
+    ]
+    return [f"Prompts that a rule changed: {'; '.join(rules)}."] if rules else []
+
+
+def _special(done: pd.DataFrame) -> list[str]:
+    """Say whether the text of special tokens was read as such."""
+    if "special_tokens_in_prompt" not in done.columns:
+        return []
+    spelled = done[(done["scenario"] == "special_tokens") & done["special_tokens_in_prompt"].notna()]
+    if spelled.empty:
+        return []
+    run = spelled.iloc[0]
+    count, tokens = run["special_tokens_in_prompt"], run["prompt_tokens_total"]
+    # A BOS that the tokenizer puts in front of every text is no part of what the text spells.
+    if count <= done["special_tokens_in_prompt"].min():
+        return ["special_tokens: this tokenizer has none of the special tokens that the text spells."]
+    return [
+        f"special_tokens: {count} of its {tokens} tokens are special: the tokenizer reads their text as the tokens "
+        "themselves, so a user's text can end a turn unless it is escaped."
+    ]
+
+
+def _printable(text: str, width: int = 200) -> str:
+    """Return a text on one line, its control characters escaped."""
+    escaped = repr(text)
+    return escaped if len(escaped) <= width else escaped[: width - 1] + "…"
+
+
+class TokenCount(click.ParamType):
+    """A number of tokens from 1; `0` and `none` stand for no limit."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Return the number, or None for no limit."""
+        text = str(value).strip()
+        return None if optional(text) is None or text == "0" else click.IntRange(min=1)(text, param, ctx)
+
+
+@click.command(help=__doc__)
+@shared_options
+@click.option(
+    "--prompts",
+    "names",
+    type=CommaList(click.Choice([ALL, *PROMPT_BY_NAME])),
+    default=ALL,
+    show_default=True,
+    help="Prompts to measure.",
+)
+@click.option(
+    "--long-tokens",
+    type=TokenCount(),
+    default=str(LONG_TOKENS),
+    show_default=True,
+    help="Tokens of the long prompts at most; none: as many as the context has room for.",
+)
+def main(names: tuple[str, ...], long_tokens: int | None, **shared: Any) -> None:
+    """Run the experiment from the command line."""
+    settings = Settings(**shared)
+    run_experiment(build(settings, names, long_tokens), settings)
+
+
+if __name__ == "__main__":
+    main()
