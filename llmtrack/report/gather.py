@@ -1,0 +1,166 @@
+"""Gather what an HTML report shows from runs that were read back."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from llmtrack.experiment import Experiment
+from llmtrack.report.html import Plot, Report, Rows, Sample, Section
+from llmtrack.report.phases import Call
+from llmtrack.report.reading import has
+from llmtrack.report.table import summary_table
+from llmtrack.report.takeaways import plain_call
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+TextOf = Callable[[str, str], str]
+
+MOST_SAMPLES = 12
+LONGEST_SAMPLE = 1200
+
+# Label of a condition, the column it is read from, and how it is written.
+FACTS = (
+    ("model", "model_id", "{}"),
+    ("revision", "env.revision", "{}"),
+    ("weights digest", "env.weights_digest", "{}"),
+    ("architecture", "architecture", "{}"),
+    ("backend", "backend", "{}"),
+    ("device", "device", "{}"),
+    ("dtype", "dtype", "{}"),
+    ("decoding", "decoding", "{}"),
+    ("CPU", "env.cpu", "{}"),
+    ("instruction sets", "env.cpu_instruction_sets", "{}"),
+    ("cores", "env.cpu_cores", "{}"),
+    ("usable CPUs", "env.cpu_available", "{}"),
+    ("threads", "env.threads", "{}"),
+    ("memory", "env.memory_gib", "{} GiB"),
+    ("GPU", "env.gpu", "{}"),
+    ("GPU driver", "env.gpu_driver", "{}"),
+    ("system", "env.os", "{}"),
+    ("Python", "env.python_version", "{}"),
+    ("torch", "env.version.torch", "{}"),
+    ("transformers", "env.version.transformers", "{}"),
+    ("onnxruntime", "env.version.onnxruntime", "{}"),
+    ("llmtrack", "env.llmtrack_version", "{}"),
+    ("git commit", "env.git_commit", "{:.12}"),
+)
+
+
+def study_report(
+    experiment: Experiment,
+    run_id: str | None,
+    runs: pd.DataFrame,
+    reading: Sequence[str],
+    plots: Mapping[str, Figure],
+    text_of: TextOf,
+) -> Report:
+    """Return the report of one study.
+
+    Args:
+        experiment: what was asked.
+        run_id: the study's run.
+        runs: its scenarios' runs, in the experiment's order.
+        reading: what they say.
+        plots: drawn from them.
+        text_of: reads a text artifact by run id and path.
+    """
+    own = section(experiment, run_id, runs, reading, plots, text_of)
+    return Report(
+        title=experiment.name,
+        question=experiment.question,
+        run_id=run_id or "",
+        conditions=conditions(runs),
+        takeaways=(),
+        sections=(own,),
+        call=call_of(runs),
+    )
+
+
+def section(
+    experiment: Experiment,
+    run_id: str | None,
+    runs: pd.DataFrame,
+    reading: Sequence[str],
+    plots: Mapping[str, Figure],
+    text_of: TextOf,
+) -> Section:
+    """Return a report's section of one study; see `study_report`."""
+    return Section(
+        name=experiment.name,
+        question=experiment.question,
+        run_id=run_id or "",
+        rows=rows_of(runs),
+        reading=tuple(reading),
+        plots=tuple(_plot(name, figure) for name, figure in plots.items()),
+        samples=samples(runs, text_of),
+        settings={name: str(value) for name, value in experiment.settings.items()},
+    )
+
+
+def rows_of(runs: pd.DataFrame) -> Rows:
+    """Return the summary table of runs, and what each row is."""
+    return Rows(summary_table(runs), tuple(_kind(run) for _, run in runs.iterrows()))
+
+
+def conditions(runs: pd.DataFrame) -> tuple[tuple[str, str], ...]:
+    """Return where and with what was measured, and when, in UTC; what is not known is left out."""
+    found = []
+    for label, column, form in FACTS:
+        values = runs[column].dropna().unique() if column in runs.columns else ()
+        if len(values):
+            found.append((label, ", ".join(form.format(value) for value in values)))
+    if "env.git_dirty" in runs.columns and (runs["env.git_dirty"] == "true").any():
+        found.append(("git state", "with changes that are not committed"))
+    began = runs["start_time"].dropna()
+    if len(began):
+        found.insert(0, ("date", f"{began.min():%Y-%m-%d %H:%M} UTC"))
+    return tuple(found)
+
+
+def call_of(runs: pd.DataFrame) -> Call | None:
+    """Return the call to explain prefill and decoding by, if one was timed."""
+    run = plain_call(runs)
+    if run is None or run["max_new_tokens"] < 2:
+        return None
+    return Call(
+        scenario=str(run["scenario"]),
+        prompt_tokens=int(run["prompt_tokens_total"]),
+        new_tokens=int(run["max_new_tokens"]),
+        first_token_ms=float(run["time_to_first_token_ms"]),
+        inter_token_ms=float(run["inter_token_latency_ms"]),
+        weights_mib=float(run["model_size_mib"]) if has(run, "model_size_mib") else None,
+    )
+
+
+def samples(runs: pd.DataFrame, text_of: TextOf) -> tuple[Sample, ...]:
+    """Return the texts that were generated; scenarios that generated the same one share it."""
+    names: dict[str, list[str]] = {}
+    for _, run in runs.iterrows():
+        if run["status"] == "FINISHED" and has(run, "output_digest"):
+            text = text_of(run["run_id"], "sample.txt")
+            if text.strip():
+                names.setdefault(_shorten(text), []).append(str(run["scenario"]))
+    return tuple(Sample(tuple(each), text) for text, each in list(names.items())[:MOST_SAMPLES])
+
+
+def _kind(run: pd.Series) -> str:
+    if run["status"] != "FINISHED":
+        return "failed"
+    if has(run, "outcome") and run["outcome"] == "same_as":
+        return "same_as"
+    return "baseline" if run["baseline"] is True else ""
+
+
+def _plot(name: str, figure: Figure) -> Plot:
+    titles = [axes.get_title(loc) for axes in figure.axes for loc in ("left", "center")]
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return Plot(name, ". ".join(filter(None, titles)) or name, buffer.getvalue())
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= LONGEST_SAMPLE else text[: LONGEST_SAMPLE - 1] + "…"

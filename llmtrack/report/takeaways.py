@@ -1,0 +1,222 @@
+"""The few lines to read first: what the tracked numbers of several studies say together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmtrack.report.reading import bandwidth, has
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What a user can choose, and how it is written.
+CHOICES = (
+    ("backend", "backend {}"),
+    ("device", "{}"),
+    ("dtype", "{}"),
+    ("quantization", "quantization {}"),
+    ("use_cache", "KV cache {}"),
+    ("padding_side", "{} padding"),
+    ("batch_size", "batch size {}"),
+)
+VARIANT = ("model_id", "backend", "device", "dtype", "quantization")
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How a run's tokens/s compare with its baseline's.
+
+    Attributes:
+        run: the run.
+        base: the baseline of its study.
+        ratio: of the medians.
+        low: the least that the medians' 95 % intervals allow.
+        high: the most that they allow.
+    """
+
+    run: pd.Series
+    base: pd.Series
+    ratio: float
+    low: float
+    high: float
+
+
+def takeaways(runs: pd.DataFrame) -> list[str]:
+    """Return 1 to 5 lines that the runs of a suite (`llmtrack.runs`) bear out.
+
+    The biggest win against its study's baseline and what it costs, what to avoid, where the time of a call
+    goes and what limits it, and what failed. A difference within noise is no win and no loss.
+    """
+    found = gains(runs)
+    wins = [gain for gain in found if gain.low > 1]
+    losses = [gain for gain in found if gain.high < 1]
+    lines = []
+    if wins:
+        best = max(wins, key=lambda gain: gain.ratio)
+        lines += [_win(best), f"What it costs: {_cost(best, runs)}."]
+    elif found:
+        lines.append("Nothing beat the baseline of its experiment beyond noise.")
+    if losses:
+        lines.append(_loss(min(losses, key=lambda gain: gain.ratio)))
+    return lines + _where_time_goes(runs) + _failures(runs)
+
+
+def gains(runs: pd.DataFrame) -> list[Gain]:
+    """Return how each run compares with its study's baseline, where both did the same work and repeated it."""
+    if "tokens_per_sec" not in runs.columns:
+        return []
+    timed = runs[(runs["status"] == "FINISHED") & runs["tokens_per_sec"].notna()]
+    found = []
+    for _, study in timed.groupby("study_id", sort=False):
+        bases = study[study["baseline"].fillna(False).astype(bool)]
+        if bases.empty:
+            continue
+        base = bases.iloc[0]
+        for _, run in study.iterrows():
+            if run["run_id"] != base["run_id"] and _same_work(run, base):
+                gain = _gain(run, base)
+                found += [gain] if gain else []
+    return found
+
+
+def _same_work(run: pd.Series, base: pd.Series) -> bool:
+    """Return whether two runs may be compared: a shorter prompt is no win, a larger batch may be one."""
+    if has(run, "workload_id") and has(base, "workload_id") and run["workload_id"] == base["workload_id"]:
+        return True
+    return bool(run["batch_size"] != base["batch_size"] and run["max_new_tokens"] == base["max_new_tokens"])
+
+
+def _gain(run: pd.Series, base: pd.Series) -> Gain | None:
+    stats = [f"spread/tokens_per_sec.{stat}" for stat in ("n", "ci_low", "ci_high")]
+    if not all(has(each, stat) for each in (run, base) for stat in stats):
+        return None
+    count, low, high = (float(run[stat]) for stat in stats)
+    base_count, base_low, base_high = (float(base[stat]) for stat in stats)
+    # One repeat has no spread: what it differs by may be noise.
+    if min(count, base_count) < 2 or base_low <= 0:
+        return None
+    ratio = float(run["tokens_per_sec"] / base["tokens_per_sec"])
+    return Gain(run, base, ratio, low / base_high, high / base_low)
+
+
+def _win(gain: Gain) -> str:
+    return f"Biggest win: {_what(gain)} gives {_times(gain)} the tokens/s ({_where(gain)})."
+
+
+def _loss(gain: Gain) -> str:
+    return f"To avoid: {_what(gain)} gives {_times(gain)} the tokens/s ({_where(gain)})."
+
+
+def _times(gain: Gain) -> str:
+    return f"{gain.ratio:.2f}x (interval {gain.low:.2f}x to {gain.high:.2f}x)"
+
+
+def _what(gain: Gain) -> str:
+    changed = [
+        (form.format(_word(gain.run[key])), form.format(_word(gain.base[key])))
+        for key, form in CHOICES
+        if has(gain.run, key) and has(gain.base, key) and gain.run[key] != gain.base[key]
+    ]
+    if not changed:
+        return f"{gain.run['scenario']} instead of {gain.base['scenario']}"
+    now, then = (", ".join(parts) for parts in zip(*changed, strict=True))
+    return f"{now} instead of {then}"
+
+
+def _where(gain: Gain) -> str:
+    run = gain.run
+    return (
+        f"experiment {run['experiment']}: {run['model_id']} on {run['device']}, {run['prompt_tokens']} prompt tokens, "
+        f"{run['max_new_tokens']} new ones"
+    )
+
+
+def _word(value: object) -> str:
+    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _cost(gain: Gain, runs: pd.DataFrame) -> str:
+    parts = []
+    if _differ(gain.run, gain.base, "batch_size") and all(
+        has(each, "batch_latency_s") for each in (gain.run, gain.base)
+    ):
+        before, after = (float(each["batch_latency_s"]) for each in (gain.base, gain.run))
+        parts.append(f"a sample waits {after:.2f} s for its batch instead of {before:.2f} s")
+    parts.append(_quality(gain, runs))
+    return "; ".join(parts)
+
+
+def _quality(gain: Gain, runs: pd.DataFrame) -> str:
+    """Say what a win costs in quality, as far as that was measured."""
+    parts = []
+    if any(_differ(gain.run, gain.base, key) for key in VARIANT):
+        scored = _perplexities(gain, runs)
+        if scored:
+            before, after = scored
+            parts.append(f"perplexity goes from {before:.3f} to {after:.3f} ({after / before - 1:+.2%})")
+    same_prompts = has(gain.run, "workload_id") and not _differ(gain.run, gain.base, "workload_id")
+    if same_prompts and has(gain.run, "output_digest") and has(gain.base, "output_digest"):
+        equal = not _differ(gain.run, gain.base, "output_digest")
+        parts.append(f"the generated tokens are {'equal to' if equal else 'other than'} the baseline's")
+    return ", and ".join(parts) or "quality was not measured"
+
+
+def _differ(one: pd.Series, other: pd.Series, key: str) -> bool:
+    return has(one, key) != has(other, key) or (has(one, key) and bool(one[key] != other[key]))
+
+
+def _perplexities(gain: Gain, runs: pd.DataFrame) -> tuple[float, float] | None:
+    """Return the perplexity of the baseline's variant and of the winner's, scored by one convention."""
+    if "perplexity" not in runs.columns:
+        return None
+    scored = runs[(runs["status"] == "FINISHED") & runs["perplexity"].notna()]
+    found = []
+    for wanted in (gain.base, gain.run):
+        alike = [run for _, run in scored.iterrows() if not any(_differ(run, wanted, key) for key in VARIANT)]
+        found.append(alike)
+    for before in found[0]:
+        for after in found[1]:
+            if not _differ(before, after, "workload_id"):
+                return float(before["perplexity"]), float(after["perplexity"])
+    return None
+
+
+def plain_call(runs: pd.DataFrame) -> pd.Series | None:
+    """Return the run to explain prefill and decoding by: one prompt, with the cache; the baseline's if it is there."""
+    needed = ["time_to_first_token_ms", "inter_token_latency_ms", "total_latency_s", "prompt_tokens_total"]
+    if any(key not in runs.columns for key in needed):
+        return None
+    timed = runs[
+        (runs["status"] == "FINISHED")
+        & runs[needed].notna().all(axis="columns")
+        & (runs["batch_size"] == 1).fillna(False)
+        & (runs["prompt_tokens"] == runs["prompt_tokens_total"]).fillna(False)
+        & runs["use_cache"].fillna(True).astype(bool)
+    ]
+    is_base = timed["baseline"].fillna(False).astype(bool)
+    for preferred in (timed[timed["experiment"] == "baseline"], timed[is_base], timed):
+        if len(preferred):
+            return preferred.iloc[0]
+    return None
+
+
+def _where_time_goes(runs: pd.DataFrame) -> list[str]:
+    """Say how a plain call divides into prefill and decoding, and what limits decoding."""
+    run = plain_call(runs)
+    if run is None:
+        return []
+    share = float(run["time_to_first_token_ms"]) / 1000 / float(run["total_latency_s"])
+    line = (
+        f"Where the time goes: with {run['prompt_tokens_total']} prompt tokens and {run['max_new_tokens']} new ones the "
+        f"prefill is {share:.0%} of the call."
+    )
+    return [" ".join([line, *bandwidth(run)])]
+
+
+def _failures(runs: pd.DataFrame) -> list[str]:
+    failed = runs[runs["status"] != "FINISHED"]
+    if failed.empty:
+        return []
+    names = ", ".join(f"{run['scenario']} ({run['experiment']})" for _, run in failed.iterrows())
+    return [f"{len(failed)} of {len(runs)} scenarios failed: {names}."]
