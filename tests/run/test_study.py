@@ -69,6 +69,7 @@ def test_a_study_that_works(tracker, uri, console, tmp_path):
         "plots/latency.png",
         "plots/tokens_per_sec.png",
         "reading.md",
+        "report.html",
         "table.csv",
         "table.md",
         "table.png",

@@ -1,0 +1,126 @@
+"""The two sides of the architecture, each with the other's libraries taken away; and how a command ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from llmtrack.tracking.query import runs, studies
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Read by every Python process at its start: the worker may not import mlflow, the others no framework.
+FORBID = """
+import importlib.machinery
+import sys
+
+measures = "llmtrack.run.worker" in sys.orig_argv
+FORBIDDEN = {"mlflow"} if measures else {"torch", "transformers", "tokenizers", "optimum", "onnxruntime"}
+
+
+class Border:
+    # Libraries may ask whether others are there; only to import them is forbidden.
+    def find_spec(self, name, path=None, target=None):
+        if name in FORBIDDEN:
+            return importlib.machinery.ModuleSpec(name, self)
+
+    def create_module(self, spec):
+        raise ImportError(f"{spec.name} has no business in {sys.orig_argv}")
+
+    def exec_module(self, module):
+        pass
+
+
+sys.meta_path.insert(0, Border())
+"""
+
+QUICK = ["--model", "synthetic:tiny", "--device", "cpu", "--max-new-tokens", "4"]
+QUICK += ["--min-repeats", "2", "--min-seconds", "0", "--warmup", "0"]
+
+
+def command(module, *arguments, path=(), **settings):
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([*map(str, path), str(ROOT)]),
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        **settings,
+    )
+
+
+def test_measuring_needs_no_mlflow_and_tracking_no_framework(tmp_path, uri):
+    (tmp_path / "forbid").mkdir()
+    (tmp_path / "forbid" / "sitecustomize.py").write_text(FORBID)
+    probe = [sys.executable, "-c", "import torch"]
+    blocked = os.environ | {"PYTHONPATH": str(tmp_path / "forbid")}
+    assert subprocess.run(probe, env=blocked, capture_output=True).returncode != 0, "the border is closed"
+    arguments = [*QUICK, "--tracking-uri", uri, "--experiments", "baseline,perplexity"]
+    process = command("experiments.suite", *arguments, path=[tmp_path / "forbid"], cwd=tmp_path)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    tracked = runs(tracking_uri=uri)
+    assert set(tracked["scenario"]) == {"baseline", "perplexity_float32"}
+    assert set(tracked["status"]) == {"FINISHED"}
+    assert set(studies(tracking_uri=uri)["experiment"]) == {"suite", "baseline", "perplexity"}
+    assert "Traceback" not in output
+
+
+def test_a_terminated_command_leaves_nothing_running(tmp_path, uri):
+    """SIGTERM in mid-measurement: exit code 143, the study killed, the worker gone."""
+    arguments = [*QUICK, "--tracking-uri", uri]
+    arguments[arguments.index("--max-new-tokens") + 1] = "900"
+    arguments[arguments.index("--min-repeats") + 1] = "150"
+    process = command("experiments.baseline", *arguments, cwd=tmp_path, start_new_session=True)
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("Loaded:"):
+            break
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, "".join(lines) + rest
+    assert "terminated: what was measured is tracked" in rest
+    assert "Traceback" not in rest
+    assert runs(kind=None, status="RUNNING", tracking_uri=uri).empty
+    (own,) = studies(tracking_uri=uri).to_dict("records")
+    assert (own["status"], own["outcome"]) == ("KILLED", "killed")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--backend", "nope"], "unknown backend 'nope'"),
+        (["--tracking-uri", "mlruns"], "old file store"),
+        (["--dtype", "int3"], "unknown dtype 'int3': use one of float32"),
+        (["--max-new-tokens", "0"], "Invalid value"),
+    ],
+)
+def test_a_mistake_ends_with_one_message_and_exit_code_2(
+    tmp_path, uri, monkeypatch, capsys, arguments, message
+):
+    from experiments import baseline
+    from llmtrack.run import main as entry
+    from llmtrack.run.executors import InlineExecutor
+
+    monkeypatch.setattr(entry, "ProcessExecutor", InlineExecutor)
+    with pytest.raises(SystemExit) as ended:
+        baseline.main([*QUICK, "--tracking-uri", uri, *arguments])
+    assert ended.value.code == 2
+    captured = capsys.readouterr()
+    assert message in captured.out + captured.err
+    assert "Traceback" not in captured.out + captured.err
+    assert studies(tracking_uri=uri).empty
