@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 
+from llmtrack.report.html import Report, render_report
 from llmtrack.report.table import Table, to_csv, to_figure, to_markdown, to_rich
 
 if TYPE_CHECKING:
@@ -48,3 +49,10 @@ def write_report(
     files["table.png"] = folder / "table.png"
     to_figure(table, title).savefig(files["table.png"])
     return files
+
+
+def write_html(folder: Path, report: Report) -> Path:
+    """Write a report as one self-contained HTML file; return it."""
+    path = folder / "report.html"
+    path.write_text(render_report(report), encoding="utf-8")
+    return path

@@ -1,14 +1,90 @@
-"""Show how far a study is: a bar on a terminal, plain lines in a log."""
+"""Show how far a study, or a suite of them, is: a live line on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
 
 from llmtrack.run.events import Progress as Step
+
+Clock = Callable[[], float]
+
+
+def seconds_left(elapsed: float, finished: float, total: int) -> float | None:
+    """Return about how many seconds are left, if the scenarios to come take as long as those that ended.
+
+    Args:
+        elapsed: seconds since the first scenario began.
+        finished: scenarios that ended, with the known share of the one that is being measured.
+        total: scenarios in all.
+
+    Returns:
+        None while nothing has ended: there is nothing to go by.
+    """
+    if finished <= 0 or total <= 0:
+        return None
+    return max(0.0, elapsed / finished * (total - finished))
+
+
+def clock_text(seconds: float) -> str:
+    """Return seconds as `0:05`, `12:34` or `1:02:03`."""
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def time_text(elapsed: float, left: float | None) -> str:
+    """Return `0:34, about 1:50 left`, or only the time that has passed where nothing more is known."""
+    return clock_text(elapsed) + (f", about {clock_text(left)} left" if left is not None else "")
+
+
+class SuiteProgress:
+    """How far a suite is; each study's progress counts into it.
+
+    Args:
+        scenarios: how many scenarios each experiment will measure, by its name, in order.
+        clock: returns seconds; monotonic.
+    """
+
+    def __init__(self, scenarios: Mapping[str, int], clock: Clock = time.monotonic) -> None:
+        self._scenarios = dict(scenarios)
+        self._clock = clock
+        self._began = clock()
+        self._current = ""
+        self.ended = 0
+
+    @property
+    def total(self) -> int:
+        """Scenarios in all."""
+        return sum(self._scenarios.values())
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the suite began."""
+        return self._clock() - self._began
+
+    def begin(self, experiment: str) -> str:
+        """Go on to an experiment; return the line that says so and how far the suite is."""
+        names = list(self._scenarios)
+        number = names.index(experiment)
+        # An experiment that broke has not ended all its scenarios, and none of them is to come.
+        self.ended = sum(self._scenarios[name] for name in names[:number])
+        self._current = f"[{number + 1}/{len(names)}] {experiment}"
+        left = seconds_left(self.elapsed, self.ended, self.total)
+        return (
+            f"{self._current}: {self.ended} of {self.total} scenarios done, {time_text(self.elapsed, left)}"
+        )
+
+    @property
+    def current(self) -> str:
+        """Which experiment it is at, such as `[2/7] prompt_length`."""
+        return self._current
 
 
 class StudyProgress:
@@ -17,21 +93,36 @@ class StudyProgress:
     Args:
         console: where lines go.
         scenarios: how many scenarios will be measured.
+        suite: the suite that the study is part of.
+        clock: returns seconds; monotonic.
     """
 
-    def __init__(self, console: Console, scenarios: int) -> None:
+    def __init__(
+        self,
+        console: Console,
+        scenarios: int,
+        suite: SuiteProgress | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self._console = console
+        self._clock = clock
+        self._began = clock()
+        self._suite = suite
+        self._ended = 0
+        self._scenarios = scenarios
+        self._shares: dict[str, float] = {}
+        self._warned: set[str] = set()
         self._bar = Progress(
-            TextColumn("{task.completed:.0f}/{task.total:.0f} scenarios"),
-            BarColumn(),
-            TimeElapsedColumn(),
+            TextColumn("{task.fields[where]}"),
+            BarColumn(bar_width=20),
+            _Clock(self),
             TextColumn("{task.description}"),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._warned: set[str] = set()
-        self._task = self._bar.add_task("loading", total=scenarios)
+        self._task = self._bar.add_task("loading", total=suite.total if suite else scenarios, where="")
+        self._show()
 
     def __enter__(self) -> StudyProgress:
         self._bar.start()
@@ -41,6 +132,15 @@ class StudyProgress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+    @property
+    def times(self) -> str:
+        """The time that has passed and, once a scenario has ended, about how much is left."""
+        if self._suite:
+            elapsed, total = self._suite.elapsed, self._suite.total
+        else:
+            elapsed, total = self._clock() - self._began, self._scenarios
+        return time_text(elapsed, seconds_left(elapsed, self._done, total))
 
     def line(self, text: str) -> None:
         """Print a line above the bar."""
@@ -55,9 +155,37 @@ class StudyProgress:
 
     def step(self, step: Step) -> None:
         """Show what is being done."""
+        if step.done is not None:
+            self._shares[step.scenario] = step.done
         self._bar.update(self._task, description=escape(f"{step.scenario}: {step.step}"))
+        self._show()
 
     def ended(self, scenario: str, text: str) -> None:
         """Print how a scenario ended and advance the bar."""
+        self._shares.pop(scenario, None)
+        self._ended += 1
+        if self._suite:
+            self._suite.ended += 1
         self.line(text)
-        self._bar.advance(self._task)
+        self._show()
+
+    @property
+    def _done(self) -> float:
+        return (self._suite.ended if self._suite else self._ended) + sum(self._shares.values())
+
+    def _show(self) -> None:
+        count = f"scenario {min(self._ended + 1, self._scenarios)}/{self._scenarios}"
+        where = f"{self._suite.current}, {count}" if self._suite else count
+        self._bar.update(self._task, completed=self._done, where=escape(where))
+
+
+class _Clock(ProgressColumn):
+    """The times of a study, told anew whenever the bar is drawn."""
+
+    def __init__(self, progress: StudyProgress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def render(self, task: Task) -> Text:
+        """Return the times."""
+        return Text(self._progress.times, style="progress.elapsed")

@@ -15,16 +15,18 @@ from rich.markup import escape
 
 from llmtrack.experiment import Experiment
 from llmtrack.report.block import metrics_block
+from llmtrack.report.gather import study_report
 from llmtrack.report.table import summary_table, to_markdown
-from llmtrack.report.write import print_report, write_report
+from llmtrack.report.write import print_report, write_html, write_report
 from llmtrack.run.events import Event, Log, Progress, Warn
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan
-from llmtrack.run.progress import StudyProgress
+from llmtrack.run.progress import StudyProgress, SuiteProgress
 from llmtrack.scenario import Failure, Measurement
 from llmtrack.tracking.environment import environment
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.series import series
+from llmtrack.tracking.texts import artifact_text
 from llmtrack.tracking.tracker import Study, Tracker
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ def run_study(
     executor: Executor,
     console: Console,
     suite_id: str | None = None,
+    suite_progress: SuiteProgress | None = None,
 ) -> StudyResult:
     """Measure every scenario of an experiment and track it.
 
@@ -78,7 +81,7 @@ def run_study(
     )
     counts = {Measurement: 0, Failure: 0}
     with killed_if_interrupted(tracker, study, executor):
-        with StudyProgress(console, sum(map(len, plan.groups))) as progress:
+        with StudyProgress(console, sum(map(len, plan.groups)), suite_progress) as progress:
 
             def on_event(event: Event) -> None:
                 if isinstance(event, Log):
@@ -173,12 +176,14 @@ def _report(
     )
     with tempfile.TemporaryDirectory() as folder:
         files = write_report(Path(folder), experiment.name, table, tracked, reading)
-        for name, figure in experiment.plots(
-            tracked, partial(series, tracking_uri=tracker.tracking_uri)
-        ).items():
+        figures = experiment.plots(tracked, partial(series, tracking_uri=tracker.tracking_uri))
+        for name, figure in figures.items():
             path = Path(folder, f"{name}.png")
             figure.savefig(path)
             files[f"plots/{name}.png"] = path
+        text_of = partial(artifact_text, tracking_uri=tracker.tracking_uri)
+        html = study_report(experiment, study.run_id, tracked, reading, figures, text_of)
+        files["report.html"] = write_html(Path(folder), html)
         tracker.finish_study(study, outcome, note=note, files=files)
     return tuple(reading)
 

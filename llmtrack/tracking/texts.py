@@ -9,7 +9,7 @@ from pathlib import Path
 from llmtrack.tracking import store
 
 
-def text(run_id: str, path: str, tracking_uri: str | None = None) -> str:
+def artifact_text(run_id: str, path: str, tracking_uri: str | None = None) -> str:
     """Return a text artifact; empty if the run has none of that path, or it cannot be fetched.
 
     Args:
