@@ -10,3 +10,17 @@ BASE_TEXT = (
     "the market fills with voices that know the price of everything. By noon the crates are gone, the quay is "
     "washed, and the gulls argue over what is left."
 )
+
+# Eight requests of unequal length, as a server would see them.
+UNEQUAL_PROMPTS = (
+    "Name three uses for an empty jar.",
+    "The night train from the coast was late again, and the only other passenger on the platform was",
+    "Explain to a child why the moon seems to follow the car when we drive home in the evening.",
+    "Dear neighbours,",
+    "A recipe for bread needs flour, water, salt and time. First, mix the flour with the water and let it rest "
+    "for half an hour. Then add the salt, fold the dough over itself four times, and cover it. After that",
+    "def mean(values):",
+    "Minutes of the meeting of the garden club. Present: six members. The treasurer reported that the new shed "
+    "had cost less than planned, and proposed to spend the rest on",
+    "What is the difference between a lake and a pond?",
+)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 COLOR = "#2563a8"
 OTHER = "#9aa5b1"
+LINE_COLORS = (COLOR, "#c2571a", "#3a7d44", "#7b4ea3")
 
 
 def measured(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -22,21 +24,34 @@ def measured(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 
 def line_plot(
-    runs: pd.DataFrame, x: str, y: str, *, title: str, x_label: str, y_label: str, log_x: bool = False
+    runs: pd.DataFrame,
+    x: str,
+    y: str,
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    log_x: bool = False,
+    group: str | None = None,
 ) -> Figure:
-    """Draw a metric against a param, each point with its 95 % interval."""
+    """Draw a metric against a param, each point with its 95 % interval; a line for each value of `group`."""
     figure, axes = _canvas(title, x_label, y_label)
     points = measured(runs, y).sort_values(x)
-    xs = points[x].astype(float).to_numpy()
-    axes.errorbar(
-        xs,
-        points[y].to_numpy(),
-        yerr=_error_bars(points, y),
-        marker="o",
-        capsize=4,
-        color=COLOR,
-        linewidth=1.5,
-    )
+    lines = points.groupby(group, sort=False) if group else [(None, points)]
+    for (name, line), color in zip(lines, cycle(LINE_COLORS)):
+        axes.errorbar(
+            line[x].astype(float).to_numpy(),
+            line[y].to_numpy(),
+            yerr=_error_bars(line, y),
+            marker="o",
+            capsize=4,
+            color=color,
+            linewidth=1.5,
+            label=name,
+        )
+    if group and len(points):
+        axes.legend(frameon=False)
+    xs = sorted(set(points[x].astype(float)))
     if log_x:
         axes.set_xscale("log", base=2)
     axes.set_xticks(xs, [f"{value:g}" for value in xs])

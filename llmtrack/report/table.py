@@ -49,6 +49,10 @@ def _decimals(places: int) -> Callable[[Any], str]:
     return lambda value: f"{value:,.{places}f}"
 
 
+def _percent(value: Any) -> str:
+    return f"{value:.0%}"
+
+
 # Shown in the table where the runs differ, above it where they are all alike.
 CONDITIONS = (
     Column("model_id", "model", str, False),
@@ -61,6 +65,7 @@ CONDITIONS = (
     Column("batch_size", "batch", str),
     Column("use_cache", "KV cache", str, False),
     Column("padding_side", "padding", str, False),
+    Column("pad_to_multiple", "padded to", str),
 )
 
 METRICS = (
@@ -69,6 +74,10 @@ METRICS = (
     Column("avg_latency_per_token_ms", "ms/token", _decimals(2)),
     Column("time_to_first_token_ms", "TTFT ms", _decimals(1)),
     Column("inter_token_latency_ms", "ITL ms", _decimals(2)),
+    Column("batch_latency_s", "s/batch", _decimals(3)),
+    Column("latency_per_sample_s", "s/sample", _decimals(3)),
+    Column("pad_share", "pads", _percent),
+    Column("rows_equal_unpadded", "rows as unpadded", _percent),
     Column("loss", "loss", _decimals(4)),
     Column("perplexity", "perplexity", _decimals(3)),
     Column("peak_memory_mib", "peak MiB", _decimals(0)),
@@ -97,9 +106,7 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> Tabl
     several = len(set(_values(runs, "experiment"))) > 1
     names = [Column("experiment", "experiment", str, False)] if several else []
     names.append(Column("scenario", "scenario", str, False))
-    metrics = [
-        each for each in METRICS if any(_show(each, value) != DASH for value in _values(runs, each.key))
-    ]
+    metrics = [each for each in METRICS if _worth_a_column(_values(runs, each.key))]
     columns = [*names, *differing, *metrics]
     changes = [change_from_baseline(run, runs if among is None else among) for _, run in runs.iterrows()]
     rows = [
@@ -135,18 +142,36 @@ def change_from_baseline(run: pd.Series, runs: pd.DataFrame) -> str:
         return f"{run['status']} ({_text(run.get('failure')) or 'no reason was tracked'})"
     if run.get("baseline") is True:
         return "baseline"
-    same_study = runs[(runs["study_id"] == run["study_id"]) & (runs["baseline"].fillna(False).astype(bool))]
-    if same_study.empty:
+    base = baseline_of(run, runs)
+    if base is None:
         return DASH
-    base = same_study.iloc[0]
     parts = []
     for key, title in (("tokens_per_sec", "tokens/s"), ("perplexity", "perplexity")):
         now, then = run.get(key), base.get(key)
         if pd.isna(now) or pd.isna(then) or not then:
             continue
-        noise = " (within noise)" if intervals_overlap(run, base, key) else ""
-        parts.append(f"{now / then - 1:+.1%} {title}{noise}")
+        parts.append(f"{now / then - 1:+.1%} {title}{_noise(run, base, key)}")
     return ", ".join(parts) or DASH
+
+
+def _noise(run: pd.Series, base: pd.Series, key: str) -> str:
+    if min(run.get(f"spread/{key}.n", 2), base.get(f"spread/{key}.n", 2)) < 2:
+        return " (one repeat: noise unknown)"
+    return " (within noise)" if intervals_overlap(run, base, key) else ""
+
+
+def baseline_of(run: pd.Series, runs: pd.DataFrame) -> pd.Series | None:
+    """Return the run that a run is compared with, or None.
+
+    A study that asks several things has several baselines: the one of the same work is meant, and where none is,
+    the study's only one.
+    """
+    baselines = runs[(runs["study_id"] == run["study_id"]) & runs["baseline"].fillna(False).astype(bool)]
+    if "workload_id" in runs.columns:
+        same_work = baselines[(baselines["workload_id"] == run["workload_id"]).fillna(False)]
+        if len(same_work):
+            return same_work.iloc[0]
+    return baselines.iloc[0] if len(baselines) == 1 else None
 
 
 def intervals_overlap(one: pd.Series, other: pd.Series, key: str) -> bool:
@@ -230,6 +255,12 @@ def to_figure(table: Table, title: str) -> Figure:
     axes.set_title("\n".join(filter(None, [title, " · ".join(table.conditions)])), fontsize=9, loc="left")
     figure.tight_layout()
     return figure
+
+
+def _worth_a_column(values: list[Any]) -> bool:
+    import pandas as pd
+
+    return any(not pd.isna(value) and value != 0 for value in values)
 
 
 def _shown(runs: pd.DataFrame, column: Column) -> set[str]:
