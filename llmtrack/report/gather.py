@@ -80,6 +80,37 @@ def study_report(
     )
 
 
+def suite_report(
+    question: str,
+    run_id: str | None,
+    runs: pd.DataFrame,
+    takeaways: Sequence[str],
+    sections: Sequence[Section],
+    remarks: Sequence[str] = (),
+) -> Report:
+    """Return the report of a suite.
+
+    Args:
+        question: what all of it asks.
+        run_id: the suite's run.
+        runs: the scenarios' runs of all its studies.
+        takeaways: what they say together.
+        sections: one for each study.
+        remarks: what the reader must know of how it was measured.
+    """
+    return Report(
+        title="suite",
+        question=question,
+        run_id=run_id or "",
+        conditions=conditions(runs),
+        takeaways=tuple(takeaways),
+        sections=tuple(sections),
+        summary=rows_of(runs),
+        call=call_of(runs),
+        remarks=tuple(remarks),
+    )
+
+
 def section(
     experiment: Experiment,
     run_id: str | None,

@@ -53,7 +53,7 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
     losses = [gain for gain in found if gain.high < 1]
     lines = []
     if wins:
-        best = max(wins, key=lambda gain: gain.ratio)
+        best = _best(wins)
         lines += [_win(best), f"What it costs: {_cost(best, runs)}."]
     elif found:
         lines.append("Nothing beat the baseline of its experiment beyond noise.")
@@ -63,28 +63,35 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
 
 
 def gains(runs: pd.DataFrame) -> list[Gain]:
-    """Return how each run compares with its study's baseline, where both did the same work and repeated it."""
+    """Return how each run compares with its study's baseline of the same work, where both were repeated.
+
+    Runs of other work are not compared: a shorter prompt is no win.
+    """
     if "tokens_per_sec" not in runs.columns:
         return []
     timed = runs[(runs["status"] == "FINISHED") & runs["tokens_per_sec"].notna()]
     found = []
-    for _, study in timed.groupby("study_id", sort=False):
-        bases = study[study["baseline"].fillna(False).astype(bool)]
-        if bases.empty:
-            continue
-        base = bases.iloc[0]
-        for _, run in study.iterrows():
-            if run["run_id"] != base["run_id"] and _same_work(run, base):
-                gain = _gain(run, base)
+    for _, same_work in timed.groupby(["study_id", "workload_id"], sort=False):
+        bases = same_work[same_work["baseline"].fillna(False).astype(bool)]
+        for _, run in same_work.iterrows() if len(bases) else ():
+            if run["run_id"] != bases.iloc[0]["run_id"]:
+                gain = _gain(run, bases.iloc[0])
                 found += [gain] if gain else []
     return found
 
 
-def _same_work(run: pd.Series, base: pd.Series) -> bool:
-    """Return whether two runs may be compared: a shorter prompt is no win, a larger batch may be one."""
-    if has(run, "workload_id") and has(base, "workload_id") and run["workload_id"] == base["workload_id"]:
-        return True
-    return bool(run["batch_size"] != base["batch_size"] and run["max_new_tokens"] == base["max_new_tokens"])
+def _best(wins: list[Gain]) -> Gain:
+    """Return the biggest win; among those that noise cannot tell from it, one that generates the same tokens."""
+    biggest = max(wins, key=lambda gain: gain.ratio)
+    alike = [gain for gain in wins if gain.high >= biggest.low]
+    return max(alike, key=lambda gain: (_same_tokens(gain) is True, gain.ratio))
+
+
+def _same_tokens(gain: Gain) -> bool | None:
+    """Return whether both generated the same tokens; None if that was not tracked."""
+    if not has(gain.run, "output_digest") or not has(gain.base, "output_digest"):
+        return None
+    return bool(gain.run["output_digest"] == gain.base["output_digest"])
 
 
 def _gain(run: pd.Series, base: pd.Series) -> Gain | None:
@@ -155,10 +162,9 @@ def _quality(gain: Gain, runs: pd.DataFrame) -> str:
         if scored:
             before, after = scored
             parts.append(f"perplexity goes from {before:.3f} to {after:.3f} ({after / before - 1:+.2%})")
-    same_prompts = has(gain.run, "workload_id") and not _differ(gain.run, gain.base, "workload_id")
-    if same_prompts and has(gain.run, "output_digest") and has(gain.base, "output_digest"):
-        equal = not _differ(gain.run, gain.base, "output_digest")
-        parts.append(f"the generated tokens are {'equal to' if equal else 'other than'} the baseline's")
+    same = _same_tokens(gain)
+    if same is not None:
+        parts.append(f"the generated tokens are {'equal to' if same else 'other than'} the baseline's")
     return ", and ".join(parts) or "quality was not measured"
 
 

@@ -1,12 +1,14 @@
-"""Run several experiments, each as its own study tied to one suite run, and put all of them into one table."""
+"""Run several experiments, each as its own study tied to one suite run, and report all of them together."""
 
 from __future__ import annotations
 
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,14 +16,24 @@ from rich.markup import escape
 from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
 from llmtrack.report.compare import in_order_of_time
+from llmtrack.report.gather import section, suite_report
+from llmtrack.report.html import Section
 from llmtrack.report.table import summary_table, to_markdown
-from llmtrack.report.write import print_report, write_report
+from llmtrack.report.takeaways import takeaways
+from llmtrack.report.write import print_report, write_html, write_report
 from llmtrack.run.executors import Executor
-from llmtrack.run.study import StudyResult, killed_if_interrupted, run_study
+from llmtrack.run.plan import make_plan
+from llmtrack.run.progress import SuiteProgress
+from llmtrack.run.study import StudyResult, in_order, killed_if_interrupted, run_study
 from llmtrack.scenario import Scalar
 from llmtrack.tracking.environment import environment
 from llmtrack.tracking.query import runs
+from llmtrack.tracking.series import series
+from llmtrack.tracking.texts import artifact_text
 from llmtrack.tracking.tracker import Study, Tracker
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -30,11 +42,13 @@ class SuiteResult:
 
     Attributes:
         study: the suite's own run.
-        results: how each experiment ended, by name; None where it could not run at all.
+        results: how each experiment ended, by name; None where it could not run to its end.
+        reasons: why not, by name.
     """
 
     study: Study
     results: Mapping[str, StudyResult | None]
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def exit_code(self) -> int:
@@ -50,20 +64,42 @@ def run_suite(
     tracker: Tracker,
     executor: Executor,
     console: Console,
+    remarks: Sequence[str] = (),
 ) -> SuiteResult:
     """Run experiments one after the other; one that fails does not stop the rest.
+
+    The executor keeps its loaded model from one experiment to the next, as long as they want the same.
+
+    Args:
+        experiments: in the order to run them.
+        question: what all of it asks.
+        settings: tracked with the suite.
+        tracker: where it is tracked.
+        executor: measures.
+        console: where progress and the report are printed.
+        remarks: what the reader of the report must know of how it was measured.
 
     Raises:
         TrackingError: the store refuses the suite's run.
     """
-    suite = tracker.start_study("suite", question, settings, environment(executor.machine()))
+    machine = executor.machine()
+    suite = tracker.start_study("suite", question, settings, environment(machine))
     results: dict[str, StudyResult | None] = {}
+    reasons: dict[str, str] = {}
+    for remark in remarks:
+        console.print(escape(remark), soft_wrap=True)
+    progress = SuiteProgress({each.name: _planned(each, machine) for each in experiments})
     with killed_if_interrupted(tracker, suite, executor):
-        for number, experiment in enumerate(experiments, start=1):
-            console.print(f"\n[{number}/{len(experiments)}] ", end="", markup=False)
+        for experiment in experiments:
+            console.print(f"\n{progress.begin(experiment.name)}", markup=False)
             try:
                 results[experiment.name] = run_study(
-                    experiment, tracker=tracker, executor=executor, console=console, suite_id=suite.study_id
+                    experiment,
+                    tracker=tracker,
+                    executor=executor,
+                    console=console,
+                    suite_id=suite.study_id,
+                    suite_progress=progress,
                 )
             except Exception as error:
                 # A mistake in one experiment's plots or reading must not cost the hours of the others.
@@ -71,12 +107,29 @@ def run_suite(
                     console.print(escape("".join(traceback.format_exception(error))), soft_wrap=True)
                 console.print(f"  FAILED: {escape(str(error))}", soft_wrap=True)
                 results[experiment.name] = None
-        result = SuiteResult(suite, results)
-        _report(result, tracker, console)
+                reasons[experiment.name] = " ".join(str(error).split()) or type(error).__name__
+        result = SuiteResult(suite, results, reasons)
+        _report(result, experiments, tracker, console, question, remarks)
     return result
 
 
-def _report(result: SuiteResult, tracker: Tracker, console: Console) -> None:
+def _planned(experiment: Experiment, machine: Mapping[str, str]) -> int:
+    """Return how many scenarios will be measured; none of an experiment that will be refused."""
+    try:
+        return sum(map(len, make_plan(experiment.scenarios, machine).groups))
+    except LlmtrackError:
+        return 0
+
+
+def _report(
+    result: SuiteResult,
+    experiments: Sequence[Experiment],
+    tracker: Tracker,
+    console: Console,
+    question: str,
+    remarks: Sequence[str],
+) -> None:
+    """Read all runs back, print and track what they say together, and finish the suite's run."""
     outcome = "failed" if result.exit_code else "finished"
     if tracker.offline:
         tracker.finish_study(result.study, outcome)
@@ -88,13 +141,46 @@ def _report(result: SuiteResult, tracker: Tracker, console: Console) -> None:
         tracker.finish_study(suite, outcome, note="No experiment could be run.")
         return
     table = summary_table(tracked)
-    takeaways = [
-        f"{name}: {each.reading[0]}" for name, each in result.results.items() if each and each.reading
-    ]
-    takeaways += [f"{name} could not be run." for name, each in result.results.items() if each is None]
-    print_report(console, "suite", table, takeaways)
+    lines = takeaways(tracked)
+    lines += [f"{name} could not be run: {reason}" for name, reason in result.reasons.items()]
+    print_report(console, "suite", table, lines)
     links = tuple(f"#/experiments/{suite.experiment_id}/runs/{run_id}" for run_id in table.run_ids)
-    note = to_markdown(table, links) + "\n" + "".join(f"- {line}\n" for line in takeaways)
-    with tempfile.TemporaryDirectory() as folder:
-        files = write_report(Path(folder), "llmtrack suite", table, tracked, takeaways)
+    note = "".join(f"- {line}\n" for line in (*remarks, *lines)) + "\n" + to_markdown(table, links)
+    sections = tuple(_sections(result, experiments, tracked, tracker, console))
+    report = suite_report(question, suite.run_id, tracked, lines, sections, remarks)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        files = write_report(folder, "llmtrack suite", table, tracked, lines)
+        files["report.html"] = write_html(folder, report)
+        for each in sections:
+            for plot in each.plots:
+                path = folder / f"{each.name}.{plot.name}.png"
+                path.write_bytes(plot.png)
+                files[f"plots/{each.name}/{plot.name}.png"] = path
         tracker.finish_study(suite, outcome, note=note, files=files)
+
+
+def _sections(
+    result: SuiteResult,
+    experiments: Sequence[Experiment],
+    tracked: pd.DataFrame,
+    tracker: Tracker,
+    console: Console,
+) -> Iterator[Section]:
+    """Yield a section for each experiment of which anything was tracked; one that broke has its table only."""
+    series_of = partial(series, tracking_uri=tracker.tracking_uri)
+    text_of = partial(artifact_text, tracking_uri=tracker.tracking_uri)
+    for experiment in experiments:
+        own = in_order(tracked[tracked["experiment"] == experiment.name], experiment)
+        if own.empty:
+            continue
+        study = result.results.get(experiment.name)
+        run_id = study.study.run_id if study else None
+        try:
+            plots = experiment.plots(own, series_of) if study else {}
+            yield section(experiment, run_id, own, study.reading if study else (), plots, text_of)
+        except Exception as error:
+            console.print(
+                f"{experiment.name}: its plots could not be drawn: {error}", markup=False, soft_wrap=True
+            )
+            yield section(experiment, run_id, own, study.reading if study else (), {}, text_of)
