@@ -16,12 +16,16 @@ DASH = "–"
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: which column of the runs it shows, under which title, how."""
+    """A column of the table: which column of the runs it shows, under which title, how.
+
+    A `quiet` condition is only told where runs differ in it.
+    """
 
     key: str
     title: str
     render: Callable[[Any], str]
     is_number: bool = True
+    quiet: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,10 @@ def _decimals(places: int) -> Callable[[Any], str]:
     return lambda value: f"{value:,.{places}f}"
 
 
+def _multiple(value: Any) -> str:
+    return "longest" if value == 1 else f"x{value}"
+
+
 def _percent(value: Any) -> str:
     return f"{value:.0%}"
 
@@ -65,7 +73,7 @@ CONDITIONS = (
     Column("batch_size", "batch", str),
     Column("use_cache", "KV cache", str, False),
     Column("padding_side", "padding", str, False),
-    Column("pad_to_multiple", "padded to", str),
+    Column("pad_to_multiple", "padded to", _multiple, quiet=True),
 )
 
 METRICS = (
@@ -98,7 +106,7 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> Tabl
     shared, differing = [], []
     for column in CONDITIONS:
         values = _shown(runs, column)
-        if len(values) == 1:
+        if len(values) == 1 and not column.quiet:
             shared.append(f"{column.title}: {values.pop()}")
         # What differs between experiments and not within one (the batch size of scoring) is not compared.
         elif any(len(_shown(group, column)) > 1 for _, group in runs.groupby("experiment", dropna=False)):

@@ -32,7 +32,9 @@ def run_experiment(experiment: Experiment, settings: Settings) -> NoReturn:
     console = make_console()
     with exit_codes(console), open_executor(settings) as executor:
         tracker = open_tracker(settings)
-        result = run_study(experiment, tracker=tracker, executor=executor, console=console)
+        result = run_study(
+            experiment, tracker=tracker, executor=executor, console=console, resume=settings.resume
+        )
         say_where(console, tracker)
         sys.exit(result.exit_code)
 

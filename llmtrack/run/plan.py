@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from llmtrack.devices import choose_dtype
@@ -33,6 +33,11 @@ class Plan:
 
     groups: tuple[tuple[Scenario, ...], ...]
     same: tuple[SameAs, ...]
+
+    def without(self, names: Collection[str]) -> Plan:
+        """Return the plan without the scenarios of these names."""
+        groups = (tuple(each for each in group if each.name not in names) for group in self.groups)
+        return Plan(tuple(filter(None, groups)), tuple(s for s in self.same if s.scenario.name not in names))
 
 
 def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan:

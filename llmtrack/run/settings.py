@@ -31,6 +31,7 @@ class Settings:
         min_repeats: counted calls at least.
         min_seconds: seconds of counted calls at least.
         max_seconds: cap on the seconds of counted calls of a scenario.
+        resume: take over finished runs of the same scenario, work and machine instead of measuring again.
         executor: `process` (one worker per variant) or `inline`.
         tracking_uri: MLflow tracking URI, or `none` for the environment's or a sqlite file here.
         experiment_name: MLflow experiment, or `none` for the environment's or `llmtrack`.
@@ -46,6 +47,7 @@ class Settings:
     min_repeats: int = 5
     min_seconds: float = 1.0
     max_seconds: float = 60.0
+    resume: bool = False
     executor: str = "process"
     tracking_uri: str = NONE
     experiment_name: str = NONE
@@ -150,6 +152,13 @@ def shared_options(command: F) -> F:
             default=default.max_seconds,
             show_default=True,
             help="Cap on the seconds of counted calls per scenario.",
+        ),
+        click.option(
+            "--resume",
+            type=bool,
+            default=default.resume,
+            show_default=True,
+            help="Skip scenarios that are measured already, and report them all.",
         ),
         click.option(
             "--executor",

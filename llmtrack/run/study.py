@@ -22,8 +22,9 @@ from llmtrack.run.events import Event, Log, Progress, Warn
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan
 from llmtrack.run.progress import StudyProgress, SuiteProgress
+from llmtrack.run.resume import finished_already
 from llmtrack.scenario import Failure, Measurement
-from llmtrack.tracking.environment import environment
+from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.series import series
 from llmtrack.tracking.texts import artifact_text
@@ -42,12 +43,14 @@ class StudyResult:
         measured: scenarios that were measured.
         failed: scenarios that were not.
         reading: what the tracked runs say; empty if they could not be read back.
+        tracked: the study's runs as read back, those taken over from earlier studies among them, or None.
     """
 
     study: Study
     measured: int
     failed: int
     reading: tuple[str, ...] = ()
+    tracked: pd.DataFrame | None = None
 
     @property
     def exit_code(self) -> int:
@@ -62,6 +65,7 @@ def run_study(
     executor: Executor,
     console: Console,
     suite_id: str | None = None,
+    resume: bool = False,
     suite_progress: SuiteProgress | None = None,
 ) -> StudyResult:
     """Measure every scenario of an experiment and track it.
@@ -69,16 +73,33 @@ def run_study(
     A scenario that fails is tracked as a FAILED run and the others go on. When the study is interrupted, what
     is measured stays tracked and the study ends as killed.
 
+    Args:
+        experiment: what to measure.
+        tracker: where to track it.
+        executor: what measures.
+        console: where to print.
+        suite_id: id of the suite that the study is part of.
+        resume: take over finished runs of the same scenario, work and machine instead of measuring again.
+        suite_progress: how far the suite is.
+
     Raises:
         UsageError: the scenarios cannot be planned.
         TrackingError: the store refuses the study.
     """
     machine = executor.machine()
     plan = make_plan(experiment.scenarios, machine)
+    facts = environment(machine)
     console.print(f"[bold]{escape(experiment.name)}[/bold]: {escape(experiment.question)}")
     study = tracker.start_study(
-        experiment.name, experiment.question, experiment.settings, environment(machine), suite_id=suite_id
+        experiment.name, experiment.question, experiment.settings, facts, suite_id=suite_id
     )
+    earlier = None
+    if resume and not tracker.offline:
+        earlier = finished_already(experiment.scenarios, environment_id(facts), tracker.tracking_uri)
+        plan = plan.without(set(earlier["scenario"]))
+        console.print(
+            f"  resume: {len(earlier)} of {len(experiment.scenarios)} scenarios are measured already and skipped"
+        )
     counts = {Measurement: 0, Failure: 0}
     with killed_if_interrupted(tracker, study, executor):
         with StudyProgress(console, sum(map(len, plan.groups)), suite_progress) as progress:
@@ -107,8 +128,8 @@ def run_study(
                     study, same.scenario, {"dtype": same.dtype_label}, same.measured.name, note
                 )
                 progress.line(f"  {same.scenario.name}: not measured again, {note}")
-        reading = _report(experiment, study, tracker, console, failed=bool(counts[Failure]))
-    return StudyResult(study, counts[Measurement], counts[Failure], reading)
+        reading, tracked = _report(experiment, study, tracker, console, bool(counts[Failure]), earlier)
+    return StudyResult(study, counts[Measurement], counts[Failure], reading, tracked)
 
 
 def outcome_line(outcome: Measurement | Failure) -> str:
@@ -151,14 +172,27 @@ def killed_if_interrupted(tracker: Tracker, study: Study, executor: Executor) ->
 
 
 def _report(
-    experiment: Experiment, study: Study, tracker: Tracker, console: Console, *, failed: bool
-) -> tuple[str, ...]:
-    """Read the study's runs back, print and track the table, plots and reading, and finish the study."""
+    experiment: Experiment,
+    study: Study,
+    tracker: Tracker,
+    console: Console,
+    failed: bool,
+    earlier: pd.DataFrame | None,
+) -> tuple[tuple[str, ...], pd.DataFrame | None]:
+    """Read the study's runs back, print and track the table, plots and reading, and finish the study.
+
+    Runs that were taken over from earlier studies are read as if they were this one's.
+    """
     outcome = "failed" if failed else "finished"
     if tracker.offline:
         tracker.finish_study(study, outcome)
-        return ()
-    tracked = in_order(runs(study=study.study_id, tracking_uri=tracker.tracking_uri), experiment)
+        return (), None
+    import pandas as pd
+
+    tracked = runs(study=study.study_id, tracking_uri=tracker.tracking_uri)
+    if earlier is not None and len(earlier):
+        tracked = pd.concat([tracked, earlier.assign(study_id=study.study_id)], ignore_index=True)
+    tracked = in_order(tracked, experiment)
     table = summary_table(tracked)
     reading = experiment.reading(tracked)
     if experiment.show_block:
@@ -185,7 +219,7 @@ def _report(
         html = study_report(experiment, study.run_id, tracked, reading, figures, text_of)
         files["report.html"] = write_html(Path(folder), html)
         tracker.finish_study(study, outcome, note=note, files=files)
-    return tuple(reading)
+    return tuple(reading), tracked
 
 
 def in_order(tracked: pd.DataFrame, experiment: Experiment) -> pd.DataFrame:

@@ -1,0 +1,75 @@
+"""The batching experiment: every arm does the same work, and the reading names where throughput stops growing."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from experiments import batching
+from llmtrack.run.settings import Settings
+
+
+def runs(*throughputs: tuple[int, float, float]) -> pd.DataFrame:
+    """Rows of (batch size, tokens/s, half width of its interval)."""
+    return pd.DataFrame(
+        [
+            {
+                "scenario": f"batch_{size}",
+                "status": "FINISHED",
+                "warnings": "",
+                "batch_size": size,
+                "tokens_per_sec": rate,
+                "spread/tokens_per_sec.ci_low": rate - half,
+                "spread/tokens_per_sec.ci_high": rate + half,
+                "batch_latency_s": 32 * size / rate,
+                "tokens_per_sec_per_sample": rate / size,
+                "pad_share": 0.25,
+            }
+            for size, rate, half in throughputs
+        ]
+    )
+
+
+def test_every_arm_works_off_the_same_prompts():
+    scenarios = batching.build(Settings(), sizes=(1, 3, 12)).scenarios
+    assert [each.name for each in scenarios] == ["batch_1", "batch_3", "batch_12"]
+    assert [each.task.batch_size for each in scenarios] == [1, 3, 12]
+    assert {len(each.task.prompts) for each in scenarios} == {12}
+    assert len({each.task.prompts for each in scenarios}) == 1
+    assert len(set(map(len, scenarios[0].task.prompts))) > 3
+    assert [each.baseline for each in scenarios] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("throughputs", "best"),
+    [
+        (((1, 10, 0.5), (2, 18, 0.5), (4, 30, 0.5), (8, 31, 2.0)), 4),  # 8 is within the noise of 4
+        (((1, 10, 0.5), (2, 18, 0.5), (4, 17, 0.5), (8, 12, 0.5)), 2),
+        (((1, 10, 0.5), (2, 9, 0.5)), 1),
+        (((1, 10, 5.0), (2, 12, 5.0)), 1),
+        # A step within noise does not hide a later one that is beyond it.
+        (((1, 10, 1.0), (2, 11, 1.0), (4, 20, 1.0)), 4),
+    ],
+)
+def test_the_knee_is_where_throughput_stops_growing_beyond_noise(throughputs, best):
+    assert batching.knee(runs(*throughputs))["batch_size"] == best
+
+
+def test_reading_names_the_batch_size_and_its_price():
+    lines = batching.reading(runs((1, 10, 0.1), (2, 16, 0.1), (4, 20, 0.1), (8, 19, 0.1)))
+    assert lines == [
+        "Throughput grows up to a batch size of 4: 20.0 tokens/s, 2.00x that of batch size 1.",
+        "A sample then waits 6.40 s for its batch instead of 3.20 s, and its text grows by 5.0 tokens/s instead of 10.0.",
+        "Pads are 25% of the prompt positions at batch size 4: sorting requests by length makes that less.",
+    ]
+
+
+def test_the_largest_size_may_not_be_the_end():
+    lines = batching.reading(runs((1, 10, 0.1), (2, 16, 0.1)))
+    assert "a larger one may do more" in lines[1]
+
+
+def test_an_arm_that_ran_out_of_memory_is_named():
+    found = runs((1, 10, 0.1), (2, 16, 0.1))
+    found.loc[1, "status"] = "FAILED"
+    assert any("1 of 2 scenarios failed: batch_2" in line for line in batching.reading(found))

@@ -1,0 +1,84 @@
+"""The cache and padding experiment: what it asks, and what it reads from numbers made by hand."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from experiments import cache_padding
+from llmtrack.run.settings import Settings
+
+
+def run(scenario: str, **values: object) -> dict[str, object]:
+    plain = {"status": "FINISHED", "warnings": "", "prompt_tokens": 30, "batch_size": 1}
+    return {"scenario": scenario, **plain, **values}
+
+
+def cache_run(on: bool, new: int, latency: float, first: float, last: float) -> dict[str, object]:
+    return run(
+        f"cache_{'on' if on else 'off'}_{new}",
+        use_cache=on,
+        max_new_tokens=new,
+        total_latency_s=latency,
+        inter_token_latency_first_quarter_ms=first,
+        inter_token_latency_last_quarter_ms=last,
+    )
+
+
+RUNS = pd.DataFrame(
+    [
+        cache_run(True, 16, 1.6, 90, 91),
+        cache_run(False, 16, 4.0, 200, 260),
+        cache_run(True, 32, 3.0, 90, 99),
+        cache_run(False, 32, 12.0, 200, 500),
+        run("pad_none", use_cache=True, max_new_tokens=16, tokens_per_sec=10.0, pad_share=0.0, rows_equal_unpadded=1.0),
+        run("pad_left", use_cache=True, max_new_tokens=16, tokens_per_sec=25.0, pad_share=0.4, rows_equal_unpadded=1.0, batch_size=8),
+        run("pad_right", use_cache=True, max_new_tokens=16, tokens_per_sec=25.0, pad_share=0.4, rows_equal_unpadded=0.125, batch_size=8),
+    ]
+)  # fmt: skip
+
+
+def test_each_length_has_both_caches_and_its_own_baseline():
+    scenarios = {s.name: s for s in cache_padding.build(Settings(), lengths=(8, 16), multiple=32).scenarios}
+    assert list(scenarios) == [
+        "cache_on_8", "cache_off_8", "cache_on_16", "cache_off_16",
+        "pad_none", "pad_left", "pad_right", "pad_left_to_32",
+    ]  # fmt: skip
+    assert [name for name, each in scenarios.items() if each.baseline] == [
+        "cache_on_8",
+        "cache_on_16",
+        "pad_none",
+    ]
+    assert {name: each.task.use_cache for name, each in scenarios.items() if not each.task.use_cache} == {
+        "cache_off_8": False,
+        "cache_off_16": False,
+    }
+    padded = [scenarios[name].task for name in ("pad_none", "pad_left", "pad_right", "pad_left_to_32")]
+    assert [task.batch_size for task in padded] == [1, None, None, None]
+    assert [task.padding_side for task in padded] == ["left", "left", "right", "left"]
+    assert [task.pad_to_multiple for task in padded] == [1, 1, 1, 32]
+    assert len({task.prompts for task in padded}) == 1
+    assert all(task.compare_unpadded for task in padded)
+
+
+def test_reading_tells_the_price_of_no_cache_and_which_padding_changes_the_text():
+    assert cache_padding.reading(RUNS) == [
+        "Without the KV cache 32 new tokens behind 30 prompt tokens take 4.0x as long (3.00 s to 12.00 s).",
+        "From the first to the last quarter of the answer a token takes 90.0 ms to 99.0 ms with the cache (1.10x).",
+        "From the first to the last quarter of the answer a token takes 200.0 ms to 500.0 ms without the cache (2.50x).",
+        "One batch of 8 prompts, 40% pads, makes 2.50x the tokens/s of one prompt at a time.",
+        "Rows whose tokens equal the unpadded ones: pad_left 100%, pad_right 12%.",
+    ]
+
+
+def test_reading_of_nothing_says_so():
+    failed = RUNS.assign(status="FAILED")
+    assert cache_padding.reading(failed)[0] == "Nothing was measured."
+
+
+def test_plots_show_what_was_measured():
+    figures = cache_padding.plots(RUNS.assign(baseline=False), lambda run_id, name: [])
+    assert set(figures) == {"cache_latency", "padding_tokens_per_sec"}
+    lines = figures["cache_latency"].axes[0].get_legend().get_texts()
+    assert {line.get_text() for line in lines} == {"with KV cache", "without"}
+    only_cache = cache_padding.plots(RUNS[:4].assign(baseline=False), lambda run_id, name: [])
+    assert set(only_cache) == {"cache_latency"}

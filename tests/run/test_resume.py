@@ -1,0 +1,103 @@
+"""Resuming a study: what is measured already is taken over, everything else is measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from experiments import perplexity, prompt_length
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.settings import Settings
+from llmtrack.run.study import run_study
+from llmtrack.scenario import PerplexityTask
+from llmtrack.tracking.query import runs
+
+pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+
+SETTINGS = Settings(
+    model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=2, min_seconds=0.0, max_seconds=0.11
+)
+
+
+class Counting(InlineExecutor):
+    """Counts what it is asked to measure."""
+
+    def __init__(self, context_length: int | None = None, threads: str = "1") -> None:
+        clock = FakeClock()
+        super().__init__(
+            lambda v: ScriptedEngine(clock, Script(0.030, 0.005), context_length=context_length), clock
+        )
+        self.names: list[str] = []
+        self.threads = threads
+
+    def machine(self):
+        return {**super().machine(), "threads": self.threads}
+
+    def run(self, scenarios, emit):
+        self.names += [scenario.name for scenario in scenarios]
+        super().run(scenarios, emit)
+
+
+def study(tracker, console, experiment, resume=True, **options):
+    executor = Counting(**options)
+    result = run_study(experiment, tracker=tracker, executor=executor, console=console, resume=resume)
+    return executor.names, result
+
+
+def lengths(*values: int, **changes: object):
+    return prompt_length.build(replace(SETTINGS, **changes), values)
+
+
+def test_only_what_is_missing_is_measured_and_all_is_reported(tracker, console, uri):
+    assert study(tracker, console, lengths(4, 8))[0] == ["prompt_4", "prompt_8"]
+    names, result = study(tracker, console, lengths(4, 8, 12))
+    assert names == ["prompt_12"]
+    assert "2 of 3 scenarios are measured already and skipped" in console.file.getvalue()
+    assert list(result.tracked["scenario"]) == ["prompt_4", "prompt_8", "prompt_12"]
+    assert set(result.tracked["study_id"]) == {result.study.study_id}
+    assert "From 4 to 12 prompt tokens" in result.reading[0]
+    # Nothing was tracked twice.
+    assert sorted(runs(tracking_uri=uri)["scenario"]) == ["prompt_12", "prompt_4", "prompt_8"]
+
+
+def test_without_resume_everything_is_measured_again(tracker, console, uri):
+    study(tracker, console, lengths(4))
+    assert study(tracker, console, lengths(4), resume=False)[0] == ["prompt_4"]
+    assert len(runs(tracking_uri=uri)) == 2
+
+
+def test_a_failed_scenario_is_tried_again(tracker, console):
+    study(tracker, console, lengths(4, 20), context_length=16)
+    names, result = study(tracker, console, lengths(4, 20))
+    assert names == ["prompt_20"]
+    assert (result.measured, result.exit_code) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": "bfloat16"}, {"max_new_tokens": 6}, {"min_repeats": 3}, {"model": "synthetic:tiny-gpt2"}],
+)
+def test_another_scenario_is_measured(tracker, console, changes):
+    study(tracker, console, lengths(4))
+    assert study(tracker, console, lengths(4, **changes))[0] == ["prompt_4"]
+
+
+def test_another_machine_measures_for_itself(tracker, console):
+    study(tracker, console, lengths(4))
+    assert study(tracker, console, lengths(4), threads="2")[0] == ["prompt_4"]
+
+
+def test_another_corpus_of_the_same_name_is_scored_again(tracker, console, tmp_path):
+    corpus = tmp_path / "corpus.txt"
+
+    def score():
+        task = PerplexityTask(corpus=str(corpus), max_length=64)
+        return study(tracker, console, perplexity.build(SETTINGS, task))[0]
+
+    corpus.write_text("one text", encoding="utf-8")
+    assert score() == ["perplexity_float32"]
+    assert score() == []
+    corpus.write_text("another text", encoding="utf-8")
+    assert score() == ["perplexity_float32"]
