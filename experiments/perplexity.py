@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from llmtrack.experiment import Experiment, SeriesOf
 from llmtrack.report import reading as say
+from llmtrack.report.console import make_console
 from llmtrack.report.plots import measured, step_plot
-from llmtrack.run.main import run_experiment
+from llmtrack.run.main import exit_codes, run_experiment
 from llmtrack.run.settings import CommaList, Dtype, Settings, optional, shared_options
-from llmtrack.scenario import PerplexityTask, Scenario
+from llmtrack.scenario import BOS_RULES, PROTOCOLS, PerplexityTask, Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +40,9 @@ def build(
             corpus=task.corpus,
             protocol=task.protocol,
             max_length=task.max_length,
+            stride=task.window_stride,
+            bos_rule=task.bos_rule,
+            max_tokens=task.max_tokens,
             batch_size=task.batch_size,
             padding_side=task.padding_side,
         ),
@@ -64,11 +69,10 @@ def reading(runs: pd.DataFrame) -> list[str]:
         return ["Nothing was scored."]
     base = done.iloc[0]
     lines = [
-        f"{base['model_id']} in {base['dtype']}: loss {base['loss']:.4f} nats per token, "
+        f"{base['model_id']} in {base['dtype']}: loss {base['loss']:.4f}{_error(base)} nats per token, "
         f"perplexity {base['perplexity']:.3f}, {base['bits_per_byte']:.4f} bits per byte.",
-        f"Convention: protocol {base['protocol']}, corpus {base['corpus']} ({base['corpus_digest']}), at most "
-        f"{base['max_length']} tokens a document; perplexities of another convention must not be compared with it.",
-        f"Scored {base['tokens_scored']:,.0f} tokens of {base['documents_scored']:.0f} documents, "
+        convention(base),
+        f"Scored {base['tokens_scored']:,.0f} tokens of {_extent(base)}, "
         f"{base['tokens_truncated']:,.0f} tokens were cut, at {base['score_tokens_per_sec']:,.0f} tokens/s.",
     ]
     for _, run in done.iloc[1:].iterrows():
@@ -78,38 +82,90 @@ def reading(runs: pd.DataFrame) -> list[str]:
     return lines + say.doubts(runs)
 
 
+def convention(run: pd.Series) -> str:
+    """Say by which convention a run was scored, without which its figures mean nothing."""
+    extent = f"at most {run['max_length']} tokens a document"
+    if run["protocol"] == "rolling":
+        extent = f"windows of {run['max_length']} tokens with stride {run['stride']}"
+        if run["max_tokens"]:
+            extent += f" over the first {run['max_tokens']} tokens"
+    bos = f", BOS rule {run['bos_rule']}" if say.has(run, "bos_rule") else ""
+    return (
+        f"Convention: protocol {run['protocol']}, corpus {run['corpus']} ({run['corpus_digest']}), {extent}{bos}; "
+        "perplexities of another convention must not be compared with it."
+    )
+
+
+def _error(run: pd.Series) -> str:
+    return f" ± {run['loss_stderr']:.4f}" if say.has(run, "loss_stderr") else ""
+
+
+def _extent(run: pd.Series) -> str:
+    if say.has(run, "windows_scored"):
+        return f"one stream in {run['windows_scored']:,.0f} windows"
+    return f"{run['documents_scored']:.0f} documents"
+
+
 @click.command(help=__doc__)
 @shared_options
-@click.option("--corpus", default="builtin", show_default=True, help="builtin, or a .txt or .jsonl file.")
+@click.option(
+    "--corpus", default="builtin", show_default=True, help="builtin, pydoc, or a .txt or .jsonl file."
+)
+@click.option(
+    "--protocol",
+    type=click.Choice(PROTOCOLS),
+    default="documents",
+    show_default=True,
+    help="Each text on its own, or all as one stream.",
+)
 @click.option(
     "--max-length",
     type=click.IntRange(min=2),
     default=512,
     show_default=True,
-    help="Tokens of a document at most.",
+    help="Tokens of a document, or read in a window, at most.",
 )
 @click.option(
-    "--batch-size", type=click.IntRange(min=1), default=4, show_default=True, help="Documents per batch."
+    "--stride",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="rolling: new tokens of each window; 0: max-length.",
+)
+@click.option(
+    "--bos-rule",
+    type=click.Choice(BOS_RULES),
+    default="tokenizer",
+    show_default=True,
+    help="What is put before a text: what the tokenizer adds, the model's BOS or EOS, or nothing.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="rolling: tokens of the stream that are used at most; 0: all.",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="Documents or windows per batch.",
 )
 @click.option("--padding-side", type=click.Choice(["right", "left"]), default="right", show_default=True)
 @click.option(
     "--dtypes", default="none", show_default=True, help="Precisions to compare; none: only --dtype."
 )
 @click.option("--verbose", type=bool, default=False, show_default=True, help="Print a line per batch.")
-def main(
-    corpus: str,
-    max_length: int,
-    batch_size: int,
-    padding_side: str,
-    dtypes: str,
-    verbose: bool,
-    **shared: Any,
-) -> None:
+def main(dtypes: str, **options: Any) -> None:
     """Run the experiment from the command line."""
-    settings = Settings(**shared)
-    task = PerplexityTask(corpus, "documents", max_length, batch_size, padding_side, verbose)
+    own = {field.name: options.pop(field.name) for field in fields(PerplexityTask)}
+    settings = Settings(**options)
     chosen = CommaList(Dtype())(dtypes) if optional(dtypes) else ()
-    run_experiment(build(settings, task, chosen), settings)
+    with exit_codes(make_console()):
+        experiment = build(settings, PerplexityTask(**own), chosen)
+    run_experiment(experiment, settings)
 
 
 if __name__ == "__main__":

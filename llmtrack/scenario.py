@@ -16,7 +16,13 @@ from typing import Any, Union
 import cattrs
 from cattrs.strategies import configure_tagged_union
 
+from llmtrack.errors import UsageError
+
 DEFAULT_MODEL = "packaged:smollm2,synthetic:smollm2-135m"
+
+PROTOCOLS = ("documents", "rolling")
+BOS_RULES = ("tokenizer", "model", "none")
+_CHOICES = {"protocol": PROTOCOLS, "bos_rule": BOS_RULES, "padding_side": ("right", "left")}
 
 Scalar = Union[str, int, float, bool]  # noqa: UP007 - cattrs reads this alias at run time on Python 3.10
 
@@ -107,20 +113,53 @@ class PerplexityTask:
     """Score a corpus with one perplexity protocol.
 
     Attributes:
-        corpus: `builtin`, or the path of a `.txt`/`.jsonl` file.
-        protocol: `documents` (each text on its own, padded batches).
-        max_length: tokens of a document that are scored at most; the rest is cut, counted and reported.
-        batch_size: documents per batch; does not change the result.
+        corpus: `builtin`, `pydoc`, or the path of a `.txt`/`.jsonl` file.
+        protocol: `documents` (each text on its own, padded batches) or `rolling` (all texts as one stream,
+            overlapping windows); figures of the two are never compared.
+        max_length: of `documents`: tokens of a document that are scored at most; the rest is cut, counted and
+            reported. Of `rolling`: tokens that the model reads at most to predict one.
+        stride: of `rolling`: new tokens of each window after the first; 0: `max_length`, the cheapest.
+        bos_rule: what is put before each text, or before the stream: `tokenizer`, `model` or `none`; see
+            `llmtrack.quality.encoding`.
+        max_tokens: of `rolling`: only so many tokens of the stream are used; 0: all.
+        batch_size: documents or windows per batch; does not change the result.
         padding_side: `right` or `left`; does not change the result.
         verbose: print a line per batch.
+
+    Raises:
+        UsageError: a setting is unknown or impossible, or belongs to the other protocol.
     """
 
     corpus: str = "builtin"
     protocol: str = "documents"
     max_length: int = 512
+    stride: int = 0
+    bos_rule: str = "tokenizer"
+    max_tokens: int = 0
     batch_size: int = 4
     padding_side: str = "right"
     verbose: bool = False
+
+    def __post_init__(self) -> None:
+        for name, accepted in _CHOICES.items():
+            if getattr(self, name) not in accepted:
+                raise UsageError(f"no {name} {getattr(self, name)!r}: use {' or '.join(accepted)}")
+        if self.protocol != "rolling":
+            for name in ("stride", "max_tokens"):
+                if getattr(self, name):
+                    raise UsageError(f"{name} belongs to protocol=rolling: leave it 0 with {self.protocol}")
+        if not 0 <= self.stride <= self.max_length:
+            raise UsageError(
+                f"stride {self.stride} is not possible: use 1 to max_length, which is {self.max_length}, "
+                "or 0 for max_length"
+            )
+        if self.max_tokens < 0 or self.max_tokens == 1:
+            raise UsageError(f"max_tokens {self.max_tokens} is not possible: use 2 or more, or 0 for all")
+
+    @property
+    def window_stride(self) -> int:
+        """The stride that is used, 0 where there are no windows."""
+        return (self.stride or self.max_length) if self.protocol == "rolling" else 0
 
 
 Task = Union[GenerateTask, PerplexityTask]  # noqa: UP007 - as above
@@ -270,7 +309,8 @@ def workload_id(task: Task, corpus_digest: str = "") -> str:
         lengths = [task.prompt_share, task.max_prompt_tokens]
         work += lengths if any(length is not None for length in lengths) else []
     else:
-        work = [corpus_digest, task.protocol, task.max_length]
+        convention = [task.protocol, task.max_length, task.window_stride, task.bos_rule, task.max_tokens]
+        work = [corpus_digest, *convention]
     return digest([type(task).__name__, *work])
 
 

@@ -89,6 +89,8 @@ class EngineInfo:
         context_length: positions the model was made for, or None if unknown.
         vocab_size: width of the logits.
         load_time_s: seconds to load the weights, without fetching or converting them; None if unknown.
+        prefix_id: token to put before a text that must begin with one: the tokenizer's BOS, or its EOS where
+            there is no BOS; None if it has neither.
         facts: further params to track (revision, architecture, parameter count ...).
         tags: provenance to track (weights digest, library versions ...).
         warnings: findings in words, such as random weights or emulated arithmetic.
@@ -104,6 +106,7 @@ class EngineInfo:
     context_length: int | None
     vocab_size: int
     load_time_s: float | None = None
+    prefix_id: int | None = None
     facts: dict[str, Scalar] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -118,8 +121,11 @@ class Engine(Protocol):
         """Facts about what is loaded."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text as the model expects them: with a BOS where its tokenizer adds one."""
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text as the model expects them: with a BOS where its tokenizer adds one.
+
+        Without `special_tokens` nothing is added.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -131,18 +137,20 @@ class Engine(Protocol):
         ...
 
     def score(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score next-token prediction over padded rows.
 
         Args:
             input_ids: (rows, length) token ids.
             attention_mask: (rows, length), 1 for real tokens and 0 for pads on either side.
+            scored: (rows, length) booleans: the tokens whose prediction counts; None: every one.
 
         Returns:
             Per row: the summed negative log-likelihood in nats (float64) and the number of predicted
-            tokens (int64). A token is predicted from the real token before it; a row of n real tokens
-            has n - 1.
+            tokens that count (int64). A token is predicted from the real token before it; a row of n real
+            tokens has n - 1. The last column is only predicted, so that rows may be one token longer than
+            what the model reads.
         """
         ...
 

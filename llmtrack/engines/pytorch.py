@@ -99,6 +99,7 @@ class TorchEngine:
             context_length=getattr(model.config.get_text_config(), "max_position_embeddings", None),
             vocab_size=int(model.config.get_text_config().vocab_size),
             load_time_s=load_time_s,
+            prefix_id=_first_of(tokenizer.bos_token_id, tokenizer.eos_token_id),
             facts=facts or {},
             tags=tags or {},
             warnings=warnings + _emulation_warning(dtype_name, self._device),
@@ -110,10 +111,16 @@ class TorchEngine:
         """Facts about what is loaded."""
         return self._info
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text as the model expects them: with a BOS where its tokenizer adds one."""
-        ids = list(self.tokenizer(text, add_special_tokens=True)["input_ids"])
-        while ids and ids[-1] in self._eos_ids and not text.endswith(self.tokenizer.decode([ids[-1]])):
+        # Not verbose: a text longer than the context is no mistake, it is cut into windows later.
+        ids = list(self.tokenizer(text, add_special_tokens=special_tokens, verbose=False)["input_ids"])
+        while (
+            special_tokens
+            and ids
+            and ids[-1] in self._eos_ids
+            and not text.endswith(self.tokenizer.decode([ids[-1]]))
+        ):
             ids.pop()
         return ids
 
@@ -147,13 +154,16 @@ class TorchEngine:
 
     @torch.inference_mode()
     def score(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score next-token prediction over padded rows; see `Engine.score`."""
         input_ids, attention_mask = input_ids.to(self._device), attention_mask.to(self._device)
-        valid = predicted(attention_mask)
-        hidden, head = self._hidden_states(input_ids, attention_mask)
-        sums = sum_nll(hidden[:, :-1], input_ids[:, 1:], valid, head, self._info.vocab_size)
+        valid = predicted(attention_mask, None if scored is None else scored.to(self._device))
+        if not valid.any():
+            return torch.zeros(len(valid), dtype=torch.float64), valid.sum(dim=1).cpu()
+        # The last column is nobody's context, so it is not read.
+        hidden, head = self._hidden_states(input_ids[:, :-1], attention_mask[:, :-1])
+        sums = sum_nll(hidden, input_ids[:, 1:], valid, head, self._info.vocab_size)
         return sums.cpu(), valid.sum(dim=1).cpu()
 
     def synchronize(self) -> None:
@@ -208,7 +218,8 @@ class TorchEngine:
                 lambda module, inputs, output: seen.update(given=inputs[0], made=output)
             ),
         ]
-        probe = input_ids[:1, attention_mask[0].bool()][:, :8]
+        longest = int(attention_mask.sum(dim=1).argmax())
+        probe = input_ids[longest, attention_mask[longest].bool()][None, :8]
         try:
             logits = self._forward(self.model, probe, torch.ones_like(probe)).logits
         finally:
@@ -259,10 +270,12 @@ class _StepStreamer(BaseStreamer):
 
 
 def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token_id is not None:
-            return int(token_id)
-    return 0
+    return _first_of(tokenizer.pad_token_id, tokenizer.eos_token_id) or 0
+
+
+def _first_of(*token_ids: Any) -> int | None:
+    """Return the first that is there."""
+    return next((int(each) for each in token_ids if each is not None), None)
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterable[int]:

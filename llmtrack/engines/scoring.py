@@ -9,14 +9,19 @@ import torch
 CHUNK_BYTES = 64 * 2**20
 
 
-def predicted(attention_mask: torch.Tensor) -> torch.Tensor:
+def predicted(attention_mask: torch.Tensor, scored: torch.Tensor | None = None) -> torch.Tensor:
     """Return (rows, length - 1) booleans: which tokens are predicted from a real token before them.
 
     Both the token and the one before it must be real. With left padding the first real token follows a
     pad, so a rule that only ignores pads as targets would score it from nothing.
+
+    Args:
+        attention_mask: (rows, length), 1 for real tokens and 0 for pads.
+        scored: (rows, length) booleans: tokens that count if they are predicted; None: all.
     """
     real = attention_mask.bool()
-    return real[:, 1:] & real[:, :-1]
+    valid = real[:, 1:] & real[:, :-1]
+    return valid if scored is None else valid & scored[:, 1:]
 
 
 def sum_nll(

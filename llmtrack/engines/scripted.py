@@ -50,7 +50,7 @@ class Script:
 class ScriptedEngine:
     """Generates nothing but time: one script per call, the last one again once they are used up.
 
-    A token of a text is one character. `generate` calls are counted in `calls`.
+    A token of a text is one character; token 0 is its BOS, which it does not add by itself. `generate` calls are counted in `calls`.
     """
 
     def __init__(self, clock: FakeClock, *scripts: Script, context_length: int | None = None) -> None:
@@ -67,6 +67,7 @@ class ScriptedEngine:
             kv_bytes_per_token=10,
             context_length=context_length,
             vocab_size=128,
+            prefix_id=0,
         )
 
     @property
@@ -74,13 +75,13 @@ class ScriptedEngine:
         """Facts about what is loaded."""
         return self._info
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """Return one id per character."""
         return [min(ord(character), 127) for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return one character per id."""
-        return "".join(map(chr, ids))
+        """Return one character per id, the BOS left out."""
+        return "".join(map(chr, filter(None, ids)))
 
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
         """Let the script's time pass, calling `on_step` for each step."""
@@ -97,12 +98,12 @@ class ScriptedEngine:
         return Generated(tuple(tuple(range(65, 65 + count)) for count in new_tokens))
 
     def score(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score every predicted token with 1 nat."""
         from llmtrack.engines.scoring import predicted
 
-        counts = predicted(attention_mask).sum(dim=1)
+        counts = predicted(attention_mask, scored).sum(dim=1)
         return counts.double(), counts
 
     def leave_device_busy(self, seconds: float) -> None:

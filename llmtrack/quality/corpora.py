@@ -1,4 +1,4 @@
-"""Where the text that is scored comes from: the packaged corpus, or a file of the user's.
+"""Where the text that is scored comes from: a built-in corpus, or a file of the user's.
 
 A corpus is a sequence of documents and is known by a digest of its texts, so that two perplexities are
 compared only where the same text was scored, whatever file it was kept in.
@@ -19,9 +19,10 @@ from llmtrack.errors import UsageError
 from llmtrack.scenario import digest as digest_of
 
 BUILTIN = "builtin"
+PYDOC = "pydoc"
 
 _BOM = b"\xef\xbb\xbf"
-_ACCEPTED = f"give `{BUILTIN}`, or the path of a .txt or .jsonl file"
+_ACCEPTED = f"give `{BUILTIN}`, `{PYDOC}`, or the path of a .txt or .jsonl file"
 _JSON_LINE = 'one object with a string field `text` per line, such as {"text": "One document."}'
 
 # Form feeds come first and alone: source code has runs of blank lines that end nothing, and a file that is
@@ -37,7 +38,7 @@ class Corpus:
     """Documents to score.
 
     Attributes:
-        name: `builtin` or the file's name; never with folders, since it is tracked.
+        name: `builtin`, `pydoc` or the file's name; never with folders, since it is tracked.
         texts: the documents in their order, none of them empty, line ends as `\\n`.
         digest: 16 hex digits over the texts and their order, and over nothing else.
     """
@@ -73,6 +74,8 @@ def load_corpus(spec: str) -> Corpus:
     """Load the corpus that `spec` names.
 
     - `builtin`: about 5,000 tokens of English in many registers, written for this project.
+    - `pydoc`: the language reference that Python's own `help()` shows, about 450 KB of English: 79 topics of
+      Python 3.11, in alphabetical order. It differs between versions of Python; the digest tells.
     - `PATH.txt`: documents are divided by lines that hold only a form feed; in a file without such lines
       by two or more blank lines in a row; in a file without either, the whole file is one document.
     - `PATH.jsonl`: each line is one document: an object with a string field `text`, or a bare JSON string.
@@ -86,6 +89,8 @@ def load_corpus(spec: str) -> Corpus:
     if spec == BUILTIN:
         data = resources.files("llmtrack.quality").joinpath("data", "builtin.jsonl").read_bytes()
         return Corpus.from_texts(BUILTIN, _json_lines(_decode(data, BUILTIN), BUILTIN))
+    if spec == PYDOC:
+        return Corpus.from_texts(PYDOC, _pydoc_topics())
     path = Path(os.path.expanduser(spec))
     reader = _reader(spec, path)
     try:
@@ -95,6 +100,16 @@ def load_corpus(spec: str) -> Corpus:
             f"corpus {path.name!r} cannot be read ({error.strerror}): check its permissions"
         ) from error
     return Corpus.from_texts(path.name, reader(_decode(data, path.name), path.name))
+
+
+def _pydoc_topics() -> list[str]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise UsageError(
+            f"corpus {PYDOC!r} is not part of this Python: use corpus={BUILTIN}, or a file"
+        ) from error
+    return [topics[name] for name in sorted(topics)]
 
 
 def _reader(spec: str, path: Path) -> Callable[[str, str], list[str]]:
@@ -124,7 +139,7 @@ def _near(path: Path) -> str:
     except (OSError, ValueError):
         found = []
     same_stem = sorted(name for name in found if Path(name).stem == path.stem)
-    close = difflib.get_close_matches(path.name, [*sorted(found), BUILTIN], n=3)
+    close = difflib.get_close_matches(path.name, [*sorted(found), BUILTIN, PYDOC], n=3)
     near = list(dict.fromkeys([*same_stem, *close]))[:3]
     return f"did you mean {' or '.join(map(repr, near))}? Otherwise " if near else ""
 

@@ -1,18 +1,31 @@
-"""Perplexity by the `documents` protocol: each text on its own, in padded batches, weighted by tokens."""
+"""Perplexity by two protocols: `documents`, each text on its own, and `rolling`, windows over one stream.
+
+Both weigh by tokens and take the exponential of the global mean; figures of the two are never compared.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from llmtrack.engines.base import Engine
 from llmtrack.engines.padding import pad_rows
 from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.quality.bootstrap import gather_blocks, stderr_of_ratio
+from llmtrack.quality.encoding import Encoded, encode_text
+from llmtrack.quality.windows import Window, plan_windows
+
+SEPARATOR = "\n\n"
+"""What stands between the texts of a stream."""
+
+# Tokens, and the window over them that is a row of a batch: no copy is made before the batch.
+Row = tuple[Sequence[int], Window]
 
 
 @dataclass(frozen=True)
@@ -40,26 +53,37 @@ class Quality:
     """How well a model predicts a corpus.
 
     Attributes:
-        loss: token-weighted mean negative log-likelihood in nats, over all documents.
+        loss: token-weighted mean negative log-likelihood in nats, over all documents or windows.
+        loss_stderr: its standard error, by bootstrap over documents or stretches of the stream; None if there
+            is only one.
         perplexity: exp(loss).
+        word_perplexity: exp of the nats per white-space separated word of the predicted text; infinity if it
+            has none.
         bits_per_byte: bits per UTF-8 byte of the predicted text.
         tokens_scored: predicted tokens.
         bytes_scored: UTF-8 bytes of their text.
-        tokens_truncated: tokens cut from documents longer than `max_length`.
-        documents_scored: documents with at least one predicted token.
-        documents_skipped: documents of one token, which predict nothing.
-        batch_losses: mean loss of each batch.
+        words_scored: words of their text.
+        tokens_truncated: tokens left out: of documents longer than `max_length`, or of the stream after
+            `max_tokens`.
+        batch_losses: mean loss of each batch, in the order they were scored.
+        documents_scored: documents with at least one predicted token; None in `rolling`.
+        documents_skipped: documents of one token, which predict nothing; None in `rolling`.
+        windows_scored: windows over the stream; None in `documents`.
     """
 
     loss: float
+    loss_stderr: float | None
     perplexity: float
+    word_perplexity: float
     bits_per_byte: float
     tokens_scored: int
     bytes_scored: int
+    words_scored: int
     tokens_truncated: int
-    documents_scored: int
-    documents_skipped: int
     batch_losses: tuple[float, ...]
+    documents_scored: int | None = None
+    documents_skipped: int | None = None
+    windows_scored: int | None = None
 
 
 def compute_perplexity(loss: float) -> float:
@@ -75,6 +99,7 @@ def score_documents(
     texts: Sequence[str],
     *,
     max_length: int = 512,
+    bos_rule: str = "tokenizer",
     batch_size: int = 4,
     padding_side: str = "right",
     on_batch: Callable[[Batch], None] = lambda batch: None,
@@ -82,20 +107,101 @@ def score_documents(
     """Score documents one by one in padded batches.
 
     A batch weighs as many tokens as it really predicts, so the result depends neither on the batch size nor
-    on the padding side nor on the order of the documents.
+    on the padding side nor on the order of the documents. They are scored longest first: documents of like
+    length share a batch, which saves padding, and if memory does not suffice, that shows at once.
 
     Args:
         engine: a loaded engine.
         texts: the documents.
         max_length: tokens of a document that are scored at most; the rest is cut and counted.
+        bos_rule: what is put before each document; see `llmtrack.quality.encoding.encode_text`.
         batch_size: documents per batch.
         padding_side: `right` or `left`.
         on_batch: told of each batch as it is scored.
 
     Raises:
-        UsageError: `max_length` is under 2 or over the model's context, or `batch_size` is under 1.
+        UsageError: `max_length` is under 2 or over the model's context, `batch_size` is under 1, or the
+            `bos_rule` is unknown or not possible.
         ScenarioError: no document has two tokens, or a loss is not finite.
     """
+    _check(engine, max_length, batch_size)
+    encoded = [encode_text(engine, text, bos_rule, keep=max_length) for text in texts]
+    scorable = [each for each in encoded if len(each.ids) > 1]
+    if not scorable:
+        raise ScenarioError(
+            "no document has two tokens, so there is nothing to predict: use longer texts", "unsupported"
+        )
+    order = sorted(range(len(scorable)), key=lambda index: -len(scorable[index].ids))
+    rows: list[Row] = [(ids := scorable[index].ids, Window(0, len(ids), 1)) for index in order]
+    sorted_sums, batch_losses = _score_rows(engine, rows, batch_size, padding_side, on_batch)
+    # Back in the documents' own order, in which the bootstrap draws them.
+    sums = [total for _, total in sorted(zip(order, sorted_sums, strict=True))]
+    counts = [len(each.ids) - 1 for each in scorable]
+    return _quality(
+        sums,
+        counts,
+        scorable,
+        stderr=stderr_of_ratio(sums, counts),
+        tokens_truncated=sum(each.cut for each in encoded),
+        batch_losses=batch_losses,
+        documents_scored=len(scorable),
+        documents_skipped=len(encoded) - len(scorable),
+    )
+
+
+def score_rolling(
+    engine: Engine,
+    texts: Sequence[str],
+    *,
+    max_length: int = 512,
+    stride: int = 0,
+    bos_rule: str = "tokenizer",
+    max_tokens: int = 0,
+    batch_size: int = 4,
+    padding_side: str = "right",
+    on_batch: Callable[[Batch], None] = lambda batch: None,
+) -> Quality:
+    """Score texts as one stream, through windows that overlap where `stride` is under `max_length`.
+
+    The texts are joined by two line feeds. Each token of the stream is scored exactly once (see
+    `llmtrack.quality.windows`); only the first, where nothing is put before it, is given.
+
+    Args:
+        engine: a loaded engine.
+        texts: what the stream is made of.
+        max_length: tokens that the model reads at most to predict one.
+        stride: new tokens of each window after the first; 0: `max_length`.
+        bos_rule: what is put before the stream; see `llmtrack.quality.encoding.encode_text`.
+        max_tokens: tokens of the stream that are used at most, what is put before it included; 0: all.
+        batch_size: windows per batch.
+        padding_side: `right` or `left`; only a batch with the first window can need pads.
+        on_batch: told of each batch as it is scored.
+
+    Raises:
+        UsageError: `max_length` is under 2 or over the model's context, `stride` is over `max_length`,
+            `batch_size` is under 1, or the `bos_rule` is unknown or not possible.
+        ScenarioError: the stream has no token to predict, or a loss is not finite.
+    """
+    _check(engine, max_length, batch_size)
+    stream = encode_text(engine, SEPARATOR.join(texts), bos_rule, keep=max_tokens or None)
+    windows = plan_windows(len(stream.ids), max_length, stride or max_length)
+    if not windows:
+        raise ScenarioError("the text has no token to predict: use a longer one", "unsupported")
+    rows: list[Row] = [(stream.ids, window) for window in windows]
+    sums, batch_losses = _score_rows(engine, rows, batch_size, padding_side, on_batch)
+    counts = [window.scored for window in windows]
+    return _quality(
+        sums,
+        counts,
+        [stream],
+        stderr=stderr_of_ratio(*gather_blocks(sums, counts, max_length)),
+        tokens_truncated=stream.cut,
+        batch_losses=batch_losses,
+        windows_scored=len(windows),
+    )
+
+
+def _check(engine: Engine, max_length: int, batch_size: int) -> None:
     context = engine.info.context_length
     if max_length < 2 or (context is not None and max_length > context):
         raise UsageError(
@@ -103,43 +209,71 @@ def score_documents(
         )
     if batch_size < 1:
         raise UsageError(f"batch_size {batch_size} is not possible: use 1 or more")
-    encoded = [engine.encode(text) for text in texts]
-    kept = [ids[:max_length] for ids in encoded]
-    scorable = [ids for ids in kept if len(ids) > 1]
-    if not scorable:
-        raise ScenarioError(
-            "no document has two tokens, so there is nothing to predict: use longer texts", "unsupported"
-        )
+
+
+def _score_rows(
+    engine: Engine,
+    rows: Sequence[Row],
+    batch_size: int,
+    padding_side: str,
+    on_batch: Callable[[Batch], None],
+) -> tuple[list[float], tuple[float, ...]]:
+    """Return the summed negative log-likelihood of each row, and the mean loss of each batch."""
     loader: DataLoader[Any] = DataLoader(
-        scorable,  # type: ignore[arg-type] # a list is a dataset
+        rows,  # type: ignore[arg-type] # a list is a dataset
         batch_size=batch_size,
-        collate_fn=partial(pad_rows, pad_id=0, side=padding_side),
+        collate_fn=partial(_collate, side=padding_side),
     )
     sums: list[float] = []
-    counts: list[int] = []
-    for number, (input_ids, attention_mask) in enumerate(loader, start=1):
-        row_sums, row_counts = engine.score(input_ids, attention_mask)
-        sums.append(float(row_sums.sum()))
-        counts.append(int(row_counts.sum()))
-        if not math.isfinite(sums[-1]):
+    losses: list[float] = []
+    for number, inputs in enumerate(loader, start=1):
+        row_sums, row_counts = engine.score(*inputs)
+        total, tokens = float(row_sums.sum()), int(row_counts.sum())
+        if not math.isfinite(total):
             raise ScenarioError(
                 f"the loss of batch {number}/{len(loader)} is not finite in {engine.info.dtype_label}: "
                 "use dtype=float32 or bfloat16, or look for damaged weights",
                 "non_finite",
             )
-        on_batch(Batch(number, len(loader), sums[-1] / counts[-1], counts[-1]))
-    tokens = sum(counts)
-    loss = math.fsum(sums) / tokens
-    # The first token of a document is given, not predicted, so its text does not count.
-    scored_bytes = sum(len(engine.decode(ids[1:]).encode()) for ids in scorable)
+        sums += row_sums.tolist()
+        losses.append(total / tokens)
+        on_batch(Batch(number, len(loader), losses[-1], tokens))
+    return sums, tuple(losses)
+
+
+def _collate(rows: Sequence[Row], side: str) -> tuple[torch.Tensor, ...]:
+    """Return the arguments of `Engine.score` for a batch of rows."""
+    ids, mask = pad_rows([ids[window.begin : window.end] for ids, window in rows], 0, side)
+    context = [window.first_scored - window.begin for _, window in rows]
+    if all(tokens == 1 for tokens in context):
+        return ids, mask
+    flags = [[0] * tokens + [1] * window.scored for tokens, (_, window) in zip(context, rows, strict=True)]
+    return ids, mask, pad_rows(flags, 0, side)[0].bool()
+
+
+def _quality(
+    sums: Sequence[float],
+    counts: Sequence[int],
+    texts: Iterable[Encoded],
+    *,
+    stderr: float | None,
+    tokens_truncated: int,
+    batch_losses: tuple[float, ...],
+    **scored: int,
+) -> Quality:
+    nats, tokens = math.fsum(sums), sum(counts)
+    sizes = [(each.bytes, each.words) for each in texts]
+    scored_bytes, words = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
     return Quality(
-        loss=loss,
-        perplexity=compute_perplexity(loss),
-        bits_per_byte=math.fsum(sums) / math.log(2) / max(scored_bytes, 1),
+        loss=nats / tokens,
+        loss_stderr=stderr,
+        perplexity=compute_perplexity(nats / tokens),
+        word_perplexity=compute_perplexity(nats / words) if words else math.inf,
+        bits_per_byte=nats / math.log(2) / max(scored_bytes, 1),
         tokens_scored=tokens,
         bytes_scored=scored_bytes,
-        tokens_truncated=sum(len(ids) for ids in encoded) - sum(len(ids) for ids in kept),
-        documents_scored=len(scorable),
-        documents_skipped=len(kept) - len(scorable),
-        batch_losses=tuple(each / count for each, count in zip(sums, counts, strict=True)),
+        words_scored=words,
+        tokens_truncated=tokens_truncated,
+        batch_losses=batch_losses,
+        **scored,
     )

@@ -215,7 +215,22 @@ METRICS: tuple[Metric, ...] = (
         "token-weighted mean negative log-likelihood",
         "sum of nll / tokens_scored, in float64",
     ),
+    Metric(
+        "loss_stderr",
+        "nats/token",
+        "lower",
+        "standard error of the loss; absent for a single document or window",
+        "standard deviation of sum of nll / tokens over 1,000 bootstrap draws (fixed seed) of whole documents, or of "
+        "stretches of the stream of at least max_length tokens",
+    ),
     Metric("perplexity", "-", "lower", "exponential of the loss", "exp(loss)"),
+    Metric(
+        "word_perplexity",
+        "-",
+        "lower",
+        "perplexity per white-space separated word of the text; comparable across tokenizers",
+        "exp(sum of nll / words_scored)",
+    ),
     Metric(
         "bits_per_byte",
         "bits/byte",
@@ -225,7 +240,15 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("tokens_scored", "tokens", "-", "tokens that were really predicted (after the shift)", "count"),
     Metric("bytes_scored", "bytes", "-", "UTF-8 bytes of the text that was scored", "count"),
-    Metric("tokens_truncated", "tokens", "lower", "tokens cut off by max_length and not scored", "count"),
+    Metric("words_scored", "words", "-", "white-space separated words of that text", "count"),
+    Metric("windows_scored", "windows", "-", "windows over the stream, in `rolling`", "count"),
+    Metric(
+        "tokens_truncated",
+        "tokens",
+        "lower",
+        "tokens not scored: of documents cut at max_length, or of the stream after max_tokens",
+        "count",
+    ),
     Metric(
         "documents_skipped",
         "documents",
@@ -300,15 +323,23 @@ PARAMS: tuple[Param, ...] = (
     Param("corpus", str, "corpus that is scored or trained on"),
     Param("corpus_digest", str, "digest of the corpus' text"),
     Param("protocol", str, "perplexity protocol; two protocols are never compared"),
-    Param("max_length", int, "tokens of a document or window that are scored at most"),
-    Param("stride", int, "step from one window to the next"),
-    Param("bos_rule", str, "whether and how a beginning-of-sequence token is put in front"),
+    Param(
+        "max_length",
+        int,
+        "in `documents`: tokens of a document at most; in `rolling`: tokens read at most to predict one",
+    ),
+    Param("stride", int, "in `rolling`: new tokens of each window after the first; 0 in `documents`"),
+    Param(
+        "bos_rule",
+        str,
+        "what is put before a text or stream: what the `tokenizer` adds by itself, the `model`'s BOS (or EOS), or `none`",
+    ),
+    Param("max_tokens", int, "in `rolling`: tokens of the stream that are used at most; 0: all"),
     Param("trust_remote_code", bool, "whether code from a model's repository may run"),
     Param("architecture", str, "class of the model"),
     Param("parameters", int, "number of parameters, tied ones counted once"),
     Param("context_length", int, "positions the model was made for"),
     Param("vocab_size", int, "width of the logits"),
-    Param("output_digest", str, "digest of the generated token ids: equal output, equal digest"),
     Param("threads", int, "threads that compute one operation"),
 )
 

@@ -241,7 +241,7 @@ def test_a_missing_file_is_refused_with_near_names(tmp_path: Path) -> None:
     assert "did you mean" not in refusal(str(tmp_path / "qqqq.txt"))
     assert "no corpus" in refusal(str(tmp_path / "no-such-folder" / "notes.txt"))
     assert "did you mean 'builtin'?" in refusal("builtn")
-    assert "`builtin`, or the path of a .txt or .jsonl file" in refusal("wikitext-2")
+    assert "`builtin`, `pydoc`, or the path of a .txt or .jsonl file" in refusal("wikitext-2")
 
 
 @pytest.mark.parametrize(
@@ -348,3 +348,22 @@ def test_the_digest_ignores_how_json_spells_the_texts(
 def test_canonical_form_is_stable(texts: list[str]) -> None:
     once = Corpus.from_texts("a", [f"\n \n{text}\r\n" for text in texts])
     assert Corpus.from_texts("a", once.texts) == once
+
+
+# --- the corpus of the standard library
+
+
+def test_pydoc_is_python_s_own_reference_in_alphabetical_order() -> None:
+    from pydoc_data.topics import topics
+
+    corpus = load_corpus("pydoc")
+    assert corpus.name == "pydoc"
+    assert corpus.bytes > 300_000
+    assert len(corpus.texts) == len(topics)
+    assert corpus.texts[0] == Corpus.from_texts("x", [topics[min(topics)]]).texts[0]
+    assert load_corpus("pydoc").digest == corpus.digest
+
+
+def test_a_python_without_its_reference_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    assert "not part of this Python: use corpus=builtin" in refusal("pydoc")

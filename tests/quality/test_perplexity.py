@@ -82,7 +82,8 @@ def test_batches_weigh_their_tokens(batch_size, side):
     assert quality.loss == pytest.approx(10 / 8 * LN2)
     assert quality.perplexity == pytest.approx(2 ** (10 / 8))
     assert quality.bits_per_byte == pytest.approx(10 / 8)
-    expected = {1: (1, 3, 1), 2: (5 / 3, 1), 3: (10 / 8,)}[batch_size]
+    # Longest first: aaaaaa, aab, ba.
+    expected = {1: (1, 1, 3), 2: (1, 3), 3: (10 / 8,)}[batch_size]
     assert quality.batch_losses == pytest.approx([bits * LN2 for bits in expected])
 
 
@@ -107,7 +108,7 @@ def test_batching_padding_and_order_change_nothing(tiny, texts, batch_size, side
     other = score_documents(tiny, data.draw(st.permutations(texts)), batch_size=batch_size, padding_side=side)
     assert other.loss == pytest.approx(plain.loss, rel=1e-6)
     assert other.bits_per_byte == pytest.approx(plain.bits_per_byte, rel=1e-6)
-    for name in ("tokens_scored", "bytes_scored", "documents_scored", "documents_skipped"):
+    for name in ("tokens_scored", "bytes_scored", "words_scored", "documents_scored", "documents_skipped"):
         assert getattr(other, name) == getattr(plain, name)
 
 
@@ -134,8 +135,8 @@ def test_each_batch_is_told_as_it_is_scored():
     told: list[Batch] = []
     score_documents(scripted(), ["abcd", "ab", "abc"], batch_size=2, on_batch=told.append)
     assert [str(batch) for batch in told] == [
-        "batch 1/2 - loss 1.0000, tokens 4",
-        "batch 2/2 - loss 1.0000, tokens 2",
+        "batch 1/2 - loss 1.0000, tokens 5",
+        "batch 2/2 - loss 1.0000, tokens 1",
     ]
 
 
@@ -185,3 +186,54 @@ def test_batch_size_must_be_positive():
 @pytest.mark.parametrize(("loss", "expected"), [(0.0, 1.0), (math.log(300), 300.0), (1000.0, math.inf)])
 def test_compute_perplexity(loss, expected):
     assert compute_perplexity(loss) == pytest.approx(expected)
+
+
+def test_words_are_those_of_the_predicted_text():
+    # "bc de" of "abc de", and "e" of "de": 6 nats over 3 words.
+    quality = score_documents(scripted(), ["abc de", "de", "f"])
+    assert (quality.tokens_scored, quality.words_scored) == (6, 3)
+    assert quality.word_perplexity == pytest.approx(math.exp(2))
+
+
+def test_without_a_word_there_is_no_finite_word_perplexity():
+    quality = score_documents(scripted(), ["a "])
+    assert (quality.words_scored, quality.word_perplexity) == (0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("rule", "tokens", "skipped"), [("tokenizer", 3, 1), ("none", 3, 1), ("model", 6, 0)]
+)
+def test_a_bos_before_each_document_lets_its_first_token_count(rule, tokens, skipped):
+    quality = score_documents(scripted(), ["abc", "de", "f"], bos_rule=rule)
+    assert (quality.tokens_scored, quality.bytes_scored) == (tokens, tokens)
+    assert quality.documents_skipped == skipped
+
+
+class Recording(ScriptedEngine):
+    """Remembers the shape of each batch."""
+
+    shapes: tuple[tuple[int, ...], ...] = ()
+
+    def score(self, input_ids, attention_mask, scored=None):
+        self.shapes += (tuple(input_ids.shape),)
+        return super().score(input_ids, attention_mask, scored)
+
+
+def test_documents_of_like_length_share_a_batch_the_longest_first():
+    engine = Recording(FakeClock(), Script(1.0, 1.0))
+    score_documents(engine, ["x" * length for length in (2, 9, 3, 8)], batch_size=2)
+    assert engine.shapes == ((2, 9), (2, 3))
+
+
+def test_the_standard_error_is_that_of_whole_documents():
+    """Two documents of 1 and 3 bits a token: each draw of two gives 1, 2 or 3 bits, at 1/4, 1/2, 1/4."""
+    quality = score_documents(two_letters(), ["aa", "ba"])
+    assert quality.loss == pytest.approx(2 * LN2)
+    assert quality.loss_stderr == pytest.approx(math.sqrt(0.5) * LN2, rel=0.05)
+    assert score_documents(two_letters(), ["aa"]).loss_stderr is None
+
+
+def test_the_standard_error_does_not_depend_on_batches():
+    texts = ["aab", "ba", "aaaaaa", "abab"]
+    errors = [score_documents(two_letters(), texts, batch_size=size).loss_stderr for size in (1, 2, 4)]
+    assert errors == pytest.approx([errors[0]] * 3)

@@ -1,0 +1,144 @@
+"""The settings of a perplexity task: what is refused, what makes another workload, what is tracked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from experiments import perplexity
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import UsageError
+from llmtrack.run.events import Event
+from llmtrack.run.scoring import measure_perplexity
+from llmtrack.run.settings import Settings
+from llmtrack.scenario import Measurement, PerplexityTask, Scenario, Variant, from_json, to_json, workload_id
+from llmtrack.tracking.records import params_of
+from llmtrack.tracking.schema import METRIC_BY_NAME, PARAM_BY_NAME
+
+ROLLING = PerplexityTask(protocol="rolling", max_length=64, stride=16, bos_rule="none", max_tokens=1000)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"protocol": "sliding"}, "no protocol 'sliding': use documents or rolling"),
+        ({"bos_rule": "yes"}, "no bos_rule 'yes': use tokenizer or model or none"),
+        ({"padding_side": "middle"}, "no padding_side 'middle': use right or left"),
+        (
+            {"protocol": "rolling", "stride": 513},
+            "stride 513 is not possible: use 1 to max_length, which is 512",
+        ),
+        ({"protocol": "rolling", "stride": -1}, "stride -1 is not possible"),
+        (
+            {"protocol": "rolling", "max_tokens": 1},
+            "max_tokens 1 is not possible: use 2 or more, or 0 for all",
+        ),
+        ({"protocol": "rolling", "max_tokens": -2}, "max_tokens -2"),
+        ({"stride": 8}, "stride belongs to protocol=rolling: leave it 0 with documents"),
+        ({"max_tokens": 8}, "max_tokens belongs to protocol=rolling"),
+    ],
+)
+def test_impossible_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        PerplexityTask(**settings)
+    assert message in str(caught.value)
+
+
+def test_the_command_refuses_them_with_one_line_and_exit_code_2() -> None:
+    result = CliRunner().invoke(perplexity.main, ["--stride", "8"])
+    assert result.exit_code == 2
+    assert "stride belongs to protocol=rolling" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_task_survives_json() -> None:
+    assert from_json(to_json(ROLLING), PerplexityTask) == ROLLING
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"max_length": 32}, {"stride": 8}, {"bos_rule": "model"}, {"max_tokens": 999}],
+    ids=lambda change: next(iter(change)),
+)
+def test_another_convention_is_another_workload(change: dict[str, Any]) -> None:
+    assert workload_id(replace(ROLLING, **change), "d") != workload_id(ROLLING, "d")
+
+
+def test_the_protocol_and_the_corpus_are_part_of_the_workload() -> None:
+    documents = PerplexityTask(max_length=64)
+    assert workload_id(documents, "d") != workload_id(replace(documents, protocol="rolling"), "d")
+    assert workload_id(ROLLING, "d") != workload_id(ROLLING, "e")
+
+
+def test_how_it_is_batched_is_not() -> None:
+    other = replace(ROLLING, batch_size=1, padding_side="left", verbose=True)
+    assert workload_id(other, "d") == workload_id(ROLLING, "d")
+
+
+def test_a_stride_of_zero_is_the_length_of_a_window() -> None:
+    plain = replace(ROLLING, stride=0)
+    assert plain.window_stride == 64
+    assert workload_id(plain, "d") == workload_id(replace(ROLLING, stride=64), "d")
+    assert PerplexityTask().window_stride == 0
+
+
+def measured(task: PerplexityTask) -> Measurement:
+    events: list[Event] = []
+    engine = ScriptedEngine(FakeClock(), Script(1.0, 1.0))
+    measure_perplexity(Scenario("ppl", Variant(), task), task, engine, events.append, FakeClock())
+    (outcome,) = [event for event in events if isinstance(event, Measurement)]
+    return outcome
+
+
+def run(done: Measurement) -> pd.Series:
+    """The row of a tracked run, as far as a reading looks at it."""
+    tracked = {**params_of(done.scenario), **done.facts, **done.metrics}
+    return pd.Series(
+        {"status": "FINISHED", "outcome": "finished", "warnings": "", "score_tokens_per_sec": 1.0, **tracked}
+    )
+
+
+@pytest.mark.parametrize("task", [ROLLING, PerplexityTask(max_length=64)], ids=lambda task: task.protocol)
+def test_all_that_is_tracked_is_in_the_tables(task: PerplexityTask) -> None:
+    done = measured(task)
+    assert set(done.metrics) <= set(METRIC_BY_NAME)
+    assert set(params_of(done.scenario)) | set(done.facts) <= set(PARAM_BY_NAME)
+
+
+def test_a_stream_counts_windows_and_documents_count_documents() -> None:
+    rolling, documents = measured(ROLLING).metrics, measured(PerplexityTask(max_length=64)).metrics
+    assert rolling["tokens_scored"] == 999
+    assert rolling["windows_scored"] == 1 + -(-(999 - 64) // 16)
+    assert "documents_scored" not in rolling
+    assert "windows_scored" not in documents
+    assert documents["documents_scored"] == 25
+
+
+def test_what_max_tokens_leaves_out_is_counted_without_a_warning() -> None:
+    done = measured(ROLLING)
+    assert done.metrics["tokens_truncated"] > 10_000
+    assert not any("cut" in warning for warning in done.warnings)
+
+
+def test_the_stride_that_was_used_is_tracked() -> None:
+    assert measured(replace(ROLLING, stride=0)).facts["stride"] == 64
+    tracked = perplexity.build(Settings(), replace(ROLLING, stride=0)).settings
+    assert (tracked["stride"], tracked["bos_rule"], tracked["max_tokens"]) == (64, "none", 1000)
+
+
+def test_the_reading_states_the_convention() -> None:
+    lines = perplexity.reading(pd.DataFrame([run(measured(ROLLING))]))
+    digest = measured(ROLLING).facts["corpus_digest"]
+    assert "loss 1.0000 ± 0.0000 nats per token" in lines[0]
+    assert lines[1] == (
+        f"Convention: protocol rolling, corpus builtin ({digest}), windows of 64 tokens with stride 16 over the "
+        "first 1000 tokens, BOS rule none; perplexities of another convention must not be compared with it."
+    )
+    assert "Scored 999 tokens of one stream in 60 windows" in lines[2]
+    documents = perplexity.reading(pd.DataFrame([run(measured(PerplexityTask(max_length=64)))]))
+    assert "at most 64 tokens a document, BOS rule tokenizer;" in documents[1]
+    assert "of 25 documents" in documents[2]
