@@ -18,6 +18,7 @@ CHOICES = (
     ("quantization", "quantization {}"),
     ("use_cache", "KV cache {}"),
     ("padding_side", "{} padding"),
+    ("pad_to_multiple", "padding to a multiple of {}"),
     ("batch_size", "batch size {}"),
 )
 VARIANT = ("model_id", "backend", "device", "dtype", "quantization")
@@ -121,14 +122,11 @@ def _times(gain: Gain) -> str:
 
 def _what(gain: Gain) -> str:
     changed = [
-        (form.format(_word(gain.run[key])), form.format(_word(gain.base[key])))
+        f"{form.format(_word(gain.run[key]))} instead of {_word(gain.base[key])}"
         for key, form in CHOICES
         if has(gain.run, key) and has(gain.base, key) and gain.run[key] != gain.base[key]
     ]
-    if not changed:
-        return f"{gain.run['scenario']} instead of {gain.base['scenario']}"
-    now, then = (", ".join(parts) for parts in zip(*changed, strict=True))
-    return f"{now} instead of {then}"
+    return ", ".join(changed) or f"{gain.run['scenario']} instead of {gain.base['scenario']}"
 
 
 def _where(gain: Gain) -> str:
@@ -140,7 +138,7 @@ def _where(gain: Gain) -> str:
 
 
 def _word(value: object) -> str:
-    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    return {"True": "on", "False": "off"}.get(str(value), str(value))
 
 
 def _cost(gain: Gain, runs: pd.DataFrame) -> str:

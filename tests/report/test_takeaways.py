@@ -1,0 +1,155 @@
+"""Takeaways from runs made by hand: exact sentences, and no claim within noise."""
+
+from __future__ import annotations
+
+from llmtrack.report.takeaways import gains, plain_call, takeaways
+from tests.report.frames import frame, interval, run
+
+
+def timed(scenario, value, low, high, n=5, **values):
+    values = {"workload_id": "w", "output_digest": "d0", **values}
+    return run(scenario, **interval("tokens_per_sec", value, low, high, n), **values)
+
+
+BASE = timed("float32", 10.0, 9.8, 10.2, baseline=True)
+FASTER = timed("bfloat16", 20.0, 19.0, 21.0, dtype="bfloat16", output_digest="d1")
+
+
+def scored(dtype, perplexity, **values):
+    conventional = {"experiment": "perplexity", "study_id": "p", "workload_id": "corpus"}
+    return run(f"perplexity_{dtype}", dtype=dtype, perplexity=perplexity, **conventional, **values)
+
+
+def test_the_biggest_win_has_its_size_its_place_and_its_cost():
+    runs = frame(
+        BASE,
+        timed("half", 15.0, 14.9, 15.1, dtype="float16"),
+        FASTER,
+        scored("float32", 18.0, baseline=True),
+        scored("bfloat16", 18.09),
+    )
+    assert takeaways(runs) == [
+        "Biggest win: bfloat16 instead of float32 gives 2.00x (interval 1.86x to 2.14x) the tokens/s "
+        "(experiment precision: packaged:smollm2 on cpu, 16 prompt tokens, 32 new ones).",
+        "What it costs: perplexity goes from 18.000 to 18.090 (+0.50%), and the generated tokens are other than the "
+        "baseline's.",
+    ]
+
+
+def test_the_interval_of_the_ratio_is_the_widest_that_both_intervals_allow():
+    (gain,) = gains(frame(BASE, FASTER))
+    assert (gain.ratio, gain.low, gain.high) == (2.0, 19.0 / 10.2, 21.0 / 9.8)
+
+
+def test_perplexities_of_another_convention_are_not_compared():
+    runs = frame(BASE, FASTER, scored("float32", 18.0), scored("bfloat16", 9.0) | {"workload_id": "other"})
+    assert takeaways(runs)[1] == "What it costs: the generated tokens are other than the baseline's."
+
+
+def test_quality_that_was_not_measured_is_said_to_be_so():
+    unknown = {"output_digest": None}
+    assert takeaways(frame(BASE | unknown, FASTER | unknown))[1] == "What it costs: quality was not measured."
+
+
+def test_a_batch_costs_waiting():
+    runs = frame(
+        timed("batch_1", 10.0, 9.8, 10.2, baseline=True, experiment="batching", batch_latency_s=1.0),
+        timed("batch_8", 40.0, 39.0, 41.0, experiment="batching", batch_size=8, batch_latency_s=2.0),
+    )
+    assert takeaways(runs) == [
+        "Biggest win: batch size 8 instead of 1 gives 4.00x (interval 3.82x to 4.18x) the tokens/s "
+        "(experiment batching: packaged:smollm2 on cpu, 16 prompt tokens, 32 new ones).",
+        "What it costs: a sample waits 2.00 s for its batch instead of 1.00 s; "
+        "the generated tokens are equal to the baseline's.",
+    ]
+
+
+def test_of_wins_alike_the_one_that_keeps_the_tokens_is_named():
+    runs = frame(
+        BASE,
+        timed("right", 20.1, 19.5, 20.5, padding_side="right", batch_size=8, output_digest="other"),
+        timed("left", 20.0, 19.4, 20.4, batch_size=8),
+    )
+    assert takeaways(runs)[0].startswith("Biggest win: batch size 8 instead of 1 gives 2.00x")
+
+
+def test_what_to_avoid_is_the_biggest_loss():
+    runs = frame(BASE, FASTER, timed("no_cache", 2.0, 1.9, 2.1, use_cache=False))
+    assert takeaways(runs)[2] == (
+        "To avoid: KV cache off instead of on gives 0.20x (interval 0.19x to 0.21x) the tokens/s "
+        "(experiment precision: packaged:smollm2 on cpu, 16 prompt tokens, 32 new ones)."
+    )
+
+
+def test_nothing_beats_the_baseline_beyond_noise():
+    near = timed("near", 10.3, 10.1, 10.6, dtype="bfloat16")
+    assert takeaways(frame(BASE, near)) == ["Nothing beat the baseline of its experiment beyond noise."]
+
+
+def test_one_repeat_is_no_win():
+    once = timed("once", 20.0, 20.0, 20.0, n=1, dtype="bfloat16")
+    assert gains(frame(BASE, once)) == []
+    assert takeaways(frame(BASE, once)) == []
+
+
+def test_other_work_is_no_win():
+    assert gains(frame(BASE, timed("shorter", 50.0, 49.0, 51.0, workload_id="less"))) == []
+
+
+def test_a_study_with_several_baselines_compares_within_each_work():
+    runs = frame(
+        BASE,
+        FASTER,
+        timed("long", 5.0, 4.9, 5.1, baseline=True, workload_id="long"),
+        timed("long_off", 4.0, 3.9, 4.1, use_cache=False, workload_id="long"),
+    )
+    assert [gain.base["scenario"] for gain in gains(runs)] == ["float32", "long"]
+
+
+CALL = {
+    "experiment": "baseline",
+    "baseline": True,
+    "total_latency_s": 2.0,
+    "time_to_first_token_ms": 200.0,
+    "inter_token_latency_ms": 60.0,
+}
+
+
+def test_where_the_time_goes_and_what_limits_it():
+    moving = {"memory_bandwidth_utilization": 0.75, "copy_bandwidth_gb_per_s": 12.0}
+    assert takeaways(frame(run("baseline", **CALL, **moving))) == [
+        "Where the time goes: with 16 prompt tokens and 32 new ones the prefill is 10% of the call. Decoding moves 75% of "
+        "the measured 12.0 GB/s: memory is the limit, so smaller weights (lower precision, quantization) make it faster."
+    ]
+
+
+def test_a_plain_call_has_one_prompt_and_the_cache():
+    assert plain_call(frame(run("batch", **CALL | {"batch_size": 4}))) is None
+    assert plain_call(frame(run("list", **CALL, prompt_tokens_total=160))) is None
+    assert plain_call(frame(run("off", **CALL | {"use_cache": False}))) is None
+    assert plain_call(frame(run("failed", **CALL, status="FAILED"))) is None
+    chosen = plain_call(
+        frame(run("other", **CALL | {"experiment": "x", "baseline": False}), run("plain", **CALL))
+    )
+    assert chosen is not None
+    assert chosen["scenario"] == "plain"
+
+
+def test_failures_are_named_with_their_experiment():
+    lost = run("batch_64", status="FAILED", outcome="failed", experiment="batching")
+    assert takeaways(frame(BASE, lost)) == ["1 of 2 scenarios failed: batch_64 (batching)."]
+
+
+def test_nothing_tracked_nothing_said():
+    assert takeaways(frame()) == []
+
+
+def test_at_most_five_lines():
+    runs = frame(
+        BASE,
+        FASTER,
+        timed("no_cache", 2.0, 1.9, 2.1, use_cache=False),
+        run("baseline", **CALL, study_id="b"),
+        run("lost", status="FAILED"),
+    )
+    assert len(takeaways(runs)) == 5

@@ -1,0 +1,148 @@
+"""What a suite adds to its studies: one report of all of them, remarks, and a quick variant."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from experiments import perplexity, prompt_length
+from experiments.suite import BUILDERS, QUICK_BUILDERS, QUICK_REMARK, experiments_of, quicker
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.settings import Settings
+from llmtrack.run.suite import run_suite
+from llmtrack.scenario import GenerateTask
+
+pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+
+SETTINGS = Settings(
+    model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=2, min_seconds=0.0, max_seconds=0.11
+)
+
+
+def suite(tracker, console, *experiments, context_length=None, remarks=()):
+    clock = FakeClock()
+    script = Script(0.030, 0.005)
+    return run_suite(
+        experiments,
+        question="All?",
+        settings={"quick": bool(remarks)},
+        tracker=tracker,
+        executor=InlineExecutor(
+            lambda v: ScriptedEngine(clock, script, context_length=context_length), clock
+        ),
+        console=console,
+        remarks=remarks,
+    )
+
+
+def artifact(uri, run_id, name, folder) -> str:
+    return Path(MlflowClient(tracking_uri=uri).download_artifacts(run_id, name, str(folder))).read_text()
+
+
+def names(uri, run_id, folder=None) -> set[str]:
+    return {each.path for each in MlflowClient(tracking_uri=uri).list_artifacts(run_id, folder)}
+
+
+def test_the_report_holds_every_study(tracker, uri, console, tmp_path):
+    result = suite(
+        tracker,
+        console,
+        prompt_length.build(SETTINGS, (4, 8)),
+        perplexity.build(SETTINGS),
+        remarks=("Quick: <less>.",),
+    )
+    run_id = result.study.run_id
+    report = artifact(uri, run_id, "report.html", tmp_path)
+    assert report.count("data:image/png;base64,") == 3
+    for text in (
+        "Quick: &lt;less&gt;.",
+        "Where the time goes: with 4 prompt tokens and 5 new ones the prefill is 60% of the call.",
+        "What does a longer prompt cost?",
+        "How well does the model predict a text?",
+        "prefill 30 ms (60 %)",
+        run_id,
+        result.results["prompt_length"].study.run_id,
+    ):
+        assert text in report, text
+    assert names(uri, run_id, "plots/prompt_length") == {
+        "plots/prompt_length/latency.png",
+        "plots/prompt_length/tokens_per_sec.png",
+    }
+    printed = console.file.getvalue()
+    assert "Quick: <less>." in printed
+    assert "[1/2] prompt_length: 0 of 3 scenarios done" in printed
+    assert "[2/2] perplexity: 2 of 3 scenarios done" in printed
+    assert "- Where the time goes: " in artifact(uri, run_id, "reading.md", tmp_path)
+    assert MlflowClient(tracking_uri=uri).get_run(run_id).data.params["cfg.quick"] == "True"
+
+
+def test_a_failed_scenario_is_in_the_report_with_its_reason(tracker, uri, console, tmp_path):
+    result = suite(tracker, console, prompt_length.build(SETTINGS, (4, 100)), context_length=64)
+    report = artifact(uri, result.study.run_id, "report.html", tmp_path)
+    assert "FAILED (too_long)" in report
+    assert "prompt_100 failed: a prompt of 100 tokens" in report
+    assert "1 of 2 scenarios failed: prompt_100 (prompt_length)." in report
+
+
+def broken(*_):
+    raise ZeroDivisionError("a <mistake>")
+
+
+def test_an_experiment_whose_reading_breaks_has_its_table_and_its_reason(tracker, uri, console, tmp_path):
+    mistaken = replace(prompt_length.build(SETTINGS, (4, 8)), reading=broken)
+    result = suite(tracker, console, mistaken)
+    assert result.exit_code == 1
+    assert result.reasons == {"prompt_length": "a <mistake>"}
+    report = artifact(uri, result.study.run_id, "report.html", tmp_path)
+    assert "prompt_length could not be run: a &lt;mistake&gt;" in report
+    assert report.count("prompt_8") >= 2
+    assert "data:image/png" not in report
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_quick_asks_for_less_of_the_same(name):
+    settings = Settings()
+    (full,) = experiments_of([name], settings)
+    (quick,) = experiments_of([name], settings, quick=True)
+    assert (quick.name, quick.question) == (full.name, full.question)
+    assert len(quick.scenarios) <= len(full.scenarios)
+    assert sum(each.baseline for each in quick.scenarios) >= 1
+    for each in quick.scenarios:
+        assert each.repeat.max_repeats <= 3
+        if isinstance(each.task, GenerateTask):
+            assert each.repeat.max_seconds <= 8
+            assert each.task.max_new_tokens <= 16
+
+
+def test_quick_builders_are_of_the_suite():
+    assert set(QUICK_BUILDERS) <= set(BUILDERS)
+
+
+def test_quick_prompts_are_all_there():
+    (quick,) = experiments_of(["edge_prompts"], Settings(), quick=True)
+    assert len(quick.scenarios) == 6
+
+
+def test_quicker_keeps_what_is_quick_already():
+    asked = Settings(
+        max_new_tokens=4, warmup=0, min_repeats=1, min_seconds=0.0, max_seconds=2.0, dtype="bfloat16"
+    )
+    assert quicker(asked) == asked
+    assert quicker(Settings()) == replace(
+        Settings(), max_new_tokens=16, min_repeats=2, min_seconds=0.0, max_seconds=8.0
+    )
+
+
+def test_every_precision_that_is_timed_is_scored():
+    (scoring,) = experiments_of(["perplexity"], Settings(dtype="bfloat16"))
+    assert [each.variant.dtype for each in scoring.scenarios] == ["bfloat16", "float32", "float16"]
+    assert [each.baseline for each in scoring.scenarios] == [True, False, False]
+
+
+def test_the_remark_says_what_quick_leaves_out():
+    for word in ("16 new tokens", "3 repeats", "prompt lengths", "batch sizes", "edge prompts", "document"):
+        assert word in QUICK_REMARK
