@@ -34,6 +34,7 @@ class Outlier:
         cause: key of `CAUSES`: what the numbers point to.
         prefill_share: share of the call until the first token.
         step_ratio: inter-token latency as a multiple of the median of all.
+        single: measured once, so that nothing is known of its noise.
     """
 
     scenario: str
@@ -41,24 +42,27 @@ class Outlier:
     cause: str
     prefill_share: float
     step_ratio: float
+    single: bool = False
 
 
 CAUSES = {
-    "long_prefill": "the prompt is long: the prefill is {share} of the call (median of all {median}); each further "
-    "token takes {step} as long",
-    "long_cache": "decoding itself is slower: a step takes {step} as long behind the longer KV cache, and the prefill "
-    "is only {share} of the call (median of all {median})",
+    "long_prefill": "the prompt is long: the prefill is {share} of the call (median of all {median}); a decode step "
+    "takes {step} the median",
+    "long_cache": "decoding itself is slower: a step takes {step} the median behind the longer KV cache, and the "
+    "prefill is only {share} of the call (median of all {median})",
     "short_prefill": "the prompt is short: the prefill is {share} of the call (median of all {median})",
-    "unexplained": "the prompt's length does not explain it (prefill {share} of the call, median of all {median}; a step "
-    "takes {step} as long): noise or another program, see the warnings and repeat",
+    "unexplained": "the prompt's length does not explain it (prefill {share} of the call, median of all {median}; a "
+    "decode step takes {step} the median): noise or another program, see the warnings and repeat",
 }
+REPEATS = "spread/total_latency_s.n"
 WATCHED = {"avg_latency_per_token_ms": "ms/token", "time_to_first_token_ms": "TTFT"}
 
 
 def outliers(runs: pd.DataFrame, factor: float = OUTLIER_FACTOR) -> list[Outlier]:
     """Return the runs that differ from the median of all by more than a factor, up or down.
 
-    A run whose 95 % interval holds that median is noise, and left out.
+    A run whose 95 % interval overlaps the typical one (the medians of all lower and of all upper ends) is within
+    noise, and left out.
 
     Args:
         runs: measured runs.
@@ -71,7 +75,7 @@ def outliers(runs: pd.DataFrame, factor: float = OUTLIER_FACTOR) -> list[Outlier
         ratios = {
             title: float(run[key] / medians[key])
             for key, title in WATCHED.items()
-            if say.has(run, key) and _stands_out(run, key, float(medians[key]), factor)
+            if say.has(run, key) and _stands_out(run, runs, key, factor)
         }
         if not ratios:
             continue
@@ -82,7 +86,8 @@ def outliers(runs: pd.DataFrame, factor: float = OUTLIER_FACTOR) -> list[Outlier
         )
         length = float(run["prompt_tokens_total"] / medians["prompt_tokens_total"])
         cause = _cause(max(ratios.values()) > 1, length, share, float(shares.median()), step_ratio, factor)
-        found.append(Outlier(str(run["scenario"]), ratios, cause, share, step_ratio))
+        single = not say.has(run, REPEATS) or run[REPEATS] < 2
+        found.append(Outlier(str(run["scenario"]), ratios, cause, share, step_ratio, single))
     return found
 
 
@@ -98,22 +103,26 @@ def outlier_lines(done: pd.DataFrame) -> list[str]:
     for cause, text in CAUSES.items():
         those = [each for each in found if each.cause == cause]
         if those:
-            names = ", ".join(
-                f"{each.scenario} ({', '.join(f'{ratio:.2g}x {title}' for title, ratio in each.ratios.items())})"
-                for each in those
-            )
+            names = ", ".join(map(_named, those))
             share = _from_to([each.prefill_share for each in those], "{:.0%}")
             step = _from_to([each.step_ratio for each in those], "{:.2g}x")
             lines.append(f"Outliers: {names}: {text.format(share=share, median=median, step=step)}.")
     return lines
 
 
-def _stands_out(run: pd.Series, key: str, median: float, factor: float) -> bool:
+def _stands_out(run: pd.Series, runs: pd.DataFrame, key: str, factor: float) -> bool:
+    median = runs[key].median()
     if median / factor <= run[key] <= median * factor:
         return False
-    if not say.has(run, f"spread/{key}.ci_low") or not say.has(run, f"spread/{key}.ci_high"):
+    low, high = f"spread/{key}.ci_low", f"spread/{key}.ci_high"
+    if not say.has(run, low) or not say.has(run, high):
         return True
-    return not run[f"spread/{key}.ci_low"] <= median <= run[f"spread/{key}.ci_high"]
+    return bool(run[low] > runs[high].median() or run[high] < runs[low].median())
+
+
+def _named(outlier: Outlier) -> str:
+    ratios = ", ".join(f"{ratio:.2g}x {title}" for title, ratio in outlier.ratios.items())
+    return f"{outlier.scenario} ({ratios}{'; one repeat: noise unknown' if outlier.single else ''})"
 
 
 def _cause(

@@ -1,0 +1,247 @@
+"""The edge prompts: what is asked, what the numbers are said to mean, and a whole study of them."""
+
+from __future__ import annotations
+
+import io
+
+import click
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from experiments import edge_prompts
+from experiments.edge_prompts import PROMPT_BY_NAME, PROMPTS, TokenCount, build, plots, reading
+from llmtrack import load_engine
+from llmtrack.measure.prompts import tokenize
+from llmtrack.report.outliers import outlier_lines, outliers
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.settings import Settings
+from llmtrack.run.study import run_study
+from llmtrack.tracking.query import runs
+from tests.report.frames import frame, interval, run
+from tests.tracking.conftest import (  # noqa: F401 - fixtures
+    _clean_environment,
+    said,
+    template_database,
+    tracker,
+    uri,
+)
+
+SETTINGS = Settings(
+    model="synthetic:tiny",
+    device="cpu",
+    max_new_tokens=4,
+    min_repeats=2,
+    min_seconds=0.0,
+    max_seconds=0.2,
+    executor="inline",
+)
+
+
+def tasks(**settings):
+    return {each.name: each.task for each in build(SETTINGS, **settings).scenarios}
+
+
+def test_all_prompts_in_their_order_the_plain_one_as_baseline():
+    experiment = build(SETTINGS)
+    assert [each.name for each in experiment.scenarios] == [prompt.name for prompt in PROMPTS]
+    assert [each.name for each in experiment.scenarios if each.baseline] == ["plain"]
+    assert len({each.variant for each in experiment.scenarios}) == 1
+    assert {each.task.max_new_tokens for each in experiment.scenarios} == {4}
+    assert experiment.settings["long_tokens"] == 1024
+    assert experiment.settings["prompt.empty"] == "''"
+    assert r"\x1b[31mred" in experiment.settings["prompt.control"]
+    assert all(len(str(value)) <= 200 for value in experiment.settings.values())
+
+
+def test_some_prompts_the_first_as_baseline():
+    scenarios = build(SETTINGS, ("code", "empty")).scenarios
+    assert [(each.name, each.baseline) for each in scenarios] == [("empty", True), ("code", False)]
+
+
+def test_no_prompt_can_fail_by_design():
+    assert all((task.empty_prompt, task.overlong_prompt) == ("bos", "truncate") for task in tasks().values())
+    assert tasks()["empty"].prompts == ("",)
+    assert not tasks()["whitespace"].prompts[0].strip()
+
+
+def test_only_the_long_prompts_are_limited():
+    limited = {name: task.max_prompt_tokens for name, task in tasks(long_tokens=64).items()}
+    assert {name for name, limit in limited.items() if limit == 64} == {"very_long", "beyond_context"}
+    assert tasks(long_tokens=None)["very_long"].max_prompt_tokens is None
+    assert (tasks()["very_long"].prompt_share, tasks()["beyond_context"].prompt_share) == (1.0, 1.25)
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("none", None), ("0", None), ("64", 64), (64, 64)])
+def test_a_number_of_tokens(text, tokens):
+    assert TokenCount().convert(text, None, None) == tokens
+
+
+@pytest.mark.parametrize("text", ["-1", "many", "1.5"])
+def test_a_bad_number_of_tokens(text):
+    with pytest.raises(click.BadParameter):
+        TokenCount()(text)
+
+
+def test_an_unknown_prompt_is_a_usage_error():
+    done = CliRunner().invoke(edge_prompts.main, ["--prompts", "plain,nonsense"])
+    assert done.exit_code == 2
+    assert "nonsense" in done.output
+
+
+def test_the_real_tokenizer_reads_one_token_and_special_tokens(smollm2_spec):
+    engine = load_engine(smollm2_spec, device="cpu")
+    assert len(engine.encode(PROMPT_BY_NAME["one_token"].text)) == 1
+    assert len(set(engine.encode(PROMPT_BY_NAME["repeated_token"].text))) == 1
+    done = {name: tokenize(engine, task) for name, task in tasks(long_tokens=256).items()}
+    assert done["empty"].facts["prompt_rule"] == "empty: starts from <|im_start|> (the BOS)"
+    assert done["special_tokens"].facts["special_tokens_in_prompt"] == 3
+    assert len(done["very_long"].ids[0]) == len(done["beyond_context"].ids[0]) == 256
+    assert done["beyond_context"].facts["prompt_truncated_tokens"] == 10235 - 256
+    for prompt in PROMPTS:
+        ids = engine.encode(prompt.text)
+        assert engine.tokenizer.decode(ids, clean_up_tokenization_spaces=False) == prompt.text
+
+
+def timed(name: str, tokens: int, first_ms: float, step_ms: float, noise: float = 0.02, n: int = 5, **values):
+    """A run of 11 new tokens: the first, and 10 steps."""
+    total_s = (first_ms + 10 * step_ms) / 1000
+    numbers = {
+        "total_latency_s": total_s,
+        "avg_latency_per_token_ms": 1000 * total_s / 11,
+        "time_to_first_token_ms": first_ms,
+        "inter_token_latency_ms": step_ms,
+    }
+    spread: dict[str, float] = {}
+    for key, value in numbers.items():
+        spread |= interval(key, value, value * (1 - noise), value * (1 + noise), n)
+    return run(name, prompt_tokens=tokens, prompt_tokens_total=tokens, max_new_tokens=11, **spread, **values)
+
+
+# 20 tokens: 100 ms and 10 steps of 10 ms, so 200 ms, and half of it is prefill.
+ORDINARY = [
+    timed(name, 20, 100, 10) for name in ("plain", "code", "control", "emoji_combining", "multi_line")
+]
+ORDINARY[0]["baseline"] = True
+
+
+def found(*rows):
+    return {each.scenario: each for each in outliers(frame(*ORDINARY, *rows))}
+
+
+def test_alike_prompts_have_no_outliers():
+    assert found() == {}
+    assert outlier_lines(frame(*ORDINARY)) == [
+        "No prompt lies more than 1.5x from the median of all, up or down, beyond noise."
+    ]
+
+
+def test_a_long_prompt_whose_prefill_is_the_call():
+    (one,) = found(timed("very_long", 200, 900, 10)).values()
+    # 900 of 1000 ms; ms/token 1000 / 200 = 5x, TTFT 9x.
+    assert (one.cause, one.prefill_share, one.step_ratio) == ("long_prefill", pytest.approx(0.9), 1.0)
+    assert one.ratios == pytest.approx({"ms/token": 5, "TTFT": 9})
+    assert outlier_lines(frame(*ORDINARY, timed("very_long", 200, 900, 10))) == [
+        "Outliers: very_long (5x ms/token, 9x TTFT): the prompt is long: the prefill is 90% of the call (median of "
+        "all 50%); a decode step takes 1x the median."
+    ]
+
+
+def test_a_long_prompt_that_decodes_slowly():
+    (one,) = found(timed("very_long", 200, 120, 40)).values()
+    assert (one.cause, one.step_ratio) == ("long_cache", 4.0)
+    assert list(one.ratios) == ["ms/token"]
+
+
+def test_a_slow_call_that_the_length_does_not_explain():
+    for row in (timed("right_to_left", 25, 100, 40), timed("right_to_left", 25, 400, 10)):
+        (one,) = found(row).values()
+        assert one.cause == "unexplained"
+    assert "noise or another program" in outlier_lines(frame(*ORDINARY, row))[0]
+
+
+def test_a_short_prompt_is_fast():
+    (one,) = found(timed("empty", 1, 20, 10)).values()
+    assert one.cause == "short_prefill"
+    assert one.ratios == pytest.approx({"ms/token": 0.6, "TTFT": 0.2})
+    (one,) = found(timed("control", 18, 20, 10)).values()
+    assert one.cause == "unexplained"
+
+
+def test_a_difference_within_noise_is_no_outlier():
+    assert found(timed("very_long", 200, 900, 10, noise=0.9)) == {}
+    noisy = [{**timed(row["scenario"], 20, 100, 10, noise=1.0)} for row in ORDINARY]
+    assert outliers(frame(*noisy, timed("empty", 1, 30, 5))) == []
+
+
+def test_one_repeat_leaves_the_noise_unknown():
+    row = timed("very_long", 200, 900, 10, noise=0, n=1)
+    assert "9x TTFT; one repeat: noise unknown" in outlier_lines(frame(*ORDINARY, row))[0]
+
+
+def test_one_new_token_has_no_steps():
+    rows = [{**row, "inter_token_latency_ms": None} for row in (*ORDINARY, timed("very_long", 200, 900, 10))]
+    (one,) = outliers(frame(*rows))
+    assert (one.scenario, one.cause) == ("very_long", "long_prefill")
+
+
+def test_reading():
+    lines = reading(
+        frame(
+            *ORDINARY,
+            timed("empty", 1, 20, 10, prompt_rule="empty: starts from <s> (the BOS)", special_tokens_in_prompt=1),
+            timed("very_long", 200, 900, 10, special_tokens_in_prompt=0),
+            timed("beyond_context", 200, 1100, 10, prompt_rule="truncated from 250 tokens to the last 200: why",
+                  prompt_truncated_tokens=50, warnings="prompt truncated"),
+            timed("special_tokens", 30, 110, 10, special_tokens_in_prompt=4),
+        )
+    )  # fmt: skip
+    assert lines[0] == (
+        "plain: 18.2 ms/token with 20 prompt tokens and 11 new ones. All 9 prompts lie between 10.9 (empty) and "
+        "109.1 ms/token (beyond_context), median 18.2."
+    )
+    assert lines[1].startswith(
+        "Outliers: very_long (5x ms/token, 9x TTFT), beyond_context (6x ms/token, 11x TTFT)"
+    )
+    assert "the prefill is 90% to 92% of the call" in lines[1]
+    assert lines[2].startswith("Outliers: empty (0.6x ms/token, 0.2x TTFT): the prompt is short")
+    assert lines[3:] == [
+        "Prompts that a rule changed: empty: starts from <s> (the BOS); "
+        "beyond_context: truncated from 250 tokens to the last 200: why.",
+        "special_tokens: 4 of its 30 tokens are special: the tokenizer reads their text as the tokens themselves, so "
+        "a user's text can end a turn unless it is escaped.",
+        "Read with care: beyond_context carried warnings (see their warnings.txt).",
+    ]
+
+
+def test_reading_where_special_tokens_are_only_the_bos_of_every_prompt():
+    rows = [{**row, "special_tokens_in_prompt": 1} for row in ORDINARY]
+    lines = reading(frame(*rows, timed("special_tokens", 30, 110, 10, special_tokens_in_prompt=1)))
+    assert "special_tokens: this tokenizer has none of the special tokens that the text spells." in lines
+
+
+def test_nothing_measured_is_said():
+    failed = frame(run("plain", status="FAILED", failure="load", reason="gone", baseline=True))
+    assert reading(failed) == ["Nothing was measured.", "1 of 1 scenarios failed: plain."]
+
+
+def test_plots_show_every_prompt():
+    figures = plots(frame(*ORDINARY, timed("very_long", 200, 900, 10)), lambda run_id, name: [])
+    assert list(figures) == ["latency", "prefill_share"]
+    heights = [bar.get_height() for bar in figures["prefill_share"].axes[0].patches]
+    assert heights == pytest.approx([50] * 5 + [90])
+
+
+def test_a_whole_study(tracker, uri):  # noqa: F811 - fixtures
+    console = Console(file=io.StringIO(), width=300, highlight=False)
+    result = run_study(build(SETTINGS), tracker=tracker, executor=InlineExecutor(), console=console)
+    assert (result.measured, result.failed, result.exit_code) == (len(PROMPTS), 0, 0)
+    tracked = runs(study=result.study.study_id, tracking_uri=uri).set_index("scenario")
+    assert set(tracked.index) == set(PROMPT_BY_NAME)
+    assert tracked.loc[["one_token", "empty", "very_long", "beyond_context"], "prompt_tokens"].tolist() == [
+        1, 1, 1020, 1020,
+    ]  # fmt: skip
+    assert (tracked["tokens_generated"] == 4).all()
+    # Two prompts of equal length and unlike text are not one workload.
+    assert tracked["workload_id"].is_unique
+    assert result.reading[0].startswith("plain: ")

@@ -1,0 +1,194 @@
+"""Prompts as tokens: lengths, the rules for empty and overlong ones, and what is told of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.edge_prompts import PROMPTS
+from llmtrack import load_engine
+from llmtrack.engines.base import SpecialTokens
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import ScenarioError
+from llmtrack.measure.prompts import prompt_facts, prompt_ids, prompt_warnings, tokenize
+from llmtrack.scenario import GenerateTask, workload_id
+
+BOS, EOS = 1, 2
+BOTH = SpecialTokens({BOS: "<s>", EOS: "</s>"}, BOS, EOS)
+
+
+def engine(context: int | None = 20, special: SpecialTokens | None = BOTH, adds_bos: bool = False):
+    """A token a character; 10 prompt tokens fit beside 10 new ones."""
+
+    class Engine(ScriptedEngine):
+        def encode(self, text):
+            return [BOS] * adds_bos + super().encode(text)
+
+    made = Engine(FakeClock(), Script(0.03, 0.005), context_length=context)
+    made._info = replace(made.info, special_tokens=special)
+    return made
+
+
+def task(*texts: str, **settings) -> GenerateTask:
+    return GenerateTask(texts, **{"max_new_tokens": 10, **settings})
+
+
+def spell(text: str) -> tuple[int, ...]:
+    return tuple(map(ord, text))
+
+
+def test_a_text_is_taken_as_it_is_and_nothing_is_told():
+    done = tokenize(engine(), task("abc", "de"))
+    assert done.ids == (spell("abc"), spell("de"))
+    assert done.facts == {"special_tokens_in_prompt": 0}
+    assert done.warnings == ()
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 9, 10])
+def test_a_text_is_repeated_to_a_length(length):
+    (ids,) = prompt_ids(engine(), task("abc", prompt_tokens=length))
+    assert ids == spell("abc abc abc abc")[:length]
+
+
+@pytest.mark.parametrize(("share", "length"), [(1.0, 10), (0.5, 5), (0.51, 6)])
+def test_a_text_is_repeated_to_a_share_of_the_room(share, length):
+    done = tokenize(engine(), task("abc", prompt_share=share))
+    assert len(done.ids[0]) == length
+    assert done.facts["prompt_rule"] == f"repeated to {length} tokens: the context has room for 10"
+    assert done.warnings == ()
+
+
+def test_what_fills_the_context_may_be_limited_and_says_so():
+    done = tokenize(engine(3000), task("abc", prompt_share=1.0, max_prompt_tokens=7))
+    assert len(done.ids[0]) == 7
+    assert done.facts["prompt_rule"] == (
+        "repeated to 7 tokens: max_prompt_tokens=7, the context has room for 2,990"
+    )
+    assert "prompt_truncated_tokens" not in done.facts
+
+
+def test_a_limit_beyond_the_context_does_not_widen_it():
+    assert len(prompt_ids(engine(), task("abc", prompt_share=1.0, max_prompt_tokens=500))[0]) == 10
+
+
+def test_beyond_the_context_is_an_error_by_default():
+    for settings in ({"prompt_share": 1.5}, {"prompt_tokens": 11}):
+        with pytest.raises(ScenarioError, match="ask for at most 10 prompt tokens") as caught:
+            prompt_ids(engine(), task("abc", **settings))
+        assert caught.value.kind == "too_long"
+    with pytest.raises(ScenarioError, match="longer than the 4 allowed: max_prompt_tokens=4") as caught:
+        prompt_ids(engine(), task("abcdef", max_prompt_tokens=4))
+    assert caught.value.kind == "too_long"
+
+
+def test_beyond_the_context_may_be_truncated_to_its_last_tokens_and_says_so():
+    asked = task("abcdefghijklmn", overlong_prompt="truncate")
+    assert prompt_ids(engine(), asked) == (spell("efghijklmn"),)
+    assert prompt_facts(engine(), asked) == {
+        "prompt_rule": "truncated from 14 tokens to the last 10: the context has room for 10",
+        "prompt_truncated_tokens": 4,
+        "special_tokens_in_prompt": 0,
+    }
+    assert prompt_warnings(engine(), asked) == (
+        "prompt truncated from 14 tokens to the last 10: the context has room for 10",
+    )
+    (ids,) = prompt_ids(engine(), task("abc", prompt_share=1.5, overlong_prompt="truncate"))
+    assert ids == spell("abc abc abc abc")[5:15]
+
+
+def test_a_truncated_prompt_keeps_its_bos():
+    (ids,) = prompt_ids(engine(adds_bos=True), task("abcdefghijklmn", overlong_prompt="truncate"))
+    assert ids == (BOS, *spell("fghijklmn"))
+    one = task("abcdef", max_prompt_tokens=1, overlong_prompt="truncate")
+    assert prompt_ids(engine(adds_bos=True), one) == ((BOS,),)
+
+
+def test_no_room_at_all_is_an_error_under_every_rule():
+    for settings in ({"prompt_share": 1.0}, {}):
+        with pytest.raises(ScenarioError, match="at most 0 prompt tokens"):
+            prompt_ids(engine(10), task("abc", overlong_prompt="truncate", **settings))
+
+
+def test_an_unknown_context_is_no_limit_and_cannot_be_filled():
+    assert len(prompt_ids(engine(None), task("a" * 999))[0]) == 999
+    with pytest.raises(ScenarioError, match="give max_prompt_tokens"):
+        prompt_ids(engine(None), task("abc", prompt_share=1.0))
+    assert len(prompt_ids(engine(None), task("abc", prompt_share=1.0, max_prompt_tokens=5))[0]) == 5
+
+
+def test_an_empty_prompt_is_an_error_by_default():
+    with pytest.raises(ScenarioError, match="has no tokens") as caught:
+        prompt_ids(engine(), task(""))
+    assert caught.value.kind == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("special", "start", "rule"),
+    [
+        (BOTH, BOS, "empty: starts from <s> (the BOS)"),
+        (replace(BOTH, bos_id=None), EOS, "empty: starts from </s> (the EOS, for want of a BOS)"),
+        (SpecialTokens({}, 0, EOS), 0, "empty: starts from 0 (the BOS)"),
+    ],
+)
+def test_an_empty_prompt_may_start_from_the_bos_or_else_the_eos(special, start, rule):
+    done = tokenize(engine(special=special), task("", empty_prompt="bos"))
+    assert done.ids == ((start,),)
+    assert done.facts["prompt_rule"] == rule
+
+
+@pytest.mark.parametrize("special", [None, SpecialTokens({})])
+def test_without_a_start_token_an_empty_prompt_stays_an_error(special):
+    with pytest.raises(ScenarioError, match="neither a BOS nor an EOS"):
+        prompt_ids(engine(special=special), task("", empty_prompt="bos"))
+
+
+def test_a_tokenizer_that_adds_a_bos_needs_no_rule_for_an_empty_prompt():
+    done = tokenize(engine(adds_bos=True), task(""))
+    assert done.ids == ((BOS,),)
+    assert done.facts["prompt_rule"].startswith("empty: starts from <s>, which the tokenizer puts")
+    assert done.facts["special_tokens_in_prompt"] == 1
+
+
+def test_facts_of_a_batch():
+    done = tokenize(engine(), task("", "a\x01b", "c" * 12, empty_prompt="bos", overlong_prompt="truncate"))
+    assert done.facts == {
+        "prompt_rule": "empty: starts from <s> (the BOS); "
+        "truncated from 12 tokens to the last 10: the context has room for 10",
+        "prompt_truncated_tokens": 2,
+        "special_tokens_in_prompt": 2,
+    }
+
+
+def test_special_tokens_are_not_counted_where_they_are_unknown():
+    assert tokenize(engine(special=None), task("a\x01b")).facts == {}
+
+
+def test_lengths_are_part_of_the_workload_and_rules_are_not():
+    plain = workload_id(task("abc"))
+    assert workload_id(task("abc", empty_prompt="bos", overlong_prompt="truncate")) == plain
+    ids = {plain} | {
+        workload_id(task("abc", prompt_share=share, max_prompt_tokens=limit))
+        for share, limit in ((1.0, None), (1.25, None), (None, 5), (1.0, 5))
+    }
+    assert len(ids) == 5
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_engine("synthetic:tiny", device="cpu")
+
+
+def test_special_tokens_of_a_real_tokenizer(tiny):
+    assert tiny.info.special_tokens == SpecialTokens(
+        {256: "<|bos|>", 257: "<|eos|>", 258: "<|pad|>"}, 256, 257
+    )
+    facts = prompt_facts(tiny, task("a<|bos|>b<|eos|><|im_end|>"))
+    assert facts == {"special_tokens_in_prompt": 2}
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: prompt.name)
+def test_every_edge_prompt_comes_back_from_a_real_tokenizer(tiny, prompt):
+    ids = tiny.encode(prompt.text)
+    assert tiny.tokenizer.decode(ids, clean_up_tokenization_spaces=False) == prompt.text
+    assert len(ids) < 500, "a context of 512 holds every prompt that is not long on purpose"
