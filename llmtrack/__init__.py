@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmtrack.errors import LlmtrackError
     from llmtrack.measure.timing import time_generate
     from llmtrack.quality.corpora import load_corpus
-    from llmtrack.quality.perplexity import compute_perplexity, score_documents
+    from llmtrack.quality.perplexity import compute_perplexity, score_documents, score_rolling
     from llmtrack.scenario import RepeatPolicy
     from llmtrack.tracking.query import runs, studies
 
@@ -30,6 +30,7 @@ _HOME = {
     "resolve_dtype": "llmtrack.devices",
     "runs": "llmtrack.tracking.query",
     "score_documents": "llmtrack.quality.perplexity",
+    "score_rolling": "llmtrack.quality.perplexity",
     "studies": "llmtrack.tracking.query",
     "time_generate": "llmtrack.measure.timing",
 }
@@ -43,6 +44,7 @@ __all__ = [
     "resolve_dtype",
     "runs",
     "score_documents",
+    "score_rolling",
     "studies",
     "time_generate",
 ]
