@@ -1,7 +1,8 @@
-"""Find engines by name through the Python entry points of the group `llmtrack.engines`."""
+"""Find engines by name: the built-in ones, and those of other packages through Python entry points."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import entry_points
 
 from llmtrack.engines.base import Engine
@@ -10,23 +11,29 @@ from llmtrack.scenario import Variant
 
 GROUP = "llmtrack.engines"
 
+# Known without an installation: `mlflow run` may start the project from its folder, where it is not installed.
+BUILTIN = {"torch": "llmtrack.engines.pytorch"}
+
 
 def backends() -> list[str]:
-    """Return the names of the installed backends."""
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    """Return the names of the backends that are there."""
+    return sorted({*BUILTIN, *(point.name for point in entry_points(group=GROUP))})
 
 
 def load_variant(variant: Variant) -> Engine:
     """Load the engine that a variant asks for.
 
     Raises:
-        UsageError: no such backend is installed.
+        UsageError: no such backend is there.
         ModelLoadError: no model could be loaded.
     """
+    if variant.backend in BUILTIN:
+        engine: Engine = import_module(BUILTIN[variant.backend]).load(variant)
+        return engine
     for point in entry_points(group=GROUP):
         if point.name == variant.backend:
             return point.load()(variant)
-    raise UsageError(f"unknown backend {variant.backend!r}: installed are {', '.join(backends()) or 'none'}")
+    raise UsageError(f"unknown backend {variant.backend!r}: there are {', '.join(backends())}")
 
 
 def load_engine(

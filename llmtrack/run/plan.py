@@ -77,7 +77,7 @@ def _check(variant: Variant, machine: Mapping[str, str]) -> None:
     """Refuse what no run can mend, before a study begins."""
     parse_candidates(variant.model)
     if variant.backend not in backends():
-        raise UsageError(f"unknown backend {variant.backend!r}: installed are {', '.join(backends())}")
+        raise UsageError(f"unknown backend {variant.backend!r}: there are {', '.join(backends())}")
     devices = _listed(machine, "devices")
     if _device(variant.device, machine) not in devices:
         raise UsageError(

@@ -1,0 +1,1 @@
+"""Speed claims, as ratios measured in one run: run by hand, never by the tests."""

@@ -1,0 +1,34 @@
+"""Engines are found by name, with and without an installation."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmtrack.engines import registry
+from llmtrack.errors import UsageError
+from llmtrack.scenario import Variant
+
+
+def test_the_built_in_backend_needs_no_installation(monkeypatch):
+    # `mlflow run --env-manager uv` starts the project from its folder, in an environment that lacks its metadata.
+    monkeypatch.setattr(registry, "entry_points", lambda group: ())
+    assert registry.backends() == ["torch"]
+    engine = registry.load_variant(Variant("synthetic:tiny", device="cpu"))
+    assert engine.info.model_id == "synthetic:tiny"
+
+
+def test_a_backend_of_another_package_is_found_by_its_entry_point(monkeypatch):
+    class Point:
+        name = "theirs"
+
+        def load(self):
+            return lambda variant: ("engine of", variant.model)
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()] if group == registry.GROUP else [])
+    assert registry.backends() == ["theirs", "torch"]
+    assert registry.load_variant(Variant("a-model", backend="theirs")) == ("engine of", "a-model")
+
+
+def test_an_unknown_backend_is_told_with_those_that_are_there():
+    with pytest.raises(UsageError, match="unknown backend 'abacus': there are .*torch"):
+        registry.load_variant(Variant(backend="abacus"))
