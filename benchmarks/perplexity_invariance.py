@@ -25,7 +25,10 @@ TOLERANCE = 1e-6
 @click.option("--max-length", default=512, show_default=True, help="documents: tokens of a document at most.")
 @click.option("--window", default=256, show_default=True, help="rolling: tokens of a window.")
 @click.option("--stride", default=128, show_default=True, help="rolling: new tokens of each window.")
-def main(model: str, corpus: str, max_length: int, window: int, stride: int) -> None:
+@click.option(
+    "--max-tokens", default=0, show_default=True, help="rolling: tokens of the stream at most; 0: all."
+)
+def main(model: str, corpus: str, max_length: int, window: int, stride: int, max_tokens: int) -> None:
     """Print the loss of each protocol, batch size and side; exit with 1 where they differ by more than 1e-6."""
     engine = pytorch.load(Variant(model))
     texts = load_corpus(corpus).texts
@@ -44,7 +47,13 @@ def main(model: str, corpus: str, max_length: int, window: int, stride: int) -> 
                 )
             else:
                 done = score_rolling(
-                    engine, texts, max_length=window, stride=stride, batch_size=batch_size, padding_side=side
+                    engine,
+                    texts,
+                    max_length=window,
+                    stride=stride,
+                    max_tokens=max_tokens,
+                    batch_size=batch_size,
+                    padding_side=side,
                 )
             losses.append(done.loss)
             print(
