@@ -10,6 +10,7 @@ from statistics import fmean
 from llmtrack.engines.base import Engine, GenerateRequest
 from llmtrack.measure.interference import busy_warning, gpu_warning, read_cpu
 from llmtrack.measure.metrics import decode_step_bytes, memory_bandwidth_utilization
+from llmtrack.measure.prompts import prompt_facts, prompt_warnings
 from llmtrack.measure.timing import Arm, Clock, Timing, requests_for, time_arms
 from llmtrack.run.events import Progress
 from llmtrack.run.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
@@ -59,7 +60,8 @@ def _measurement(
     started: float,
 ) -> Measurement:
     metrics = dict(timing.metrics) | engine_metrics(engine) | {"pad_share": pad_share(arm.requests)}
-    facts = engine_facts(engine) | _prompt_facts(arm.requests) | {"output_digest": digest(timing.new_ids)}
+    facts = engine_facts(engine) | _prompt_facts(arm.requests) | prompt_facts(engine, task)
+    facts["output_digest"] = digest(timing.new_ids)
     if timing.peak_memory_bytes is not None:
         metrics["peak_memory_mib"] = timing.peak_memory_bytes / MIB
     if task.use_cache and "inter_token_latency_ms" in metrics:
@@ -75,7 +77,11 @@ def _measurement(
         metrics=metrics,
         summaries=timing.summaries,
         samples=timing.samples,
-        warnings=timing.warnings + _padding_warning(arm.requests) + busy + engine.info.warnings,
+        warnings=prompt_warnings(engine, task)
+        + timing.warnings
+        + _padding_warning(arm.requests)
+        + busy
+        + engine.info.warnings,
         sample_text="\n---\n".join(engine.decode(row) for row in timing.new_ids[:SAMPLE_ROWS]),
         tags=dict(engine.info.tags),
         series={"token_latency_ms": timing.gaps_ms},

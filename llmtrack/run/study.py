@@ -154,7 +154,8 @@ def outcome_line(outcome: Measurement | Failure) -> str:
 
 
 def _one_line(text: str, width: int = 100) -> str:
-    joined = " ".join(text.split())
+    # A model may say control characters, and a terminal would obey them.
+    joined = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
     return joined if len(joined) <= width else joined[: width - 1] + "…"
 
 

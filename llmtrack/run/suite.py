@@ -15,7 +15,6 @@ from rich.markup import escape
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
-from llmtrack.report.compare import in_order_of_time
 from llmtrack.report.gather import section, suite_report
 from llmtrack.report.html import Section
 from llmtrack.report.table import summary_table, to_markdown
@@ -65,6 +64,7 @@ def run_suite(
     executor: Executor,
     console: Console,
     remarks: Sequence[str] = (),
+    resume: bool = False,
 ) -> SuiteResult:
     """Run experiments one after the other; one that fails does not stop the rest.
 
@@ -78,6 +78,7 @@ def run_suite(
         executor: measures.
         console: where progress and the report are printed.
         remarks: what the reader of the report must know of how it was measured.
+        resume: take over finished runs, as `run_study` does.
 
     Raises:
         TrackingError: the store refuses the suite's run.
@@ -99,6 +100,7 @@ def run_suite(
                     executor=executor,
                     console=console,
                     suite_id=suite.study_id,
+                    resume=resume,
                     suite_progress=progress,
                 )
             except Exception as error:
@@ -135,8 +137,7 @@ def _report(
         tracker.finish_study(result.study, outcome)
         return
     suite = result.study
-    search = f"tags.`llmtrack.suite_id` = '{suite.study_id}'"
-    tracked = in_order_of_time(runs(search=search, tracking_uri=tracker.tracking_uri))
+    tracked = _tracked(result, experiments, tracker)
     if tracked.empty:
         tracker.finish_study(suite, outcome, note="No experiment could be run.")
         return
@@ -160,6 +161,24 @@ def _report(
         tracker.finish_study(suite, outcome, note=note, files=files)
 
 
+def _tracked(result: SuiteResult, experiments: Sequence[Experiment], tracker: Tracker) -> pd.DataFrame:
+    """Return the runs of all studies as read back, in the order of the experiments and their scenarios."""
+    import pandas as pd
+
+    search = f"tags.`llmtrack.suite_id` = '{result.study.study_id}'"
+    found = runs(search=search, tracking_uri=tracker.tracking_uri)
+    parts = []
+    for experiment in experiments:
+        study = result.results.get(experiment.name)
+        own = found[found["experiment"] == experiment.name]
+        if study is not None and study.tracked is not None:
+            # With what was taken over from earlier studies, maybe of another experiment.
+            own = study.tracked.assign(experiment=experiment.name)
+        parts.append(in_order(own, experiment))
+    parts = [part for part in parts if len(part)]
+    return pd.concat(parts, ignore_index=True) if parts else found
+
+
 def _sections(
     result: SuiteResult,
     experiments: Sequence[Experiment],
@@ -171,7 +190,7 @@ def _sections(
     series_of = partial(series, tracking_uri=tracker.tracking_uri)
     text_of = partial(artifact_text, tracking_uri=tracker.tracking_uri)
     for experiment in experiments:
-        own = in_order(tracked[tracked["experiment"] == experiment.name], experiment)
+        own = tracked[tracked["experiment"] == experiment.name].reset_index(drop=True)
         if own.empty:
             continue
         study = result.results.get(experiment.name)

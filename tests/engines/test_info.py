@@ -140,7 +140,7 @@ def test_peak_memory_is_of_this_process(tiny):
 
 
 def test_unknown_backend_and_quantization_are_refused():
-    with pytest.raises(UsageError, match=r"unknown backend 'nope': installed are .*torch"):
+    with pytest.raises(UsageError, match=r"unknown backend 'nope': there are .*torch"):
         load_variant(Variant("synthetic:tiny", backend="nope"))
     with pytest.raises(UsageError, match="no quantization 'int8'"):
         load_variant(Variant("synthetic:tiny", quantization="int8"))

@@ -30,5 +30,5 @@ def test_a_backend_of_another_package_is_found_by_its_entry_point(monkeypatch):
 
 
 def test_an_unknown_backend_is_told_with_those_that_are_there():
-    with pytest.raises(UsageError, match="unknown backend 'abacus': there are .*torch"):
+    with pytest.raises(UsageError, match=r"unknown backend 'abacus': there are .*torch"):
         registry.load_variant(Variant(backend="abacus"))

@@ -242,6 +242,10 @@ def test_a_whole_study(tracker, uri):  # noqa: F811 - fixtures
         1, 1, 1020, 1020,
     ]  # fmt: skip
     assert (tracked["tokens_generated"] == 4).all()
+    # What the rules did to a prompt is tracked with its run, and the reading tells it.
+    assert tracked.loc["empty", "prompt_rule"].startswith("empty: starts from ")
+    assert tracked.loc["beyond_context", "prompt_truncated_tokens"] > 0
+    assert "truncated" in tracked.loc["beyond_context", "warnings"]
     # Two prompts of equal length and unlike text are not one workload.
     assert tracked["workload_id"].is_unique
     assert result.reading[0].startswith("plain: ")
