@@ -138,6 +138,7 @@ def main(names: tuple[str, ...], quick: bool, **shared: Any) -> None:
             executor=executor,
             console=console,
             remarks=(QUICK_REMARK,) if quick else (),
+            resume=settings.resume,
         )
         say_where(console, tracker)
         sys.exit(result.exit_code)

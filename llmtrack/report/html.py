@@ -13,7 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from llmtrack.report.phases import Call, Timeline, timeline
-from llmtrack.report.table import Table
+from llmtrack.report.table import METRICS, Table
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -25,6 +25,15 @@ class Rows:
 
     table: Table
     kinds: tuple[str, ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Columns as they are shown: results first, where no scrolling is needed, then the conditions that differ."""
+        titles = self.table.titles
+        after, last = titles.index("scenario") + 1, len(titles) - 1
+        results = {column.title for column in METRICS}
+        rest = sorted(range(after, last), key=lambda column: titles[column] not in results)
+        return (*range(after), last, *rest)
 
 
 @dataclass(frozen=True)

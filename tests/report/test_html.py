@@ -170,6 +170,13 @@ def test_rows_are_marked_and_numbers_stand_right():
     assert "bfloat16 failed: &lt;script&gt;" in text
 
 
+def test_results_stand_before_conditions():
+    text = render_report(report(sections=()))
+    heads = re.findall(r"<th [^>]*>([^<]*)</th>", text)
+    assert heads[:4] == ["experiment", "scenario", "against baseline", "latency s"]
+    assert heads.index("tokens/s") < heads.index("dtype") < heads.index("run")
+
+
 def test_light_and_dark():
     assert "prefers-color-scheme: dark" in render_report(report())
 

@@ -23,7 +23,7 @@ SETTINGS = Settings(
 )
 
 
-def suite(tracker, console, *experiments, context_length=None, remarks=()):
+def suite(tracker, console, *experiments, context_length=None, remarks=(), resume=False):
     clock = FakeClock()
     script = Script(0.030, 0.005)
     return run_suite(
@@ -36,6 +36,7 @@ def suite(tracker, console, *experiments, context_length=None, remarks=()):
         ),
         console=console,
         remarks=remarks,
+        resume=resume,
     )
 
 
@@ -101,6 +102,18 @@ def test_an_experiment_whose_reading_breaks_has_its_table_and_its_reason(tracker
     assert "prompt_length could not be run: a &lt;mistake&gt;" in report
     assert report.count("prompt_8") >= 2
     assert "data:image/png" not in report
+
+
+def test_a_resumed_suite_reports_what_was_measured_before(tracker, uri, console, tmp_path):
+    suite(tracker, console, prompt_length.build(SETTINGS, (4,)))
+    again = suite(
+        tracker, console, prompt_length.build(SETTINGS, (4, 8)), perplexity.build(SETTINGS), resume=True
+    )
+    assert again.results["prompt_length"].measured == 1
+    report = artifact(uri, again.study.run_id, "report.html", tmp_path)
+    table = report[report.index("All runs") : report.index("</table>")]
+    places = [table.index(name) for name in ("prompt_4", "prompt_8", "perplexity_float32")]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("name", BUILDERS)
