@@ -11,7 +11,7 @@ from llmtrack.experiment import Experiment, SeriesOf
 from llmtrack.report import reading as say
 from llmtrack.report.plots import measured, step_plot
 from llmtrack.run.main import run_experiment
-from llmtrack.run.settings import Settings, shared_options
+from llmtrack.run.settings import Settings, optional, shared_options
 from llmtrack.scenario import GenerateTask, Scenario
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ def reading(runs: pd.DataFrame) -> list[str]:
 
 @click.command(help=__doc__)
 @shared_options
-@click.option("--prompt", default=DEFAULT_PROMPT, help="Text to continue.")
+@click.option("--prompt", default="none", show_default=True, help="Text to continue; none: one of ours.")
 def main(prompt: str, **shared: Any) -> None:
     """Run the experiment from the command line."""
     settings = Settings(**shared)
-    run_experiment(build(settings, prompt), settings)
+    run_experiment(build(settings, optional(prompt) or DEFAULT_PROMPT), settings)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def build(settings: Settings, lengths: tuple[int, ...] = LENGTHS, multiple: int 
         for length in lengths
         for use_cache in CACHES
     ]
-    batch = GenerateTask(UNEQUAL_PROMPTS, max_new_tokens=lengths[0], compare_unpadded=True)
+    batch = GenerateTask(UNEQUAL_PROMPTS, max_new_tokens=settings.max_new_tokens, compare_unpadded=True)
     padding = {
         "pad_none": replace(batch, batch_size=1),
         "pad_left": replace(batch, padding_side="left"),

@@ -11,7 +11,7 @@ from llmtrack.experiment import Experiment, SeriesOf
 from llmtrack.report import reading as say
 from llmtrack.report.plots import bar_plot, measured
 from llmtrack.run.main import run_experiment
-from llmtrack.run.settings import CommaList, Dtype, Settings, shared_options
+from llmtrack.run.settings import CommaList, Dtype, Settings, optional, shared_options
 from llmtrack.scenario import GenerateTask, Scenario
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ def reading(runs: pd.DataFrame) -> list[str]:
     show_default=True,
     help="Precisions to compare.",
 )
-@click.option("--prompt", default=DEFAULT_PROMPT, help="Text to continue.")
+@click.option("--prompt", default="none", show_default=True, help="Text to continue; none: one of ours.")
 def main(dtypes: tuple[str, ...], prompt: str, **shared: Any) -> None:
     """Run the experiment from the command line."""
     settings = Settings(**shared)
-    run_experiment(build(settings, dtypes, prompt), settings)
+    run_experiment(build(settings, dtypes, optional(prompt) or DEFAULT_PROMPT), settings)
 
 
 if __name__ == "__main__":

@@ -103,6 +103,40 @@ def test_a_corpus_path_with_a_space_reaches_the_experiment(mlflow_run, tracked, 
     assert tracked.runs()["corpus"].tolist() == ["my corpus.txt"]
 
 
+def test_cache_padding_tells_which_rows_padding_changes(mlflow_run, tracked):
+    ok(mlflow_run("cache_padding", lengths="4,12", multiple="256", **TINY))
+    runs = tracked.runs().set_index("scenario")
+    assert (runs["status"] == "FINISHED").all()
+    assert runs.loc["cache_off_12", "inter_token_latency_last_quarter_ms"] > 0
+    equal = runs["rows_equal_unpadded"]
+    assert (equal["pad_none"], equal["pad_left"], equal["pad_left_to_256"]) == (1, 1, 1)
+    assert equal["pad_right"] < 1
+    assert runs.loc["pad_left_to_256", "pad_share"] > runs.loc["pad_left", "pad_share"] > 0
+    study = study_of(tracked, "cache_padding")
+    assert tracked.artifacts(study["run_id"], "plots") == {
+        "plots/cache_latency.png",
+        "plots/padding_tokens_per_sec.png",
+    }
+
+
+def test_batching_does_the_same_work_in_each_arm(mlflow_run, tracked):
+    ok(mlflow_run("batching", sizes="1,3", **TINY))
+    runs = tracked.runs().set_index("scenario")
+    assert runs["prompts"].to_dict() == {"batch_1": 3, "batch_3": 3}
+    assert runs["tokens_generated"].to_dict() == {"batch_1": 12, "batch_3": 12}
+    assert runs["latency_per_sample_s"].to_dict() == pytest.approx((runs["total_latency_s"] / 3).to_dict())
+    study = study_of(tracked, "batching")
+    assert len(tracked.artifacts(study["run_id"], "plots")) == 3
+
+
+def test_edge_prompts_all_run(mlflow_run, tracked):
+    ok(mlflow_run("edge_prompts", long_tokens="64", **TINY))
+    runs = tracked.runs().set_index("scenario")
+    assert (runs["status"] == "FINISHED").all()
+    assert {"plain", "empty", "one_token", "beyond_context", "right_to_left"} <= set(runs.index)
+    assert (runs["tokens_generated"] == 4).all()
+
+
 def test_suite_and_compare(mlflow_run, tracked):
     output = ok(mlflow_run("suite", experiments="baseline,perplexity", **TINY))
     suite = study_of(tracked, "suite")

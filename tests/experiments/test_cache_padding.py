@@ -38,7 +38,10 @@ RUNS = pd.DataFrame(
 
 
 def test_each_length_has_both_caches_and_its_own_baseline():
-    scenarios = {s.name: s for s in cache_padding.build(Settings(), lengths=(8, 16), multiple=32).scenarios}
+    scenarios = {
+        s.name: s
+        for s in cache_padding.build(Settings(max_new_tokens=5), lengths=(8, 16), multiple=32).scenarios
+    }
     assert list(scenarios) == [
         "cache_on_8", "cache_off_8", "cache_on_16", "cache_off_16",
         "pad_none", "pad_left", "pad_right", "pad_left_to_32",
@@ -58,6 +61,7 @@ def test_each_length_has_both_caches_and_its_own_baseline():
     assert [task.pad_to_multiple for task in padded] == [1, 1, 1, 32]
     assert len({task.prompts for task in padded}) == 1
     assert all(task.compare_unpadded for task in padded)
+    assert {task.max_new_tokens for task in padded} == {5}
 
 
 def test_reading_tells_the_price_of_no_cache_and_which_padding_changes_the_text():
