@@ -40,6 +40,10 @@ def _list(values: Sequence[object]) -> str:
     return f"{', '.join(most)} and {last}"
 
 
+def _few_tokens(settings: Settings) -> Settings:
+    return replace(settings, max_new_tokens=min(settings.max_new_tokens, QUICK_FEW_TOKENS))
+
+
 # In the order that loads a model least often: what wants one precision only comes first.
 BUILDERS: dict[str, Builder] = {
     "baseline": baseline.build,
@@ -57,13 +61,17 @@ QUICK_OUTPUTS = (4, 16)
 QUICK_SIZES = (1, 4)
 QUICK_PROMPTS = ("plain", "one_token", "empty", "very_long", "code", "emoji_combining")
 QUICK_LONG_PROMPT = 256
-QUICK_DOCUMENT = 128
+QUICK_DOCUMENT = 64
+# Experiments of many scenarios generate less in each.
+QUICK_FEW_TOKENS = 8
 
 QUICK_BUILDERS: dict[str, Builder] = {
     "prompt_length": lambda settings: prompt_length.build(settings, QUICK_LENGTHS),
     "cache_padding": lambda settings: cache_padding.build(settings, QUICK_OUTPUTS),
-    "batching": lambda settings: batching.build(settings, QUICK_SIZES),
-    "edge_prompts": lambda settings: edge_prompts.build(settings, QUICK_PROMPTS, QUICK_LONG_PROMPT),
+    "batching": lambda settings: batching.build(_few_tokens(settings), QUICK_SIZES),
+    "edge_prompts": lambda settings: edge_prompts.build(
+        _few_tokens(settings), QUICK_PROMPTS, QUICK_LONG_PROMPT
+    ),
     "perplexity": lambda settings: _perplexity(settings, PerplexityTask(max_length=QUICK_DOCUMENT)),
 }
 
