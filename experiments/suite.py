@@ -40,8 +40,8 @@ def _list(values: Sequence[object]) -> str:
     return f"{', '.join(most)} and {last}"
 
 
-def _few_tokens(settings: Settings) -> Settings:
-    return replace(settings, max_new_tokens=min(settings.max_new_tokens, QUICK_FEW_TOKENS))
+def _at_most(tokens: int, settings: Settings) -> Settings:
+    return replace(settings, max_new_tokens=min(settings.max_new_tokens, tokens))
 
 
 # In the order that loads a model least often: what wants one precision only comes first.
@@ -62,15 +62,17 @@ QUICK_SIZES = (1, 4)
 QUICK_PROMPTS = ("plain", "one_token", "empty", "very_long", "code", "emoji_combining")
 QUICK_LONG_PROMPT = 256
 QUICK_DOCUMENT = 64
-# Experiments of many scenarios generate less in each.
-QUICK_FEW_TOKENS = 8
+# Experiments of many scenarios, or of many prompts in each, generate less.
+QUICK_FEW_TOKENS, QUICK_LEAST_TOKENS = 8, 4
 
 QUICK_BUILDERS: dict[str, Builder] = {
     "prompt_length": lambda settings: prompt_length.build(settings, QUICK_LENGTHS),
-    "cache_padding": lambda settings: cache_padding.build(settings, QUICK_OUTPUTS),
-    "batching": lambda settings: batching.build(_few_tokens(settings), QUICK_SIZES),
+    "cache_padding": lambda settings: cache_padding.build(
+        _at_most(QUICK_LEAST_TOKENS, settings), QUICK_OUTPUTS
+    ),
+    "batching": lambda settings: batching.build(_at_most(QUICK_FEW_TOKENS, settings), QUICK_SIZES),
     "edge_prompts": lambda settings: edge_prompts.build(
-        _few_tokens(settings), QUICK_PROMPTS, QUICK_LONG_PROMPT
+        _at_most(QUICK_FEW_TOKENS, settings), QUICK_PROMPTS, QUICK_LONG_PROMPT
     ),
     "perplexity": lambda settings: _perplexity(settings, PerplexityTask(max_length=QUICK_DOCUMENT)),
 }
