@@ -1,4 +1,4 @@
-# `make demo` measures a real small model and prints the table; `make test` runs lint, types and tests.
+# `make demo` measures a real small model (the quick suite) and prints the table; `make test` runs lint, types and tests.
 # Both make the virtual environment that they need.
 
 PYTHON ?= python3
@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" MLFLOW_TRACKING_URI="$(DEMO_URI)" \
-	  mlflow run . -e suite --env-manager local --experiment-name llmtrack
+	  mlflow run . -e suite --env-manager local --experiment-name llmtrack -P quick=true
 	@echo
 	@echo "See the runs in the MLflow UI:"
 	@echo "  $(BIN)/mlflow ui --backend-store-uri $(DEMO_URI)"

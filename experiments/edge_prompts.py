@@ -139,7 +139,7 @@ def build(
 
 def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     """Draw a bar per prompt: the whole call, and the share of it that the prefill takes."""
-    shares = runs.assign(prefill_share=100 * prefill_shares(runs))
+    shares = runs.copy().assign(prefill_share=100 * prefill_shares(runs))
     figures = {
         "latency": bar_plot(
             runs, "scenario", "total_latency_s", title="Latency of the whole call by prompt", y_label="s"

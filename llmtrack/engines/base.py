@@ -89,12 +89,10 @@ class EngineInfo:
         context_length: positions the model was made for, or None if unknown.
         vocab_size: width of the logits.
         load_time_s: seconds to load the weights, without fetching or converting them; None if unknown.
-        prefix_id: token to put before a text that must begin with one: the tokenizer's BOS, or its EOS where
-            there is no BOS; None if it has neither.
         facts: further params to track (revision, architecture, parameter count ...).
         tags: provenance to track (weights digest, library versions ...).
         warnings: findings in words, such as random weights or emulated arithmetic.
-        special_tokens: the tokenizer's special tokens, or None if unknown.
+        special_tokens: the tokenizer's special tokens.
     """
 
     model_id: str
@@ -106,11 +104,10 @@ class EngineInfo:
     context_length: int | None
     vocab_size: int
     load_time_s: float | None = None
-    prefix_id: int | None = None
     facts: dict[str, Scalar] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    special_tokens: SpecialTokens | None = None
+    special_tokens: SpecialTokens = SpecialTokens({})
 
 
 class Engine(Protocol):

@@ -99,7 +99,6 @@ class TorchEngine:
             context_length=getattr(model.config.get_text_config(), "max_position_embeddings", None),
             vocab_size=int(model.config.get_text_config().vocab_size),
             load_time_s=load_time_s,
-            prefix_id=_first_of(tokenizer.bos_token_id, tokenizer.eos_token_id),
             facts=facts or {},
             tags=tags or {},
             warnings=warnings + _emulation_warning(dtype_name, self._device),

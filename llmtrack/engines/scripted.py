@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import TYPE_CHECKING
 
-from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest
+from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest, SpecialTokens
 
 if TYPE_CHECKING:
     import torch
@@ -67,7 +67,7 @@ class ScriptedEngine:
             kv_bytes_per_token=10,
             context_length=context_length,
             vocab_size=128,
-            prefix_id=0,
+            special_tokens=SpecialTokens({0: "<s>"}, bos_id=0),
         )
 
     @property

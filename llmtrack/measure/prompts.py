@@ -58,8 +58,7 @@ def tokenize(engine: Engine, task: GenerateTask) -> Prompts:
     if cut := sum(row.truncated for row in rows):
         facts["prompt_truncated_tokens"] = cut
     special = engine.info.special_tokens
-    if special is not None:
-        facts["special_tokens_in_prompt"] = sum(token in special.names for row in rows for token in row.ids)
+    facts["special_tokens_in_prompt"] = sum(token in special.names for row in rows for token in row.ids)
     warnings = tuple(dict.fromkeys(f"prompt {row.rule}" for row in rows if row.truncated))
     return Prompts(tuple(row.ids for row in rows), facts, warnings)
 
@@ -133,13 +132,13 @@ def _start(engine: Engine, task: GenerateTask, text: str, ids: tuple[int, ...]) 
     """Apply the rule for a text without tokens: some tokenizers put a start token there by themselves."""
     special = engine.info.special_tokens
     if ids:
-        name = special.names.get(ids[0], str(ids[0])) if special else str(ids[0])
+        name = special.names.get(ids[0], str(ids[0]))
         return _Row(ids, f"empty: starts from {name}, which the tokenizer puts in front of every text")
     if task.empty_prompt != "bos":
         raise ScenarioError(
             f"prompt {text!r} has no tokens: a causal model needs at least one", "unsupported"
         )
-    if special is None or special.start_id is None:
+    if special.start_id is None:
         raise ScenarioError(
             f"prompt {text!r} has no tokens, and the tokenizer of {engine.info.model_id} has neither a BOS nor an "
             "EOS to start from",
@@ -153,7 +152,7 @@ def _start(engine: Engine, task: GenerateTask, text: str, ids: tuple[int, ...]) 
 def _truncate(engine: Engine, ids: tuple[int, ...], limit: _Limit) -> _Row:
     """Keep the last tokens that fit, and a BOS at the front, which the model expects there."""
     special = engine.info.special_tokens
-    has_bos = special is not None and special.bos_id is not None and ids[0] == special.bos_id
+    has_bos = special.bos_id is not None and ids[0] == special.bos_id
     front = ids[:1] if has_bos else ()
     tail = limit.tokens - len(front)
     kept = front + (ids[-tail:] if tail else ())

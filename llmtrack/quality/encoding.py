@@ -61,7 +61,7 @@ def encode_text(engine: Engine, text: str, bos_rule: str, keep: int | None = Non
 
 
 def _after_prefix(engine: Engine, text: str) -> list[int]:
-    prefix = engine.info.prefix_id
+    prefix = engine.info.special_tokens.start_id
     if prefix is None:
         raise UsageError(
             "bos_rule=model is not possible, the tokenizer has no token to begin with: use bos_rule=none"

@@ -73,6 +73,7 @@ CONDITIONS = (
     Column("batch_size", "batch", str),
     Column("use_cache", "KV cache", str, False),
     Column("padding_side", "padding", str, False),
+    Column("protocol", "protocol", str, False),
     Column("pad_to_multiple", "padded to", _multiple, quiet=True),
 )
 

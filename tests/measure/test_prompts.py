@@ -18,7 +18,7 @@ BOS, EOS = 1, 2
 BOTH = SpecialTokens({BOS: "<s>", EOS: "</s>"}, BOS, EOS)
 
 
-def engine(context: int | None = 20, special: SpecialTokens | None = BOTH, adds_bos: bool = False):
+def engine(context: int | None = 20, special: SpecialTokens = BOTH, adds_bos: bool = False):
     """A token a character; 10 prompt tokens fit beside 10 new ones."""
 
     class Engine(ScriptedEngine):
@@ -137,7 +137,7 @@ def test_an_empty_prompt_may_start_from_the_bos_or_else_the_eos(special, start, 
     assert done.facts["prompt_rule"] == rule
 
 
-@pytest.mark.parametrize("special", [None, SpecialTokens({})])
+@pytest.mark.parametrize("special", [SpecialTokens({})])
 def test_without_a_start_token_an_empty_prompt_stays_an_error(special):
     with pytest.raises(ScenarioError, match="neither a BOS nor an EOS"):
         prompt_ids(engine(special=special), task("", empty_prompt="bos"))
@@ -161,7 +161,9 @@ def test_facts_of_a_batch():
 
 
 def test_special_tokens_are_not_counted_where_they_are_unknown():
-    assert tokenize(engine(special=None), task("a\x01b")).facts == {}
+    assert tokenize(engine(special=SpecialTokens({})), task("a\x01b")).facts == {
+        "special_tokens_in_prompt": 0
+    }
 
 
 def test_lengths_are_part_of_the_workload_and_rules_are_not():

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtrack.engines import pytorch, scoring
+from llmtrack.engines.base import SpecialTokens
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.quality.perplexity import Batch, score_documents, score_rolling
@@ -170,7 +171,7 @@ def test_a_bos_that_the_tokenizer_adds_is_not_put_twice():
 
 def test_a_model_without_bos_and_eos_says_so():
     with pytest.raises(UsageError, match="no token to begin with: use bos_rule=none"):
-        score_rolling(scripted(prefix_id=None), ["abc"], bos_rule="model")
+        score_rolling(scripted(special_tokens=SpecialTokens({})), ["abc"], bos_rule="model")
 
 
 def test_an_unknown_bos_rule_is_refused():
