@@ -21,10 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" MLFLOW_TRACKING_URI="$(DEMO_URI)" \
 	  mlflow run . -e suite --env-manager local --experiment-name llmtrack -P quick=true
-	@echo
-	@echo "See the runs in the MLflow UI:"
-	@echo "  $(BIN)/mlflow ui --backend-store-uri $(DEMO_URI)"
-	@echo "  and open http://127.0.0.1:5000, experiment llmtrack, tab Runs"
+	@echo "(mlflow is in $(BIN))"
 
 test: lint types tests
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -83,10 +84,19 @@ def fail(console: Console, error: LlmtrackError) -> NoReturn:
 
 
 def say_where(console: Console, tracker: Tracker) -> None:
-    """Say where the runs are, or that they wait in the spool."""
+    """Say where the runs are and how to look at them, or that they wait in the spool."""
     if tracker.offline:
         console.print(
             "The tracking server could not be reached: the measurements are kept; send them with: llmtrack sync"
         )
-    else:
-        console.print(f"Tracked in {escape(tracker.display_uri)}", soft_wrap=True)
+        return
+    uri = tracker.display_uri
+    console.print(f"Tracked in {escape(uri)}", soft_wrap=True)
+    server = uri if uri.startswith("http") else "http://127.0.0.1:5000"
+    if server != uri:
+        console.print(
+            f"See the runs: mlflow ui --backend-store-uri {escape(shlex.quote(uri))}", soft_wrap=True
+        )
+    # MLflow opens an experiment at its traces unless told that this is model training.
+    page = f"{server.rstrip('/')}/#/experiments/{tracker.experiment_id}/runs?workflowType=machine_learning"
+    console.print(f"{'  and open' if server != uri else 'See the runs:'} {escape(page)}", soft_wrap=True)

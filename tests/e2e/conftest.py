@@ -53,11 +53,22 @@ def environment() -> dict[str, str]:
     return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
+@pytest.fixture(scope="session")
+def migrated_database(tmp_path_factory) -> Path:
+    """An empty database of MLflow's: making one takes seconds of migrations, copying it none."""
+    from llmtrack.tracking import store
+
+    path = tmp_path_factory.mktemp("database") / "mlflow.db"
+    store.initialise(f"sqlite:///{path}")
+    return path
+
+
 @pytest.fixture
-def elsewhere(tmp_path) -> Path:
-    """A working directory that is not the project, with a space in its name."""
+def elsewhere(tmp_path, migrated_database) -> Path:
+    """A working directory that is not the project, with a space in its name and MLflow's default store in it."""
     folder = tmp_path / "some where"
     folder.mkdir()
+    shutil.copyfile(migrated_database, folder / "mlflow.db")
     return folder
 
 
