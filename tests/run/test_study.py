@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from experiments import perplexity, precision, prompt_length
+from experiments import batching, perplexity, precision, prompt_length
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
@@ -254,3 +254,25 @@ def test_outcome_lines():
     done = Measurement(scenario, "w", {}, metrics, {"total_latency_s": spread})
     assert outcome_line(done) == "  one: 1.500 s, 21.33 tokens/s, perplexity 18.744 (median of 7)"
     assert outcome_line(Failure(scenario, "load", "no model")) == "  one: FAILED (load): no model"
+
+
+class SmallMemory(ScriptedEngine):
+    """Has room for two rows."""
+
+    def generate(self, request, on_step):
+        if len(request.prompt_ids) > 2:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 9.00 GiB")
+        return super().generate(request, on_step)
+
+
+def test_out_of_memory_ends_its_batch_size_and_not_the_experiment(tracker, uri, console):
+    clock = FakeClock()
+    executor = InlineExecutor(lambda v: SmallMemory(clock, Script(0.030, 0.005)), clock)
+    result = study(tracker, console, batching.build(SETTINGS, (1, 2, 4)), executor)
+    assert (result.measured, result.failed, result.exit_code) == (2, 1, 1)
+    tracked = runs(study=result.study.study_id, tracking_uri=uri).set_index("scenario")
+    assert tracked["status"].to_dict() == {"batch_1": "FINISHED", "batch_2": "FINISHED", "batch_4": "FAILED"}
+    assert tracked.loc["batch_4", "failure"] == "out_of_memory"
+    assert "Tried to allocate 9.00 GiB" in tracked.loc["batch_4", "reason"]
+    # Four prompts of 30 ms and 4 x 5 ms each: one at a time 200 ms, two at a time 100 ms.
+    assert tracked["total_latency_s"].dropna().to_dict() == pytest.approx({"batch_1": 0.2, "batch_2": 0.1})
