@@ -35,16 +35,6 @@ def prompt_ids(engine: Engine, task: GenerateTask) -> tuple[tuple[int, ...], ...
     return tokenize(engine, task).ids
 
 
-def prompt_facts(engine: Engine, task: GenerateTask) -> dict[str, Scalar]:
-    """Return the params that the prompts give to their run; they are tokenized anew."""
-    return dict(tokenize(engine, task).facts)
-
-
-def prompt_warnings(engine: Engine, task: GenerateTask) -> tuple[str, ...]:
-    """Return what a reader of the run must know about its prompts; they are tokenized anew."""
-    return tokenize(engine, task).warnings
-
-
 def tokenize(engine: Engine, task: GenerateTask) -> Prompts:
     """Tokenize the prompts of a task.
 

@@ -93,24 +93,19 @@ def time_generate(
     """
     texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
     task = GenerateTask(texts, None, max_new_tokens, use_cache, padding_side, ignore_eos)
-    arm = Arm(requests_for(engine, task), policy)
+    arm = Arm(requests_for(task, prompt_ids(engine, task)), policy)
     ((_, result),) = time_arms(engine, {"": arm}, clock)
     if isinstance(result, Exception):
         raise result
     return result
 
 
-def requests_for(engine: Engine, task: GenerateTask) -> tuple[GenerateRequest, ...]:
-    """Tokenize the prompts of a task and divide them into batches, in their order.
-
-    Raises:
-        ScenarioError: a prompt has no tokens, or prompt and output exceed the model's context.
-    """
-    rows = prompt_ids(engine, task)
+def requests_for(task: GenerateTask, rows: Sequence[tuple[int, ...]]) -> tuple[GenerateRequest, ...]:
+    """Divide the tokenized prompts of a task into batches, in their order."""
     size = task.batch_size or len(rows)
     return tuple(
         GenerateRequest(
-            prompt_ids=rows[first : first + size],
+            prompt_ids=tuple(rows[first : first + size]),
             max_new_tokens=task.max_new_tokens,
             use_cache=task.use_cache,
             padding_side=task.padding_side,

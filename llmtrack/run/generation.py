@@ -10,7 +10,7 @@ from statistics import fmean
 from llmtrack.engines.base import Engine, GenerateRequest
 from llmtrack.measure.interference import busy_warning, gpu_warning, read_cpu
 from llmtrack.measure.metrics import decode_step_bytes, memory_bandwidth_utilization
-from llmtrack.measure.prompts import prompt_facts, prompt_warnings
+from llmtrack.measure.prompts import Prompts, tokenize
 from llmtrack.measure.timing import Arm, Clock, Timing, requests_for, time_arms
 from llmtrack.run.events import Progress
 from llmtrack.run.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
@@ -23,14 +23,15 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
     """Measure the generation tasks among scenarios, interleaved, and emit each outcome as it is there."""
     # Arms are interleaved, so each one's start is that of its first call.
     started: dict[str, float] = {}
-    asked: dict[str, tuple[Scenario, GenerateTask]] = {}
+    asked: dict[str, tuple[Scenario, GenerateTask, Prompts]] = {}
     arms: dict[str, Arm] = {}
     for scenario in scenarios:
         if not isinstance(scenario.task, GenerateTask):
             continue
         try:
-            arms[scenario.name] = Arm(requests_for(engine, scenario.task), scenario.repeat)
-            asked[scenario.name] = (scenario, scenario.task)
+            prompts = tokenize(engine, scenario.task)
+            arms[scenario.name] = Arm(requests_for(scenario.task, prompts.ids), scenario.repeat)
+            asked[scenario.name] = (scenario, scenario.task, prompts)
         except Exception as error:
             emit(failure_of(scenario, error, time.time(), engine))
 
@@ -40,12 +41,12 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
 
     before = read_cpu()
     for name, result in time_arms(engine, arms, clock, on_call):
-        scenario, task = asked[name]
+        scenario, task, prompts = asked[name]
         try:
             if isinstance(result, Exception):
                 raise result
             busy = busy_warning(before, read_cpu()) + gpu_warning(engine.info.device)
-            emit(_measurement(scenario, task, arms[name], result, engine, busy, started[name]))
+            emit(_measurement(scenario, task, prompts, arms[name], result, engine, busy, started[name]))
         except Exception as error:
             emit(failure_of(scenario, error, started[name], engine))
 
@@ -53,6 +54,7 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
 def _measurement(
     scenario: Scenario,
     task: GenerateTask,
+    prompts: Prompts,
     arm: Arm,
     timing: Timing,
     engine: Engine,
@@ -60,7 +62,7 @@ def _measurement(
     started: float,
 ) -> Measurement:
     metrics = dict(timing.metrics) | engine_metrics(engine) | {"pad_share": pad_share(arm.requests)}
-    facts = engine_facts(engine) | _prompt_facts(arm.requests) | prompt_facts(engine, task)
+    facts = engine_facts(engine) | _prompt_facts(arm.requests) | dict(prompts.facts)
     facts["output_digest"] = digest(timing.new_ids)
     if timing.peak_memory_bytes is not None:
         metrics["peak_memory_mib"] = timing.peak_memory_bytes / MIB
@@ -77,7 +79,7 @@ def _measurement(
         metrics=metrics,
         summaries=timing.summaries,
         samples=timing.samples,
-        warnings=prompt_warnings(engine, task)
+        warnings=prompts.warnings
         + timing.warnings
         + _padding_warning(arm.requests)
         + busy

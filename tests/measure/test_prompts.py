@@ -11,7 +11,7 @@ from llmtrack import load_engine
 from llmtrack.engines.base import SpecialTokens
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
-from llmtrack.measure.prompts import prompt_facts, prompt_ids, prompt_warnings, tokenize
+from llmtrack.measure.prompts import prompt_ids, tokenize
 from llmtrack.scenario import GenerateTask, workload_id
 
 BOS, EOS = 1, 2
@@ -85,12 +85,12 @@ def test_beyond_the_context_is_an_error_by_default():
 def test_beyond_the_context_may_be_truncated_to_its_last_tokens_and_says_so():
     asked = task("abcdefghijklmn", overlong_prompt="truncate")
     assert prompt_ids(engine(), asked) == (spell("efghijklmn"),)
-    assert prompt_facts(engine(), asked) == {
+    assert tokenize(engine(), asked).facts == {
         "prompt_rule": "truncated from 14 tokens to the last 10: the context has room for 10",
         "prompt_truncated_tokens": 4,
         "special_tokens_in_prompt": 0,
     }
-    assert prompt_warnings(engine(), asked) == (
+    assert tokenize(engine(), asked).warnings == (
         "prompt truncated from 14 tokens to the last 10: the context has room for 10",
     )
     (ids,) = prompt_ids(engine(), task("abc", prompt_share=1.5, overlong_prompt="truncate"))
@@ -185,7 +185,7 @@ def test_special_tokens_of_a_real_tokenizer(tiny):
     assert tiny.info.special_tokens == SpecialTokens(
         {256: "<|bos|>", 257: "<|eos|>", 258: "<|pad|>"}, 256, 257
     )
-    facts = prompt_facts(tiny, task("a<|bos|>b<|eos|><|im_end|>"))
+    facts = tokenize(tiny, task("a<|bos|>b<|eos|><|im_end|>")).facts
     assert facts == {"special_tokens_in_prompt": 2}
 
 
