@@ -38,6 +38,8 @@ class Variant:
         device: `auto`, `cpu`, `cuda` or `cuda:N`.
         dtype: `float32`, `float16` or `bfloat16`, as asked for; the label of what is used is tracked.
         quantization: name of the quantization recipe, or `none`.
+        options: what else the backend or the recipe is told, as sorted (name, value) pairs, such as
+            `(("block_size", 32), ("threads", 2))`; each is tracked as a param of its name.
     """
 
     model: str = DEFAULT_MODEL
@@ -46,6 +48,11 @@ class Variant:
     device: str = "auto"
     dtype: str = "float32"
     quantization: str = "none"
+    options: tuple[tuple[str, Scalar], ...] = ()
+
+    def option(self, name: str, default: Scalar) -> Scalar:
+        """Return the value of an option, or the default where it is not given."""
+        return dict(self.options).get(name, default)
 
 
 @dataclass(frozen=True)
@@ -166,6 +173,22 @@ Task = Union[GenerateTask, PerplexityTask]  # noqa: UP007 - as above
 
 
 @dataclass(frozen=True)
+class QualityCheck:
+    """What is scored beside a timed task, on the same loaded engine, so that no speed stands without its price.
+
+    Attributes:
+        perplexity: how a corpus is scored.
+        reference: the variant whose next-token distributions those of this one are compared with (KL divergence,
+            top-1 agreement), or None.
+        reference_tokens: tokens of the corpus' beginning that are compared at most.
+    """
+
+    perplexity: PerplexityTask = PerplexityTask()
+    reference: Variant | None = None
+    reference_tokens: int = 1024
+
+
+@dataclass(frozen=True)
 class Scenario:
     """One fully specified cell to measure.
 
@@ -175,6 +198,7 @@ class Scenario:
         task: what is done with it.
         repeat: how often a timed call is repeated.
         baseline: whether the other scenarios of the study are compared with this one.
+        quality: what is scored beside a timed task, or None; its figures are part of the same measurement.
     """
 
     name: str
@@ -182,11 +206,17 @@ class Scenario:
     task: Task
     repeat: RepeatPolicy = RepeatPolicy()
     baseline: bool = False
+    quality: QualityCheck | None = None
 
     @property
     def scenario_id(self) -> str:
         """Digest of what was asked, the name aside."""
-        return digest([to_json(self.variant), to_json(self.task, Task), to_json(self.repeat)])
+        variant = to_json(self.variant)
+        # What is not asked for does not count: an id stays what it was before there was such a setting.
+        if not self.variant.options:
+            del variant["options"]
+        quality = [] if self.quality is None else [to_json(self.quality)]
+        return digest([variant, to_json(self.task, Task), to_json(self.repeat), *quality])
 
 
 @dataclass(frozen=True)
@@ -301,6 +331,7 @@ def _converter() -> cattrs.Converter:
 def workload_id(task: Task, corpus_digest: str = "") -> str:
     """Digest of the work itself: prompts and lengths, or the corpus and how it is cut.
 
+    What is scored beside a timed task (`Scenario.quality`) is not part of it: params tell its convention.
     Settings that change how the work is done and not what it is (cache, padding, batch size of scoring)
     are left out: scenarios of one workload may be compared.
     """

@@ -132,6 +132,7 @@ def params_of(scenario: Scenario) -> dict[str, Scalar]:
         "device_requested": variant.device,
         "dtype_requested": variant.dtype,
         "quantization": variant.quantization,
+        **dict(variant.options),
     }
     # Fields that a task gains later are tracked without a change here.
     settings = (f.name for f in dataclasses.fields(task) if f.name not in _NOT_CONDITIONS)
@@ -142,6 +143,10 @@ def params_of(scenario: Scenario) -> dict[str, Scalar]:
             decoding="greedy",
             **dataclasses.asdict(scenario.repeat),
         )
+    if scenario.quality is not None:
+        convention = dataclasses.asdict(scenario.quality.perplexity)
+        # The batch size and padding of a timed task are those of its timing; neither changes a perplexity.
+        params.update({k: v for k, v in convention.items() if k not in (*_NOT_CONDITIONS, *params)})
     return {key: value for key, value in params.items() if value is not None}
 
 
