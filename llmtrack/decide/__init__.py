@@ -1,0 +1,1 @@
+"""From tracked runs to a decision: compare, gate, Pareto front and recommendation."""

@@ -1,0 +1,176 @@
+"""One metric of two runs side by side: how far apart they are, whether that is noise, and both in words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from llmtrack.decide import kinds
+from llmtrack.decide.significance import ALPHA, Ratio, holm, least_p, mann_whitney_p, ratio_of_medians
+
+Verdict = Literal["better", "worse", "changed", "same", "unknown"]
+
+_MOST_REPEATS_ASKED = 100
+# Unit to the words for more and for less of it.
+_WORDS = {"tokens/s": ("faster", "slower"), "s": ("longer", "shorter"), "ms": ("longer", "shorter")}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One metric of a candidate against a baseline.
+
+    Attributes:
+        metric: its name.
+        baseline: headline value of the baseline, in the metric's unit.
+        candidate: headline value of the candidate.
+        ratio: candidate over baseline; with a 95 % bootstrap interval where there are raw samples, otherwise both
+            ends are the value. None where the baseline is 0.
+        n_baseline: raw samples of the baseline; 1 where there are none.
+        n_candidate: raw samples of the candidate.
+        p_value: of the Mann-Whitney test, two-sided; None without raw samples.
+        p_adjusted: corrected for how many were compared (Holm).
+        verdict: `better`, `worse`, `changed` (neither direction is better), `same` or `unknown`.
+        words: the verdict in words.
+    """
+
+    metric: str
+    baseline: float
+    candidate: float
+    ratio: Ratio | None
+    n_baseline: int = 1
+    n_candidate: int = 1
+    p_value: float | None = None
+    p_adjusted: float | None = None
+    verdict: Verdict = "unknown"
+    words: str = ""
+
+
+def difference(
+    metric: str,
+    baseline: float,
+    candidate: float,
+    baseline_samples: Sequence[float] = (),
+    candidate_samples: Sequence[float] = (),
+) -> Difference:
+    """Return a metric's difference, not judged yet: see `judge`.
+
+    Args:
+        metric: its name.
+        baseline: headline value.
+        candidate: headline value.
+        baseline_samples: raw samples, if there are.
+        candidate_samples: raw samples, if there are.
+    """
+    both = (*baseline_samples, *candidate_samples)
+    if not baseline_samples or not candidate_samples or min(both) <= 0:
+        ratio = candidate / baseline if baseline else None
+        return Difference(
+            metric, baseline, candidate, Ratio(ratio, ratio, ratio) if ratio is not None else None
+        )
+    return Difference(
+        metric,
+        baseline,
+        candidate,
+        sampled_ratio(metric, baseline_samples, candidate_samples),
+        len(baseline_samples),
+        len(candidate_samples),
+        mann_whitney_p(baseline_samples, candidate_samples),
+    )
+
+
+def sampled_ratio(metric: str, baseline: Sequence[float], candidate: Sequence[float]) -> Ratio:
+    """Return candidate over baseline; of a rate through the times, as its headline value is."""
+    if kinds.is_rate(metric):
+        return ratio_of_medians([1 / rate for rate in candidate], [1 / rate for rate in baseline])
+    return ratio_of_medians(baseline, candidate)
+
+
+def judge(differences: Sequence[Difference], alpha: float = ALPHA) -> list[Difference]:
+    """Return differences of one metric with their verdicts, the p-values corrected for being several.
+
+    Different is what has an adjusted p-value below alpha and an interval without 1. Metrics that would be the
+    same again (quality, sizes) have no p-value: different is what changes by more than `kinds.tolerance`.
+    """
+    adjusted = iter(holm([each.p_value for each in differences if each.p_value is not None]))
+    tests = sum(each.p_value is not None for each in differences)
+    judged = []
+    for each in differences:
+        corrected = next(adjusted) if each.p_value is not None else None
+        judged.append(_judged(dataclasses.replace(each, p_adjusted=corrected), tests, alpha))
+    return judged
+
+
+def _judged(each: Difference, tests: int, alpha: float) -> Difference:
+    sureness = kinds.sureness(each.metric)
+    if each.ratio is None:
+        return dataclasses.replace(each, words="the baseline is 0: no ratio")
+    if each.p_adjusted is not None:
+        return _judged_by_samples(each, each.ratio, tests, alpha)
+    if sureness != "exact":
+        words = f"{percent(each.ratio.value)}, one value each: noise unknown"
+        return dataclasses.replace(each, words=words)
+    if abs(each.ratio.value - 1) <= kinds.tolerance(each.metric):
+        limit = kinds.tolerance(each.metric)
+        words = f"no difference beyond {limit:.1%}".replace("%", " %") if limit else "no difference"
+        return dataclasses.replace(each, verdict="same", words=words)
+    return dataclasses.replace(each, verdict=direction(each), words=in_words(each))
+
+
+def _judged_by_samples(each: Difference, ratio: Ratio, tests: int, alpha: float) -> Difference:
+    if least_p(each.n_baseline, each.n_candidate) * tests >= alpha:
+        return dataclasses.replace(each, words=too_few(each.n_baseline, each.n_candidate, tests, alpha))
+    if each.p_adjusted is not None and each.p_adjusted < alpha and not ratio.low <= 1 <= ratio.high:
+        return dataclasses.replace(each, verdict=direction(each), words=in_words(each))
+    return dataclasses.replace(
+        each, verdict="same", words=f"no significant difference ({interval_in_words(ratio)})"
+    )
+
+
+def direction(each: Difference) -> Verdict:
+    """Return whether a change is for better or worse."""
+    better = kinds.better(each.metric)
+    if better == "-" or each.ratio is None:
+        return "changed"
+    return "better" if (each.ratio.value > 1) == (better == "higher") else "worse"
+
+
+def in_words(each: Difference) -> str:
+    """Return a change in words: `faster by 12.0 % (8.1 to 15.3)`."""
+    if each.ratio is None:
+        return ""
+    more, less = _WORDS.get(kinds.unit(each.metric), ("higher", "lower"))
+    up = each.ratio.value > 1
+    sign = 100 if up else -100
+    ends = sorted(sign * (end - 1) for end in (each.ratio.low, each.ratio.high))
+    interval = f" ({ends[0]:.1f} to {ends[1]:.1f})" if each.p_value is not None else ""
+    return f"{more if up else less} by {sign * (each.ratio.value - 1):.1f} %{interval}"
+
+
+def interval_in_words(ratio: Ratio) -> str:
+    """Return a ratio as a signed change with its interval: `+0.3 %, -1.2 to +1.9`."""
+    return f"{percent(ratio.value)}, {100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f}"
+
+
+def percent(ratio: float) -> str:
+    """Return a ratio as a signed change: `-4.8 %`."""
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def too_few(n_baseline: int, n_candidate: int, tests: int, alpha: float = ALPHA, sides: int = 2) -> str:
+    """Say that so few repeats can show nothing, and how many can.
+
+    Args:
+        n_baseline: samples of the baseline.
+        n_candidate: samples of the candidate.
+        tests: how many are compared.
+        alpha: chance of a false alarm that is accepted.
+        sides: 2 for a change in either direction, 1 for one.
+    """
+    enough = next(
+        (n for n in range(2, _MOST_REPEATS_ASKED) if least_p(n, n) * sides / 2 * tests < alpha),
+        _MOST_REPEATS_ASKED,
+    )
+    among = f" among {tests} comparisons" if tests > 1 else ""
+    return f"too few repeats to tell{among} ({n_baseline} against {n_candidate}): measure at least {enough} of each"
