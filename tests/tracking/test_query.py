@@ -1,4 +1,6 @@
 import sqlite3
+from collections.abc import Iterable
+from datetime import date, datetime, timedelta, timezone
 
 import pandas as pd
 import pytest
@@ -77,6 +79,10 @@ def test_filters(filled, uri):
     assert names(tracking_uri=uri, search="tags.`llmtrack.baseline` = 'true'") == ["fp32"]
     assert names(tracking_uri=uri, search="metrics.loss < 3") == ["ppl"]
     assert names(tracking_uri=uri, search="it's") == []
+    assert names(tracking_uri=uri, tags={"llmtrack.baseline": "true"}) == ["fp32"]
+    assert names(
+        tracking_uri=uri, tags={"llmtrack.baseline": "false", "llmtrack.experiment": "perplexity"}
+    ) == ["ppl"]
     assert len(runs(tracking_uri=uri, kind=None)) == 7
     assert len(runs(tracking_uri=uri, kind="study")) == 2
 
@@ -98,9 +104,33 @@ def test_studies_are_read_with_their_settings(filled, uri):
     assert found["status"].to_dict() == {"perplexity": "FINISHED", "precision": "FAILED"}
 
 
+def test_filters_by_time(tracker, uri):
+    study = tracker.start_study("e", "q", {}, {})
+    day = datetime(2026, 3, 1, tzinfo=timezone.utc)
+    for name, hours in (("morning", 8), ("noon", 12), ("evening", 20)):
+        begun = (day + timedelta(hours=hours)).timestamp()
+        tracker.log(study, measurement(name, started_at=begun, ended_at=begun + 1))
+    assert names(since="2026-03-01T12:00", tracking_uri=uri) == ["evening", "noon"]
+    assert names(since=day + timedelta(hours=9), until="2026-03-01T20:00:00Z", tracking_uri=uri) == ["noon"]
+    assert names(until=date(2026, 3, 1), tracking_uri=uri) == []
+    assert names(since="1h", tracking_uri=uri) == []
+    assert names(since="2026-03-01T13:00+02:00", until="2026-03-01T15:00+02:00", tracking_uri=uri) == ["noon"]
+
+
+def test_chosen_columns(filled, uri):
+    found = runs(tracking_uri=uri, columns=["scenario", "tokens_per_sec", "env.cpu"])
+    assert list(found.columns) == ["scenario", "tokens_per_sec", "env.cpu"]
+    with pytest.raises(UsageError, match=r"no column 'token_per_sec': did you mean tokens_per_sec"):
+        runs(tracking_uri=uri, columns=["token_per_sec"])
+    with pytest.raises(UsageError, match=r"did you mean .*env\.cpu"):
+        runs(tracking_uri=uri, columns=["cpu"])
+
+
 @pytest.mark.parametrize(
     ("filters", "message"),
     [
+        ({"since": "yesterday"}, "7d or 12h"),
+        ({"tags": {"a`b": "c"}}, "no key"),
         ({"experiment": "precison"}, "did you mean precision"),
         ({"experiment": "a'b\"c"}, "quotes"),
         ({"study": "precision-0"}, "there is no study"),
@@ -171,23 +201,25 @@ def test_all_pages_are_read_once_each_and_only_ours(uri):
     number = client.create_experiment("many")
     tags = {"llmtrack.kind": "scenario", "llmtrack.experiment": "many"}
     first = client.create_run(number, run_name="r", tags=tags, start_time=1_000)
-    clone(uri, first.info.run_id, 1_199)
+    clone(uri, first.info.run_id, range(1_001, 2_200))
     client.create_run(number, run_name="someone else's")
     found = runs(tracking_uri=uri)
     assert len(found) == 1_200
     assert found["run_id"].is_unique
 
 
-def clone(uri: str, run_id: str, times: int) -> None:
+def clone(uri: str, run_id: str, start_times: Iterable[int]) -> None:
     """Copy a run inside the database: 1,200 calls of create_run would take half a minute."""
     with sqlite3.connect(uri.removeprefix("sqlite:///")) as database:
         for table in ("runs", "tags"):
             columns = [row[1] for row in database.execute(f"pragma table_info({table})")]
-            chosen = ", ".join("?" if name == "run_uuid" else name for name in columns)
-            statement = (
-                f"insert into {table} ({', '.join(columns)}) select {chosen} from {table} where run_uuid = ?"
-            )
-            database.executemany(statement, [(f"{index:032x}", run_id) for index in range(times)])
+            given = {"run_uuid": ":uuid", "start_time": ":start"}
+            chosen = ", ".join(given.get(name, name) for name in columns)
+            statement = f"insert into {table} ({', '.join(columns)}) select {chosen} from {table} where run_uuid = :of"
+            rows = [
+                {"uuid": f"{n:032x}", "start": start, "of": run_id} for n, start in enumerate(start_times)
+            ]
+            database.executemany(statement, rows)
 
 
 def test_runs_of_others_can_be_read_too(uri):

@@ -1,0 +1,154 @@
+"""Turn what a person asks for into MLflow filter strings, and check what they cannot say."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta, timezone
+from typing import TYPE_CHECKING
+
+from llmtrack.errors import UsageError
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+STATUSES = ("RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED")
+
+_OPERATOR = re.compile(r"[=<>]|\s(?:i?like\s+['\"]|in\s*\(|is\s+(?:not\s+)?null)", re.IGNORECASE)
+_AGO = re.compile(r"(\d+)\s*([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+Moment = str | date
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which runs are wanted.
+
+    Attributes:
+        experiment: name of the llmtrack experiment.
+        study_id: id of the study.
+        model: part of the model's name.
+        kind: `scenario` or `study`.
+        search: an MLflow filter, or a word.
+        status: state of the run.
+        tags: key and value of tags.
+        since: start time at least.
+        until: start time before.
+    """
+
+    experiment: str | None = None
+    study_id: str | None = None
+    model: str | None = None
+    kind: str | None = None
+    search: str | None = None
+    status: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    since: Moment | None = None
+    until: Moment | None = None
+
+    def filters(self) -> list[str]:
+        """Return MLflow filters whose results together hold every wanted run, and maybe some more.
+
+        Raises:
+            UsageError: the status or a time is not understood, or a value cannot be quoted.
+        """
+        if self.status is not None and self.status.upper() not in STATUSES:
+            raise UsageError(f"unknown status {self.status!r}: use one of {', '.join(STATUSES)}")
+        tags = {
+            "llmtrack.kind": self.kind,
+            "llmtrack.experiment": self.experiment,
+            "llmtrack.study_id": self.study_id,
+            **self.tags,
+        }
+        fixed = [f"tags.{key_quoted(tag)} = {quoted(value)}" for tag, value in tags.items() if value]
+        if self.status:
+            fixed.append(f"attributes.status = '{self.status.upper()}'")
+        if self.since is not None:
+            fixed.append(f"attributes.start_time >= {milliseconds(self.since)}")
+        if self.until is not None:
+            fixed.append(f"attributes.start_time < {milliseconds(self.until)}")
+        if self.search and _OPERATOR.search(self.search):
+            fixed.append(self.search)
+        # MLflow has no OR: one query for each place where a word may stand.
+        places = [[""], [""]]
+        if self.model:
+            places[0] = [f"params.{key} ILIKE {_pattern(self.model)}" for key in ("model_id", "model")]
+        if self.search and not _OPERATOR.search(self.search):
+            keys = ("attributes.run_name", "params.scenario", "params.model_id", "params.model")
+            places[1] = [f"{key} ILIKE {_pattern(self.search)}" for key in keys]
+        return [" and ".join(filter(None, [*fixed, *chosen])) for chosen in itertools.product(*places)]
+
+    def holds(self, run: Run) -> bool:
+        """Return whether the words really occur, since `_` and `%` are wildcards to MLflow."""
+        models = [run.data.params.get("model_id", ""), run.data.params.get("model", "")]
+        if self.model and not _contain(models, self.model):
+            return False
+        if self.search and not _OPERATOR.search(self.search):
+            names = [run.info.run_name or "", run.data.params.get("scenario", ""), *models]
+            return _contain(names, self.search)
+        return True
+
+
+def milliseconds(moment: Moment) -> int:
+    """Return a moment as milliseconds since the epoch.
+
+    Args:
+        moment: a datetime or date; ISO text such as `2026-11-28` or `2026-11-28T10:00`; or how long ago: `90m`,
+            `24h`, `7d`, `2w`. Without a time zone it is UTC.
+
+    Raises:
+        UsageError: the text is none of these.
+    """
+    if isinstance(moment, str):
+        ago = _AGO.fullmatch(moment.strip().lower())
+        if ago:
+            span = timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+            return round(1000 * (datetime.now(timezone.utc) - span).timestamp())
+        try:
+            # Python 3.10 does not know the Z that everybody writes.
+            moment = datetime.fromisoformat(moment.strip().replace("Z", "+00:00"))
+        except ValueError:
+            raise UsageError(
+                f"{moment!r} is not a time: use 2026-11-28, 2026-11-28T10:00 or how long ago, such as 7d or 12h"
+            ) from None
+    if not isinstance(moment, datetime):
+        moment = datetime(moment.year, moment.month, moment.day)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return round(1000 * moment.timestamp())
+
+
+def quoted(value: str) -> str:
+    """Return a value as a string of MLflow's filter language.
+
+    Raises:
+        UsageError: it holds both kinds of quotes.
+    """
+    if "'" not in value:
+        return f"'{value}'"
+    if '"' not in value:
+        return f'"{value}"'
+    raise UsageError(f"{value!r} holds both kinds of quotes: MLflow cannot search for it")
+
+
+def key_quoted(key: str) -> str:
+    """Return a key as MLflow's filter language takes it.
+
+    Raises:
+        UsageError: it holds a backtick.
+    """
+    if "`" in key or not key:
+        raise UsageError(f"{key!r} is no key that MLflow can search for")
+    return f"`{key}`"
+
+
+def _contain(texts: Iterable[str], word: str) -> bool:
+    return any(word.strip().lower() in text.lower() for text in texts)
+
+
+def _pattern(word: str) -> str:
+    # Quotes would end MLflow's string early; as wildcards they find at least what is wanted.
+    return "'%" + re.sub(r"['\"\\]", "_", word.strip()) + "%'"

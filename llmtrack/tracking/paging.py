@@ -1,0 +1,161 @@
+"""Read every page of a search of runs, fast and with bounded memory.
+
+Where the time goes: MLflow builds an object for every metric, param and tag, and Python's garbage collector, which
+wakes up with their number, doubles it; so it is paused while a page is built. A server does that work in its own
+processes; so several pages are asked of it at once, each for a stretch of start times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmtrack.errors import UsageError
+from llmtrack.tracking import store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+    from mlflow.store.entities import PagedList
+
+PAGE = 500
+_FIRST_PAGE = 100
+_AT_ONCE = 4
+NEWEST_FIRST = "attributes.start_time DESC"
+_OLDEST_FIRST = "attributes.start_time ASC"
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Start times from `low` to `high`, both included, in milliseconds; `token` if it is partly read."""
+
+    low: int
+    high: int
+    token: str | None = None
+
+
+def read_pages(client: MlflowClient, experiment_ids: Sequence[str], text: str) -> Iterator[list[Run]]:
+    """Yield all runs that an MLflow filter finds, a page at a time; a server's come in no order, some twice.
+
+    Raises:
+        UsageError: MLflow does not understand the filter.
+        TrackingError: the store cannot be read.
+    """
+    if not experiment_ids:
+        return
+    read = _from_server if client.tracking_uri.startswith("http") else _in_turn
+    pages = read(client, experiment_ids, text)
+    with _collecting_between_pages():
+        for page in pages:
+            yield page
+            # Only what is young: the garbage of one page, not the whole program.
+            del page
+            gc.collect(1)
+
+
+def newest(client: MlflowClient, experiment_ids: Sequence[str], text: str, limit: int = 1) -> list[Run]:
+    """Return the newest runs that an MLflow filter finds; raises as `read_pages`."""
+    return list(_page(client, experiment_ids, text, limit)) if experiment_ids else []
+
+
+def _in_turn(client: MlflowClient, experiment_ids: Sequence[str], text: str) -> Iterator[list[Run]]:
+    token: str | None = None
+    while True:
+        page = _page(client, experiment_ids, text, PAGE, token)
+        token = page.token
+        yield list(page)
+        if not token:
+            return
+
+
+def _from_server(client: MlflowClient, experiment_ids: Sequence[str], text: str) -> Iterator[list[Run]]:
+    """Read the first page alone, which is mostly all there is, and then stretches of start times at once.
+
+    A stretch that holds more than a page is split where its page ends, so that no stretch of crowded times is left
+    to one request. MLflow's page tokens could only be followed one after the other.
+    """
+    first = _page(client, experiment_ids, text, _FIRST_PAGE)
+    yield list(first)
+    if not first.token:
+        return
+    oldest = _page(client, experiment_ids, text, 1, order=_OLDEST_FIRST)
+    # Another process may have deleted runs meanwhile.
+    low = min(run.info.start_time for run in [*oldest, *first])
+    todo = _split(_Stretch(low, first[-1].info.start_time), _AT_ONCE)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        pending: set[Future[tuple[list[Run], list[_Stretch]]]] = set()
+        try:
+            while todo or pending:
+                pending |= {pool.submit(_read_stretch, client, experiment_ids, text, each) for each in todo}
+                done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                todo = []
+                for future in done:
+                    runs, rest = future.result()
+                    todo += rest
+                    yield runs
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def _read_stretch(
+    client: MlflowClient, experiment_ids: Sequence[str], text: str, stretch: _Stretch
+) -> tuple[list[Run], list[_Stretch]]:
+    """Return one page of a stretch, and the stretches that are left of it."""
+    limits = f"attributes.start_time >= {stretch.low} and attributes.start_time <= {stretch.high}"
+    page = _page(
+        client, experiment_ids, f"{text} and {limits}" if text else limits, PAGE, token=stretch.token
+    )
+    if not page.token:
+        return list(page), []
+    last = page[-1].info.start_time
+    if last == stretch.high:
+        # A whole page of runs of one millisecond: time cannot split them.
+        return list(page), [_Stretch(stretch.low, stretch.high, page.token)]
+    # More runs may have begun in the last one's millisecond: those seen are read again and not counted twice.
+    return list(page), _split(_Stretch(stretch.low, last), 2)
+
+
+def _split(stretch: _Stretch, parts: int) -> list[_Stretch]:
+    """Return at most so many stretches that cover a stretch."""
+    length = stretch.high - stretch.low + 1
+    edges = [stretch.low + length * part // parts for part in range(parts + 1)]
+    return [_Stretch(low, high - 1) for low, high in itertools.pairwise(edges) if low < high]
+
+
+def _page(
+    client: MlflowClient,
+    experiment_ids: Sequence[str],
+    text: str,
+    limit: int,
+    token: str | None = None,
+    order: str = NEWEST_FIRST,
+) -> PagedList[Run]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.search_runs(
+            list(experiment_ids), text, max_results=limit, page_token=token, order_by=[order]
+        )
+    except MlflowException as error:
+        if error.error_code != "INVALID_PARAMETER_VALUE":
+            raise store.unreadable(client, error) from error
+        raise UsageError(
+            f"MLflow does not understand the filter {text!r}: {store.one_line(error)}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _collecting_between_pages() -> Iterator[None]:
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,75 @@
+"""Every page, and every run: whatever the start times are, and in whichever way the pages are asked for."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from mlflow import MlflowClient
+
+from llmtrack.errors import UsageError
+from llmtrack.tracking import paging
+from llmtrack.tracking.paging import newest, read_pages
+from tests.tracking.test_query import clone
+
+YEAR = 365 * 86_400_000
+TIMES = {
+    "all of one millisecond": [7] * 23,
+    "two crowded hours a year apart": [*range(1, 12), *range(YEAR, YEAR + 12)],
+    "evenly spread": [1000 * n for n in range(1, 23)],
+    "ties at the edges of pages": [n // 4 for n in range(4, 27)],
+    "less than a page": [5, 6],
+    "none": [],
+}
+
+
+@pytest.fixture
+def small_pages(monkeypatch):
+    monkeypatch.setattr(paging, "PAGE", 5)
+    monkeypatch.setattr(paging, "_FIRST_PAGE", 3)
+
+
+def store_with(uri: str, times: list[int]) -> tuple[MlflowClient, str, set[str]]:
+    client = MlflowClient(uri)
+    number = client.create_experiment("many")
+    if times:
+        run = client.create_run(number, start_time=times[0])
+        clone(uri, run.info.run_id, times[1:])
+    return client, number, {run.info.run_id for run in client.search_runs([number], max_results=1000)}
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("way", [paging._in_turn, paging._from_server])
+@pytest.mark.parametrize("times", TIMES.values(), ids=TIMES)
+def test_all_runs_are_read(uri, way, times):
+    client, number, expected = store_with(uri, times)
+    pages = list(way(client, [number], ""))
+    read = [run.info.run_id for page in pages for run in page]
+    assert set(read) == expected
+    assert len(expected) == len(times)
+    assert max(map(len, pages)) <= 5
+    assert len(read) <= 3 * len(times)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_a_filter_holds_for_every_stretch(uri):
+    client, number, _ = store_with(uri, list(range(1, 20)))
+    pages = paging._from_server(client, [number], "attributes.start_time < 12")
+    assert {run.info.start_time for page in pages for run in page} == set(range(1, 12))
+
+
+def test_newest(uri):
+    client, number, _ = store_with(uri, [5, 9, 7])
+    assert [run.info.start_time for run in newest(client, [number], "", 2)] == [9, 7]
+    assert newest(client, [], "") == []
+
+
+def test_collecting_goes_on_afterwards_also_after_an_error(uri):
+    client, number, _ = store_with(uri, [1, 2])
+    assert gc.isenabled()
+    for _ in read_pages(client, [number], ""):
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(UsageError, match="does not understand"):
+        list(read_pages(client, [number], "metrics.x <"))
+    assert gc.isenabled()
