@@ -27,10 +27,9 @@ from llmtrack.tracking import schema, store
 READ = """
 import json, resource, sys, time
 import mlflow, pandas
-from llmtrack.tracking import store
 reader, uri, experiment = sys.argv[1:]
 mlflow.set_tracking_uri(uri)
-client = store.open_existing(uri)
+client = mlflow.MlflowClient()
 number = client.get_experiment_by_name(experiment).experiment_id
 client.search_runs([number], max_results=1)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -53,7 +52,7 @@ READERS = ("mlflow", "llmtrack")
 def read(reader: str, uri: str, experiment: str) -> dict[str, float]:
     """Read all runs in a fresh process and return what it cost."""
     done = subprocess.run(
-        [sys.executable, "-c", READ, reader, uri, experiment], check=True, capture_output=True, text=True
+        [sys.executable, "-c", READ, reader, uri, experiment], check=True, stdout=subprocess.PIPE, text=True
     )
     return json.loads(done.stdout.splitlines()[-1])
 

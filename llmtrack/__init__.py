@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from llmtrack.decide.comparing import compare
     from llmtrack.devices import resolve_dtype
     from llmtrack.engines.registry import load_engine
     from llmtrack.errors import LlmtrackError
@@ -20,13 +21,16 @@ if TYPE_CHECKING:
     from llmtrack.quality.perplexity import compute_perplexity, score_documents, score_rolling
     from llmtrack.scenario import RepeatPolicy
     from llmtrack.tracking.query import runs, studies
+    from llmtrack.tracking.samples import measurements
 
 _HOME = {
     "LlmtrackError": "llmtrack.errors",
     "RepeatPolicy": "llmtrack.scenario",
+    "compare": "llmtrack.decide.comparing",
     "compute_perplexity": "llmtrack.quality.perplexity",
     "load_corpus": "llmtrack.quality.corpora",
     "load_engine": "llmtrack.engines.registry",
+    "measurements": "llmtrack.tracking.samples",
     "resolve_dtype": "llmtrack.devices",
     "runs": "llmtrack.tracking.query",
     "score_documents": "llmtrack.quality.perplexity",
@@ -38,9 +42,11 @@ _HOME = {
 __all__ = [
     "LlmtrackError",
     "RepeatPolicy",
+    "compare",
     "compute_perplexity",
     "load_corpus",
     "load_engine",
+    "measurements",
     "resolve_dtype",
     "runs",
     "score_documents",

@@ -39,7 +39,12 @@ INSTRUCTION_SETS = (
 )
 
 # These say which code or machine it was, but two machines that differ only in them are equally fast.
-NOT_SPEED = frozenset({"git_commit", "git_dirty", "llmtrack_version", "mlflow_version", "hostname", "os"})
+NOT_SPEED = frozenset(
+    {"git_branch", "git_commit", "git_dirty", "llmtrack_version", "mlflow_version", "hostname", "os"}
+)
+
+# A build server checks out a commit and no branch; these say which it was: of a pull request, then of a push.
+_BRANCH_VARIABLES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "BRANCH_NAME")
 
 _GIT_TIMEOUT_S = 10
 
@@ -64,6 +69,8 @@ def environment_tags(facts: Mapping[str, str]) -> dict[str, str]:
     tags["llmtrack.version"] = llmtrack.__version__
     if "git_commit" in facts:
         tags["mlflow.source.git.commit"] = facts["git_commit"]
+    if "git_branch" in facts:
+        tags["mlflow.source.git.branch"] = facts["git_branch"]
     return tags
 
 
@@ -90,7 +97,7 @@ def _machine() -> dict[str, str]:
 
 @cache
 def _git() -> dict[str, str]:
-    """Return commit and dirty state of the project that the code runs from, if git can tell."""
+    """Return commit, branch and dirty state of the project that the code runs from, if git can tell."""
     for folder in _code_folders():
         # A virtual environment inside somebody's repository is not that repository's code.
         if _run_git(folder, "check-ignore", "--quiet", ".") is not None:
@@ -98,11 +105,19 @@ def _git() -> dict[str, str]:
         commit = _run_git(folder, "rev-parse", "HEAD")
         if commit:
             dirty = _run_git(folder, "status", "--porcelain", "--untracked-files=no")
+            branch = _branch(folder)
             return {
                 "git_commit": commit,
+                **({"git_branch": branch} if branch else {}),
                 **({} if dirty is None else {"git_dirty": str(bool(dirty)).lower()}),
             }
     return {}
+
+
+def _branch(folder: Path) -> str:
+    """Return the branch that is checked out or, where a build server checked out none, the one it names."""
+    branch = _run_git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
+    return branch or next(filter(None, map(os.environ.get, _BRANCH_VARIABLES)), "")
 
 
 def _code_folders() -> list[Path]:

@@ -66,7 +66,7 @@ def runs(
         TrackingError: the store cannot be read.
     """
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    names = _experiment_names(client)
+    names = store.experiment_names(client)
     study_id = _study_id(client, list(names), study, experiment) if study else None
     wanted = Wanted(experiment, study_id, model, kind, search, status, tags or {}, since, until)
     found = FrameBuilder(names)
@@ -117,23 +117,6 @@ def _progress(shown: bool) -> Iterator[Callable[[int], None]]:
     with Progress(*parts, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda count: bar.update(task, completed=count)
-
-
-def _experiment_names(client: MlflowClient) -> dict[str, str]:
-    """Return id to name of every active MLflow experiment."""
-    from mlflow.exceptions import MlflowException
-
-    names: dict[str, str] = {}
-    token: str | None = None
-    while True:
-        try:
-            page = client.search_experiments(max_results=1000, page_token=token)
-        except MlflowException as error:
-            raise store.unreadable(client, error) from error
-        names.update({item.experiment_id: item.name for item in page})
-        token = page.token
-        if not token:
-            return names
 
 
 def _study_id(client: MlflowClient, experiment_ids: Sequence[str], study: str, experiment: str | None) -> str:

@@ -16,6 +16,7 @@ SPREAD_PREFIX = "spread/"
 SERIES_PREFIX = "series/"
 ENV_TAG_PREFIX = "llmtrack.env."
 SETTING_PREFIX = "cfg."
+ALIAS_PREFIX = "llmtrack.alias."
 
 
 @dataclass(frozen=True)
@@ -407,7 +408,8 @@ def render_markdown() -> str:
         "## Tags",
         _table(("tag", "meaning"), tag_rows),
         f"Facts about the machine, the versions and the model's origin (weights digest) are tags "
-        f"`{ENV_TAG_PREFIX}KEY`.",
+        f"`{ENV_TAG_PREFIX}KEY`. An alias that was given by `llmtrack alias` is a tag `{ALIAS_PREFIX}NAME`, its value "
+        "the time in nanoseconds.",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -242,6 +242,27 @@ def experiment_of_run(client: MlflowClient, run_id: str) -> tuple[str, str]:
     return number, client.get_experiment(number).name
 
 
+def experiment_names(client: MlflowClient) -> dict[str, str]:
+    """Return id to name of every active MLflow experiment.
+
+    Raises:
+        TrackingError: the store cannot be read.
+    """
+    from mlflow.exceptions import MlflowException
+
+    names: dict[str, str] = {}
+    token: str | None = None
+    while True:
+        try:
+            page = client.search_experiments(max_results=1000, page_token=token)
+        except MlflowException as error:
+            raise unreadable(client, error) from error
+        names.update({item.experiment_id: item.name for item in page})
+        token = page.token
+        if not token:
+            return names
+
+
 def is_permanent(error: BaseException) -> bool:
     """Return whether trying the same call again later cannot help."""
     return getattr(error, "error_code", None) in _PERMANENT_CODES

@@ -42,6 +42,28 @@ def test_the_commit_is_that_of_the_project_the_code_runs_from(tmp_path, monkeypa
     module._git.cache_clear()
 
 
+def test_the_branch_is_the_one_checked_out_or_what_a_build_server_names(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("1")
+    commit_in(tmp_path)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / "program.py"), raising=False)
+    for name in module._BRANCH_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+    def branch(*command: str) -> str | None:
+        subprocess.run(["git", *command], cwd=tmp_path, check=True, capture_output=True)
+        module._git.cache_clear()
+        return environment().get("git_branch")
+
+    assert branch("checkout", "-b", "feature/x") == "feature/x"
+    assert branch("checkout", "--detach") is None
+    monkeypatch.setenv("GITHUB_REF_NAME", "main")
+    assert branch("status") == "main"
+    monkeypatch.setenv("GITHUB_HEAD_REF", "pull")
+    assert branch("status") == "pull"
+    assert branch("checkout", "feature/x") == "feature/x"
+    module._git.cache_clear()
+
+
 def test_a_virtual_environment_inside_a_repository_is_not_its_code(tmp_path, monkeypatch):
     (tmp_path / ".gitignore").write_text(".venv/")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
@@ -61,13 +83,14 @@ def test_without_git_nothing_fails(monkeypatch):
 
 def test_the_id_depends_on_what_affects_speed_only():
     facts = {"cpu": "A", "threads": "2", "git_commit": "abc", "git_dirty": "false", "llmtrack_version": "1"}
-    same = {**facts, "git_commit": "def", "git_dirty": "true", "llmtrack_version": "2"}
+    same = {**facts, "git_commit": "def", "git_branch": "main", "git_dirty": "true", "llmtrack_version": "2"}
     assert environment_id(same) == environment_id(facts)
     assert environment_id({**facts, "threads": "4"}) != environment_id(facts)
 
 
 def test_facts_become_tags():
-    tags = environment_tags({"cpu": "A", "git_commit": "abc"})
+    tags = environment_tags({"cpu": "A", "git_commit": "abc", "git_branch": "main"})
+    assert tags["mlflow.source.git.branch"] == "main"
     assert tags["llmtrack.env.cpu"] == "A"
     assert tags["mlflow.source.git.commit"] == "abc"
     assert tags["llmtrack.environment_id"] == environment_id({"cpu": "A", "git_commit": "abc"})

@@ -1,0 +1,253 @@
+"""Compare tracked runs: every metric of every pair, with what is noise told from what is not."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from llmtrack.decide import kinds
+from llmtrack.decide.comparability import why_not
+from llmtrack.decide.differences import Difference, difference, judge
+from llmtrack.decide.matching import Pair, match
+from llmtrack.decide.selectors import select_all
+from llmtrack.decide.significance import ALPHA
+from llmtrack.errors import UsageError
+from llmtrack.tracking import schema
+from llmtrack.tracking.samples import raw_samples
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Samples = Mapping[str, Sequence[float]]
+
+# Compared unless others are named, in this order, where any run has them.
+HEADLINES = (
+    "tokens_per_sec",
+    "time_to_first_token_ms",
+    "inter_token_latency_ms",
+    "perplexity",
+    "peak_memory_mib",
+    "model_size_mib",
+)
+
+# Column to dtype of what `compare` returns.
+COLUMNS: dict[str, str] = {
+    "scenario": "string",
+    "metric": "string",
+    "unit": "string",
+    "better": "string",
+    "baseline": "float64",
+    "candidate": "float64",
+    "ratio": "float64",
+    "ratio_low": "float64",
+    "ratio_high": "float64",
+    "n_baseline": "Int64",
+    "n_candidate": "Int64",
+    "p_value": "float64",
+    "p_adjusted": "float64",
+    "verdict": "string",
+    "words": "string",
+    "experiment": "string",
+    "baseline_scenario": "string",
+    "run_id": "string",
+    "baseline_run_id": "string",
+}
+
+_AT_ONCE = 8
+
+
+def compare(
+    baseline: str | Sequence[str] | pd.DataFrame,
+    candidates: str | Sequence[str] | pd.DataFrame,
+    metrics: Sequence[str] | None = None,
+    *,
+    experiment: str | None = None,
+    across_environments: bool = False,
+    alpha: float = ALPHA,
+    tracking_uri: str | None = None,
+) -> pd.DataFrame:
+    """Compare candidates with a baseline, metric by metric.
+
+    Args:
+        baseline: a selector (see `llmtrack.decide.selectors.select`), several, or rows of `llmtrack.runs`.
+        candidates: likewise. A baseline of one scenario stands against all of them; otherwise scenarios of one
+            name are paired.
+        metrics: names from docs/metrics.md; else the headline ones that any run has.
+        experiment: only runs of this llmtrack or MLflow experiment.
+        across_environments: compare speed and memory of different machines or versions too.
+        alpha: chance of a false alarm that is accepted, over all candidates of a metric together.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+
+    Returns:
+        One row per pair and metric, in the order of the candidates: `scenario`, `metric`, its `unit` and `better` direction;
+        the headline values `baseline` and `candidate` in that unit; `ratio` of the medians (candidate over baseline)
+        with its 95 % bootstrap interval `ratio_low` to `ratio_high`; the numbers of raw samples; `p_value`
+        (Mann-Whitney, two-sided) and `p_adjusted` (Holm, over the candidates); `verdict` (`better`, `worse`,
+        `changed`, `same`, `unknown`, `not comparable`, `failed` or `missing`) and the same in `words`; where the
+        runs are found. Dtypes are those of `COLUMNS`; what is not known is NaN or `<NA>`.
+
+    Raises:
+        UsageError: a selector or metric is not understood, nothing can be paired, or nothing of it be compared.
+        TrackingError: the store cannot be read.
+    """
+    pairs, _ = match(
+        as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri)
+    )
+    return compare_pairs(
+        pairs,
+        metrics,
+        samples=samples_of(pairs, tracking_uri),
+        across_environments=across_environments,
+        alpha=alpha,
+    )
+
+
+def as_runs(
+    selection: str | Sequence[str] | pd.DataFrame, experiment: str | None, tracking_uri: str | None
+) -> pd.DataFrame:
+    """Return rows of `llmtrack.runs` as they are, or the runs that selectors name."""
+    import pandas as pd
+
+    if isinstance(selection, pd.DataFrame):
+        return selection
+    return select_all(selection, experiment, tracking_uri)
+
+
+def samples_of(pairs: Sequence[Pair], tracking_uri: str | None) -> dict[str, Samples]:
+    """Return the raw samples of every run in pairs, by run id."""
+    ids = dict.fromkeys(
+        str(run["run_id"])
+        for pair in pairs
+        for run in (pair.baseline, pair.candidate)
+        if run["status"] == "FINISHED"
+    )
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = pool.map(lambda run_id: raw_samples(run_id, tracking_uri), ids)
+        return dict(zip(ids, found, strict=True))
+
+
+def compare_pairs(
+    pairs: Sequence[Pair],
+    metrics: Sequence[str] | None,
+    *,
+    samples: Mapping[str, Samples],
+    across_environments: bool = False,
+    alpha: float = ALPHA,
+) -> pd.DataFrame:
+    """Compare runs that are paired already; see `compare`.
+
+    Args:
+        pairs: the runs.
+        metrics: names, or None for the headline ones that any run has.
+        samples: raw samples by run id and metric.
+        across_environments: see `compare`.
+        alpha: see `compare`.
+    """
+    import pandas as pd
+
+    rows: list[dict[str, Any]] = []
+    for metric in _chosen(pairs, metrics):
+        cells = [_cell(pair, metric, samples, across_environments) for pair in pairs]
+        judged = iter(judge([cell for cell in cells if isinstance(cell, Difference)], alpha))
+        for number, (pair, cell) in enumerate(zip(pairs, cells, strict=True)):
+            values = next(judged) if isinstance(cell, Difference) else cell
+            rows.append({"_pair": number, **_row(pair, metric, values)})
+    table = pd.DataFrame(rows, columns=["_pair", *COLUMNS]).sort_values("_pair", kind="stable")
+    table = table.drop(columns="_pair").reset_index(drop=True).astype(COLUMNS)
+    refused = table[table["verdict"] == "not comparable"]
+    if len(refused) and len(refused) == len(table):
+        raise UsageError(f"nothing can be compared: {refused['words'].iloc[0]}{_remedy(refused)}")
+    return table
+
+
+def known_metric(name: str, among: Sequence[str] = ()) -> str:
+    """Return a metric's name.
+
+    Raises:
+        UsageError: there is no such metric; the message names near ones.
+    """
+    names = [*schema.METRIC_BY_NAME, *among]
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {', '.join(near)}?" if near else "docs/metrics.md lists them"
+    raise UsageError(f"there is no metric {name!r}: {hint}")
+
+
+def value_of(run: pd.Series, metric: str) -> float | None:
+    """Return a metric of a run, or None."""
+    import pandas as pd
+
+    value = run.get(metric)
+    return None if value is None or pd.isna(value) else float(value)
+
+
+def _chosen(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
+    runs = [run for pair in pairs for run in (pair.baseline, pair.candidate)]
+    if metrics is None:
+        return [name for name in HEADLINES if any(value_of(run, name) is not None for run in runs)]
+    return [known_metric(name, list(map(str, runs[0].index))) for name in metrics]
+
+
+def _cell(
+    pair: Pair, metric: str, samples: Mapping[str, Samples], across_environments: bool
+) -> Difference | tuple[str, str]:
+    """Return a difference, or the verdict and the words of why there is none."""
+    candidate = pair.candidate
+    if candidate["status"] != "FINISHED":
+        return (
+            "failed",
+            f"{str(candidate['status']).lower()}: {_text(candidate.get('reason')) or 'no reason tracked'}",
+        )
+    then, now = value_of(pair.baseline, metric), value_of(candidate, metric)
+    if now is None and candidate.get("outcome") == "same_as":
+        return "missing", f"not measured again: {_text(candidate.get('reason'))}"
+    if then is None or now is None:
+        sides = [side for side, value in (("baseline", then), ("candidate", now)) if value is None]
+        return "missing", f"no {metric} of the {' and '.join(sides)}"
+    reason = why_not(pair.baseline, candidate, metric, across_environments)
+    if reason:
+        return "not comparable", f"{metric} is not comparable: {reason}"
+    before, after = (
+        samples.get(str(run["run_id"]), {}).get(metric, ()) for run in (pair.baseline, candidate)
+    )
+    return difference(metric, then, now, before, after)
+
+
+def _row(pair: Pair, metric: str, cell: Difference | tuple[str, str]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "scenario": pair.candidate["scenario"],
+        "metric": metric,
+        "unit": kinds.unit(metric),
+        "better": kinds.better(metric),
+        "baseline": value_of(pair.baseline, metric),
+        "candidate": value_of(pair.candidate, metric),
+        "experiment": pair.candidate["experiment"],
+        "baseline_scenario": pair.baseline["scenario"],
+        "run_id": pair.candidate["run_id"],
+        "baseline_run_id": pair.baseline["run_id"],
+    }
+    if not isinstance(cell, Difference):
+        return row | {"verdict": cell[0], "words": cell[1]}
+    values = dataclasses.asdict(cell)
+    ratio = values.pop("ratio") or {"value": None, "low": None, "high": None}
+    return (
+        row
+        | values
+        | {f"ratio{key}": ratio[name] for key, name in (("", "value"), ("_low", "low"), ("_high", "high"))}
+    )
+
+
+def _remedy(refused: pd.DataFrame) -> str:
+    if refused["words"].str.contains("different environments").any():
+        return "; pass across_environments (--across-environments) to compare nevertheless"
+    return ""
+
+
+def _text(value: Any) -> str:
+    import pandas as pd
+
+    return "" if value is None or pd.isna(value) else str(value)

@@ -1,0 +1,82 @@
+"""Which run of the baseline a candidate's run is compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmtrack.errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_CELL = ["experiment", "scenario", "model", "environment_id"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs to compare, as rows of `llmtrack.runs`."""
+
+    baseline: pd.Series
+    candidate: pd.Series
+
+
+def match(baselines: pd.DataFrame, candidates: pd.DataFrame) -> tuple[list[Pair], list[str]]:
+    """Pair runs, and name the scenarios that have no counterpart.
+
+    A baseline of one scenario stands against every candidate. Otherwise scenarios of one name are paired. Of
+    several runs of one scenario the newest is taken; of the baselines, the newest of the same work and machine.
+
+    Args:
+        baselines: rows of `llmtrack.runs`, newest first.
+        candidates: likewise.
+
+    Raises:
+        UsageError: no two different runs can be paired.
+    """
+    finished = baselines[baselines["status"] == "FINISHED"]
+    if finished.empty:
+        raise UsageError("the baseline has no finished run")
+    single = len(finished[["experiment", "scenario"]].drop_duplicates()) == 1
+    pairs, unmatched = [], []
+    for _, candidate in newest_of_cell(candidates).iterrows():
+        counterparts = finished if single else _of_the_same_name(finished, candidate)
+        if counterparts.empty:
+            unmatched.append(str(candidate["scenario"]))
+            continue
+        baseline = _closest(counterparts, candidate)
+        if baseline["run_id"] != candidate["run_id"]:
+            pairs.append(Pair(baseline, candidate))
+    if not pairs and unmatched:
+        there = ", ".join(map(str, finished["scenario"].unique()[:5]))
+        raise UsageError(
+            f"no scenario is in both: the baseline has {there}; the candidate {', '.join(unmatched[:5])}"
+        )
+    if not pairs:
+        raise UsageError("baseline and candidate are the same run: there is nothing to compare")
+    return pairs, unmatched
+
+
+def newest_of_cell(runs: pd.DataFrame) -> pd.DataFrame:
+    """Keep the newest run of each scenario, model and environment; the order stays."""
+    keys = runs[_CELL].astype("string").fillna("")
+    newest = runs.assign(_key=keys.agg("\x1f".join, axis=1)).sort_values(
+        "start_time", ascending=False, kind="stable"
+    )
+    kept = newest.drop_duplicates("_key").index
+    return runs[runs.index.isin(kept)]
+
+
+def _of_the_same_name(baselines: pd.DataFrame, candidate: pd.Series) -> pd.DataFrame:
+    named = baselines[baselines["scenario"] == candidate["scenario"]]
+    same_experiment = named[named["experiment"] == candidate["experiment"]]
+    return same_experiment if len(same_experiment) else named
+
+
+def _closest(baselines: pd.DataFrame, candidate: pd.Series) -> pd.Series:
+    """Return the newest of the same work and machine, else of the same work, else the newest."""
+    for keys in (["workload_id", "environment_id"], ["workload_id"]):
+        same = baselines[(baselines[keys] == candidate[keys]).fillna(False).all(axis=1)]
+        if len(same):
+            return same.iloc[0]
+    return baselines.iloc[0]

@@ -1,0 +1,103 @@
+"""Name the runs to compare: by id, study, tag, alias or branch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmtrack.errors import UsageError
+from llmtrack.tracking import schema
+from llmtrack.tracking.aliases import run_of_alias
+from llmtrack.tracking.query import runs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KINDS = (
+    "a run id",
+    "study:ID",
+    "latest",
+    "latest:EXPERIMENT",
+    "alias:NAME",
+    "branch:NAME",
+    "tag:KEY=VALUE",
+)
+BRANCH_TAG = schema.ENV_TAG_PREFIX + "git_branch"
+
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def select(selector: str, experiment: str | None = None, tracking_uri: str | None = None) -> pd.DataFrame:
+    """Return the scenario runs that a selector names, newest first, with the columns of `llmtrack.runs`.
+
+    Args:
+        selector: one of these:
+
+            - a run id: that scenario's run, or all of the study whose run it is;
+            - `study:ID`: the scenarios of a study;
+            - `latest` or `latest:EXPERIMENT`: those of the newest study;
+            - `alias:NAME`: the run that was given the alias (`llmtrack alias`), or its study;
+            - `branch:NAME`: finished runs of a git branch; a comparison takes the newest of each scenario;
+            - `tag:KEY=VALUE`: finished runs that have the tag, likewise.
+        experiment: only runs of this llmtrack or MLflow experiment.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+
+    Raises:
+        UsageError: the selector is not understood, or names no run.
+        TrackingError: the store cannot be read.
+    """
+    found = _found(selector.strip(), experiment, tracking_uri)
+    if found.empty:
+        raise UsageError(f"no tracked scenario run is meant by {selector!r}{_hint(selector)}")
+    return found
+
+
+def select_all(
+    selectors: str | Sequence[str], experiment: str | None = None, tracking_uri: str | None = None
+) -> pd.DataFrame:
+    """Return the runs that any of several selectors names, each once; see `select`."""
+    import pandas as pd
+
+    names = [selectors] if isinstance(selectors, str) else list(selectors)
+    if not names:
+        raise UsageError(f"no selector is given: use {', '.join(KINDS)}")
+    frames = [select(name, experiment, tracking_uri) for name in names]
+    return pd.concat(frames, ignore_index=True).drop_duplicates("run_id", ignore_index=True)
+
+
+def _found(selector: str, experiment: str | None, uri: str | None) -> pd.DataFrame:
+    kind, colon, value = selector.partition(":")
+    if _RUN_ID.fullmatch(selector):
+        return _run_or_study(selector, uri)
+    if kind == "latest":
+        return runs(value or experiment, study="latest", tracking_uri=uri)
+    if not colon or not value:
+        raise _not_understood(selector)
+    if kind == "study":
+        return runs(experiment, study=value, tracking_uri=uri)
+    if kind == "alias":
+        return _run_or_study(run_of_alias(value, experiment, uri), uri)
+    if kind == "branch":
+        return runs(experiment, status="FINISHED", tracking_uri=uri, tags={BRANCH_TAG: value})
+    if kind == "tag" and "=" in value:
+        key, _, text = value.partition("=")
+        return runs(experiment, status="FINISHED", tracking_uri=uri, tags={key: text})
+    raise _not_understood(selector)
+
+
+def _run_or_study(run_id: str, uri: str | None) -> pd.DataFrame:
+    found = runs(kind=None, search=f"attributes.run_id = '{run_id}'", tracking_uri=uri)
+    if len(found) and found["kind"].iloc[0] == "study":
+        return runs(study=str(found["study_id"].iloc[0]), tracking_uri=uri)
+    return found[found["kind"].eq("scenario").fillna(False)]
+
+
+def _not_understood(selector: str) -> UsageError:
+    return UsageError(f"{selector!r} names no runs: use {', '.join(KINDS)}")
+
+
+def _hint(selector: str) -> str:
+    if selector.startswith("branch:"):
+        return f" (runs of a branch carry the tag {BRANCH_TAG}; only finished ones count)"
+    return "" if not selector.startswith("tag:") else " (only finished runs count)"

@@ -1,0 +1,41 @@
+"""Studies measured on scripted engines: known times with known noise, and a slowdown where one is asked for."""
+
+from __future__ import annotations
+
+import io
+import random
+
+from rich.console import Console
+
+from experiments import prompt_length
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.settings import Settings
+from llmtrack.run.study import StudyResult, run_study
+from llmtrack.tracking.tracker import Tracker
+
+REPEATS = 8
+
+
+def noisy_scripts(seed: int, slower: float = 1.0, noise: float = 0.01) -> list[Script]:
+    """100 scripts of about 30 ms to the first token and 5 ms a step, each a little different."""
+    generator = random.Random(seed)
+    return [
+        Script(0.030 * slower * factor, 0.005 * slower * factor)
+        for factor in (generator.lognormvariate(0, noise) for _ in range(100))
+    ]
+
+
+def measure(
+    tracker: Tracker, seed: int, slower: float = 1.0, lengths=(4, 8), repeats: int = REPEATS
+) -> StudyResult:
+    """Track a study of prompts of some lengths."""
+    clock = FakeClock()
+    scripts = noisy_scripts(seed, slower)
+    executor = InlineExecutor(lambda variant: ScriptedEngine(clock, *scripts), clock)
+    settings = Settings(
+        model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=repeats, min_seconds=0.0
+    )
+    experiment = prompt_length.build(settings, lengths)
+    console = Console(file=io.StringIO())
+    return run_study(experiment, tracker=tracker, executor=executor, console=console)

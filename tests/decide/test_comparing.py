@@ -1,0 +1,213 @@
+"""Comparing runs that were measured and tracked: what is different, what is noise, what cannot be compared."""
+
+from __future__ import annotations
+
+import pytest
+
+import llmtrack
+from llmtrack.decide.comparing import COLUMNS, compare
+from llmtrack.errors import UsageError
+from llmtrack.scenario import PerplexityTask, Scenario, Variant
+from llmtrack.tracking.query import runs
+from tests.decide.scripted import REPEATS, measure
+from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
+
+pytestmark = pytest.mark.usefixtures("_clean_environment")
+
+
+@pytest.fixture
+def studies(tracker):
+    """Study ids: a baseline, the same again, and one that is 20 % slower."""
+    return [measure(tracker, seed, slower).study.study_id for seed, slower in ((1, 1.0), (2, 1.0), (3, 1.2))]
+
+
+def test_noise_and_a_slowdown(studies, uri):
+    base, again, slow = (f"study:{each}" for each in studies)
+    same = compare(base, again, ["tokens_per_sec"], tracking_uri=uri)
+    assert list(same["scenario"]) == ["prompt_8", "prompt_4"]
+    assert list(same["baseline_scenario"]) == list(same["scenario"])
+    assert set(same["verdict"]) == {"same"}
+    assert same["words"].str.startswith("no significant difference").all()
+    worse = compare(base, slow, ["tokens_per_sec", "total_latency_s"], tracking_uri=uri)
+    assert set(worse["verdict"]) == {"worse"}
+    assert worse["ratio"].where(worse["metric"] == "total_latency_s").dropna().between(1.18, 1.22).all()
+    assert (worse["ratio_low"] < worse["ratio"]).all()
+    assert (worse["p_adjusted"] >= worse["p_value"]).all()
+    assert set(worse["n_baseline"]) == {REPEATS}
+    assert worse["words"].str.match(r"(slower|longer) by \d+\.\d % \(\d+\.\d to \d+\.\d\)").all()
+
+
+def test_columns_and_types(studies, uri):
+    found = llmtrack.compare(f"study:{studies[0]}", f"study:{studies[2]}", tracking_uri=uri)
+    assert {name: str(dtype) for name, dtype in found.dtypes.items()} == COLUMNS
+    assert set(found["metric"]) == {
+        "tokens_per_sec",
+        "time_to_first_token_ms",
+        "inter_token_latency_ms",
+        "peak_memory_mib",
+        "model_size_mib",
+    }
+    by_metric = found.groupby("metric").first()
+    assert by_metric.loc["tokens_per_sec", ["unit", "better"]].tolist() == ["tokens/s", "higher"]
+    assert by_metric.loc["model_size_mib", "verdict"] == "same"
+
+
+def test_one_baseline_run_stands_against_all(studies, uri):
+    tracked = runs(study=studies[0], tracking_uri=uri)
+    base = tracked[tracked["scenario"] == "prompt_4"]["run_id"].iloc[0]
+    found = compare(base, f"study:{studies[0]}", ["tokens_per_sec", "model_size_mib"], tracking_uri=uri)
+    assert list(found["scenario"].unique()) == ["prompt_8"]
+    speed, size = found["words"]
+    assert speed == (
+        "tokens_per_sec is not comparable: the workloads differ (prompt_tokens: 4 against 8, "
+        "prompt_tokens_total: 4 against 8)"
+    )
+    assert size == "no difference"
+
+
+def test_raw_samples_are_read_back(studies, uri):
+    run_id = runs(study=studies[0], tracking_uri=uri)["run_id"].iloc[0]
+    found = llmtrack.measurements(run_id, tracking_uri=uri)
+    assert {name: str(dtype) for name, dtype in found.dtypes.items()} == {
+        "metric": "string",
+        "unit": "string",
+        "repeat": "Int64",
+        "value": "float64",
+    }
+    latency = found[found["metric"] == "total_latency_s"]
+    assert list(latency["repeat"]) == list(range(1, REPEATS + 1))
+    assert set(latency["unit"]) == {"s"}
+    assert latency["value"].median() == pytest.approx(
+        runs(study=studies[0], tracking_uri=uri)["total_latency_s"].iloc[0]
+    )
+    assert llmtrack.measurements("0" * 32, tracking_uri=uri).empty
+
+
+def tracked_pair(tracker, uri, one, other, environments=(ENVIRONMENT, ENVIRONMENT)):
+    ids = [
+        tracker.log(tracker.start_study("e", "q", {}, facts), outcome)
+        for outcome, facts in zip((one, other), environments, strict=True)
+    ]
+    return dict(zip(("baseline", "candidates"), ids, strict=True)) | {"tracking_uri": uri}
+
+
+def scored(convention=None, **values):
+    task = PerplexityTask(**(convention or {}))
+    facts = {"corpus_digest": "c1", "dtype": "float32", **values.pop("facts", {})}
+    metrics = {"perplexity": 20.0, "loss": 2.9957, "bits_per_byte": 1.0, "tokens_scored": 100.0}
+    return measurement(
+        scenario=Scenario("ppl", Variant(model="m"), task),
+        facts=facts,
+        metrics=metrics | values.pop("metrics", {}),
+        summaries={},
+        samples={},
+        **values,
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            {"convention": {"protocol": "rolling", "max_length": 256}},
+            "protocol: documents against rolling, max_length: 512 against 256",
+        ),
+        ({"facts": {"corpus_digest": "c2"}}, "corpus_digest: c1 against c2"),
+        ({"convention": {"bos_rule": "model"}}, "bos_rule: tokenizer against model"),
+        (
+            {"metrics": {"tokens_scored": 120.0}},
+            "tokenizers differ .tokens_scored: 100 against 120.*bits_per_byte",
+        ),
+    ],
+)
+def test_perplexities_of_different_conventions_are_not_compared(tracker, uri, other, message):
+    chosen = tracked_pair(tracker, uri, scored(), scored(**other))
+    with pytest.raises(UsageError, match=message):
+        compare(**chosen, metrics=["perplexity"])
+
+
+def test_bits_per_byte_are_compared_across_tokenizers_and_machines(tracker, uri):
+    other = scored(metrics={"tokens_scored": 120.0, "bits_per_byte": 1.1}, facts={"dtype": "int8"})
+    chosen = tracked_pair(tracker, uri, scored(), other, (ENVIRONMENT, {**ENVIRONMENT, "threads": "4"}))
+    (found,) = compare(**chosen, metrics=["bits_per_byte"]).to_dict("records")
+    assert (found["verdict"], found["words"]) == ("worse", "higher by 10.0 %")
+
+
+def test_machines_are_compared_only_if_asked(tracker, uri):
+    chosen = tracked_pair(
+        tracker, uri, measurement(), measurement(), (ENVIRONMENT, {**ENVIRONMENT, "threads": "4"})
+    )
+    with pytest.raises(
+        UsageError, match=r"different environments \(threads: 2 against 4\).*--across-environments"
+    ):
+        compare(**chosen, metrics=["total_latency_s"])
+    found = compare(**chosen, metrics=["total_latency_s"], across_environments=True)
+    assert found["words"].iloc[0] == "too few repeats to tell (3 against 3): measure at least 4 of each"
+
+
+def test_prompts_that_differ_in_their_words_only(tracker, uri):
+    chosen = tracked_pair(tracker, uri, measurement(), measurement(workload_id="w2"))
+    with pytest.raises(UsageError, match="the texts of the prompts"):
+        compare(**chosen, metrics=["total_latency_s"])
+
+
+def test_a_failure_tells_its_reason_and_a_missing_metric_is_named(tracker, uri):
+    study = tracker.start_study("e", "q", {}, ENVIRONMENT)
+    base = tracker.log(study, measurement("base"))
+    tracker.log(study, failure("broken", scenario=scenario("broken")))
+    tracker.log(study, measurement("bare", metrics={"total_latency_s": 1.5}, samples={}, summaries={}))
+    tracker.log_same_as(study, scenario("twin"), {"dtype": "float32"}, "base", "same as base")
+    found = compare(base, f"study:{study.study_id}", ["tokens_per_sec"], tracking_uri=uri)
+    words = found.set_index("scenario")["words"].to_dict()
+    assert words == {
+        "broken": "failed: out of memory: needs 9 GiB",
+        "bare": "no tokens_per_sec of the candidate",
+        "twin": "not measured again: same as base",
+    }
+    assert found.set_index("scenario")["verdict"].to_dict() == {
+        "broken": "failed",
+        "bare": "missing",
+        "twin": "missing",
+    }
+    assert found["ratio"].isna().all()
+
+
+def test_frames_can_be_compared_and_the_closest_baseline_is_taken(tracker, uri):
+    old, new = (tracker.start_study("e", "q", {}, {**ENVIRONMENT, "threads": n}) for n in ("2", "4"))
+    first = tracker.log(old, measurement(started_at=1.0, ended_at=2.0))
+    tracker.log(new, measurement(started_at=3.0, ended_at=4.0))
+    candidate = tracker.log(old, measurement(started_at=5.0, ended_at=6.0))
+    tracked = runs(tracking_uri=uri)
+    others = tracked[tracked["run_id"] != candidate]
+    found = compare(others, candidate, ["total_latency_s"], tracking_uri=uri)
+    assert list(found["baseline_run_id"]) == [first]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((["tokens_per_second"],), "no metric 'tokens_per_second': did you mean tokens_per_sec"),
+        (None, "the same run"),
+    ],
+)
+def test_mistakes_are_one_line(studies, uri, arguments, message):
+    base = f"study:{studies[0]}"
+    with pytest.raises(UsageError, match=message):
+        compare(base, f"study:{studies[1]}" if arguments else base, *(arguments or ()), tracking_uri=uri)
+
+
+def test_scenarios_without_a_counterpart_are_named(tracker, uri):
+    one = tracker.start_study("e", "q", {}, ENVIRONMENT)
+    for name in ("a", "b"):
+        tracker.log(one, measurement(name))
+    other = tracker.start_study("e", "q", {}, ENVIRONMENT)
+    tracker.log(other, measurement("c"))
+    with pytest.raises(UsageError, match="no scenario is in both: the baseline has b, a; the candidate c"):
+        compare(f"study:{one.study_id}", f"study:{other.study_id}", tracking_uri=uri)
+
+
+def test_a_baseline_that_failed_is_said(tracker, uri):
+    study = tracker.start_study("e", "q", {}, ENVIRONMENT)
+    failed, done = tracker.log(study, failure()), tracker.log(study, measurement("x"))
+    with pytest.raises(UsageError, match="the baseline has no finished run"):
+        compare(failed, done, tracking_uri=uri)

@@ -1,0 +1,110 @@
+"""Selectors name the runs that a person means, and say so when there are none."""
+
+from __future__ import annotations
+
+import pytest
+from mlflow import MlflowClient
+
+from llmtrack.decide.selectors import select, select_all
+from llmtrack.errors import UsageError
+from llmtrack.tracking.aliases import set_alias
+from llmtrack.tracking.tracker import Tracker
+from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
+
+pytestmark = pytest.mark.usefixtures("_clean_environment")
+
+
+@pytest.fixture
+def studies(tracker):
+    """A study on `main` with a failure, and a newer one of another experiment on `feature`."""
+    one = tracker.start_study("precision", "q", {}, {**ENVIRONMENT, "git_branch": "main"})
+    ids = {
+        "a": tracker.log(one, measurement("a")),
+        "b": tracker.log(one, failure("b", scenario=scenario("b"))),
+    }
+    tracker.finish_study(one, "failed")
+    other = tracker.start_study("batching", "q", {}, {**ENVIRONMENT, "git_branch": "feature"})
+    ids["c"] = tracker.log(other, measurement("c", started_at=1_790_000_100.0, tags={"llmtrack.label": "x"}))
+    tracker.finish_study(other, "finished")
+    return one, other, ids
+
+
+def chosen(selector, uri, **more):
+    return sorted(select(selector, tracking_uri=uri, **more)["scenario"])
+
+
+def test_selectors(studies, uri):
+    one, other, ids = studies
+    assert chosen(ids["b"], uri) == ["b"]
+    assert chosen(one.run_id, uri) == ["a", "b"]
+    assert chosen(f"study:{one.study_id}", uri) == ["a", "b"]
+    assert chosen(f"study:{other.run_id}", uri) == ["c"]
+    assert chosen("latest", uri) == ["c"]
+    assert chosen("latest:precision", uri) == ["a", "b"]
+    assert chosen("latest", uri, experiment="precision") == ["a", "b"]
+    assert chosen("branch:main", uri) == ["a"], "only what finished"
+    assert chosen("branch:feature", uri) == ["c"]
+    assert chosen("tag:llmtrack.label=x", uri) == ["c"]
+    both = select_all([ids["a"], f"study:{one.study_id}", "latest"], tracking_uri=uri)
+    assert sorted(both["scenario"]) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("selector", "message"),
+    [
+        ("newest", "names no runs: use a run id, study:ID"),
+        ("tag:a", "names no runs"),
+        ("branch:", "names no runs"),
+        ("branch:nope", "no tracked scenario run.*only finished ones"),
+        ("tag:a=b", "no tracked scenario run"),
+        ("alias:nope", "give it by `llmtrack alias nope RUN_ID`"),
+        ("alias:no pe", "no name of an alias"),
+        ("study:nope", "there is no study 'nope'"),
+        ("0" * 32, "no tracked scenario run"),
+    ],
+)
+def test_what_names_nothing_is_one_line(studies, uri, selector, message):
+    with pytest.raises(UsageError, match=message):
+        select(selector, tracking_uri=uri)
+
+
+def test_an_alias_moves_and_one_run_has_it(studies, uri):
+    one, _, ids = studies
+    assert set_alias("production", ids["a"], uri) is None
+    assert chosen("alias:production", uri) == ["a"]
+    assert set_alias("production", ids["c"], uri) == ids["a"]
+    assert chosen("alias:production", uri) == ["c"]
+    tags = MlflowClient(uri).get_run(ids["a"]).data.tags
+    assert not [key for key in tags if key.startswith("llmtrack.alias.")]
+    assert set_alias("production", ids["c"], uri) == ids["c"], "given again, it stays"
+    assert chosen("alias:production", uri) == ["c"]
+    set_alias("production", one.run_id, uri)
+    assert chosen("alias:production", uri) == ["a", "b"], "a study's alias means all its scenarios"
+
+
+def test_while_an_alias_moves_the_newer_run_counts(studies, uri):
+    ids = studies[2]
+    set_alias("x", ids["a"], uri)
+    MlflowClient(uri).set_tag(ids["c"], "llmtrack.alias.x", "9" * 19)
+    assert chosen("alias:x", uri) == ["c"]
+    set_alias("y", ids["c"], uri)
+    assert chosen("alias:x", uri) == ["c"], "another alias changes nothing"
+
+
+def test_an_alias_is_unique_in_each_mlflow_experiment(studies, uri, tmp_path):
+    ids = studies[2]
+    elsewhere = Tracker.open(uri, "elsewhere", tmp_path / "spool")
+    theirs = elsewhere.log(elsewhere.start_study("precision", "q", {}, ENVIRONMENT), measurement("d"))
+    set_alias("x", ids["a"], uri)
+    set_alias("x", theirs, uri)
+    with pytest.raises(UsageError, match=r"several experiments have the alias 'x' \(elsewhere, llmtrack\)"):
+        select("alias:x", tracking_uri=uri)
+    assert chosen("alias:x", uri, experiment="elsewhere") == ["d"]
+    assert chosen("alias:x", uri, experiment="llmtrack") == ["a"]
+
+
+def test_mistakes_of_an_alias(studies, uri):
+    with pytest.raises(UsageError, match="there is no run 'nope'"):
+        set_alias("x", "nope", uri)
+    with pytest.raises(UsageError, match="use letters"):
+        set_alias("a b", studies[2]["a"], uri)
