@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 # The wheel of torch to install first. On Linux with a GPU: make TORCH=torch, or install your own build.
 TORCH ?= torch==2.13.0
+# Processes that share the tests. Each may hold a model of half a GB.
+WORKERS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -33,7 +35,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 tests: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 docs: $(STAMP)
 	$(BIN)/python -m llmtrack.tracking.schema > docs/metrics.md

@@ -2,9 +2,45 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
+
+# Before torch is imported anywhere: the models are so small that threads only cost, and other tests run beside.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """Return a folder that one process makes and all workers of this test run share; treat it as read-only.
+
+    Args:
+        factory: pytest's own; with pytest-xdist each worker's folder is in one that they share.
+        name: of the folder.
+        make: fills the folder, which is there and empty.
+    """
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    done = folder.with_name(f"{name}.done")
+    with FileLock(f"{folder}.lock"):
+        if not done.exists():
+            folder.mkdir()
+            make(folder)
+            done.touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def template_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database of MLflow's: making one takes seconds of migrations, copying it none."""
+    from llmtrack.tracking import store
+
+    def migrate(folder: Path) -> None:
+        store.initialise(f"sqlite:///{folder / 'mlflow.db'}")
+
+    return made_once(tmp_path_factory, "migrated", migrate) / "mlflow.db"
 
 
 @pytest.fixture(scope="session")

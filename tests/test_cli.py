@@ -18,7 +18,6 @@ from llmtrack.tracking.tracker import Tracker
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
     said,
-    template_database,
     tracker,
     uri,
 )

@@ -11,15 +11,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import made_once
+
 PROJECT = Path(__file__).parents[2]
 
 MlflowRun = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(scope="session")
-def checkout(tmp_path_factory) -> Path:
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tracked files of this project as a git repository of its own, in a folder with a space."""
-    folder = tmp_path_factory.mktemp("check out") / "llm track"
+    return made_once(tmp_path_factory, "check out", commit_tracked_files) / "llm track"
+
+
+def commit_tracked_files(parent: Path) -> None:
+    folder = parent / "llm track"
     tracked = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=PROJECT,
@@ -38,7 +44,6 @@ def checkout(tmp_path_factory) -> Path:
         [*identity, "commit", "-q", "-m", "state under test"],
     ):
         subprocess.run(["git", *command], cwd=folder, check=True)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -53,22 +58,12 @@ def environment() -> dict[str, str]:
     return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-@pytest.fixture(scope="session")
-def migrated_database(tmp_path_factory) -> Path:
-    """An empty database of MLflow's: making one takes seconds of migrations, copying it none."""
-    from llmtrack.tracking import store
-
-    path = tmp_path_factory.mktemp("database") / "mlflow.db"
-    store.initialise(f"sqlite:///{path}")
-    return path
-
-
 @pytest.fixture
-def elsewhere(tmp_path, migrated_database) -> Path:
+def elsewhere(tmp_path, template_database) -> Path:
     """A working directory that is not the project, with a space in its name and MLflow's default store in it."""
     folder = tmp_path / "some where"
     folder.mkdir()
-    shutil.copyfile(migrated_database, folder / "mlflow.db")
+    shutil.copyfile(template_database, folder / "mlflow.db")
     return folder
 
 

@@ -22,7 +22,6 @@ from tests.report.frames import frame, interval, run
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
     said,
-    template_database,
     tracker,
     uri,
 )

@@ -14,7 +14,6 @@ from llmtrack.measure import bandwidth
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
     said,
-    template_database,
     tracker,
     uri,
 )

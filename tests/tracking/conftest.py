@@ -15,17 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from llmtrack.tracking import store
 from llmtrack.tracking.tracker import Tracker
 
 SERVER_START_S = 180
-
-
-@pytest.fixture(scope="session")
-def template_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("template") / "mlflow.db"
-    store.initialise(f"sqlite:///{path}")
-    return path
 
 
 @pytest.fixture(autouse=True)
