@@ -6,7 +6,6 @@ from tests.run.conftest import console  # noqa: F401 - fixture
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
     said,
-    template_database,
     tracker,
     uri,
 )
