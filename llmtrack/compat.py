@@ -51,6 +51,13 @@ def restore_rope(config: PretrainedConfig) -> None:
                 setattr(config, name, portable[name])
 
 
+def portable_tokenizer(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of `tokenizer_config.json` with a class name that both versions know."""
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        return {**settings, "tokenizer_class": "PreTrainedTokenizerFast"}
+    return settings
+
+
 def forget_gguf(model: PreTrainedModel) -> None:
     """Make a model that was read from a GGUF file an ordinary float model that can be saved.
 

@@ -22,7 +22,11 @@ DEFAULT_MODEL = "packaged:smollm2,synthetic:smollm2-135m"
 
 PROTOCOLS = ("documents", "rolling")
 BOS_RULES = ("tokenizer", "model", "none")
+STARTS = ("auto", "scratch", "weights")
+SPLITS = ("auto", "document", "contiguous")
+KEPT_CHECKPOINTS = ("artifact", "model", "none")
 _CHOICES = {"protocol": PROTOCOLS, "bos_rule": BOS_RULES, "padding_side": ("right", "left")}
+_TRAIN_CHOICES = {"start": STARTS, "split": SPLITS, "log_checkpoint": KEPT_CHECKPOINTS}
 
 Scalar = Union[str, int, float, bool]  # noqa: UP007 - cattrs reads this alias at run time on Python 3.10
 
@@ -169,7 +173,102 @@ class PerplexityTask:
         return (self.stride or self.max_length) if self.protocol == "rolling" else 0
 
 
-Task = Union[GenerateTask, PerplexityTask]  # noqa: UP007 - as above
+@dataclass(frozen=True)
+class TrainTask:
+    """Train a model on a corpus, of which a part is held out.
+
+    Perplexity on the held-out part, before and after, is that of `PerplexityTask` with `protocol=rolling`,
+    `max_length` of `sequence_length`, stride 0 and `max_tokens` of `validation_tokens`.
+
+    Attributes:
+        corpus: as in `PerplexityTask`.
+        start: `weights` (go on from the model's), `scratch` (its shape only, which must be a `synthetic:` preset's;
+            fresh weights, and a tokenizer trained on the corpus), or `auto`: `scratch` for a `synthetic:` model.
+        split: what is held out: see `llmtrack.train.split`.
+        validation_share: share of the characters that is held out.
+        validation_tokens: only so many tokens of the held-out part are scored; 0: all.
+        sequence_length: tokens that a training window reads.
+        window_stride: tokens between the beginnings of training windows; 0: `sequence_length`.
+        batch_size: windows per forward pass.
+        accumulate: forward passes whose gradients make one step.
+        steps: optimizer steps.
+        learning_rate: the highest.
+        warmup_steps: steps until it is reached.
+        weight_decay: of AdamW, on matrices.
+        clip_norm: norm of the gradient at most; 0: as it comes.
+        eval_every: steps between evaluations.
+        patience: evaluations without a better one that end training early; 0: never.
+        seed: of the order of windows, of fresh weights and of dropout.
+        sample_tokens: tokens of the text that is generated at each evaluation; 0: none.
+        log_checkpoint: keep the best checkpoint in MLflow as files (`artifact`), as an MLflow `model`, or not (`none`).
+        explain: print how the loss of one window comes about.
+        output: folder of the checkpoints; training goes on from the newest there.
+
+    Raises:
+        UsageError: a setting is unknown or impossible.
+    """
+
+    corpus: str = "pydoc"
+    start: str = "auto"
+    split: str = "auto"
+    validation_share: float = 0.1
+    validation_tokens: int = 0
+    sequence_length: int = 256
+    window_stride: int = 0
+    batch_size: int = 8
+    accumulate: int = 1
+    steps: int = 300
+    learning_rate: float = 1e-3
+    warmup_steps: int = 20
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+    eval_every: int = 50
+    patience: int = 0
+    seed: int = 0
+    sample_tokens: int = 32
+    log_checkpoint: str = "artifact"
+    explain: bool = False
+    output: str = ""
+
+    def __post_init__(self) -> None:
+        for name, accepted in _TRAIN_CHOICES.items():
+            if getattr(self, name) not in accepted:
+                raise UsageError(f"no {name} {getattr(self, name)!r}: use {', '.join(accepted)}")
+        for name in ("sequence_length", "batch_size", "accumulate", "steps", "eval_every"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)} is not possible: use 1 or more")
+        if not 0 <= self.window_stride <= self.sequence_length:
+            raise UsageError(
+                f"window_stride {self.window_stride} is not possible: use 1 to sequence_length, which is "
+                f"{self.sequence_length}, or 0 for sequence_length"
+            )
+        if not 0 < self.validation_share < 1:
+            raise UsageError(
+                f"validation_share {self.validation_share:g} is not possible: use more than 0 and less than 1"
+            )
+        if self.learning_rate <= 0:
+            raise UsageError(f"learning_rate {self.learning_rate:g} is not possible: use more than 0")
+        self.scoring  # noqa: B018 - has settings of its own to check
+
+    @property
+    def scoring(self) -> PerplexityTask:
+        """How the held-out part is scored."""
+        return PerplexityTask(
+            self.corpus,
+            protocol="rolling",
+            max_length=self.sequence_length,
+            bos_rule="model",
+            max_tokens=self.validation_tokens,
+            batch_size=self.batch_size,
+        )
+
+
+Task = Union[GenerateTask, PerplexityTask, TrainTask]  # noqa: UP007 - as above
+
+
+def not_asked(task: Task) -> tuple[str, ...]:
+    """Return the settings of a task that are no part of what is asked: where it writes, and what it prints."""
+    return ("output", "explain") if isinstance(task, TrainTask) else ()
 
 
 @dataclass(frozen=True)
@@ -216,7 +315,10 @@ class Scenario:
         if not self.variant.options:
             del variant["options"]
         quality = [] if self.quality is None else [to_json(self.quality)]
-        return digest([variant, to_json(self.task, Task), to_json(self.repeat), *quality])
+        task = to_json(self.task, Task)
+        for name in not_asked(self.task):
+            del task[name]
+        return digest([variant, task, to_json(self.repeat), *quality])
 
 
 @dataclass(frozen=True)
@@ -245,6 +347,21 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class StepValues:
+    """What was measured at one step of something that goes on for many.
+
+    Attributes:
+        step: its number.
+        at: seconds since the epoch.
+        values: by the name of the series.
+    """
+
+    step: int
+    at: float
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Measurement:
     """What measuring one scenario returned.
 
@@ -261,6 +378,10 @@ class Measurement:
         series: metrics with a value per step (the gap before each token, loss per batch).
         started_at: seconds since the epoch.
         ended_at: seconds since the epoch.
+        run_key: identity of a run that was written to while it went on; empty: the run is written at once.
+        steps: what was measured step by step, at steps that not all series share.
+        texts: artifact path to text.
+        files: artifact path to the local file.
     """
 
     scenario: Scenario
@@ -275,6 +396,10 @@ class Measurement:
     series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     started_at: float = 0.0
     ended_at: float = 0.0
+    run_key: str = ""
+    steps: tuple[StepValues, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -283,13 +408,17 @@ class Failure:
 
     Attributes:
         scenario: what was asked.
-        kind: `out_of_memory`, `unsupported`, `too_long`, `killed`, `load` or `error`.
+        kind: `out_of_memory`, `unsupported`, `too_long`, `non_finite`, `killed` (by the system), `interrupted` (by the
+            user, and can be resumed), `load` or `error`.
         reason: one line a user can act on.
         details: the traceback or the log, for an artifact.
         facts: what is known of what was used, as in `Measurement`.
         tags: provenance, as in `Measurement`.
         started_at: seconds since the epoch.
         ended_at: seconds since the epoch.
+        run_key: as in `Measurement`.
+        steps: as in `Measurement`.
+        texts: as in `Measurement`.
     """
 
     scenario: Scenario
@@ -300,6 +429,9 @@ class Failure:
     tags: Mapping[str, str] = field(default_factory=dict)
     started_at: float = 0.0
     ended_at: float = 0.0
+    run_key: str = ""
+    steps: tuple[StepValues, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 Outcome = Union[Measurement, Failure]  # noqa: UP007 - as above
@@ -339,6 +471,10 @@ def workload_id(task: Task, corpus_digest: str = "") -> str:
         work: list[Any] = [task.prompts, task.prompt_tokens, task.max_new_tokens, task.ignore_eos]
         lengths = [task.prompt_share, task.max_prompt_tokens]
         work += lengths if any(length is not None for length in lengths) else []
+    elif isinstance(task, TrainTask):
+        # Models are compared by the same held-out text, scored alike; how they were trained is what is compared.
+        held_out = [task.split, task.validation_share, task.validation_tokens]
+        work = [corpus_digest, *held_out, task.sequence_length]
     else:
         convention = [task.protocol, task.max_length, task.window_stride, task.bos_rule, task.max_tokens]
         work = [corpus_digest, *convention]

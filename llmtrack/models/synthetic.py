@@ -56,6 +56,8 @@ class Preset:
 PRESETS: Mapping[str, Preset] = {
     "tiny": Preset("llama", 128, 512, 4, 4, 2, 512, 1024),
     "tiny-gpt2": Preset("gpt2", 128, 512, 4, 4, 4, 512, 512, pad_token=False),
+    # To be trained from scratch: about a million weights, a quarter of them in the embedding.
+    "1m": Preset("llama", 128, 384, 4, 4, 4, 2048, 512),
     "smollm2-135m": Preset("llama", 576, 1536, 30, 9, 3, 49152, 8192, rope_theta=100000.0),
     "gpt2-124m": Preset("gpt2", 768, 3072, 12, 12, 12, 50257, 1024, pad_token=False),
     "qwen2-0.5b": Preset("qwen2", 896, 4864, 24, 14, 2, 151936, 32768, rope_theta=1000000.0),
@@ -89,7 +91,7 @@ def build(
     preset = PRESETS[name]
     place = torch.device(device)
     tokenizer = build_tokenizer(preset)
-    config = _config(preset, tokenizer)
+    config = config_of(preset, tokenizer)
     before = torch.get_default_dtype()
     cuda = [place] if place.type == "cuda" else []
     try:
@@ -139,7 +141,8 @@ def _byte_tokenizer(specials: list[str], vocab: int) -> Tokenizer:
     return tokenizer
 
 
-def _config(preset: Preset, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+def config_of(preset: Preset, tokenizer: PreTrainedTokenizerFast) -> PretrainedConfig:
+    """Return the configuration of a preset's model, with the special tokens of its tokenizer."""
     from transformers import AutoConfig
 
     from llmtrack.compat import rope_settings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -81,7 +81,20 @@ def bar_plot(runs: pd.DataFrame, label: str, y: str, *, title: str, y_label: str
 def step_plot(values: Sequence[float], *, title: str, x_label: str, y_label: str) -> Figure:
     """Draw a value per step, such as the loss of each batch."""
     figure, axes = _canvas(title, x_label, y_label)
-    axes.plot(range(1, len(values) + 1), values, marker="o", color=COLOR, linewidth=1.5)
+    marker = "o" if len(values) <= 100 else ""
+    axes.plot(range(1, len(values) + 1), values, marker=marker, color=COLOR, linewidth=1.5)
+    return figure
+
+
+def curves_plot(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, title: str, x_label: str, y_label: str
+) -> Figure:
+    """Draw values against their steps, a line for each name; one with few points has them marked."""
+    figure, axes = _canvas(title, x_label, y_label)
+    for (name, (xs, ys)), color in zip(curves.items(), cycle(LINE_COLORS)):
+        few = len(xs) <= 40
+        axes.plot(xs, ys, marker="o" if few else "", color=color, linewidth=2 if few else 1, label=name)
+    axes.legend(frameon=False)
     return figure
 
 

@@ -88,7 +88,9 @@ METRICS = (
     Column("pad_share", "pads", _percent),
     Column("rows_equal_unpadded", "rows as unpadded", _percent),
     Column("loss", "loss", _decimals(4)),
+    Column("perplexity_before", "perplexity before", _decimals(3)),
     Column("perplexity", "perplexity", _decimals(3)),
+    Column("train_tokens_per_sec", "trained tokens/s", _decimals(0)),
     Column("peak_memory_mib", "peak MiB", _decimals(0)),
     Column("model_size_mib", "weights MiB", _decimals(0)),
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Union
 
-from llmtrack.scenario import Failure, Measurement, from_json, to_json
+from llmtrack.scenario import Failure, Measurement, Scalar, Scenario, StepValues, from_json, to_json
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,38 @@ class Progress:
     done: float | None = None
 
 
-Event = Union[Log, Warn, Progress, Measurement, Failure]  # noqa: UP007 - evaluated on Python 3.10
+@dataclass(frozen=True)
+class Begun:
+    """Something begins, or goes on, whose steps are told as they come; an outcome with the same key ends it.
+
+    Attributes:
+        scenario: what was asked.
+        run_key: identity of its run: the same when it was interrupted and goes on.
+        facts: what is really used, as in `Measurement`.
+        tags: provenance, as in `Measurement`.
+        started_at: seconds since the epoch, of the first beginning.
+        resumed: whether it goes on from an earlier time.
+    """
+
+    scenario: Scenario
+    run_key: str
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    started_at: float = 0.0
+    resumed: bool = False
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A bunch of steps of what `Begun` told of."""
+
+    run_key: str
+    rows: tuple[StepValues, ...]
+
+
+Event = Union[Log, Warn, Progress, Begun, Steps, Measurement, Failure]  # noqa: UP007 - evaluated on Python 3.10
+
+_KINDS = {kind.__name__: kind for kind in (Log, Warn, Progress, Begun, Steps, Measurement, Failure)}
 
 
 def event_to_json(event: Event) -> Any:
@@ -47,6 +79,5 @@ def event_to_json(event: Event) -> Any:
 
 def event_from_json(data: Any) -> Event:
     """Rebuild an event from `event_to_json`'s result."""
-    kinds = {kind.__name__: kind for kind in (Log, Warn, Progress, Measurement, Failure)}
-    event: Event = from_json(data["data"], kinds[data["kind"]])
+    event: Event = from_json(data["data"], _KINDS[data["kind"]])
     return event

@@ -12,7 +12,8 @@ from llmtrack.run.events import Log, Warn
 from llmtrack.run.generation import measure_generation
 from llmtrack.run.outcomes import Emit, failure_of
 from llmtrack.run.scoring import measure_perplexity
-from llmtrack.scenario import PerplexityTask, Scenario, Variant
+from llmtrack.run.training import measure_training
+from llmtrack.scenario import PerplexityTask, Scenario, TrainTask, Variant
 
 
 class EngineCache:
@@ -44,8 +45,19 @@ def measure_group(
 ) -> None:
     """Measure scenarios of one variant; each ends in a Measurement or a Failure that is emitted at once.
 
-    Timed scenarios come first, interleaved with one another; scoring follows.
+    Timed scenarios come first, interleaved with one another; scoring follows, and last what trains: it has a model
+    of its own, since it changes it.
     """
+    loaded = [scenario for scenario in scenarios if not isinstance(scenario.task, TrainTask)]
+    if loaded:
+        _measure_loaded(loaded, engines, emit, clock)
+    for scenario in scenarios:
+        if isinstance(scenario.task, TrainTask):
+            engines.close()
+            measure_training(scenario, scenario.task, emit, clock)
+
+
+def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: Emit, clock: Clock) -> None:
     started = time.time()
     try:
         engine, fresh = engines.get(scenarios[0].variant)

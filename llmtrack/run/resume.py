@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.quality.corpora import load_corpus
-from llmtrack.scenario import PerplexityTask, Scenario, workload_id
+from llmtrack.scenario import GenerateTask, Scenario, workload_id
 from llmtrack.tracking.query import runs
 
 if TYPE_CHECKING:
@@ -43,4 +43,4 @@ def finished_already(
 
 def _workload_id(scenario: Scenario) -> str:
     task = scenario.task
-    return workload_id(task, load_corpus(task.corpus).digest if isinstance(task, PerplexityTask) else "")
+    return workload_id(task, "" if isinstance(task, GenerateTask) else load_corpus(task.corpus).digest)

@@ -105,7 +105,15 @@ class CommaList(click.ParamType):
 
 def shared_options(command: F) -> F:
     """Add the options of `Settings` to a command; they reach it as keyword arguments of the same names."""
-    default = Settings()
+    return options_with(Settings())(command)
+
+
+def options_with(default: Settings) -> Callable[[F], F]:
+    """Return `shared_options` with these defaults."""
+    return lambda command: _add_options(command, default)
+
+
+def _add_options(command: F, default: Settings) -> F:
     options = [
         click.option(
             "--model", default=default.model, show_default=True, help="Model, or comma list of candidates."

@@ -18,7 +18,7 @@ from llmtrack.report.block import metrics_block
 from llmtrack.report.gather import study_report
 from llmtrack.report.table import summary_table, to_markdown
 from llmtrack.report.write import print_report, write_html, write_report
-from llmtrack.run.events import Event, Log, Progress, Warn
+from llmtrack.run.events import Begun, Event, Log, Progress, Steps, Warn
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan
 from llmtrack.run.progress import StudyProgress, SuiteProgress
@@ -111,6 +111,10 @@ def run_study(
                     progress.warn(event.text)
                 elif isinstance(event, Progress):
                     progress.step(event)
+                elif isinstance(event, Begun):
+                    tracker.begin(study, **vars(event))
+                elif isinstance(event, Steps):
+                    tracker.log_steps(event.run_key, event.rows)
                 else:
                     counts[type(event)] += 1
                     tracker.log(study, event)
@@ -145,6 +149,7 @@ def outcome_line(outcome: Measurement | Failure) -> str:
         ("avg_latency_per_token_ms", "{:.1f} ms/token"),
         ("time_to_first_token_ms", "TTFT {:.0f} ms"),
         ("loss", "loss {:.4f}"),
+        ("perplexity_before", "perplexity {:.3f} before"),
         ("perplexity", "perplexity {:.3f}"),
     ):
         if key in metrics:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from llmtrack.scenario import StepValues
 from llmtrack.tracking.limits import Fitted, fit, redact
 from llmtrack.tracking.records import RUNNING, RunRecord
+from llmtrack.tracking.schema import series_key
 from llmtrack.tracking.spool import Entry
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Metric
 
 # MLflow refuses a request over 1 MB; up to 1,000 metrics travel in the same one.
 _MAX_REQUEST = 600_000
@@ -58,6 +62,40 @@ def push(
         if record.status != RUNNING:
             client.set_terminated(run_id, status=record.status, end_time=record.end_ms)
     return run_id
+
+
+def push_steps(client: MlflowClient, run_id: str, rows: Iterable[StepValues]) -> None:
+    """Write steps to a run in one request (of each 1,000 values); steps that are there already stay one.
+
+    Raises:
+        mlflow.MlflowException: the store failed; some of the values may be there.
+    """
+    client.log_batch(run_id, metrics=_step_metrics(rows), synchronous=True)
+
+
+def reopen(client: MlflowClient, run_id: str) -> None:
+    """Set a run that ended back to RUNNING, and take away what was said of its end.
+
+    Raises:
+        mlflow.MlflowException: the store failed.
+    """
+    client.update_run(run_id, status=RUNNING)
+    for tag in {"llmtrack.outcome", "llmtrack.failure", "llmtrack.reason"} & set(
+        client.get_run(run_id).data.tags
+    ):
+        client.delete_tag(run_id, tag)
+
+
+def _step_metrics(rows: Iterable[StepValues]) -> list[Metric]:
+    """Return MLflow metrics; their times are those of the steps, by which the same one, written twice, is one."""
+    from mlflow.entities import Metric
+
+    return [
+        Metric(series_key(name), value, round(1000 * row.at), row.step)
+        for row in rows
+        for name, value in row.values.items()
+        if math.isfinite(value)
+    ]
 
 
 def redacted(record: RunRecord, secrets: tuple[str, ...]) -> RunRecord:
@@ -135,6 +173,7 @@ def _log_values(client: MlflowClient, run_id: str, record: RunRecord, fitted: Fi
     metrics += [
         Metric(key, value, stamp, step) for key, steps in fitted.series.items() for step, value in steps
     ]
+    metrics += _step_metrics(record.steps)
     params = [Param(key, value) for key, value in fitted.params.items()]
     tags = [RunTag(key, value) for key, value in fitted.tags.items()]
     if _size(fitted.params) + _size(fitted.tags) > _MAX_REQUEST:

@@ -8,7 +8,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmtrack.scenario import Failure, GenerateTask, Measurement, Outcome, Scalar, Scenario, digest
+from llmtrack.scenario import (
+    Failure,
+    GenerateTask,
+    Measurement,
+    Outcome,
+    Scalar,
+    Scenario,
+    StepValues,
+    digest,
+    from_json,
+    not_asked,
+    to_json,
+)
 from llmtrack.tracking import schema
 
 # Prompts are in the workload's digest; how much is printed changes nothing that is measured.
@@ -47,6 +59,7 @@ class RunRecord:
         params: conditions.
         metrics: one value each.
         series: one value per step each.
+        steps: values of series at steps that not all of them share, with their times.
         tags: identity and provenance.
         texts: artifact path to its text.
     """
@@ -59,12 +72,21 @@ class RunRecord:
     params: Mapping[str, Scalar] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    steps: tuple[StepValues, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON-ready data."""
-        return {**dataclasses.asdict(self), "series": {key: list(v) for key, v in self.series.items()}}
+        steps = [to_json(row) for row in self.steps]
+        plain = dataclasses.asdict(dataclasses.replace(self, steps=()))
+        series = {key: list(v) for key, v in self.series.items()}
+        # Left out where there is none, as records are that were kept before there were any.
+        return (
+            {**plain, "series": series, "steps": steps}
+            if steps
+            else _without(plain, "steps") | {"series": series}
+        )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunRecord:
@@ -73,7 +95,9 @@ class RunRecord:
         Raises:
             KeyError, TypeError, AttributeError: the data is not a record's.
         """
-        return cls(**{**data, "series": {key: tuple(v) for key, v in data["series"].items()}})
+        steps = tuple(from_json(row, StepValues) for row in data.get("steps", ()))
+        series = {key: tuple(v) for key, v in data["series"].items()}
+        return cls(**{**data, "series": series, "steps": steps})
 
 
 def study_record(
@@ -96,6 +120,19 @@ def scenario_record(outcome: Outcome, study: StudyContext) -> RunRecord:
     if isinstance(outcome, Failure):
         return _failure_record(outcome, study)
     return _measurement_record(outcome, study)
+
+
+def begun_record(
+    scenario: Scenario,
+    run_key: str,
+    facts: Mapping[str, Scalar],
+    tags: Mapping[str, str],
+    started_at: float,
+    study: StudyContext,
+) -> RunRecord:
+    """Return the record of a scenario whose run is written to while it goes on."""
+    record = _record(scenario, facts, study, RUNNING, (started_at, 0.0), {}, tags)
+    return dataclasses.replace(record, record_id=run_key)
 
 
 def same_as_record(
@@ -135,7 +172,8 @@ def params_of(scenario: Scenario) -> dict[str, Scalar]:
         **dict(variant.options),
     }
     # Fields that a task gains later are tracked without a change here.
-    settings = (f.name for f in dataclasses.fields(task) if f.name not in _NOT_CONDITIONS)
+    left_out = (*_NOT_CONDITIONS, *not_asked(task))
+    settings = (f.name for f in dataclasses.fields(task) if f.name not in left_out)
     params.update({name: getattr(task, name) for name in settings})
     if isinstance(task, GenerateTask):
         params.update(
@@ -156,7 +194,7 @@ def _measurement_record(done: Measurement, study: StudyContext) -> RunRecord:
         values = {stat: getattr(summary, stat) for stat in schema.SPREAD_STATS}
         metrics.update({schema.spread_key(name, stat): v for stat, v in values.items() if v is not None})
     tags = {"llmtrack.outcome": "finished", "llmtrack.workload_id": done.workload_id}
-    texts = {}
+    texts = dict(done.texts)
     if done.samples or done.summaries:
         texts["samples.json"] = _samples_json(done)
     if done.sample_text is not None:
@@ -168,16 +206,24 @@ def _measurement_record(done: Measurement, study: StudyContext) -> RunRecord:
         done.scenario, done.facts, study, FINISHED, (done.started_at, done.ended_at), tags, done.tags
     )
     series = {schema.series_key(name): tuple(map(float, values)) for name, values in done.series.items()}
-    return _identified(dataclasses.replace(record, metrics=metrics, series=series, texts=texts))
+    record = dataclasses.replace(record, metrics=metrics, series=series, steps=done.steps, texts=texts)
+    return _identified(record, done.run_key)
 
 
 def _failure_record(failure: Failure, study: StudyContext) -> RunRecord:
     reason = " ".join(failure.reason.split())
-    tags = {"llmtrack.outcome": "failed", "llmtrack.failure": failure.kind, "llmtrack.reason": reason}
+    killed = failure.kind == "interrupted"
+    tags = {
+        "llmtrack.outcome": "killed" if killed else "failed",
+        "llmtrack.failure": failure.kind,
+        "llmtrack.reason": reason,
+    }
     times = (failure.started_at, failure.ended_at)
-    record = _record(failure.scenario, failure.facts, study, FAILED, times, tags, failure.tags)
+    status = KILLED if killed else FAILED
+    record = _record(failure.scenario, failure.facts, study, status, times, tags, failure.tags)
     text = f"{reason}\n\n{failure.details}".rstrip() + "\n"
-    return _identified(dataclasses.replace(record, texts={"failure.txt": text}))
+    texts = {**failure.texts, "failure.txt": text}
+    return _identified(dataclasses.replace(record, steps=failure.steps, texts=texts), failure.run_key)
 
 
 def _record(
@@ -215,8 +261,10 @@ def _study_tags(study: StudyContext) -> dict[str, str]:
     return {**tags, "llmtrack.suite_id": study.suite_id} if study.suite_id else tags
 
 
-def _identified(record: RunRecord) -> RunRecord:
-    """Give a record its identity: the same outcome, logged twice, is the same record."""
+def _identified(record: RunRecord, run_key: str = "") -> RunRecord:
+    """Give a record its identity: that of the run that it ends, or else the same for the same outcome."""
+    if run_key:
+        return dataclasses.replace(record, record_id=run_key)
     # Escaped to ASCII first: a lone surrogate in a text must not end the run.
     return dataclasses.replace(record, record_id=digest(json.dumps(record.to_json(), sort_keys=True)))
 
@@ -225,6 +273,10 @@ def _plain(value: Any) -> Scalar:
     """Return a number of an array library as Python's own, and anything odd as text."""
     value = value.item() if hasattr(value, "item") else value
     return value if isinstance(value, (str, int, float, bool)) else str(value)
+
+
+def _without(data: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if name != key}
 
 
 def _tag_key(key: str) -> str:

@@ -239,6 +239,44 @@ METRICS: tuple[Metric, ...] = (
         "negative log-likelihood per UTF-8 byte of the text; comparable across tokenizers",
         "sum of nll / ln 2 / bytes_scored",
     ),
+    Metric(
+        "loss_before",
+        "nats/token",
+        "lower",
+        "of `train`: loss of the held-out text before the first step; `loss` is that of the best checkpoint",
+        "as loss",
+    ),
+    Metric("perplexity_before", "-", "lower", "of `train`: exponential of loss_before", "exp(loss_before)"),
+    Metric(
+        "train_loss",
+        "nats/token",
+        "lower",
+        "token-weighted mean cross-entropy of the windows of the last step, before it changed the weights",
+        "sum of nll / targets",
+    ),
+    Metric(
+        "train_tokens_per_sec",
+        "tokens/s",
+        "higher",
+        "speed of training; evaluations and checkpoints are not part of it",
+        "targets of a step / its time; once per step",
+        True,
+    ),
+    Metric(
+        "mfu",
+        "-",
+        "higher",
+        "share of the device's peak arithmetic that training reaches, where the data sheet's peak is known",
+        "train_tokens_per_sec x (6 x matrix parameters + 12 x layers x width x sequence_length) / peak FLOP/s",
+    ),
+    Metric(
+        "train_seconds", "s", "lower", "time of all steps; of a resumed training, of all its parts", "sum"
+    ),
+    Metric("tokens_trained", "tokens", "-", "targets of all steps", "count"),
+    Metric("steps_done", "steps", "-", "optimizer steps that were done", "count"),
+    Metric(
+        "best_step", "steps", "-", "the step, from 1, after which the validation loss was lowest", "argmin"
+    ),
     Metric("tokens_scored", "tokens", "-", "tokens that were really predicted (after the shift)", "count"),
     Metric("bytes_scored", "bytes", "-", "UTF-8 bytes of the text that was scored", "count"),
     Metric("words_scored", "words", "-", "white-space separated words of that text", "count"),
@@ -336,6 +374,26 @@ PARAMS: tuple[Param, ...] = (
         "what is put before a text or stream: what the `tokenizer` adds by itself, the `model`'s BOS (or EOS), or `none`",
     ),
     Param("max_tokens", int, "in `rolling`: tokens of the stream that are used at most; 0: all"),
+    Param("start", str, "of `train`: fresh weights (`scratch`), or the model's (`weights`)"),
+    Param("split", str, "how text was held out: whole documents (`document`), or the end (`contiguous`)"),
+    Param("validation_share", float, "share of the characters that is held out"),
+    Param("validation_tokens", int, "tokens of the held-out text that are scored at most; 0: all"),
+    Param("sequence_length", int, "tokens that a training window reads"),
+    Param("window_stride", int, "tokens between the beginnings of training windows; 0: sequence_length"),
+    Param("train_windows", int, "windows that are trained on"),
+    Param("accumulate", int, "forward passes whose gradients make one step"),
+    Param("steps", int, "optimizer steps at most"),
+    Param("learning_rate", float, "the highest learning rate"),
+    Param("warmup_steps", int, "steps until it is reached; half a cosine to a tenth of it follows"),
+    Param("weight_decay", float, "of AdamW, on matrices only"),
+    Param("clip_norm", float, "norm of the gradient at most; 0: as it comes"),
+    Param("eval_every", int, "steps between evaluations"),
+    Param("patience", int, "evaluations without a better one that end training early; 0: never"),
+    Param("seed", int, "of the order of windows, of fresh weights and of dropout"),
+    Param("sample_tokens", int, "tokens generated at each evaluation"),
+    Param("log_checkpoint", str, "how the best checkpoint is kept in MLflow: `artifact`, `model` or `none`"),
+    Param("ended", str, "how training ended: `finished`, or `stopped_early` by `patience`"),
+    Param("tokenizer_tokens", int, "tokens of the tokenizer that was trained on the corpus"),
     Param("trust_remote_code", bool, "whether code from a model's repository may run"),
     Param("architecture", str, "class of the model"),
     Param("parameters", int, "number of parameters, tied ones counted once"),
@@ -399,7 +457,9 @@ def render_markdown() -> str:
         f"its spread is tracked beside it as `{spread_key('METRIC', 'STAT')}` for {stats}: number of "
         "samples, bootstrap 95 % interval of the median, mean, standard deviation (ddof=1), and percentiles "
         "(p90 for n >= 10, p99 for n >= 100). The raw samples are in the artifact `samples.json`.",
-        f"A metric with a value per step is tracked as `{series_key('NAME')}`. A value that is not finite is "
+        f"A metric with a value per step is tracked as `{series_key('NAME')}`; of training these are `train_loss`, "
+        "`learning_rate`, `grad_norm`, `train_tokens_per_sec` and `mfu` at each step, and `val_loss` and "
+        "`val_perplexity` (of the held-out text) at each evaluation. A value that is not finite is "
         "not tracked; the tag `llmtrack.omitted` names it.",
         "## Params",
         _table(("param", "type", "meaning"), param_rows),

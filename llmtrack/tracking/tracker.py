@@ -7,24 +7,25 @@ import os
 import re
 import secrets as random_source
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import TrackingError
-from llmtrack.scenario import Outcome, Scalar, Scenario
+from llmtrack.scenario import Failure, Outcome, Scalar, Scenario, StepValues
 from llmtrack.tracking import store, sync
 from llmtrack.tracking.environment import environment_tags
 from llmtrack.tracking.limits import fit_key, redact, secrets_of
-from llmtrack.tracking.push import now_ms, redacted, safe_path
+from llmtrack.tracking.push import now_ms, push_steps, redacted, reopen, safe_path
 from llmtrack.tracking.records import (
     FAILED,
     FINISHED,
     KILLED,
     RunRecord,
     StudyContext,
+    begun_record,
     same_as_record,
     scenario_record,
     study_record,
@@ -90,6 +91,7 @@ class Tracker:
         self._client: MlflowClient | None = None
         self._secrets = secrets_of(os.environ)
         self._run_ids: dict[str, str] = {}
+        self._delivered: dict[str, list[StepValues]] = {}
         self._joinable: str | None = None
         self._retry_at = 0.0
         self._retry_wait_s = _FIRST_RETRY_S
@@ -177,7 +179,55 @@ class Tracker:
         Raises:
             TrackingError: the spool cannot be written.
         """
-        return self._write(scenario_record(outcome, study.context))
+        record = scenario_record(outcome, study.context)
+        files = {} if isinstance(outcome, Failure) else {k: Path(v) for k, v in outcome.files.items()}
+        delivered = {(row.step, row.at) for row in self._delivered.pop(record.record_id, ())}
+        left = tuple(row for row in record.steps if (row.step, row.at) not in delivered)
+        record = dataclasses.replace(record, steps=left)
+        run_id = self._run_ids.get(outcome.run_key) if outcome.run_key else None
+        return self._write(record, run_id=run_id, files=files, known=bool(outcome.run_key))
+
+    def begin(
+        self,
+        study: Study,
+        scenario: Scenario,
+        run_key: str,
+        facts: Mapping[str, Scalar],
+        tags: Mapping[str, str],
+        started_at: float,
+        resumed: bool = False,
+    ) -> str | None:
+        """Open the run of a scenario, to be written to while it goes on, or go on with the run of its key.
+
+        What `log_steps` and an outcome with the same key write goes to that run. Return its id, or None if it
+        cannot be opened now; then all is written with the outcome.
+
+        Args:
+            study: the study of both.
+            scenario: what was asked.
+            run_key: identity of the run.
+            facts: what is really used.
+            tags: provenance.
+            started_at: seconds since the epoch, of the first beginning.
+            resumed: whether it was ended before.
+
+        Raises:
+            TrackingError: the spool cannot be written.
+        """
+        record = begun_record(scenario, run_key, facts, tags, started_at, study.context)
+        run_id = self._write(record, known=True)
+        self._delivered[run_key] = []
+        if resumed and run_id is not None and self._client is not None:
+            self._attempt(lambda client: reopen(client, run_id))
+        return run_id
+
+    def log_steps(self, run_key: str, rows: Sequence[StepValues]) -> None:
+        """Write steps to a run that `begin` opened; what cannot be written now is written with the outcome."""
+        run_id = self._run_ids.get(run_key)
+        if run_id is None or self._client is None or not self._may_try(False):
+            return
+        if self._attempt(lambda client: push_steps(client, run_id, rows)):
+            self._delivered.setdefault(run_key, []).extend(rows)
 
     def log_same_as(
         self, study: Study, scenario: Scenario, facts: Mapping[str, Scalar], same_as: str, note: str
@@ -305,6 +355,16 @@ class Tracker:
             self._run_ids[record.record_id] = pushed
         self._back_online()
         return pushed
+
+    def _attempt(self, write: Callable[[MlflowClient], None]) -> bool:
+        """Write what is not lost if it fails; return whether it did not."""
+        assert self._client is not None
+        try:
+            write(self._client)
+        except Exception as error:
+            self._keep(error)
+            return False
+        return True
 
     def _target(self) -> Target:
         number, name = self.experiment_id or "", self.experiment

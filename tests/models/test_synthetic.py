@@ -25,7 +25,7 @@ def test_presets_have_the_published_parameter_counts(name):
 
     preset = synthetic.PRESETS[name]
     with torch.device("meta"):
-        config = synthetic._config(preset, synthetic.build_tokenizer(preset))
+        config = synthetic.config_of(preset, synthetic.build_tokenizer(preset))
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()
     assert sum(parameter.numel() for parameter in model.parameters()) == SHAPES[name]

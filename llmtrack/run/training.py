@@ -1,0 +1,283 @@
+"""Measure train tasks: train, and tell each step, each evaluation and the end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import fields, replace
+
+from llmtrack.engines.base import GenerateRequest
+from llmtrack.measure.interference import busy_warning, read_cpu
+from llmtrack.measure.statistics import summarize_rate
+from llmtrack.measure.timing import Clock
+from llmtrack.quality.perplexity import Quality, compute_perplexity
+from llmtrack.run.events import Begun, Log, Progress, Steps, Warn
+from llmtrack.run.outcomes import MIB, Emit, engine_metrics, failure_of
+from llmtrack.run.stopping import stop_in_order
+from llmtrack.scenario import Failure, Measurement, Outcome, Scenario, StepValues, TrainTask, workload_id
+from llmtrack.train import checkpoint
+from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, fit
+from llmtrack.train.session import Session, open_session
+
+BUNCH_SECONDS = 5.0
+"""Steps are told in bunches, each of which is one request to the tracking store."""
+
+PROMPT_TOKENS = 16
+"""Tokens of the held-out text that a sample goes on from."""
+
+_FIGURES = tuple(field.name for field in fields(Quality) if field.name != "batch_losses")
+
+
+def measure_training(scenario: Scenario, task: TrainTask, emit: Emit, clock: Clock) -> None:
+    """Train and emit the outcome; where a signal asks to stop, a checkpoint is kept first."""
+    started = time.time()
+    emit(Progress(scenario.name, "loading", 0.0))
+    with stop_in_order() as should_stop:
+        try:
+            session = open_session(scenario.variant, task)
+        except Exception as error:
+            emit(failure_of(scenario, error, started))
+            return
+        teller = _Teller(session, emit, clock)
+        training = _Training(scenario, task, session, teller, emit, should_stop, clock)
+        emit(training.run())
+
+
+class _Teller:
+    """Keeps the history of steps, and tells it in bunches."""
+
+    def __init__(self, session: Session, emit: Emit, clock: Clock) -> None:
+        self._session, self._emit, self._clock = session, emit, clock
+        self._waiting: list[StepValues] = list(session.history)
+        self._since = clock()
+
+    def tell(self, step: int, values: dict[str, float]) -> None:
+        """Add the values of a step."""
+        row = StepValues(step, time.time(), values)
+        self._session.history.append(row)
+        self._waiting.append(row)
+        if self._clock() - self._since >= BUNCH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Tell what is waiting."""
+        if self._waiting:
+            self._emit(Steps(self._session.run_key, tuple(self._waiting)))
+        self._waiting, self._since = [], self._clock()
+
+
+class _Training:
+    """One training that is under way."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        task: TrainTask,
+        session: Session,
+        teller: _Teller,
+        emit: Emit,
+        should_stop: Callable[[], bool],
+        clock: Clock,
+    ) -> None:
+        self._scenario, self._task, self._session, self._teller = scenario, task, session, teller
+        self._emit, self._clock = emit, clock
+        self._hooks = Hooks(self._evaluate, self._save, self._on_step, self._on_evaluated, should_stop)
+        self._rates: list[float] = []
+        self._flops, self._peak_flops = session.flops_per_token(), session.peak_flops()
+        self._explanation = ""
+
+    def run(self) -> Outcome:
+        """Train, telling what happens, and return the outcome."""
+        session = self._session
+        self._introduce()
+        before = read_cpu()
+        try:
+            if self._task.explain:
+                self._explanation = session.explain()
+                self._emit(Log(self._explanation))
+            session.engine.reset_peak_memory()
+            how = fit(
+                session.engine.model,
+                session.optimizer,
+                session.batches(),
+                _loop_settings(self._task, session.autocast),
+                session.state,
+                self._hooks,
+                self._clock,
+            )
+            peak, busy = session.engine.peak_memory_bytes(), busy_warning(before, read_cpu())
+            self._teller.flush()
+            return self._interrupted() if how == "interrupted" else self._finished(how, peak, busy)
+        except Exception as error:
+            self._teller.flush()
+            return self._failed(error)
+
+    def _introduce(self) -> None:
+        session, info, task = self._session, self._session.engine.info, self._task
+        device, facts = info.device.split(":")[0], session.facts
+        self._emit(Log(f"Loaded: {info.model_id} | device={device} | dtype={facts['dtype']}"))
+        self._emit(
+            Log(
+                f"  {facts['parameters']:,} parameters, start: {facts['start']}; {len(session.dataset):,} windows of "
+                f"{task.sequence_length} tokens to train on, split by {facts['split']}; "
+                f"{task.batch_size * task.accumulate} windows a step; checkpoints in {task.output}"
+            )
+        )
+        if session.resumed:
+            self._emit(Log(f"  resumed after step {session.state.step} of {task.steps}"))
+        for warning in info.warnings:
+            self._emit(Warn(warning))
+        self._emit(
+            Begun(
+                scenario=self._scenario,
+                run_key=session.run_key,
+                facts=session.facts,
+                tags=dict(info.tags),
+                started_at=session.started_at,
+                resumed=session.resumed,
+            )
+        )
+        self._teller.flush()
+
+    def _on_step(self, done: StepResult) -> None:
+        values = {
+            "train_loss": done.loss,
+            "learning_rate": done.learning_rate,
+            "grad_norm": done.grad_norm,
+        }
+        if done.seconds > 0:
+            self._rates.append(done.tokens / done.seconds)
+            values |= self._speed(self._rates[-1])
+        self._teller.tell(done.step, values)
+        steps = self._task.steps
+        self._emit(Progress(self._scenario.name, f"step {done.step}/{steps}", done.step / steps))
+
+    def _speed(self, rate: float) -> dict[str, float]:
+        mfu = {"mfu": rate * self._flops / self._peak_flops} if self._peak_flops else {}
+        return {"train_tokens_per_sec": rate, **mfu}
+
+    def _evaluate(self) -> float:
+        step, session = self._session.state.step, self._session
+        self._emit(Progress(self._scenario.name, f"evaluating after step {step}", step / self._task.steps))
+        quality = session.score()
+        if not session.before:
+            session.before = _figures(quality)
+        if self._task.sample_tokens:
+            session.samples[str(step)] = self._sample()
+        return quality.loss
+
+    def _sample(self) -> str:
+        engine = self._session.engine
+        prompt = self._session.prompt(PROMPT_TOKENS)
+        made = engine.generate(GenerateRequest((prompt,), self._task.sample_tokens), lambda: None)
+        return f"{engine.decode(prompt)} [...] {engine.decode(made.new_ids[0])}"
+
+    def _on_evaluated(self, state: State) -> None:
+        perplexity = compute_perplexity(state.loss)
+        self._teller.tell(state.step, {"val_loss": state.loss, "val_perplexity": perplexity})
+        self._teller.flush()
+        parts = [f"validation loss {state.loss:.4f} (perplexity {perplexity:.2f})"]
+        if self._rates:
+            rate = summarize_rate(self._rates[-self._task.eval_every :]).median
+            parts = [f"train loss {self._last_loss():.4f}", *parts, f"{rate:,.0f} tokens/s"]
+        self._emit(Log(f"  step {state.step}/{self._task.steps}: {', '.join(parts)}"))
+        if text := self._session.samples.get(str(state.step)):
+            self._emit(Log(f"    {' '.join(text.split())}"))
+
+    def _save(self, state: State) -> None:
+        self._session.save()
+
+    def _last_loss(self) -> float:
+        return next(
+            row.values["train_loss"] for row in reversed(self._session.history) if "train_loss" in row.values
+        )
+
+    def _finished(self, how: str, peak: int | None, busy: tuple[str, ...]) -> Measurement:
+        session, state = self._session, self._session.state
+        session.load_best()
+        metrics = engine_metrics(session.engine) | _figures(session.score())
+        metrics |= {f"{name}_before": session.before[name] for name in ("loss", "perplexity")}
+        metrics |= {
+            "train_loss": self._last_loss(),
+            "steps_done": float(state.step),
+            "best_step": float(state.best_step),
+            "tokens_trained": float(state.tokens),
+            "train_seconds": state.seconds,
+        }
+        rates = tuple(self._rates)
+        summaries = {"train_tokens_per_sec": summarize_rate(rates)} if rates else {}
+        for summary in summaries.values():
+            metrics |= self._speed(summary.median)
+        if peak is not None:
+            metrics["peak_memory_mib"] = peak / MIB
+        best = checkpoint.path_of(session.folder, state.best_step)
+        kept = checkpoint.model_files(best) if self._task.log_checkpoint != "none" else []
+        self._emit(Log(f"  best checkpoint: {best}"))
+        return Measurement(
+            scenario=self._scenario,
+            workload_id=workload_id(self._task, str(session.facts["corpus_digest"])),
+            facts=session.facts | {"ended": how},
+            metrics=metrics,
+            summaries=summaries,
+            samples=dict.fromkeys(summaries, rates),
+            warnings=busy + session.engine.info.warnings,
+            sample_text=session.samples.get(str(state.best_step)),
+            tags=dict(session.engine.info.tags),
+            started_at=session.started_at,
+            ended_at=time.time(),
+            run_key=session.run_key,
+            steps=tuple(session.history),
+            texts=self._texts(),
+            files={f"checkpoint/{path.name}": str(path) for path in kept},
+        )
+
+    def _interrupted(self) -> Failure:
+        reason = (
+            f"interrupted after step {self._session.state.step} of {self._task.steps}; "
+            "its checkpoint is kept, and the same command with resume=true goes on"
+        )
+        return self._ended_early(Failure(self._scenario, "interrupted", reason))
+
+    def _failed(self, error: Exception) -> Failure:
+        failure = failure_of(self._scenario, error, self._session.started_at)
+        last = checkpoint.newest(self._session.folder)
+        kept = f"the last good checkpoint is {last}" if last else "there was no checkpoint yet"
+        return self._ended_early(replace(failure, reason=f"{failure.reason}; {kept}"))
+
+    def _ended_early(self, failure: Failure) -> Failure:
+        session = self._session
+        return replace(
+            failure,
+            facts=session.facts,
+            tags=dict(session.engine.info.tags),
+            started_at=session.started_at,
+            ended_at=time.time(),
+            run_key=session.run_key,
+            steps=tuple(session.history),
+            texts=self._texts(),
+        )
+
+    def _texts(self) -> dict[str, str]:
+        session = self._session
+        texts = {
+            "samples.md": "".join(
+                f"## After step {at}\n\n{text}\n\n" for at, text in session.samples.items()
+            ),
+            "explanation.txt": self._explanation,
+            # By this file the `perplexity` experiment scores the same text again, with any model.
+            "validation.jsonl": "".join(
+                json.dumps({"text": text}) + "\n" for text in session.split.validation
+            ),
+        }
+        return {name: text for name, text in texts.items() if text}
+
+
+def _loop_settings(task: TrainTask, autocast: bool) -> LoopSettings:
+    names = [field.name for field in fields(LoopSettings) if field.name != "autocast"]
+    return LoopSettings(**{name: getattr(task, name) for name in names}, autocast=autocast)
+
+
+def _figures(quality: Quality) -> dict[str, float]:
+    found = {name: getattr(quality, name) for name in _FIGURES}
+    return {name: float(value) for name, value in found.items() if value is not None}

@@ -1,0 +1,154 @@
+"""Checkpoints: model folders that `from_pretrained` loads, with what is needed to go on training beside the weights.
+
+A folder of training holds `checkpoint-STEP` folders: the newest, and the one of the lowest validation loss. Each is
+written under another name and renamed, so it is whole or not there. Nothing in it is a pickle that could run code:
+weights are safetensors, the rest is JSON and tensors that are read with `weights_only`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmtrack.errors import ModelLoadError
+
+STATE = "training.json"
+TENSORS = "training.pt"
+"""Optimizer and random state; only the newest checkpoint has them."""
+
+_PREFIX = "checkpoint-"
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints of a folder of training, oldest first."""
+    found = [path for path in folder.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdigit()]
+    return sorted(found, key=_step)
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of a step is."""
+    return folder / f"{_PREFIX}{step:06d}"
+
+
+def save(
+    folder: Path,
+    step: int,
+    model: Any,
+    tokenizer: Any,
+    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+) -> Path:
+    """Write a checkpoint; return its folder.
+
+    Args:
+        folder: folder of the training.
+        step: steps that are done.
+        model: a transformers model.
+        tokenizer: its tokenizer.
+        optimizer: with its state.
+        state: JSON-ready data to go on with.
+    """
+    place = path_of(folder, step)
+    text = json.dumps(state, indent=1)
+    if (place / TENSORS).is_file():
+        # Kept when it was interrupted, and now evaluated: the weights are the same.
+        write_text(place / STATE, text)
+        return place
+    scratch = folder / f".{place.name}.new"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    _save_model(scratch, model, tokenizer)
+    device = next(model.parameters()).device
+    tensors: dict[str, Any] = {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
+    if device.type == "cuda":
+        tensors["cuda_random"] = torch.cuda.get_rng_state(device)
+    torch.save(tensors, scratch / TENSORS)
+    write_text(scratch / STATE, text)
+    shutil.rmtree(place, ignore_errors=True)
+    os.replace(scratch, place)
+    return place
+
+
+def prune(folder: Path, keep: set[int]) -> None:
+    """Remove all checkpoints but the newest and those of the steps to keep, of which only the model is kept."""
+    *older, _ = checkpoints(folder)
+    for path in older:
+        if _step(path) in keep:
+            (path / TENSORS).unlink(missing_ok=True)
+        else:
+            shutil.rmtree(path)
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the checkpoint to go on from, or None."""
+    found = checkpoints(folder)
+    return found[-1] if found else None
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """Return the JSON data of a checkpoint.
+
+    Raises:
+        ModelLoadError: it is missing or damaged.
+    """
+    try:
+        state = json.loads((checkpoint / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(checkpoint, error) from error
+    if not isinstance(state, dict):
+        raise _damaged(checkpoint, TypeError("not a JSON object"))
+    return state
+
+
+def restore(checkpoint: Path, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Give the optimizer and the random generators the state that they had.
+
+    Raises:
+        ModelLoadError: the state is missing, damaged, or of another model.
+    """
+    try:
+        tensors = torch.load(checkpoint / TENSORS, map_location="cpu", weights_only=True)
+        optimizer.load_state_dict(tensors["optimizer"])
+        torch.set_rng_state(tensors["random"])
+        if device.type == "cuda" and "cuda_random" in tensors:
+            torch.cuda.set_rng_state(tensors["cuda_random"], device)
+    except Exception as error:  # a damaged file raises whatever its bytes lead to
+        raise _damaged(checkpoint, error) from error
+
+
+def model_files(checkpoint: Path) -> list[Path]:
+    """Return the files of a checkpoint that are its model and tokenizer."""
+    return sorted(path for path in checkpoint.iterdir() if path.name not in (STATE, TENSORS))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file at once or not at all."""
+    part = path.with_name(f".{path.name}.new")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def _save_model(folder: Path, model: Any, tokenizer: Any) -> None:
+    from llmtrack.compat import portable_rope, portable_tokenizer
+
+    model.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+    for name, portable in (("config.json", portable_rope), ("tokenizer_config.json", portable_tokenizer)):
+        path = folder / name
+        if path.is_file():
+            content = portable(json.loads(path.read_text(encoding="utf-8")))
+            path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix(_PREFIX))
+
+
+def _damaged(checkpoint: Path, error: Exception) -> ModelLoadError:
+    reason = " ".join(str(error).split())[:200]
+    return ModelLoadError(f"{checkpoint} cannot be resumed ({reason}): train anew with resume=false")

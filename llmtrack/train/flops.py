@@ -1,0 +1,46 @@
+"""How much arithmetic training takes, and how much of it a device can do."""
+
+from __future__ import annotations
+
+# Dense matrix products per second by the data sheets: (part of the device's name, {kind of arithmetic: FLOP/s}).
+# float32 is without TF32, which torch does not use by itself.
+PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
+    ("H200", {"bfloat16": 989e12, "float32": 67e12}),
+    ("H100 PCIe", {"bfloat16": 756e12, "float32": 51e12}),
+    ("H100 NVL", {"bfloat16": 835e12, "float32": 60e12}),
+    ("H100", {"bfloat16": 989e12, "float32": 67e12}),
+    ("A100", {"bfloat16": 312e12, "float32": 19.5e12}),
+    ("L4", {"bfloat16": 121e12, "float32": 30.3e12}),
+)
+
+
+def peak_flops(device_name: str, arithmetic: str) -> float | None:
+    """Return a device's peak in FLOP/s, or None where it is not known.
+
+    Args:
+        device_name: as the driver names it, such as `NVIDIA H100 80GB HBM3`.
+        arithmetic: `float32` or `bfloat16`.
+    """
+    words = device_name.split()
+    for name, peaks in PEAKS:
+        # As whole words: L40 is no L4.
+        if all(word in words for word in name.split()):
+            return peaks.get(arithmetic)
+    return None
+
+
+def flops_per_token(matrix_parameters: int, layers: int, width: int, length: int) -> int:
+    """Return the floating-point operations of forward and backward pass per trained token.
+
+    Six for each parameter of a matrix product (two forward, four backward), and for attention 12 x layers x width x
+    length: the matrix products over a whole window, as if it were not causal.
+
+    Source: A. Chowdhery et al., PaLM (2022), appendix B.
+
+    Args:
+        matrix_parameters: parameters of matrix products, the head included, embedding lookups not.
+        layers: number of attention layers.
+        width: heads times the width of a head.
+        length: tokens of a window.
+    """
+    return 6 * matrix_parameters + 12 * layers * width * length

@@ -1,0 +1,258 @@
+"""The training loop: forward, loss, backpropagation, optimizer step; evaluation and checkpoints at given steps.
+
+It knows neither files nor corpora nor trackers: what it reads, whom it tells and when it stops are arguments, the
+clock too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from llmtrack.errors import ScenarioError
+from llmtrack.measure.timing import Clock
+from llmtrack.train.data import IGNORED, Batch
+from llmtrack.train.schedule import learning_rate
+
+BETAS = (0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """What the loop must know; see `llmtrack.scenario.TrainTask`."""
+
+    steps: int
+    learning_rate: float
+    warmup_steps: int = 0
+    accumulate: int = 1
+    clip_norm: float = 1.0
+    eval_every: int = 50
+    patience: int = 0
+    autocast: bool = False
+
+
+@dataclass
+class State:
+    """How far training has come. With the weights, the optimizer and the random state, it is all that is kept.
+
+    Attributes:
+        step: steps that are done.
+        evaluated: the step after which the last evaluation was, -1 before the first.
+        loss: validation loss of the last evaluation.
+        best_step: the step, from 1, after which the validation loss was lowest; 0 before the first such evaluation.
+        best_loss: that loss.
+        worse: evaluations in a row that were no better.
+        tokens: targets trained on.
+        seconds: time of the steps.
+    """
+
+    step: int = 0
+    evaluated: int = -1
+    loss: float = math.inf
+    best_step: int = 0
+    best_loss: float = math.inf
+    worse: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step gave.
+
+    Attributes:
+        step: its number, from 1.
+        loss: token-weighted mean cross-entropy of its batches in nats, before the weights changed.
+        learning_rate: that it was done with.
+        grad_norm: norm of the gradient before clipping.
+        tokens: targets.
+        seconds: time of the step, reading its batches included.
+    """
+
+    step: int
+    loss: float
+    learning_rate: float
+    grad_norm: float
+    tokens: int
+    seconds: float
+
+
+def _nothing(_: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What happens around the steps.
+
+    Attributes:
+        evaluate: returns the validation loss in nats.
+        save: keeps a checkpoint; is called after each evaluation but the one before the first step, and when stopped.
+        on_step: is told of each step.
+        on_evaluated: is told of each evaluation, before the checkpoint is kept.
+        should_stop: asked before each step.
+    """
+
+    evaluate: Callable[[], float]
+    save: Callable[[State], None] = _nothing
+    on_step: Callable[[StepResult], None] = _nothing
+    on_evaluated: Callable[[State], None] = _nothing
+    should_stop: Callable[[], bool] = field(default=lambda: False)
+
+
+def make_optimizer(model: torch.nn.Module, weight_decay: float) -> torch.optim.AdamW:
+    """Return AdamW with weight decay on matrices only: norms and biases are not pulled to zero."""
+    weights = [each for each in model.parameters() if each.requires_grad]
+    groups = [
+        {"params": [each for each in weights if each.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [each for each in weights if each.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=0.0, betas=BETAS)
+
+
+def fit(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterator[Batch],
+    settings: LoopSettings,
+    state: State,
+    hooks: Hooks,
+    clock: Clock,
+) -> str:
+    """Train until all steps are done, the validation loss no longer falls, or a stop is asked for.
+
+    Evaluates before the first step, every `eval_every` steps and after the last.
+
+    Args:
+        model: a causal language model of transformers, on its device.
+        optimizer: of its parameters.
+        batches: training batches; `accumulate` of them make a step.
+        settings: as above.
+        state: where to go on; is advanced.
+        hooks: what happens around the steps.
+        clock: returns seconds.
+
+    Returns:
+        `finished`, `stopped_early` (no better for `patience` evaluations) or `interrupted`.
+
+    Raises:
+        ScenarioError: the loss or the gradient is not finite; the weights are those before that step.
+    """
+    device = next(model.parameters()).device
+    model.train()
+    while True:
+        due = state.step % settings.eval_every == 0 or state.step == settings.steps
+        if due and state.evaluated < state.step:
+            _evaluate(model, state, hooks)
+        if settings.patience and state.worse >= settings.patience:
+            return "stopped_early"
+        if state.step == settings.steps:
+            return "finished"
+        if hooks.should_stop():
+            # What was kept at an evaluation need not be kept again.
+            if state.evaluated < state.step or not state.step:
+                hooks.save(state)
+            return "interrupted"
+        begin = clock()
+        rate = learning_rate(state.step + 1, settings.steps, settings.learning_rate, settings.warmup_steps)
+        parts = [next(batches) for _ in range(settings.accumulate)]
+        loss, norm = train_step(
+            model, optimizer, parts, rate, settings.clip_norm, autocast_for(device, settings.autocast)
+        )
+        seconds = clock() - begin
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise ScenarioError(_not_finite(state, loss, norm, rate), "non_finite")
+        state.step += 1
+        state.tokens += (tokens := sum(part.tokens for part in parts))
+        state.seconds += seconds
+        hooks.on_step(StepResult(state.step, loss, rate, norm, tokens, seconds))
+
+
+def train_step(
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    parts: Sequence[Batch],
+    rate: float,
+    clip_norm: float,
+    autocast: Callable[[], Any] = nullcontext,
+) -> tuple[float, float]:
+    """Do one step and return its loss and gradient norm; with either not finite, the weights stay as they are.
+
+    Args:
+        model: a causal language model in `train()`.
+        optimizer: of its parameters.
+        parts: batches whose gradients are added up, as if they were one.
+        rate: learning rate.
+        clip_norm: the gradient's norm at most; 0: as it comes.
+        autocast: makes the context that the model runs in.
+    """
+    device = next(model.parameters()).device
+    tokens = sum(part.tokens for part in parts)
+    loss = torch.zeros((), device=device)
+    for part in parts:
+        with autocast():
+            logits = model(input_ids=part.inputs.to(device), use_cache=False).logits
+        nll = sum_cross_entropy(logits, part.targets.to(device))
+        # By the tokens of the whole step: a mean of means would weigh the tokens of a short batch more.
+        (nll / tokens).backward()
+        loss += nll.detach() / tokens
+    weights = [each for group in optimizer.param_groups for each in group["params"]]
+    norm = torch.nn.utils.clip_grad_norm_(weights, clip_norm or math.inf)
+    values: list[float] = torch.stack([loss.float(), norm.to(device).float()]).tolist()
+    if all(map(math.isfinite, values)):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return values[0], values[1]
+
+
+def sum_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the summed negative log-likelihood of the targets in nats.
+
+    Takes logits, not probabilities: `cross_entropy` does the softmax itself, in a form that does not overflow.
+
+    Args:
+        logits: (rows, length, vocabulary), of any float dtype; the loss is computed in float32.
+        targets: (rows, length) token ids, `IGNORED` where they do not count.
+    """
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
+
+
+def autocast_for(device: torch.device, wanted: bool) -> Callable[[], Any]:
+    """Return what makes the context of a forward pass: bfloat16 arithmetic over float32 weights, or as they are."""
+    if not wanted:
+        return nullcontext
+    return lambda: torch.autocast(device.type, dtype=torch.bfloat16)
+
+
+def _evaluate(model: Any, state: State, hooks: Hooks) -> None:
+    model.eval()
+    try:
+        loss = hooks.evaluate()
+    finally:
+        model.train()
+    state.evaluated = state.step
+    state.loss = loss
+    if state.step and loss < state.best_loss:
+        state.best_step, state.best_loss, state.worse = state.step, loss, 0
+    elif state.step:
+        state.worse += 1
+    hooks.on_evaluated(state)
+    if state.step:
+        hooks.save(state)
+
+
+def _not_finite(state: State, loss: float, norm: float, rate: float) -> str:
+    what = f"loss ({loss})" if not math.isfinite(loss) else f"norm of the gradient ({norm})"
+    return (
+        f"the {what} of step {state.step + 1} is not finite, at learning rate {rate:.2g}: use a smaller learning rate, "
+        "more warmup_steps, a smaller clip_norm, or dtype=float32"
+    )

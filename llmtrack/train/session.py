@@ -1,0 +1,333 @@
+"""One training, ready to be run: model, data, optimizer, and how far it is; made anew or taken up from a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmtrack.devices import resolve_device, resolve_dtype
+from llmtrack.engines.pytorch import TorchEngine
+from llmtrack.engines.pytorch import load as load_engine
+from llmtrack.errors import UsageError
+from llmtrack.models import synthetic
+from llmtrack.models.load import clean_generation, load_folder
+from llmtrack.models.source import parse_candidates
+from llmtrack.quality.corpora import Corpus, load_corpus
+from llmtrack.quality.encoding import encode_text
+from llmtrack.quality.perplexity import SEPARATOR, Quality, score_rolling
+from llmtrack.scenario import (
+    PerplexityTask,
+    Scalar,
+    StepValues,
+    TrainTask,
+    Variant,
+    from_json,
+    not_asked,
+    to_json,
+)
+from llmtrack.train import checkpoint
+from llmtrack.train.data import Batch, WindowDataset, batches
+from llmtrack.train.explain import explain_window
+from llmtrack.train.flops import flops_per_token, peak_flops
+from llmtrack.train.loop import State, make_optimizer
+from llmtrack.train.scratch import new_model, train_tokenizer
+from llmtrack.train.split import Split, split_texts
+from llmtrack.train.windows import plan_windows
+
+FORMAT = 1
+
+
+@dataclass
+class Session:
+    """A training and how far it is.
+
+    Attributes:
+        variant: which model was asked for.
+        task: how it is trained.
+        engine: the model that is trained, as an engine, so that it can be scored and can generate.
+        optimizer: of its parameters.
+        dataset: windows of the text that is trained on.
+        split: the corpus in its two parts.
+        scoring: how the held-out part is scored.
+        autocast: whether the forward pass of training is in bfloat16.
+        facts: what is tracked as params.
+        state: how far the loop has come.
+        run_key: identity of the run, kept when it is resumed.
+        started_at: seconds since the epoch, of the first beginning.
+        history: all steps so far.
+        samples: text generated at each evaluation, by its step.
+        before: figures of the held-out part before the first step.
+        resumed: whether it goes on from a checkpoint.
+    """
+
+    variant: Variant
+    task: TrainTask
+    engine: TorchEngine
+    optimizer: torch.optim.Optimizer
+    dataset: WindowDataset
+    split: Split
+    scoring: PerplexityTask
+    autocast: bool
+    facts: dict[str, Scalar]
+    state: State = field(default_factory=State)
+    run_key: str = ""
+    started_at: float = 0.0
+    history: list[StepValues] = field(default_factory=list)
+    samples: dict[str, str] = field(default_factory=dict)
+    before: dict[str, float] = field(default_factory=dict)
+    resumed: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the checkpoints."""
+        return Path(self.task.output)
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield training batches from where the loop is."""
+        task = self.task
+        done = self.state.step * task.accumulate * task.batch_size
+        return batches(self.dataset, task.batch_size, task.seed, done)
+
+    def score(self) -> Quality:
+        """Score the held-out part as it is by the `rolling` protocol of perplexity."""
+        scoring = self.scoring
+        return score_rolling(
+            self.engine,
+            self.split.validation,
+            max_length=scoring.max_length,
+            bos_rule=scoring.bos_rule,
+            max_tokens=scoring.max_tokens,
+            batch_size=scoring.batch_size,
+        )
+
+    def prompt(self, tokens: int) -> tuple[int, ...]:
+        """Return the beginning of the held-out text."""
+        return tuple(
+            encode_text(self.engine, self.split.validation[0], self.scoring.bos_rule, keep=tokens).ids
+        )
+
+    def explain(self) -> str:
+        """Return, as text, how the loss of the first window comes about."""
+        return explain_window(self.engine.model, self.dataset, self.engine.decode)
+
+    def save(self) -> None:
+        """Keep a checkpoint, and remove those that are neither the newest nor the best."""
+        data = {
+            "format": FORMAT,
+            "asked": _asked(self.variant, self.task),
+            "run_key": self.run_key,
+            "started_at": self.started_at,
+            "state": asdict(self.state),
+            "before": self.before,
+            "samples": self.samples,
+            "facts": self.facts,
+            "tags": self.engine.info.tags,
+            "history": [to_json(row) for row in self.history],
+        }
+        model, tokenizer = self.engine.model, self.engine.tokenizer
+        checkpoint.save(self.folder, self.state.step, model, tokenizer, self.optimizer, data)
+        checkpoint.prune(self.folder, {self.state.best_step})
+
+    def load_best(self) -> None:
+        """Give the model the weights of the lowest validation loss."""
+        if self.state.best_step not in (0, self.state.step):
+            best = checkpoint.path_of(self.folder, self.state.best_step)
+            model, _ = load_folder(best, device=self.engine.info.device, dtype=torch.float32)
+            self.engine.model.load_state_dict(model.state_dict())
+        self.engine.model.eval()
+
+    def flops_per_token(self) -> int:
+        """Return the arithmetic of training on one token."""
+        config = self.engine.model.config.get_text_config()
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return flops_per_token(
+            self.engine.info.step_weight_bytes // 4,
+            config.num_hidden_layers,
+            width * config.num_attention_heads,
+            self.task.sequence_length,
+        )
+
+    def peak_flops(self) -> float | None:
+        """Return the device's peak in FLOP/s, if it is known."""
+        device = torch.device(self.engine.info.device)
+        if device.type != "cuda":
+            return None
+        return peak_flops(torch.cuda.get_device_name(device), "bfloat16" if self.autocast else "float32")
+
+
+def open_session(variant: Variant, task: TrainTask) -> Session:
+    """Prepare a training, or take it up from the newest checkpoint in its output folder.
+
+    torch's global random state is set: by the seed, or to what it was at the checkpoint.
+
+    Raises:
+        UsageError: a setting is not possible, or the checkpoints are of a training with other settings.
+        ModelLoadError: the model or the checkpoint cannot be loaded.
+    """
+    if variant.backend != "torch" or variant.quantization != "none":
+        raise UsageError("only the torch backend can train, without quantization: use backend=torch")
+    device = resolve_device(variant.device)
+    dtype, label = resolve_dtype(variant.dtype, device)
+    if dtype == torch.float16:
+        raise UsageError("float16 gradients underflow without loss scaling: use dtype=bfloat16 or float32")
+    autocast = dtype == torch.bfloat16
+    corpus = load_corpus(task.corpus)
+    split = split_texts(corpus.texts, task.validation_share, task.split)
+    kept = checkpoint.newest(Path(task.output))
+    saved = _read(kept, variant, task) if kept else None
+    if kept and saved:
+        engine = _engine_of(kept, device, saved)
+    elif starts_from_scratch(variant.model, task.start):
+        engine = _fresh_engine(variant.model, task, split, device)
+    else:
+        engine = load_engine(replace(variant, dtype="float32", device=device))
+    torch.manual_seed(task.seed)
+    session = Session(
+        variant=variant,
+        task=task,
+        engine=engine,
+        optimizer=make_optimizer(engine.model, task.weight_decay),
+        dataset=_windows(engine, split, task),
+        split=split,
+        scoring=replace(task.scoring, bos_rule=_bos_rule(engine)),
+        autocast=autocast,
+        facts={},
+        run_key=uuid.uuid4().hex,
+        started_at=time.time(),
+    )
+    session.facts = _facts(session, corpus, "bfloat16 (autocast over float32 weights)" if autocast else label)
+    if kept and saved:
+        _take_up(session, kept, saved)
+    return session
+
+
+def starts_from_scratch(model: str, start: str) -> bool:
+    """Return whether a training begins with fresh weights; see `TrainTask.start`.
+
+    Raises:
+        UsageError: it is to, and the model is not a `synthetic:` preset, or is not understood.
+    """
+    is_preset = parse_candidates(model)[0].kind == "synthetic"
+    if start == "scratch" and not is_preset:
+        raise UsageError(
+            f"start=scratch needs a synthetic:PRESET to take the shape of, not {model!r}: use model=synthetic:1m"
+        )
+    return is_preset if start == "auto" else start == "scratch"
+
+
+def _fresh_engine(model: str, task: TrainTask, split: Split, device: str) -> TorchEngine:
+    source = parse_candidates(model)[0]
+    preset = synthetic.PRESETS[source.location]
+    tokenizer = train_tokenizer(split.train, preset.vocab, preset.context)
+    fresh = new_model(preset, tokenizer, task.seed)
+    fresh.to(torch.device(device))  # type: ignore[arg-type] # it hides torch's own signature
+    clean_generation(fresh, tokenizer)
+    return TorchEngine(
+        fresh,
+        tokenizer,
+        model_id=source.spec,
+        facts={
+            "architecture": type(fresh).__name__,
+            "parameters": sum(weight.numel() for weight in fresh.parameters()),
+            "model_source": source.kind,
+            "weights_format": "fresh",
+            "tokenizer_tokens": len(tokenizer),
+        },
+        tags={"weights_digest": f"fresh:{source.location}:{task.seed}"},
+    )
+
+
+def _engine_of(kept: Path, device: str, saved: dict[str, Any]) -> TorchEngine:
+    model, tokenizer = load_folder(kept, device=device, dtype=torch.float32)
+    clean_generation(model, tokenizer)
+    return TorchEngine(model, tokenizer, model_id=saved["facts"]["model_id"], tags=saved["tags"])
+
+
+def _windows(engine: TorchEngine, split: Split, task: TrainTask) -> WindowDataset:
+    context = engine.info.context_length
+    if context is not None and task.sequence_length > context:
+        raise UsageError(
+            f"sequence_length {task.sequence_length} is over the model's context of {context}: use at most {context}"
+        )
+    ids = encode_text(engine, SEPARATOR.join(split.train), _bos_rule(engine)).ids
+    windows = plan_windows(len(ids), task.sequence_length, task.window_stride)
+    if not windows:
+        raise UsageError("the text to train on has no token to predict: use a longer corpus")
+    return WindowDataset(ids, windows)
+
+
+def _bos_rule(engine: TorchEngine) -> str:
+    return "none" if engine.info.special_tokens.start_id is None else "model"
+
+
+def _facts(session: Session, corpus: Corpus, label: str) -> dict[str, Scalar]:
+    info, scoring = session.engine.info, session.scoring
+    facts: dict[str, Scalar] = {
+        **info.facts,
+        "model_id": info.model_id,
+        "device": info.device,
+        "dtype": label,
+        "vocab_size": info.vocab_size,
+        "corpus": corpus.name,
+        "corpus_digest": corpus.digest,
+        "split": session.split.how,
+        "start": "scratch" if starts_from_scratch(session.variant.model, session.task.start) else "weights",
+        "train_windows": len(session.dataset),
+        "protocol": scoring.protocol,
+        "max_length": scoring.max_length,
+        "stride": scoring.window_stride,
+        "bos_rule": scoring.bos_rule,
+        "max_tokens": scoring.max_tokens,
+    }
+    if info.context_length is not None:
+        facts["context_length"] = info.context_length
+    return facts
+
+
+def _asked(variant: Variant, task: TrainTask) -> dict[str, Any]:
+    asked = {**to_json(variant), **to_json(task)}
+    return {name: value for name, value in asked.items() if name not in not_asked(task)}
+
+
+def _read(kept: Path, variant: Variant, task: TrainTask) -> dict[str, Any]:
+    """Return the data of a checkpoint, if it is of this training."""
+    saved = checkpoint.read_state(kept)
+    if saved.get("format") != FORMAT:
+        raise UsageError(f"{kept} was written by another version of llmtrack: train anew with resume=false")
+    now, then = _asked(variant, task), saved["asked"]
+    now = json.loads(json.dumps(now))
+    differing = [
+        f"{name} {then.get(name)!r}, now {now.get(name)!r}"
+        for name in sorted(now | then)
+        if now.get(name) != then.get(name)
+    ]
+    if differing:
+        raise UsageError(
+            f"{kept.parent} holds a training with other settings ({'; '.join(differing)}): "
+            "give the same settings, or another output"
+        )
+    return saved
+
+
+def _take_up(session: Session, kept: Path, saved: dict[str, Any]) -> None:
+    then = saved["facts"].get("corpus_digest")
+    if then != session.facts["corpus_digest"]:
+        raise UsageError(
+            f"the corpus {session.facts['corpus']} is another one than when this training began: "
+            "give the same text, or train anew with resume=false"
+        )
+    session.state = State(**saved["state"])
+    session.run_key, session.started_at = saved["run_key"], saved["started_at"]
+    session.history = [from_json(row, StepValues) for row in saved["history"]]
+    session.samples, session.before = saved["samples"], saved["before"]
+    # Params cannot be changed once tracked; where something differs now, tags of the environment tell.
+    session.facts = saved["facts"]
+    session.resumed = True
+    checkpoint.restore(kept, session.optimizer, torch.device(session.engine.info.device))
