@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 import click
 
 import llmtrack
-from llmtrack.errors import LlmtrackError
+from llmtrack.errors import LlmtrackError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 NONE = "none"
+FORMATS = ("table", "csv", "json", "markdown", "html", "latex")
+SELECTORS = "a run id, study:ID, latest, latest:EXPERIMENT, alias:NAME, branch:NAME or tag:KEY=VALUE"
 
 
 class Commands(click.Group):
@@ -42,6 +44,28 @@ def optional(ctx: click.Context, param: click.Parameter, value: str | None) -> s
     return None if value is None or value.strip().lower() in ("", NONE) else value
 
 
+def tracking_uri_option(command: F) -> F:
+    """Add the option that names the store."""
+    return click.option(
+        "--tracking-uri",
+        callback=optional,
+        help="MLflow tracking URI; else MLFLOW_TRACKING_URI, else mlflow.db here.",
+    )(command)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user named.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
 def filters(command: F) -> F:
     """Add the options that choose tracked runs."""
     options = [
@@ -49,11 +73,7 @@ def filters(command: F) -> F:
         click.option("--study", callback=optional, help="Id of a study or of its run, or latest."),
         click.option("--model", callback=optional, help="Part of the model's name."),
         click.option("--search", callback=optional, help="A word, or an MLflow filter string."),
-        click.option(
-            "--tracking-uri",
-            callback=optional,
-            help="MLflow tracking URI; else MLFLOW_TRACKING_URI, else mlflow.db here.",
-        ),
+        tracking_uri_option,
     ]
     for option in reversed(options):
         command = option(command)
@@ -128,6 +148,90 @@ def runs(
 
     found = query(experiment, study, model, kind, search, status, tracking_uri, progress=sys.stderr.isatty())
     click.echo(render_runs(found, style), nl=False)
+
+
+@main.command()
+@click.option(
+    "--baseline", required=True, multiple=True, metavar="SELECTOR", help=f"What to measure by: {SELECTORS}."
+)
+@click.option(
+    "--candidate", required=True, multiple=True, metavar="SELECTOR", help="What is checked; like --baseline."
+)
+@click.option(
+    "--fail-if",
+    required=True,
+    multiple=True,
+    metavar="RULE",
+    help="A change that breaks the gate, such as 'tokens_per_sec < -5%'; may be given several times.",
+)
+@click.option("--experiment", callback=optional, help="Only runs of this llmtrack or MLflow experiment.")
+@click.option(
+    "--across-environments", is_flag=True, help="Compare speed and memory of different machines or versions."
+)
+@click.option("--strict", is_flag=True, help="Fail also where the samples cannot tell.")
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    default=0.05,
+    show_default=True,
+    help="Chance of a false alarm that is accepted, over all rules and scenarios together.",
+)
+@click.option(
+    "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML to this file."
+)
+@click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True)
+@tracking_uri_option
+def gate(
+    baseline: tuple[str, ...],
+    candidate: tuple[str, ...],
+    fail_if: tuple[str, ...],
+    experiment: str | None,
+    across_environments: bool,
+    strict: bool,
+    alpha: float,
+    junit: Path | None,
+    style: str,
+    tracking_uri: str | None,
+) -> None:
+    """Check rules for CI: exit code 3 if a tracked run breaks one with significance.
+
+    Of each rule and scenario it says whether it is broken, kept, or cannot be told from noise.
+    """
+    from llmtrack.decide.gate import gate as check
+    from llmtrack.report.formats import render
+    from llmtrack.report.gate import gate_summary, gate_table, to_junit
+
+    result = check(
+        baseline,
+        candidate,
+        fail_if,
+        experiment=experiment,
+        across_environments=across_environments,
+        strict=strict,
+        alpha=alpha,
+        tracking_uri=tracking_uri,
+    )
+    if junit is not None:
+        write_text(junit, to_junit(result))
+    click.echo(render(gate_table(result), style), nl=False)
+    click.echo(gate_summary(result), err=style in ("csv", "json"))
+    sys.exit(result.exit_code)
+
+
+@main.command()
+@click.argument("name")
+@click.argument("run_id")
+@tracking_uri_option
+def alias(name: str, run_id: str, tracking_uri: str | None) -> None:
+    """Give a run the alias NAME, such as production; within its experiment, the run that had it loses it.
+
+    RUN_ID is the run of a scenario, or of a study for all its scenarios. Elsewhere it is named alias:NAME.
+    """
+    from llmtrack.tracking.aliases import set_alias
+
+    before = set_alias(name, run_id, tracking_uri)
+    moved = f" (before: {before})" if before not in (None, run_id) else ""
+    click.echo(f"alias:{name} is {run_id}{moved}")
 
 
 @main.command()

@@ -1,0 +1,128 @@
+"""Rules of a gate, such as `tokens_per_sec < -5%`: is one broken, kept, or can the samples not tell?"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from llmtrack.decide import kinds
+from llmtrack.decide.comparing import known_metric
+from llmtrack.decide.differences import interval_in_words, percent, sampled_ratio, too_few
+from llmtrack.decide.significance import ALPHA, holm, least_p, mann_whitney_p
+from llmtrack.errors import UsageError
+
+Outcome = Literal["broken", "kept", "cannot tell"]
+
+_RULE = re.compile(r"\s*([\w./]+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must not happen: a metric's relative change beyond a limit.
+
+    Attributes:
+        metric: name of the metric.
+        below: whether a change below the limit breaks it; otherwise one above.
+        limit: relative change, such as -0.05.
+    """
+
+    metric: str
+    below: bool
+    limit: float
+
+    def __str__(self) -> str:
+        return f"{self.metric} {'<' if self.below else '>'} {100 * self.limit:+g}%"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One rule, asked of one pair of runs.
+
+    Attributes:
+        rule: the rule.
+        outcome: `broken`, `kept` or `cannot tell`.
+        change: the measured change with its interval, or empty.
+        why: the reason of the outcome.
+        p_broken: one-sided p-value of a change beyond the limit; None where nothing is tested.
+    """
+
+    rule: Rule
+    outcome: Outcome
+    change: str = ""
+    why: str = ""
+    p_broken: float | None = None
+    p_kept: float | None = None
+    sizes: tuple[int, int] = (1, 1)
+
+
+def parse_rule(text: str) -> Rule:
+    """Read a rule: a metric, `<` or `>`, and a change in percent.
+
+    Raises:
+        UsageError: it is not understood, or no such metric is known.
+    """
+    found = _RULE.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"the rule {text!r} is not understood: name a metric, < or >, and a change in percent, "
+            "such as 'tokens_per_sec < -5%' or 'perplexity > +1%'"
+        )
+    return Rule(known_metric(found[1]), found[2] == "<", float(found[3]) / 100)
+
+
+def check_samples(rule: Rule, baseline: Sequence[float], candidate: Sequence[float]) -> Check:
+    """Return a check of raw samples, not decided yet: see `decide`.
+
+    The baseline's samples are moved to the limit and compared with the candidate's, one-sided (Mann-Whitney): is the
+    candidate beyond it, or within?
+    """
+    ratio = sampled_ratio(rule.metric, baseline, candidate)
+    moved = [(1 + rule.limit) * value for value in baseline]
+    less, greater = (mann_whitney_p(moved, candidate, side) for side in ("less", "greater"))
+    p_broken, p_kept = (less, greater) if rule.below else (greater, less)
+    sizes = (len(baseline), len(candidate))
+    return Check(rule, "cannot tell", interval_in_words(ratio), "", p_broken, p_kept, sizes)
+
+
+def check_values(rule: Rule, baseline: float, candidate: float) -> Check:
+    """Return the check of one value each."""
+    if not baseline:
+        return Check(rule, "cannot tell", why="the baseline is 0: no ratio")
+    change = percent(candidate / baseline)
+    if kinds.sureness(rule.metric) != "exact":
+        return Check(rule, "cannot tell", change, "one value each: noise unknown")
+    relative = candidate / baseline - 1
+    beyond = relative < rule.limit if rule.below else relative > rule.limit
+    tolerance = kinds.tolerance(rule.metric)
+    if beyond and abs(relative) <= tolerance:
+        return Check(rule, "kept", change, f"within the tolerance of {100 * tolerance:g} %")
+    return Check(rule, "broken" if beyond else "kept", change, "the same on every measurement")
+
+
+def decide(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
+    """Decide the checks of samples, in the same order; the others stay as they are.
+
+    Broken is what is beyond the limit with a p-value below alpha, corrected for the number of checks (Holm); kept
+    what is within the limit with a p-value below alpha. In between the samples cannot tell.
+    """
+    tested = [each.p_broken for each in checks if each.p_broken is not None]
+    adjusted = iter(holm(tested))
+    return [
+        each if each.p_broken is None else _decided(each, next(adjusted), len(tested), alpha)
+        for each in checks
+    ]
+
+
+def _decided(check: Check, p_broken: float, tests: int, alpha: float) -> Check:
+    within = "within" if check.rule.below == (check.rule.limit < 0) else "on the right side of"
+    if p_broken < alpha:
+        return dataclasses.replace(check, outcome="broken", why=f"beyond the limit (p = {p_broken:.2g})")
+    if check.p_kept is not None and check.p_kept < alpha:
+        return dataclasses.replace(check, outcome="kept", why=f"{within} the limit (p = {check.p_kept:.2g})")
+    # One side: half of the two-sided least.
+    if least_p(*check.sizes) / 2 * tests >= alpha:
+        return dataclasses.replace(check, why=too_few(*check.sizes, tests, alpha, sides=1))
+    return dataclasses.replace(check, why="the limit is within the noise: measure more repeats")

@@ -1,0 +1,96 @@
+"""Write a table in the format that is asked for."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+
+from llmtrack.report.table import Table, to_markdown, to_rich
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "–": "--",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+
+
+def render(table: Table, style: str, title: str = "") -> str:
+    """Return a table as text.
+
+    Args:
+        table: what to write.
+        style: `table`, `csv`, `json`, `markdown`, `html` or `latex`. `csv` and `json` hold the cells as they are shown; all but `csv` and `json` have the
+            conditions above and the notes below.
+        title: what the table is of.
+    """
+    writers = {"csv": _csv, "json": _json, "markdown": to_markdown}
+    if style in writers:
+        return writers[style](table)
+    return {"table": _text, "html": _html, "latex": _latex}[style](table, title)
+
+
+def _text(table: Table, title: str) -> str:
+    from rich.console import Console
+
+    buffer = io.StringIO()
+    # As wide as the table needs: a terminal wraps what is wider, and nothing of it is lost.
+    console = Console(file=buffer, width=10_000, highlight=False)
+    console.print(to_rich(table))
+    lines = [title, " · ".join(table.conditions), *(line.rstrip() for line in buffer.getvalue().splitlines())]
+    return "\n".join([*filter(None, lines), *(f"- {note}" for note in table.notes)]) + "\n"
+
+
+def _csv(table: Table) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow([*table.titles, "run_id"])
+    writer.writerows([*row, run_id] for row, run_id in zip(table.rows, table.run_ids, strict=True))
+    return buffer.getvalue()
+
+
+def _json(table: Table) -> str:
+    rows = [
+        dict(zip(table.titles, row, strict=True)) | {"run_id": run_id}
+        for row, run_id in zip(table.rows, table.run_ids, strict=True)
+    ]
+    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
+
+
+def _html(table: Table, title: str) -> str:
+    def row(cells: tuple[str, ...], tag: str) -> str:
+        aligned = (
+            f'<{tag} style="text-align:{"right" if numeric else "left"}">{html.escape(cell)}</{tag}>'
+            for cell, numeric in zip(cells, table.numeric, strict=True)
+        )
+        return f"<tr>{''.join(aligned)}</tr>"
+
+    caption = " · ".join(filter(None, [title, *table.conditions]))
+    lines = ["<table>", f"<caption>{html.escape(caption)}</caption>" if caption else ""]
+    lines += [f"<thead>{row(table.titles, 'th')}</thead>", "<tbody>"]
+    lines += [row(cells, "td") for cells in table.rows] + ["</tbody>", "</table>"]
+    if table.notes:
+        lines += ["<ul>", *(f"<li>{html.escape(note)}</li>" for note in table.notes), "</ul>"]
+    return "\n".join(filter(None, lines)) + "\n"
+
+
+def _latex(table: Table, title: str) -> str:
+    r"""Return a `table` environment; it needs `\usepackage{booktabs}`."""
+
+    def row(cells: tuple[str, ...]) -> str:
+        return " & ".join(map(_escaped, cells)) + r" \\"
+
+    caption = " · ".join(filter(None, [title, *table.conditions]))
+    lines = [r"\begin{table}", r"\centering"]
+    lines += [rf"\caption{{{_escaped(caption)}}}"] if caption else []
+    lines += [rf"\begin{{tabular}}{{{''.join('r' if numeric else 'l' for numeric in table.numeric)}}}"]
+    lines += [r"\toprule", row(table.titles), r"\midrule", *map(row, table.rows), r"\bottomrule"]
+    lines += [r"\end{tabular}", *(rf"\par\footnotesize {_escaped(note)}" for note in table.notes)]
+    return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)

@@ -1,0 +1,227 @@
+"""The gate on runs that were measured: it passes on noise, fails on a real slowdown, and never passes unchecked."""
+
+from __future__ import annotations
+
+import json
+import time
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from experiments import prompt_length
+from llmtrack.cli import main
+from llmtrack.decide.gate import gate
+from llmtrack.decide.rules import Rule, check_samples, check_values, decide, parse_rule
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import UsageError
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.settings import Settings
+from llmtrack.run.study import run_study
+from llmtrack.tracking.aliases import set_alias
+from tests.decide.scripted import measure
+from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
+
+pytestmark = pytest.mark.usefixtures("_clean_environment")
+
+SLOWER = Rule("tokens_per_sec", True, -0.05)
+TIMES = [1.0, 1.002, 1.004, 0.998, 0.996, 1.001, 0.999, 1.003]
+
+
+def rates(slower: float = 1.0) -> list[float]:
+    return [1 / (slower * each) for each in TIMES]
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("tokens_per_sec < -5%", SLOWER),
+        (" perplexity>+1 % ", Rule("perplexity", False, 0.01)),
+        ("peak_memory_mib > 2.5%", Rule("peak_memory_mib", False, 0.025)),
+    ],
+)
+def test_rules_are_read(text, rule):
+    assert parse_rule(text) == rule
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tokens_per_sec < -5", "a change in percent"),
+        ("tokens_per_sec -5%", "not understood"),
+        ("token_per_sec < -5%", "did you mean tokens_per_sec"),
+    ],
+)
+def test_rules_that_are_not_understood(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_rule(text)
+
+
+@pytest.mark.parametrize(
+    ("slower", "outcome"),
+    [(1.0, "kept"), (1.04, "kept"), (1.0526, "cannot tell"), (1.08, "broken"), (0.5, "kept")],
+)
+def test_a_change_is_set_against_the_limit_and_not_against_zero(slower, outcome):
+    # 5 % fewer tokens/s are times longer by 5.3 %.
+    (found,) = decide([check_samples(SLOWER, rates(), rates(slower))])
+    assert found.outcome == outcome, found
+
+
+def test_three_repeats_cannot_break_a_gate():
+    (found,) = decide([check_samples(SLOWER, [10.0, 10.1, 10.2], [5.0, 5.1, 5.2])])
+    assert (found.outcome, found.why) == (
+        "cannot tell",
+        "too few repeats to tell (3 against 3): measure at least 4 of each",
+    )
+
+
+def test_more_rules_ask_for_more_evidence():
+    alone = check_samples(SLOWER, rates()[:5], rates(1.2)[:5])
+    assert decide([alone])[0].outcome == "broken"
+    # 13 x 1/252 is above 0.05, with six repeats 13 x 1/924 is not.
+    many = decide([alone] * 13)
+    assert {each.outcome for each in many} == {"cannot tell"}
+    assert "among 13 comparisons (5 against 5): measure at least 6 of each" in many[0].why
+
+
+@pytest.mark.parametrize(
+    ("rule", "baseline", "candidate", "outcome", "why"),
+    [
+        ("perplexity > +1%", 20.0, 20.3, "broken", "the same on every measurement"),
+        ("perplexity > +1%", 20.0, 20.1, "kept", "the same on every measurement"),
+        ("perplexity > 0%", 20.0, 20.01, "kept", "within the tolerance of 0.1 %"),
+        ("model_size_mib > 0%", 100.0, 100.1, "broken", "the same on every measurement"),
+        ("load_time_s > 10%", 1.0, 2.0, "cannot tell", "one value each: noise unknown"),
+        ("pad_share > 10%", 0.0, 2.0, "cannot tell", "the baseline is 0: no ratio"),
+    ],
+)
+def test_values_without_repeats(rule, baseline, candidate, outcome, why):
+    found = check_values(parse_rule(rule), baseline, candidate)
+    assert (found.outcome, found.why) == (outcome, why)
+    assert decide([found]) == [found]
+
+
+class SleepyEngine(ScriptedEngine):
+    """Really sleeps instead of moving a clock."""
+
+    def __init__(self, sleep_s: float) -> None:
+        super().__init__(FakeClock(), Script(sleep_s, sleep_s))
+
+    def generate(self, request, on_step):
+        before = self.clock.now
+        done = super().generate(request, on_step)
+        time.sleep(self.clock.now - before)
+        return done
+
+
+def measure_asleep(tracker, console, sleep_s: float) -> str:
+    settings = Settings(
+        model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=8, min_seconds=0.0, max_seconds=2
+    )
+    executor = InlineExecutor(lambda variant: SleepyEngine(sleep_s), time.perf_counter)
+    experiment = prompt_length.build(settings, (4,))
+    return run_study(experiment, tracker=tracker, executor=executor, console=console).study.study_id
+
+
+def run_gate(uri, *arguments):
+    return CliRunner().invoke(main, ["gate", "--tracking-uri", uri, *arguments])
+
+
+def test_a_gate_passes_on_the_same_sleep_and_fails_on_a_longer_one(tracker, uri, console, tmp_path):
+    base, again, slow = (measure_asleep(tracker, console, sleep_s) for sleep_s in (0.008, 0.008, 0.02))
+    rules = ["--fail-if", "total_latency_s > +60%", "--fail-if", "peak_memory_mib > +5%"]
+    passed = run_gate(uri, "--baseline", f"study:{base}", "--candidate", f"study:{again}", *rules)
+    assert passed.exit_code == 0, passed.output
+    assert passed.output.endswith("gate passed: 2 kept\n")
+    junit = tmp_path / "out" / "gate.xml"
+    failed = run_gate(
+        uri, "--baseline", f"study:{base}", "--candidate", f"study:{slow}", *rules, "--junit", str(junit)
+    )
+    assert failed.exit_code == 3, failed.output
+    assert failed.output.endswith("gate failed: 1 broken, 1 kept\n")
+    suite = ElementTree.parse(junit).getroot()
+    assert {key: suite.get(key) for key in ("tests", "failures", "skipped")} == {
+        "tests": "2",
+        "failures": "1",
+        "skipped": "0",
+    }
+    (broken,) = suite.findall("testcase/failure")
+    assert broken.get("message").startswith("broken: +")
+    assert suite.find("testcase").get("name") == "not total_latency_s > +60%"
+
+
+@pytest.fixture
+def studies(tracker):
+    return [measure(tracker, seed, slower).study for seed, slower in ((1, 1.0), (2, 1.2))]
+
+
+def test_formats_and_aliases(studies, uri):
+    base = studies[0]
+    set_alias("production", base.run_id, uri)
+    arguments = [
+        "--baseline",
+        "alias:production",
+        "--candidate",
+        "latest",
+        "--fail-if",
+        "tokens_per_sec < -5%",
+    ]
+    told = run_gate(uri, *arguments, "--format", "json")
+    assert told.exit_code == 3
+    rows = json.loads(told.stdout)
+    assert {row["scenario"]: row["verdict"] for row in rows} == {"prompt_4": "broken", "prompt_8": "broken"}
+    assert told.stderr == "gate failed: 2 broken\n"
+    for style, part in (
+        ("markdown", "| fail if |"),
+        ("html", "<td"),
+        ("latex", r"\toprule"),
+        ("csv", "fail if,"),
+    ):
+        assert part in run_gate(uri, *arguments, "--format", style).stdout, style
+
+
+def test_a_failed_candidate_breaks_the_gate_and_strict_wants_certainty(tracker, uri):
+    study = tracker.start_study("e", "q", {}, ENVIRONMENT)
+    base = tracker.log(study, measurement("p64"))
+    failed = tracker.log(study, failure(scenario=scenario("p64")))
+    found = gate(base, failed, ["tokens_per_sec < -5%"], tracking_uri=uri)
+    assert found.exit_code == 3
+    assert found.checks[0].check.why == "failed: out of memory: needs 9 GiB"
+    other = tracker.log(study, measurement("p64", metrics={"load_time_s": 2.0, "total_latency_s": 1.5}))
+    lost = gate(base, other, ["tokens_per_sec < -5%"], tracking_uri=uri)
+    assert (lost.exit_code, lost.checks[0].check.why) == (0, "the candidate has no tokens_per_sec")
+    assert gate(base, other, ["tokens_per_sec < -5%"], tracking_uri=uri, strict=True).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("rule", "environment", "message"),
+    [
+        ("perplexity > 1%", ENVIRONMENT, "checks nothing: no run has perplexity"),
+        (
+            "total_latency_s > 5%",
+            {**ENVIRONMENT, "threads": "8"},
+            "checks nothing.*threads: 2 against 8.*nevertheless",
+        ),
+        ("total_latency_s", ENVIRONMENT, "not understood"),
+    ],
+)
+def test_a_gate_that_checks_nothing_is_a_mistake(tracker, uri, rule, environment, message):
+    base = tracker.log(tracker.start_study("e", "q", {}, ENVIRONMENT), measurement())
+    other = tracker.log(tracker.start_study("e", "q", {}, environment), measurement())
+    with pytest.raises(UsageError, match=message):
+        gate(base, other, [rule], tracking_uri=uri)
+    told = run_gate(uri, "--baseline", base, "--candidate", other, "--fail-if", rule)
+    assert told.exit_code == 2
+    assert told.stderr.startswith("error: ")
+    assert len(told.stderr.splitlines()) == 1
+
+
+def test_scenarios_on_one_side_are_named(tracker, uri):
+    one, other = (tracker.start_study("e", "q", {}, ENVIRONMENT) for _ in range(2))
+    for study, names in ((one, ("a", "b")), (other, ("b", "c"))):
+        for name in names:
+            tracker.log(study, measurement(name))
+    found = gate(
+        f"study:{one.study_id}", f"study:{other.study_id}", ["total_latency_s > 5%"], tracking_uri=uri
+    )
+    assert found.notes == ("c is not in the baseline: not checked", "a is only in the baseline: not checked")
