@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
@@ -114,3 +115,16 @@ def supports_bfloat16(device_kind: str) -> bool:
         return bool((one @ one == 2).all())
     except RuntimeError:
         return False
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Return the CPU's instruction sets as Linux names them, in lower case; empty where it does not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    listed = (line.partition(":") for line in lines)
+    return frozenset(
+        next((v.lower().split() for k, _, v in listed if k.strip() in ("flags", "Features")), ())
+    )

@@ -34,3 +34,7 @@ class ScenarioError(LlmtrackError):
     def __init__(self, message: str, kind: str = "error") -> None:
         super().__init__(message)
         self.kind = kind
+
+    def __reduce__(self) -> tuple[type[ScenarioError], tuple[str, str]]:
+        """Cross a process border with its kind."""
+        return type(self), (str(self), self.kind)

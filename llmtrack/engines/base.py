@@ -89,10 +89,12 @@ class EngineInfo:
         context_length: positions the model was made for, or None if unknown.
         vocab_size: width of the logits.
         load_time_s: seconds to load the weights, without fetching or converting them; None if unknown.
+        file_size_bytes: bytes of the weights' files on disk; None where there are none.
         facts: further params to track (revision, architecture, parameter count ...).
         tags: provenance to track (weights digest, library versions ...).
         warnings: findings in words, such as random weights or emulated arithmetic.
         special_tokens: the tokenizer's special tokens.
+        texts: artifacts to track beside each measurement, by file name: what a quantization left out, and why.
     """
 
     model_id: str
@@ -104,10 +106,12 @@ class EngineInfo:
     context_length: int | None
     vocab_size: int
     load_time_s: float | None = None
+    file_size_bytes: int | None = None
     facts: dict[str, Scalar] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     special_tokens: SpecialTokens = SpecialTokens({})
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 class Engine(Protocol):
@@ -149,6 +153,10 @@ class Engine(Protocol):
             tokens has n - 1. The last column is only predicted, so that rows may be one token longer than
             what the model reads.
         """
+        ...
+
+    def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return (tokens, vocabulary) float32 logits on the host: what may follow each token of one row without pads."""
         ...
 
     def synchronize(self) -> None:

@@ -11,13 +11,13 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.generation.streamers import BaseStreamer
 
 from llmtrack.devices import resolve_device, resolve_dtype
+from llmtrack.engines import tokens
 from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.padding import pad_rows
 from llmtrack.engines.scoring import predicted, sum_nll
-from llmtrack.engines.tokens import special_tokens
-from llmtrack.errors import UsageError
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.load import load_model
+from llmtrack.quantize.recipe import NONE, find_recipe
 from llmtrack.scenario import Scalar, Variant
 
 
@@ -25,19 +25,20 @@ def load(variant: Variant) -> TorchEngine:
     """Load the model of a variant with PyTorch.
 
     Raises:
-        UsageError: the device or dtype is not there, or a quantization is asked for.
+        UsageError: the device, dtype or quantization is not there.
+        MissingDependencyError: the quantization needs a package that is not installed.
         ModelLoadError: no candidate could be loaded.
     """
-    if variant.quantization != "none":
-        raise UsageError(
-            f"the torch backend has no quantization {variant.quantization!r}: use quantization=none"
-        )
+    recipe = None if variant.quantization == NONE else find_recipe("torch", variant.quantization)
     device = resolve_device(variant.device)
     dtype, label = resolve_dtype(variant.dtype, device)
     loaded = load_model(variant.model, device=device, dtype=dtype, revision=variant.revision)
     facts: dict[str, Scalar] = dict(loaded.facts)
     if loaded.revision:
         facts["revision"] = loaded.revision
+    if recipe is not None:
+        recipe.apply(loaded.model)
+        label = f"{recipe.dtype} weights ({label})"
     return TorchEngine(
         loaded.model,
         loaded.tokenizer,
@@ -80,8 +81,8 @@ class TorchEngine:
         self.model: Any = model
         self.tokenizer = tokenizer
         self._device = next(model.parameters()).device
-        self._pad_id = _pad_id(tokenizer)
-        self._eos_ids = frozenset(_eos_ids(model, tokenizer))
+        self._pad_id = tokens.pad_id(tokenizer)
+        self._eos_ids = tokens.eos_ids(model.generation_config, tokenizer)
         self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._head: torch.nn.Module | None = None
         self._head_checked = False
@@ -92,7 +93,7 @@ class TorchEngine:
         self._info = EngineInfo(
             model_id=model_id or getattr(model.config, "_name_or_path", "") or type(model).__name__,
             device=str(self._device),
-            dtype_label=dtype_label if dtype_label.startswith(dtype_name) else dtype_name,
+            dtype_label=dtype_label if dtype_name in dtype_label else dtype_name,
             model_size_bytes=_model_size_bytes(model),
             step_weight_bytes=_step_weight_bytes(model),
             kv_bytes_per_token=_kv_bytes_per_token(model),
@@ -102,7 +103,7 @@ class TorchEngine:
             facts=facts or {},
             tags=tags or {},
             warnings=warnings + _emulation_warning(dtype_name, self._device),
-            special_tokens=special_tokens(tokenizer),
+            special_tokens=tokens.special_tokens(tokenizer),
         )
 
     @property
@@ -112,20 +113,11 @@ class TorchEngine:
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text as the model expects them: with a BOS where its tokenizer adds one."""
-        # Not verbose: a text longer than the context is no mistake, it is cut into windows later.
-        ids = list(self.tokenizer(text, add_special_tokens=special_tokens, verbose=False)["input_ids"])
-        while (
-            special_tokens
-            and ids
-            and ids[-1] in self._eos_ids
-            and not text.endswith(self.tokenizer.decode([ids[-1]]))
-        ):
-            ids.pop()
-        return ids
+        return tokens.encode(self.tokenizer, text, special_tokens, self._eos_ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens left out."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return tokens.decode(self.tokenizer, ids)
 
     @torch.inference_mode()
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
@@ -149,7 +141,9 @@ class TorchEngine:
             streamer=_StepStreamer(on_step),
         )
         eos_ids = frozenset() if request.ignore_eos else self._eos_ids
-        return Generated(tuple(_until_eos(row, eos_ids) for row in output[:, input_ids.shape[1] :].tolist()))
+        return Generated(
+            tuple(tokens.until_eos(row, eos_ids) for row in output[:, input_ids.shape[1] :].tolist())
+        )
 
     @torch.inference_mode()
     def score(
@@ -164,6 +158,12 @@ class TorchEngine:
         hidden, head = self._hidden_states(input_ids[:, :-1], attention_mask[:, :-1])
         sums = sum_nll(hidden, input_ids[:, 1:], valid, head, self._info.vocab_size)
         return sums.cpu(), valid.sum(dim=1).cpu()
+
+    @torch.inference_mode()
+    def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+        row = torch.tensor([list(ids)], device=self._device)
+        return self._forward(self.model, row, torch.ones_like(row)).logits[0].float().cpu()
 
     def synchronize(self) -> None:
         """Wait until the device has finished all work given to it."""
@@ -266,31 +266,6 @@ class _StepStreamer(BaseStreamer):
 
     def end(self) -> None:
         pass
-
-
-def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    return _first_of(tokenizer.pad_token_id, tokenizer.eos_token_id) or 0
-
-
-def _first_of(*token_ids: Any) -> int | None:
-    """Return the first that is there."""
-    return next((int(each) for each in token_ids if each is not None), None)
-
-
-def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Iterable[int]:
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    if configured is None:
-        configured = tokenizer.eos_token_id
-    if configured is None:
-        return ()
-    return configured if isinstance(configured, list) else (configured,)
-
-
-def _until_eos(row: Sequence[int], eos_ids: frozenset[int]) -> tuple[int, ...]:
-    for index, token_id in enumerate(row):
-        if token_id in eos_ids:
-            return tuple(row[: index + 1])
-    return tuple(row)
 
 
 def _weight_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -12,7 +12,7 @@ from llmtrack.scenario import Variant
 GROUP = "llmtrack.engines"
 
 # Known without an installation: `mlflow run` may start the project from its folder, where it is not installed.
-BUILTIN = {"torch": "llmtrack.engines.pytorch"}
+BUILTIN = {"onnx": "llmtrack.engines.onnx", "torch": "llmtrack.engines.pytorch"}
 
 
 def backends() -> list[str]:

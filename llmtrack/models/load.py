@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import gguf, hub, packaged, synthetic
@@ -47,6 +48,54 @@ class LoadedModel:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class ModelIdentity:
+    """Which model a spec leads to, known without loading its weights.
+
+    Attributes:
+        source: the candidate that was chosen.
+        folder: folder of its files; None for a synthetic one.
+        revision: commit of a hub model, otherwise None.
+        weights_digest: as `LoadedModel` has it.
+        warnings: findings in words.
+    """
+
+    source: ModelSource
+    folder: Path | None
+    revision: str | None
+    weights_digest: str
+    warnings: tuple[str, ...] = ()
+
+
+Found = TypeVar("Found", LoadedModel, ModelIdentity)
+
+
+def identify(spec: str, revision: str | None = None) -> ModelIdentity:
+    """Fetch or convert the first candidate of a comma list that there is, and tell which weights it has.
+
+    Raises:
+        UsageError: the spec is not understood.
+        ModelLoadError: no candidate is there; the message has a line for each.
+    """
+    return _first(spec, lambda source: _identify(source, revision))
+
+
+def _identify(source: ModelSource, revision: str | None) -> ModelIdentity:
+    if problem := missing_path(source):
+        raise ModelLoadError(problem)
+    folder, commit = _folder_of(source, revision)
+    if folder is None:
+        digest = synthetic.weights_digest(source.location, SEED, "cpu")
+        return ModelIdentity(source, None, None, digest, (RANDOM_WEIGHTS,))
+    return ModelIdentity(source, folder, commit, _digest(source, folder))
+
+
+def _digest(source: ModelSource, folder: Path) -> str:
+    if source.kind in ("gguf", "packaged"):
+        return f"gguf:{read_manifest(folder)['gguf_sha256']}"
+    return folder_digest(folder)
+
+
 def load_model(spec: str, *, device: str, dtype: torch.dtype, revision: str | None = None) -> LoadedModel:
     """Load the first candidate of a comma list that can be loaded.
 
@@ -62,16 +111,19 @@ def load_model(spec: str, *, device: str, dtype: torch.dtype, revision: str | No
         UsageError: the spec is not understood.
         ModelLoadError: no candidate can be loaded; the message has a line for each.
     """
-    candidates = parse_candidates(spec)
+    return _first(spec, lambda source: _load(source, device, dtype, revision))
+
+
+def _first(spec: str, attempt: Callable[[ModelSource], Found]) -> Found:
+    """Return what the first candidate that does not raise gives, with a warning for each one passed over."""
     failed: list[str] = []
-    for source in candidates:
+    for source in parse_candidates(spec):
         try:
-            loaded = _load(source, device, dtype, revision)
+            found: Found = attempt(source)
         except Exception as error:  # whatever one candidate raises, the next one is tried
             failed.append(f"{source.spec}: {one_line(error)}")
             continue
-        passed_over = tuple(f"passed over {line}" for line in failed)
-        return LoadedModel(**{**vars(loaded), "warnings": (*passed_over, *loaded.warnings)})
+        return replace(found, warnings=(*(f"passed over {line}" for line in failed), *found.warnings))
     lines = "".join(f"\n  {line}" for line in failed)
     raise ModelLoadError(f"no model could be loaded, tried {len(failed)}:{lines}")
 
@@ -96,10 +148,7 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
         model, tokenizer = load_folder(folder, device=device, dtype=dtype)
         seconds = time.perf_counter() - start
         weights = weight_files(folder)[0]
-        if source.kind in ("gguf", "packaged"):
-            digest = f"gguf:{read_manifest(folder)['gguf_sha256']}"
-        else:
-            digest = folder_digest(folder)
+        digest = _digest(source, folder)
         if weights == "pickle":
             warnings.append("the weights are a pickle file, read with weights_only: prefer safetensors")
     clean_generation(model, tokenizer)

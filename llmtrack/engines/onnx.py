@@ -1,0 +1,296 @@
+"""The ONNX Runtime engine: greedy decoding and scoring of an exported, and maybe quantized, model."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmtrack.devices import resolve_device
+from llmtrack.engines import tokens
+from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest
+from llmtrack.engines.onnx_session import (
+    MODEL_FILE,
+    OnnxDecoder,
+    choose_provider,
+    next_token_logits,
+    next_token_nll,
+    onnxruntime,
+)
+from llmtrack.engines.padding import pad_rows
+from llmtrack.engines.scoring import predicted
+from llmtrack.errors import ScenarioError
+from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
+from llmtrack.models.cache import damage, read_manifest
+from llmtrack.models.load import identify
+from llmtrack.quantize.build import onnx_folder
+from llmtrack.quantize.recipe import NONE, find_recipe
+from llmtrack.scenario import Scalar, Variant
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+
+def load(variant: Variant) -> OnnxEngine:
+    """Load, and first export and quantize if that was not done yet, the model of a variant.
+
+    Options of the variant: `threads` (0: as many as PyTorch uses), `provider` (`auto`: by the device),
+    `graph_optimization` (`all`, `extended`, `basic` or `none`), and those of the recipe.
+
+    Raises:
+        MissingDependencyError: the onnx extra is not installed.
+        UsageError: the device, dtype, quantization or an option is not there.
+        ModelLoadError: no candidate could be loaded.
+        ScenarioError: the model cannot be exported, quantized or run.
+    """
+    import torch
+    from transformers import AutoTokenizer, GenerationConfig
+
+    device = resolve_device(variant.device)
+    provider = choose_provider(device, str(variant.option("provider", "auto")))
+    if variant.dtype != "float32":
+        raise ScenarioError(
+            f"the onnx backend has no {variant.dtype}: use dtype=float32, with a quantization to store less",
+            "unsupported",
+        )
+    recipe = None if variant.quantization == NONE else find_recipe("onnx", variant.quantization)
+    identity = identify(variant.model, variant.revision)
+    folder = onnx_folder(variant, identity)
+    settings: dict[str, Any] = {
+        "threads": int(variant.option("threads", 0)) or torch.get_num_threads(),
+        "provider": provider,
+        "graph_optimization": str(variant.option("graph_optimization", "all")),
+    }
+    start = time.perf_counter()
+    try:
+        decoder = OnnxDecoder(folder / MODEL_FILE, **settings)
+    except ScenarioError:
+        if not damage(folder, full=True):
+            raise
+        # The size is right and the content is not: what is damaged is made again.
+        (folder / MODEL_FILE).unlink()
+        folder = onnx_folder(variant, identity)
+        decoder = OnnxDecoder(folder / MODEL_FILE, **settings)
+    seconds = time.perf_counter() - start
+    manifest = read_manifest(folder)
+    built = manifest.get("recipe", {})
+    facts: dict[str, Scalar] = {
+        **settings,
+        **(recipe.settled(variant.options) if recipe else {}),
+        **built.get("facts", {}),
+        "model_source": identity.source.kind,
+        "weights_format": "onnx",
+        "trust_remote_code": False,
+        **{key: manifest[key] for key in _EXPORT_FACTS if key in manifest},
+    }
+    if identity.revision:
+        facts["revision"] = identity.revision
+    return OnnxEngine(
+        decoder,
+        folder,
+        AutoTokenizer.from_pretrained(str(folder), local_files_only=True),
+        GenerationConfig.from_pretrained(str(folder)),
+        model_id=identity.source.spec,
+        device=device,
+        dtype_label=f"{recipe.dtype} weights (float32)" if recipe else "float32",
+        load_time_s=seconds,
+        facts=facts,
+        tags={"weights_digest": identity.weights_digest, "onnxruntime": onnxruntime().__version__},
+        warnings=identity.warnings + (_BATCH_WARNING if recipe and recipe.depends_on_batch else ()),
+        texts=_texts(built),
+    )
+
+
+_EXPORT_FACTS = ("parity_max_difference", "parity_top1_agreement", "onnx_attention")
+_BATCH_WARNING = (
+    "activations are rounded to ranges that a whole batch shares: what a row says can depend on the rows beside it and "
+    "on pads; its perplexity is that of rows scored one at a time, without pads",
+)
+
+
+class OnnxEngine:
+    """A graph, run by ONNX Runtime, and its tokenizer as an engine.
+
+    Args:
+        decoder: the loaded graph.
+        folder: where its files are.
+        tokenizer: its tokenizer.
+        generation_config: the special ids.
+        model_id: what to call it in tracked runs.
+        device: device that it runs on.
+        dtype_label: what the weights are stored as.
+        load_time_s: seconds that loading took.
+        facts: params to track.
+        tags: provenance to track.
+        warnings: findings in words.
+        texts: artifacts to track.
+    """
+
+    def __init__(
+        self,
+        decoder: OnnxDecoder,
+        folder: Path,
+        tokenizer: PreTrainedTokenizerBase,
+        generation_config: Any,
+        *,
+        model_id: str,
+        device: str,
+        dtype_label: str,
+        load_time_s: float,
+        facts: Mapping[str, Scalar],
+        tags: Mapping[str, str],
+        warnings: tuple[str, ...],
+        texts: Mapping[str, str],
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._decoder = decoder
+        self._pad_id = tokens.pad_id(tokenizer)
+        self._eos_ids = tokens.eos_ids(generation_config, tokenizer)
+        if not reset_peak_rss():
+            warnings += ("peak memory is that of the whole process: this system cannot reset it",)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        stored, read = weight_sizes(folder / MODEL_FILE)
+        self._info = EngineInfo(
+            model_id=model_id,
+            device=device,
+            dtype_label=dtype_label,
+            model_size_bytes=stored,
+            step_weight_bytes=read,
+            kv_bytes_per_token=decoder.kv_bytes_per_token,
+            context_length=config.get("max_position_embeddings") or config.get("n_positions"),
+            vocab_size=int(config["vocab_size"]),
+            load_time_s=load_time_s,
+            file_size_bytes=sum(path.stat().st_size for path in folder.glob(f"{MODEL_FILE}*")),
+            facts=dict(facts) | {"architecture": str((config.get("architectures") or ["unknown"])[0])},
+            tags=dict(tags),
+            warnings=warnings,
+            special_tokens=tokens.special_tokens(tokenizer),
+            texts=texts,
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about what is loaded."""
+        return self._info
+
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text as the model expects them: with a BOS where its tokenizer adds one."""
+        return tokens.encode(self.tokenizer, text, special_tokens, self._eos_ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens left out."""
+        return tokens.decode(self.tokenizer, ids)
+
+    def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
+        """Generate greedily, calling `on_step` for each step.
+
+        The rules are those of transformers' `generate`: a row that has ended gets pads until all have, and the
+        end-of-sequence token cannot be chosen where it is to be ignored.
+        """
+        padded = pad_rows(request.prompt_ids, self._pad_id, request.padding_side, request.padded_length)
+        ids, mask = (each.numpy() for each in padded)
+        banned = sorted(self._eos_ids) if request.ignore_eos else []
+        ended = np.zeros(len(ids), dtype=bool)
+        chosen: list[Any] = []
+        new, past = ids, None
+        for _ in range(request.max_new_tokens):
+            logits, present = self._decoder.run(new, mask, past, keep=1)
+            last = logits[:, -1]
+            last[:, banned] = -np.inf
+            token = np.where(ended, self._pad_id, last.argmax(axis=1))
+            on_step()
+            chosen.append(token)
+            if not request.ignore_eos:
+                ended |= np.isin(token, list(self._eos_ids))
+                if ended.all():
+                    break
+            mask = np.concatenate([mask, np.ones((len(ids), 1), dtype=np.int64)], axis=1)
+            if request.use_cache:
+                new, past = token[:, None], present
+            else:
+                new = np.concatenate([new, token[:, None]], axis=1)
+        eos_ids = frozenset() if request.ignore_eos else self._eos_ids
+        rows = np.stack(chosen, axis=1).tolist()
+        return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows))
+
+    def score(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Score next-token prediction; see `Engine.score`.
+
+        Each row is computed alone and without its pads, so that no quantized range spans several rows.
+        """
+        import torch
+
+        valid = predicted(attention_mask, scored)
+        sums = torch.zeros(len(valid), dtype=torch.float64)
+        for number, (ids, real, counts) in enumerate(
+            zip(input_ids, attention_mask.bool(), valid, strict=True)
+        ):
+            if counts.any():
+                nll = next_token_nll(self._decoder, ids[real].tolist())
+                # Real tokens are in one piece, so the prediction of each but the first follows in order.
+                sums[number] = float(nll[counts[real[1:] & real[:-1]].numpy()].sum())
+        return sums, valid.sum(dim=1)
+
+    def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+        import torch
+
+        return torch.from_numpy(next_token_logits(self._decoder, ids))
+
+    def synchronize(self) -> None:
+        """Do nothing: a call returns when its results are on the host."""
+
+    def reset_peak_memory(self) -> None:
+        """Begin a new peak-memory reading."""
+        reset_peak_rss()
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the peak of the resident set since the last reset."""
+        return peak_rss_bytes()
+
+    def close(self) -> None:
+        """Free the model."""
+        del self._decoder
+
+
+def weight_sizes(path: Path) -> tuple[int, int]:
+    """Return the bytes of all weights of a graph, and of those that one decode step reads.
+
+    Of a table that is only looked up in, a step reads a row.
+    """
+    import onnx
+
+    from llmtrack.quantize.graph import tensor_bytes
+
+    model = onnx.load(str(path), load_external_data=False)
+    readers: dict[str, Counter[str]] = {}
+    for node in model.graph.node:
+        for name in node.input:
+            readers.setdefault(name, Counter())[node.op_type] += 1
+    sizes = {tensor.name: tensor_bytes(tensor) for tensor in model.graph.initializer}
+    tables = {name for name in sizes if set(readers.get(name, ())) <= {"Gather", "GatherBlockQuantized"}}
+    return sum(sizes.values()), sum(size for name, size in sizes.items() if name not in tables)
+
+
+def _texts(built: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a recipe found as CSV files: the layers by their error, and the tries of the search."""
+    names = {"ranking": "quantization/layers.csv", "attempts": "quantization/search.csv"}
+    return {path: _csv(built[key]) for key, path in names.items() if built.get(key)}
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,185 @@
+"""Replace the exporter's dozens of nodes for rotary attention by one operator of ONNX Runtime.
+
+An exported decoder layer spells out rotation, the copying of key and value heads, two products and the softmax.
+`GroupQueryAttention` (com.microsoft) does all of it in one pass over the cache. What it computes is the same
+up to rounding, which the export checks against PyTorch.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from llmtrack.quantize.graph import remove_unused
+
+DOMAIN = "com.microsoft"
+# Added to the score of a pad; e to it is 0 in float32, and a row of pads alone still has a softmax.
+_PAD_SCORE = -1e4
+_PROJECTION = re.compile(
+    r"(?P<layer>.*/layers\.(?P<index>\d+)/(?:self_attn|attention)/)(?P<part>[qkvo]_proj)/(?:MatMul|Add)"
+)
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """What a decoder's attention needs to be told.
+
+    Attributes:
+        heads: query heads.
+        kv_heads: key and value heads.
+        cos: (positions, half the head's width).
+        sin: the same shape.
+        scale: factor of the scores.
+    """
+
+    heads: int
+    kv_heads: int
+    cos: NDArray[np.float32]
+    sin: NDArray[np.float32]
+    scale: float
+
+
+def fuse_attention(model: ModelProto, rotary: Rotary) -> int:
+    """Replace the attention of every layer that has the usual four projections.
+
+    Returns:
+        The number of layers that were replaced: all that there are, or 0 (the graph is then as it was).
+    """
+    found = _layers(model)
+    layers = sum(each.name.endswith(".key") for each in model.graph.input)
+    if len(found) != layers or set(found) != set(range(layers)):
+        return 0
+    if not any(each.name == "position_ids" for each in model.graph.input):
+        return 0
+    model.graph.initializer.extend(
+        [numpy_helper.from_array(rotary.cos, "rotary.cos"), numpy_helper.from_array(rotary.sin, "rotary.sin")]
+    )
+    nodes = _mask_nodes(model)
+    remaining = list(model.graph.node)
+    presents = {name for i in range(layers) for name in (f"present.{i}.key", f"present.{i}.value")}
+    for node in remaining:  # the outputs are taken over by the new nodes
+        for index, name in enumerate(node.output):
+            if name in presents:
+                node.output[index] = f"replaced.{name}"
+        for index, name in enumerate(node.input):
+            if name in presents:
+                node.input[index] = f"replaced.{name}"
+    for index in range(layers):
+        parts = found[index]
+        nodes += _attention(index, parts, rotary)
+        parts["o_proj"].input[0] = f"attention.{index}.output"
+    del model.graph.node[:]
+    model.graph.node.extend(_sorted(model, [*nodes, *remaining]))
+    remove_unused(model)
+    if not any(each.domain == DOMAIN for each in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return layers
+
+
+def _layers(model: ModelProto) -> dict[int, dict[str, NodeProto]]:
+    """Return the four projections of each layer; of one with a bias, q, k and v are its Add and o its MatMul."""
+    found: dict[int, dict[str, NodeProto]] = {}
+    for node in model.graph.node:
+        match = _PROJECTION.fullmatch(node.name)
+        if match is None or (match["part"] == "o_proj" and node.op_type != "MatMul"):
+            continue
+        found.setdefault(int(match["index"]), {})[match["part"]] = node
+    return {index: parts for index, parts in found.items() if len(parts) == 4}
+
+
+def _attention(index: int, parts: dict[str, NodeProto], rotary: Rotary) -> list[NodeProto]:
+    # The operator could rotate by itself, but once there is a cache it counts pads as positions.
+    turned = [
+        helper.make_node(
+            "RotaryEmbedding",
+            [parts[name].output[0], "position_ids", "rotary.cos", "rotary.sin"],
+            [f"attention.{index}.{name}"],
+            name=f"/layers.{index}/RotaryEmbedding.{name}",
+            domain=DOMAIN,
+            interleaved=0,
+        )
+        for name in ("q_proj", "k_proj")
+    ]
+    inputs = [
+        f"attention.{index}.q_proj",
+        f"attention.{index}.k_proj",
+        parts["v_proj"].output[0],
+        f"past_key_values.{index}.key",
+        f"past_key_values.{index}.value",
+        "attention.last",
+        "attention.total",
+        *("", "", ""),  # no rotation
+        "attention.bias",
+    ]
+    fused = helper.make_node(
+        "GroupQueryAttention",
+        inputs,
+        [f"attention.{index}.output", f"present.{index}.key", f"present.{index}.value"],
+        name=f"/layers.{index}/GroupQueryAttention",
+        domain=DOMAIN,
+        num_heads=rotary.heads,
+        kv_num_heads=rotary.kv_heads,
+        do_rotary=0,
+        scale=rotary.scale,
+    )
+    return [*turned, fused]
+
+
+def _mask_nodes(model: ModelProto) -> list[NodeProto]:
+    """Return nodes that turn `attention_mask` into what the operator wants; pads are kept out by the bias."""
+    constants: dict[str, NDArray[Any]] = {
+        "one": np.array([1], dtype=np.int64),
+        "one_i32": np.array([1], dtype=np.int32),
+        "middle": np.array([1, 2], dtype=np.int64),
+        "real": np.array(1, dtype=np.float32),
+        "pad": np.array(_PAD_SCORE, dtype=np.float32),
+        "none": np.array([], dtype=np.int64),
+    }
+    model.graph.initializer.extend(
+        numpy_helper.from_array(value, f"attention.const.{name}") for name, value in constants.items()
+    )
+
+    def node(op: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
+        names = [f"attention.{name}" if not name.startswith("=") else name[1:] for name in inputs]
+        return helper.make_node(op, names, [f"attention.{output}"], name=f"attention/{output}", **attributes)
+
+    return [
+        node("Shape", ["=attention_mask"], "rows", start=0, end=1),
+        node("Shape", ["=attention_mask"], "width", start=1, end=2),
+        node("Shape", ["=input_ids"], "new", start=1, end=2),
+        node("Cast", ["width"], "width_i32", to=TensorProto.INT32),
+        node("Reshape", ["width_i32", "const.none"], "total"),
+        node("Sub", ["width_i32", "const.one_i32"], "last_of_one"),
+        node("Expand", ["last_of_one", "rows"], "last"),
+        node("Cast", ["=attention_mask"], "mask", to=TensorProto.FLOAT),
+        node("Sub", ["const.real", "mask"], "pads"),
+        node("Mul", ["pads", "const.pad"], "scores"),
+        node("Unsqueeze", ["scores", "const.middle"], "scores_4d"),
+        node("Concat", ["rows", "const.one", "new", "width"], "shape", axis=0),
+        node("Expand", ["scores_4d", "shape"], "bias"),
+    ]
+
+
+def _sorted(model: ModelProto, nodes: list[NodeProto]) -> list[NodeProto]:
+    """Return the nodes so that each comes after those whose results it reads."""
+    known = {each.name for each in (*model.graph.input, *model.graph.initializer)} | {""}
+    produced = {name for node in nodes for name in node.output}
+    ordered: list[NodeProto] = []
+    waiting = nodes
+    while waiting:
+        still = []
+        for node in waiting:
+            if all(name in known or name not in produced for name in node.input):
+                ordered.append(node)
+                known.update(node.output)
+            else:
+                still.append(node)
+        if len(still) == len(waiting):
+            raise ValueError("the graph has a cycle")
+        waiting = still
+    return ordered

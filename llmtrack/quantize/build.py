@@ -1,0 +1,192 @@
+"""Exported and quantized models: made once, in a process of their own, and kept in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import json
+import logging
+import multiprocessing
+import shutil
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from llmtrack.engines.onnx_session import INSTALL, MODEL_FILE
+from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
+from llmtrack.models.cache import build_once
+from llmtrack.models.load import ModelIdentity
+from llmtrack.models.reasons import one_line
+from llmtrack.quantize.recipe import NONE, Job, find_recipe
+from llmtrack.scenario import Scalar, Variant, digest
+
+logger = logging.getLogger("llmtrack.quantize")
+
+CALIBRATION = "pydoc"
+"""The calibration text where none is named: the corpus that experiments do not score by default."""
+
+EXPORT_VERSION = 1
+"""Raised when an export's result changes, so that cached ones are made anew."""
+
+_PACKAGES = ("optimum-onnx", "onnx", "onnxruntime", "torch", "transformers")
+_SPARE_BYTES = 64 * 2**20
+
+
+def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
+    """Return the folder of the exported, and maybe quantized, model that a variant asks for, making it if need be.
+
+    Raises:
+        MissingDependencyError: the onnx extra is not installed.
+        ScenarioError: the model cannot be exported or quantized, or the disk is full.
+        UsageError: an option is not accepted.
+        ModelLoadError: the cache cannot be used.
+    """
+    require_onnx()
+    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(identity.source.location).name)[:60]
+    made_by = {package: _version(package) for package in _PACKAGES}
+    key = digest([identity.weights_digest, EXPORT_VERSION, made_by])
+    spec, revision = identity.source.spec, variant.revision if identity.source.kind == "hub" else None
+
+    def export_apart(folder: Path) -> dict[str, Any]:
+        return _apart("exporting to ONNX", folder, _export, spec, revision, str(folder))
+
+    base = build_once(f"{name}-onnx-{key}", export_apart)
+    if variant.quantization == NONE:
+        return base
+    recipe = find_recipe(variant.backend, variant.quantization)
+    options = recipe.settled(variant.options)
+    corpus = str(variant.option("calibration", CALIBRATION)) if recipe.calibrated else NONE
+    text = _corpus_digest(corpus) if recipe.calibrated else NONE
+    key = digest([key, recipe.name, recipe.version, options, text])
+
+    def quantize_apart(folder: Path) -> dict[str, Any]:
+        return _apart(
+            f"quantizing by {recipe.name}",
+            folder,
+            _quantize,
+            recipe.backend,
+            recipe.name,
+            options,
+            corpus,
+            str(base),
+            str(folder),
+        )
+
+    return build_once(f"{name}-onnx-{recipe.name}-{key}", quantize_apart)
+
+
+def require_onnx() -> None:
+    """Refuse in one line where the onnx extra is missing.
+
+    Raises:
+        MissingDependencyError: it is.
+    """
+    missing = [name for name in ("onnx", "onnxruntime", "optimum.onnxruntime") if not _importable(name)]
+    if missing:
+        major = (_version("transformers") or "").partition(".")[0]
+        why = f" (it does not work with transformers {major})" if major == "5" else ""
+        raise MissingDependencyError(f"the onnx backend needs {', '.join(missing)}{why}: {INSTALL}")
+
+
+def _export(spec: str, revision: str | None, folder: str) -> dict[str, Any]:
+    from llmtrack.quantize.export import export
+
+    return export(spec, revision, Path(folder))
+
+
+def _quantize(
+    backend: str, name: str, options: dict[str, Scalar], corpus: str, source: str, folder: str
+) -> dict[str, Any]:
+    recipe = find_recipe(backend, name)
+    target = Path(folder)
+    facts: dict[str, Scalar] = {}
+    rows: tuple[tuple[int, ...], ...] = ()
+    if recipe.calibrated:
+        from transformers import AutoTokenizer
+
+        from llmtrack.quality.corpora import load_corpus
+        from llmtrack.quantize.calibration import calibrate
+
+        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+        found = calibrate(load_corpus(corpus), tokenizer, int(options["calibration_tokens"]))
+        rows = found.rows
+        facts = {"calibration": found.corpus, "calibration_digest": found.digest}
+    built = recipe.apply(Job(Path(source), target, options, rows))
+    for path in Path(source).iterdir():
+        if not path.name.startswith(MODEL_FILE) and not (target / path.name).exists():
+            shutil.copy2(path, target)
+    return {"recipe": asdict(built) | {"facts": {**facts, **built.facts}}, "options": options}
+
+
+def _apart(what: str, folder: Path, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Do work in a process of its own: its memory does not count as the model's, and dying does not end this one."""
+    started = time.perf_counter()
+    logger.info("%s (once, then kept in the cache) ...", what)
+    context = multiprocessing.get_context("spawn")
+    try:
+        with ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_quieten) as pool:
+            facts = pool.submit(_guarded, str(folder), what, work, *arguments).result()
+    except BrokenProcessPool as error:
+        raise ScenarioError(
+            f"{what}: the process was killed, most likely for want of memory: use a smaller model, or free memory",
+            "out_of_memory",
+        ) from error
+    seconds = time.perf_counter() - started
+    logger.info("%s took %.0f s", what, seconds)
+    return {**facts, "build_seconds": seconds}
+
+
+def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """Do the work, and turn whatever goes wrong into one line."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # The manifest holds what is returned, so it must be JSON.
+            return json.loads(json.dumps(work(*arguments), default=float))
+    except LlmtrackError:
+        raise
+    except MemoryError as error:
+        raise ScenarioError(f"{what}: out of memory", "out_of_memory") from error
+    except Exception as error:
+        free = shutil.disk_usage(folder).free
+        if (isinstance(error, OSError) and error.errno == errno.ENOSPC) or free < _SPARE_BYTES:
+            raise ScenarioError(
+                f"{what}: the disk is full ({free / 2**30:.1f} GiB free): free some, or set LLMTRACK_CACHE to a "
+                "folder on another disk",
+                "unsupported",
+            ) from error
+        raise ScenarioError(f"{what} failed: {one_line(error)[:300]}", "unsupported") from error
+
+
+def _quieten() -> None:
+    """Keep the libraries' advice out of the output; errors are raised."""
+    logging.disable(logging.WARNING)
+
+
+def _corpus_digest(corpus: str) -> str:
+    from llmtrack.quality.corpora import load_corpus
+
+    return load_corpus(corpus).digest
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _importable(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,147 @@
+"""Export a model to an ONNX decoder with a KV cache through Optimum, and check that it says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from onnx import ModelProto
+
+from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder
+from llmtrack.engines.padding import pad_rows
+from llmtrack.errors import ScenarioError
+from llmtrack.models.load import LoadedModel, load_model
+from llmtrack.quantize import graph
+from llmtrack.quantize.attention import Rotary, fuse_attention
+
+TASK = "text-generation-with-past"
+
+PARITY_BOUND = 1e-3
+"""Difference of logits from PyTorch's that is an error, as a share of the largest logit; rounding gives 1e-5."""
+LEAST_AGREEMENT = 0.98
+"""Share of positions at which the most likely token must be the same."""
+
+_ROWS, _LONGEST, _SEED = 3, 48, 0
+
+
+def export(spec: str, revision: str | None, folder: Path) -> dict[str, Any]:
+    """Write `model.onnx`, config and tokenizer of a model into an empty folder.
+
+    Returns:
+        Facts for the folder's manifest: how far its logits are from PyTorch's, and how attention is computed.
+
+    Raises:
+        ModelLoadError: the model cannot be loaded.
+        ScenarioError: it cannot be exported, or what was exported does not say what PyTorch says.
+    """
+    loaded = load_model(spec, device="cpu", dtype=torch.float32, revision=revision)
+    _export(loaded, folder)
+    loaded.tokenizer.save_pretrained(str(folder))
+    path = folder / MODEL_FILE
+    rotary = rotary_of(loaded.model)
+    exported = graph.load(path)
+    graph.plain_products(exported)
+    found = "nothing was tried"
+    for kind, change in _ways(rotary):
+        model = ModelProto()
+        model.CopyFrom(exported)
+        if not change(model):
+            continue
+        graph.trim_logits(model)
+        graph.note_types(model)
+        graph.save(model, path)
+        difference, agreement = parity(loaded, OnnxDecoder(path))
+        if difference <= PARITY_BOUND and agreement >= LEAST_AGREEMENT:
+            return {
+                "parity_max_difference": difference,
+                "parity_top1_agreement": agreement,
+                "onnx_attention": kind,
+            }
+        found = (
+            f"logits differ by {difference:.2g} of the largest, the most likely token in {1 - agreement:.1%}"
+        )
+    raise ScenarioError(
+        f"the ONNX export of {loaded.model_id} does not say what PyTorch says ({found}): it is not used",
+        "unsupported",
+    )
+
+
+def _ways(rotary: Rotary | None) -> list[tuple[str, Callable[[ModelProto], bool]]]:
+    """Return how attention may be computed, the fastest first, and what changes a graph to it."""
+    ways: list[tuple[str, Callable[[ModelProto], bool]]] = [("as exported", lambda model: True)]
+    if rotary is not None:
+        ways.insert(0, ("GroupQueryAttention", lambda model: fuse_attention(model, rotary) > 0))
+    return ways
+
+
+def _export(loaded: LoadedModel, folder: Path) -> None:
+    from optimum.exporters.onnx import onnx_export_from_model
+
+    try:
+        onnx_export_from_model(loaded.model, str(folder), task=TASK, do_validation=False)
+    except OSError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())
+        raise ScenarioError(
+            f"{type(loaded.model).__name__} cannot be exported to ONNX: {text[:300]} (use backend=torch)",
+            "unsupported",
+        ) from error
+
+
+def rotary_of(model: Any) -> Rotary | None:
+    """Return what the fused attention needs to know of a model, or None if it is not of the kind that it computes."""
+    config = model.config.get_text_config()
+    embedding = getattr(model.base_model, "rotary_emb", None)
+    frequencies = getattr(embedding, "inv_freq", None)
+    heads = getattr(config, "num_attention_heads", None)
+    if frequencies is None or not heads:
+        return None
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if 2 * len(frequencies) != width:  # only a part of each head is rotated
+        return None
+    angles = torch.outer(torch.arange(config.max_position_embeddings).float(), frequencies.float())
+    scaling = float(getattr(embedding, "attention_scaling", 1.0))
+    return Rotary(
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        cos=(angles.cos() * scaling).numpy(),
+        sin=(angles.sin() * scaling).numpy(),
+        scale=width**-0.5,
+    )
+
+
+def parity(loaded: LoadedModel, decoder: OnnxDecoder) -> tuple[float, float]:
+    """Compare logits with PyTorch's: of a left-padded batch, and of a last token that is decoded from the cache.
+
+    Returns:
+        The largest difference as a share of the largest logit, and the share of positions at which the most likely
+        token is the same.
+    """
+    vocabulary = int(loaded.model.config.get_text_config().vocab_size)
+    context = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
+    longest = min(_LONGEST, context)
+    random = np.random.default_rng(_SEED)
+    rows = [random.integers(0, vocabulary, longest - 5 * row).tolist() for row in range(_ROWS)]
+    ids, mask = pad_rows(rows, 0, "left")
+    position_ids = (mask.cumsum(dim=1) - 1).clamp(min=0)
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": position_ids}
+    with torch.inference_mode():
+        expected = _forward(loaded.model, inputs)
+    whole, _ = decoder.run(ids.numpy(), mask.numpy())
+    _, past = decoder.run(ids[:, :-1].numpy(), mask[:, :-1].numpy(), keep=1)
+    last, _ = decoder.run(ids[:, -1:].numpy(), mask.numpy(), past, keep=1)
+    real = mask.numpy().astype(bool)
+    difference = max(np.abs(whole - expected)[real].max(), np.abs(last[:, -1] - expected[:, -1]).max())
+    agreement = (whole.argmax(axis=-1) == expected.argmax(axis=-1))[real].mean()
+    return float(difference / np.abs(expected[real]).max()), float(agreement)
+
+
+def _forward(model: Any, inputs: dict[str, torch.Tensor]) -> Any:
+    try:
+        return model(**inputs).logits.numpy()
+    except TypeError:  # a model without position ids
+        return model(**{key: value for key, value in inputs.items() if key != "position_ids"}).logits.numpy()

@@ -1,0 +1,260 @@
+"""Find and change parts of an exported decoder's ONNX graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from llmtrack.engines.onnx_session import LOGITS_TO_KEEP
+
+# A protobuf message holds 2 GiB at most; beyond this the weights go to a file of their own.
+MAX_EMBEDDED_BYTES = 1_800_000_000
+_END = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A MatMul whose second input is a weight, as a linear layer's is.
+
+    Attributes:
+        node: name of its node.
+        source: name of the tensor that it reads.
+        weight: name of the initializer, (inputs, outputs).
+        result: name of the tensor that it makes.
+        shape: of the weight.
+    """
+
+    node: str
+    source: str
+    weight: str
+    result: str
+    shape: tuple[int, int]
+
+    @property
+    def parameters(self) -> int:
+        """Numbers that the weight holds."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def module(self) -> str:
+        """The layer as the PyTorch model calls it, such as `model.layers.3.mlp.down_proj`."""
+        return self.node.strip("/").removesuffix("/MatMul").replace("/", ".")
+
+
+def load(path: Path) -> ModelProto:
+    """Read a graph with its weights."""
+    return onnx.load(str(path))
+
+
+def save(model: ModelProto, path: Path) -> None:
+    """Write a graph; weights that do not fit into one file go to `NAME.onnx_data` beside it."""
+    large = weight_bytes(model) > MAX_EMBEDDED_BYTES
+    onnx.save_model(
+        model,
+        str(path),
+        save_as_external_data=large,
+        all_tensors_to_one_file=True,
+        location=f"{path.name}_data",
+        convert_attribute=False,
+    )
+
+
+def weight_bytes(model: ModelProto) -> int:
+    """Return the bytes of all weights."""
+    return sum(tensor_bytes(tensor) for tensor in model.graph.initializer)
+
+
+def tensor_bytes(tensor: TensorProto) -> int:
+    """Return the bytes of one tensor's values."""
+    packed = tensor.data_type in (TensorProto.INT4, TensorProto.UINT4)
+    bits = 4 if packed else 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return int(np.prod(tensor.dims, dtype=np.int64)) * bits // 8
+
+
+def linears(model: ModelProto) -> tuple[Linear, ...]:
+    """Return the MatMuls with a constant weight, in the order of the graph.
+
+    Products of two activations, as attention's own are, have no weight that could be quantized once.
+    """
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    return tuple(
+        Linear(node.name, node.input[0], node.input[1], node.output[0], (shape[0], shape[1]))
+        for node in model.graph.node
+        if node.op_type == "MatMul" and len(shape := shapes.get(node.input[1], ())) == 2
+    )
+
+
+def head_node(model: ModelProto) -> NodeProto | None:
+    """Return the MatMul that makes the logits, or None if they come from something else."""
+    made_by = {name: node for node in model.graph.node for name in node.output}
+    node = made_by["logits"]
+    return node if node.op_type == "MatMul" else None
+
+
+def plain_products(model: ModelProto) -> None:
+    """Write each Gemm with a constant weight, as GPT-2's layers are, as a MatMul and an Add."""
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        settings = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        plain = settings.get("alpha", 1) == 1 and settings.get("beta", 1) == 1 and not settings.get("transA")
+        if node.op_type != "Gemm" or not plain or node.input[1] not in weights or len(node.input) < 3:
+            nodes.append(_copy(node))
+            continue
+        weight = node.input[1]
+        if settings.get("transB"):
+            turned = np.ascontiguousarray(numpy_helper.to_array(weights[weight]).T)
+            weight = f"{weight}.transposed"
+            model.graph.initializer.append(numpy_helper.from_array(turned, weight))
+        product = f"{node.output[0]}.product"
+        name = node.name.removesuffix("/Gemm")
+        nodes.append(helper.make_node("MatMul", [node.input[0], weight], [product], name=f"{name}/MatMul"))
+        nodes.append(helper.make_node("Add", [product, node.input[2]], [node.output[0]], name=f"{name}/Add"))
+    _replace(model.graph.node, nodes)
+    remove_unused(model)
+
+
+def untie_head(model: ModelProto) -> bool:
+    """Store the head's transposed embedding as a weight of its own; return whether it had been tied.
+
+    A tied head reads the embedding through a Transpose, behind which no quantizer sees a weight.
+    """
+    head = head_node(model)
+    made_by = {name: node for node in model.graph.node for name in node.output}
+    turn = made_by.get(head.input[1]) if head is not None else None
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    if head is None or turn is None or turn.op_type != "Transpose" or turn.input[0] not in weights:
+        return False
+    weight = np.ascontiguousarray(numpy_helper.to_array(weights[turn.input[0]]).T)
+    model.graph.initializer.append(numpy_helper.from_array(weight, "lm_head.weight_transposed"))
+    head.input[1] = "lm_head.weight_transposed"
+    remove_unused(model)
+    return True
+
+
+def trim_logits(model: ModelProto) -> bool:
+    """Let the graph compute the logits of the last positions only, if told to by an input with the default "all".
+
+    The head is a large part of a small model, and of a prompt only the last position is needed. The input is
+    an initializer that may be overridden, so that a caller who does not know it gets all logits, as before.
+
+    Returns:
+        Whether the graph has a head that this can be done to.
+    """
+    head = head_node(model)
+    if head is None:
+        return False
+    constants = {"all": np.array([0]), "end": np.array([_END]), "axis": np.array([1])}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(value.astype(np.int64), LOGITS_TO_KEEP if name == "all" else f"keep.{name}")
+        for name, value in constants.items()
+    )
+    model.graph.input.append(helper.make_tensor_value_info(LOGITS_TO_KEEP, TensorProto.INT64, [1]))
+    nodes = [
+        # 0 negated is 0: from the first position on.
+        helper.make_node("Neg", [LOGITS_TO_KEEP], ["keep.start"], name="keep/Neg"),
+        helper.make_node(
+            "Slice",
+            [head.input[0], "keep.start", "keep.end", "keep.axis"],
+            ["keep.hidden"],
+            name="keep/Slice",
+        ),
+    ]
+    insert_before(model, head, nodes)
+    head.input[0] = "keep.hidden"
+    # The exporter says that there are as many logits as tokens.
+    logits = next(each for each in model.graph.output if each.name == "logits")
+    logits.type.tensor_type.shape.dim[1].dim_param = "kept_length"
+    return True
+
+
+def insert_before(model: ModelProto, node: NodeProto, nodes: Sequence[NodeProto]) -> None:
+    """Insert nodes before one of the graph's."""
+    index = next(i for i, each in enumerate(model.graph.node) if each.name == node.name)
+    for offset, each in enumerate(nodes):
+        model.graph.node.insert(index + offset, each)
+
+
+def remove_unused(model: ModelProto) -> None:
+    """Remove nodes whose results nobody reads, and weights that no node reads."""
+    graph = model.graph
+    needed = {each.name for each in graph.output}
+    kept: list[NodeProto] = []
+    for node in reversed(graph.node):
+        if needed.intersection(node.output):
+            kept.append(node)
+            needed.update(_reads(node))
+    _replace(graph.node, reversed(kept))
+    overridable = {each.name for each in graph.input}
+    _replace(graph.initializer, (t for t in graph.initializer if t.name in needed | overridable))
+    _replace(graph.value_info, (each for each in graph.value_info if each.name in needed))
+
+
+def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> None:
+    """Let tensors of a quantized graph be made as in another version of the same graph.
+
+    Args:
+        target: is changed. What is no longer needed is removed from it.
+        donor: holds, for each of these tensors, one node that makes it from tensors that both graphs have.
+        results: names of the tensors.
+    """
+    made_by = {name: node for node in donor.graph.node for name in node.output if name in results}
+    weights = {tensor.name: tensor for tensor in donor.graph.initializer}
+    there = {tensor.name for tensor in target.graph.initializer}
+    # A statically quantized graph rounds a result once more and goes on with this.
+    rounded = {f"{name}_DequantizeLinear_Output": name for name in results}
+    nodes: list[NodeProto] = []
+    for node in target.graph.node:
+        for index, name in enumerate(node.output):
+            if name in results:
+                nodes.append(made_by[name])
+                node.output[index] = f"replaced.{name}"
+        for index, name in enumerate(node.input):
+            node.input[index] = rounded.get(name, name)
+        nodes.append(node)
+    for node in made_by.values():
+        target.graph.initializer.extend(
+            weights[name] for name in node.input if name in weights and name not in there
+        )
+        there.update(node.input)
+        if node.domain and node.domain not in {each.domain for each in target.opset_import}:
+            target.opset_import.append(helper.make_opsetid(node.domain, 1))
+    _replace(target.graph.node, [_copy(node) for node in nodes])
+    remove_unused(target)
+
+
+def _copy(node: NodeProto) -> NodeProto:
+    twin = NodeProto()
+    twin.CopyFrom(node)
+    return twin
+
+
+def note_types(model: ModelProto) -> None:
+    """Note down that products are floats, which shape inference cannot know behind ONNX Runtime's own operators."""
+    noted = {each.name for each in (*model.graph.value_info, *model.graph.output)}
+    model.graph.value_info.extend(
+        helper.make_tensor_value_info(node.output[0], TensorProto.FLOAT, None)
+        for node in model.graph.node
+        if node.op_type == "MatMul" and node.output[0] not in noted
+    )
+
+
+def _reads(node: NodeProto) -> set[str]:
+    names = {name for name in node.input if name}
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            for inner in graph.node:
+                names |= _reads(inner)
+    return names
+
+
+def _replace(field: Any, items: Iterable[Any]) -> None:
+    listed = list(items)
+    del field[:]
+    field.extend(listed)

@@ -1,0 +1,35 @@
+"""Weights and activations in 8 bits, ranges of activations taken from each call: for prefill, which computes a lot."""
+
+from __future__ import annotations
+
+from llmtrack.quantize.calibration import DEFAULT_TOKENS
+from llmtrack.quantize.recipe import Built, Job, Recipe
+
+
+def apply(job: Job) -> Built:
+    """Quantize every linear layer but those that must stay in float to keep the quality."""
+    from llmtrack.engines.onnx_session import MODEL_FILE
+    from llmtrack.quantize import graph
+    from llmtrack.quantize.keep_quality import leave_out
+    from llmtrack.quantize.optimum_int8 import quantize
+    from llmtrack.quantize.sensitivity import DYNAMIC
+
+    base = graph.load(job.source / MODEL_FILE)
+    graph.untie_head(base)
+    model, built = leave_out(job, base, quantize(job, base), base, DYNAMIC)
+    graph.save(model, job.target / MODEL_FILE)
+    return built
+
+
+RECIPES = (
+    Recipe(
+        "int8-dynamic",
+        "onnx",
+        "weights and activations of linear layers, 8 bits, ranges taken from each call",
+        "int8",
+        apply,
+        {"keep_quality": "3%", "calibration_tokens": DEFAULT_TOKENS},
+        calibrated=True,
+        depends_on_batch=True,
+    ),
+)

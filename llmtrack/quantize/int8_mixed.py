@@ -1,0 +1,47 @@
+"""8-bit activations where they do no harm, 8-bit weights alone where they do, and in the head: for both phases."""
+
+from __future__ import annotations
+
+from llmtrack.quantize.calibration import DEFAULT_TOKENS
+from llmtrack.quantize.recipe import Built, Job, Recipe
+
+
+def apply(job: Job) -> Built:
+    """Quantize as int8-dynamic does, and what that leaves in float, and the head, as int8-weight-only does."""
+    from onnx import ModelProto
+
+    from llmtrack.engines.onnx_session import MODEL_FILE
+    from llmtrack.quantize import graph
+    from llmtrack.quantize.keep_quality import leave_out
+    from llmtrack.quantize.optimum_int8 import quantize
+    from llmtrack.quantize.sensitivity import DYNAMIC
+    from llmtrack.quantize.weight_only import in_blocks
+
+    base = graph.load(job.source / MODEL_FILE)
+    graph.untie_head(base)
+    layers = graph.linears(base)
+    donor = ModelProto()
+    donor.CopyFrom(base)
+    donor = in_blocks(donor, 8, int(job.options["block_size"]), True, {each.node for each in layers})
+    quantized = quantize(job, base)
+    head = graph.head_node(base)
+    if head is not None and head.output[0] in {each.result for each in layers}:
+        # The head computes one position of a prompt, so it has nothing to gain from 8-bit activations.
+        graph.graft(quantized, donor, {head.output[0]})
+    model, built = leave_out(job, base, quantized, donor, DYNAMIC)
+    graph.save(model, job.target / MODEL_FILE)
+    return built
+
+
+RECIPES = (
+    Recipe(
+        "int8-mixed",
+        "onnx",
+        "as int8-dynamic; the layers that lose by it, and the head, as int8-weight-only",
+        "int8",
+        apply,
+        {"keep_quality": "3%", "calibration_tokens": DEFAULT_TOKENS, "block_size": 32},
+        calibrated=True,
+        depends_on_batch=True,
+    ),
+)

@@ -1,0 +1,38 @@
+"""Weights and activations in 8 bits, ranges of activations fixed beforehand from a calibration text."""
+
+from __future__ import annotations
+
+from llmtrack.errors import UsageError
+from llmtrack.quantize.calibration import DEFAULT_TOKENS
+from llmtrack.quantize.recipe import Built, Job, Recipe
+
+
+def apply(job: Job) -> Built:
+    """Calibrate, and quantize every linear layer but those that must stay in float to keep the quality."""
+    from llmtrack.engines.onnx_session import MODEL_FILE
+    from llmtrack.quantize import graph
+    from llmtrack.quantize.keep_quality import leave_out
+    from llmtrack.quantize.optimum_int8 import CALIBRATION_METHODS, quantize
+    from llmtrack.quantize.sensitivity import STATIC
+
+    method = str(job.options["calibration_method"])
+    if method not in CALIBRATION_METHODS:
+        raise UsageError(f"no calibration_method {method!r}: use {', '.join(CALIBRATION_METHODS)}")
+    base = graph.load(job.source / MODEL_FILE)
+    graph.untie_head(base)
+    model, built = leave_out(job, base, quantize(job, base, method), base, STATIC)
+    graph.save(model, job.target / MODEL_FILE)
+    return built
+
+
+RECIPES = (
+    Recipe(
+        "int8-static",
+        "onnx",
+        "weights and activations of linear layers, 8 bits, ranges fixed by calibration",
+        "int8",
+        apply,
+        {"keep_quality": "3%", "calibration_tokens": DEFAULT_TOKENS, "calibration_method": "minmax"},
+        calibrated=True,
+    ),
+)

@@ -1,0 +1,140 @@
+"""Leave the layers that lose most out of quantization, as few as keep the perplexity of a calibration text in bounds."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder, next_token_nll
+from llmtrack.errors import UsageError
+from llmtrack.quantize import graph
+from llmtrack.quantize.recipe import NONE, Built, Job
+from llmtrack.quantize.sensitivity import LayerError, fewest_left_out, layer_error, worst_first
+
+# Ranking looks at so many rows: what a layer is given is kept in memory for all of them.
+RANKED_ROWS = 4
+
+
+def share(text: object) -> float | None:
+    """Return `5%` or `0.05` as 0.05, and `none` as None.
+
+    Raises:
+        UsageError: it is no share.
+    """
+    word = str(text).strip().lower()
+    if word == NONE:
+        return None
+    try:
+        value = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 10:
+        raise UsageError(f"keep_quality {text!r} is no share of the perplexity: use such as 3%, 0.03 or none")
+    return value
+
+
+def leave_out(
+    job: Job, base: ModelProto, quantized: ModelProto, donor: ModelProto, scheme: str
+) -> tuple[ModelProto, Built]:
+    """Return the quantized graph with the worst layers made as in the donor, and what was found.
+
+    Args:
+        job: its options are `keep_quality`, and its rows the text that is kept in bounds.
+        base: the float graph.
+        quantized: the same graph with every linear layer quantized.
+        donor: the same graph with these layers as they are to stay: in float, or quantized more gently.
+        scheme: how activations are rounded, for the ranking.
+    """
+    bound = share(job.options["keep_quality"])
+    layers = graph.linears(base)
+    ranked = worst_first(rank(base, layers, job.rows[:RANKED_ROWS], scheme))
+    result_of = {layer.node: layer.result for layer in layers}
+    if bound is None:
+        return quantized, _built(ranked, 0, (), None)
+    with tempfile.TemporaryDirectory(dir=job.target) as folder:
+        scratch = Path(folder)
+
+        def without(number: int) -> ModelProto:
+            model = ModelProto()
+            model.CopyFrom(quantized)
+            if number:
+                graph.graft(model, donor, {result_of[each.node] for each in ranked[:number]})
+            return model
+
+        def loss_of(model: ModelProto) -> float:
+            graph.save(model, scratch / MODEL_FILE)
+            return mean_loss(scratch / MODEL_FILE, job.rows)
+
+        exact = loss_of(base)
+        number, attempts = fewest_left_out(
+            lambda number: loss_of(without(number)), len(layers), exact + math.log1p(bound)
+        )
+    tries = tuple({"left_out": a.left_out, "increase": math.expm1(a.loss - exact)} for a in attempts)
+    return without(number), _built(ranked, number, tries, bound)
+
+
+def rank(
+    base: ModelProto, layers: Sequence[graph.Linear], rows: Sequence[Sequence[int]], scheme: str
+) -> list[LayerError]:
+    """Return the error that quantizing each layer alone brings, from what the layers are given for these rows."""
+    sources = sorted({layer.source for layer in layers})
+    watched = ModelProto()
+    watched.CopyFrom(base)
+    known = {each.name for each in watched.graph.output}
+    watched.graph.output.extend(
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sources if name not in known
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        graph.save(watched, Path(folder, MODEL_FILE))
+        decoder = OnnxDecoder(Path(folder, MODEL_FILE))
+    seen: dict[str, list[np.ndarray]] = {name: [] for name in sources}
+    for row in rows:
+        for name, values in zip(sources, decoder.inspect(np.array([row]), sources), strict=True):
+            seen[name].append(values.reshape(-1, values.shape[-1]))
+    weights = {tensor.name: tensor for tensor in base.graph.initializer}
+    return [
+        LayerError(
+            layer.node,
+            layer_error(seen[layer.source], numpy_helper.to_array(weights[layer.weight]), scheme),
+            layer.parameters,
+        )
+        for layer in layers
+    ]
+
+
+def mean_loss(path: Path, rows: Sequence[Sequence[int]]) -> float:
+    """Return the mean negative log-likelihood in nats of rows of tokens, each scored alone."""
+    decoder = OnnxDecoder(path)
+    return float(np.concatenate([next_token_nll(decoder, row) for row in rows]).mean())
+
+
+def _built(
+    ranked: Sequence[LayerError], number: int, attempts: Sequence[dict[str, float]], bound: float | None
+) -> Built:
+    # A try that fell through the bound is why one more layer stays in float.
+    ranking = tuple(
+        {
+            "layer": each.node.strip("/").removesuffix("/MatMul").replace("/", "."),
+            "relative_error": each.error,
+            "sqnr_db": each.sqnr_db,
+            "parameters": each.parameters,
+            "left_out": place < number,
+        }
+        for place, each in enumerate(ranked)
+    )
+    facts: dict[str, str | int | float | bool] = {
+        "linear_layers": len(ranked),
+        "left_out_layers": number,
+        "left_out_parameter_share": round(
+            sum(each.parameters for each in ranked[:number]) / max(1, sum(e.parameters for e in ranked)), 4
+        ),
+    }
+    final = [each["increase"] for each in attempts if each["left_out"] == number]
+    if final:
+        facts["calibration_perplexity_increase"] = round(final[0], 5)
+    return Built(facts, ranking, tuple(attempts))

@@ -1,0 +1,125 @@
+"""Quantization recipes as data, and where to find them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from llmtrack.errors import UsageError
+from llmtrack.scenario import Scalar
+
+GROUP = "llmtrack.recipes"
+
+# Known without an installation, as the built-in engines are.
+BUILTIN = (
+    "llmtrack.quantize.weight_only",
+    "llmtrack.quantize.int8_dynamic",
+    "llmtrack.quantize.int8_static",
+    "llmtrack.quantize.int8_mixed",
+    "llmtrack.quantize.torchao",
+)
+
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a recipe of the onnx backend works on.
+
+    Attributes:
+        source: folder of the float export: `model.onnx`, config and tokenizer.
+        target: empty folder for the quantized `model.onnx`; the other files are copied by the caller.
+        options: the recipe's options, defaults filled in.
+        rows: calibration text as rows of token ids; empty if the recipe needs none.
+    """
+
+    source: Path
+    target: Path
+    options: Mapping[str, Scalar]
+    rows: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a recipe says of what it did.
+
+    Attributes:
+        facts: tracked as params.
+        ranking: a row for each linear layer, worst first, where layers were ranked: what it is called, its error, and
+            whether it stayed in float.
+        attempts: the tries of the search for how many layers must stay in float.
+    """
+
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    ranking: tuple[Mapping[str, Any], ...] = ()
+    attempts: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A way to quantize a model after training.
+
+    Attributes:
+        name: as `--recipes` takes it after the backend and a slash.
+        backend: name of the engine that runs the result.
+        quantizes: what it quantizes, in words.
+        dtype: label of what the quantized weights are stored as.
+        apply: does it: of the onnx backend a function of a `Job` that returns a `Built`, of the torch backend one that
+            changes a model in place.
+        options: what it can be told, with the default.
+        calibrated: whether it needs a calibration text.
+        depends_on_batch: whether what is computed for a row depends on the other rows and pads of its batch.
+        version: raised when the result changes, so that cached results are made anew.
+    """
+
+    name: str
+    backend: str
+    quantizes: str
+    dtype: str
+    apply: Callable[..., Any]
+    options: Mapping[str, Scalar] = field(default_factory=dict)
+    calibrated: bool = False
+    depends_on_batch: bool = False
+    version: int = 1
+
+    @property
+    def label(self) -> str:
+        """Backend and name, as the user writes it."""
+        return f"{self.backend}/{self.name}"
+
+    def settled(self, given: Sequence[tuple[str, Scalar]]) -> dict[str, Scalar]:
+        """Return the options with their defaults; those that belong to something else are left out."""
+        return dict(self.options) | {key: value for key, value in given if key in self.options}
+
+
+@cache
+def recipes() -> tuple[Recipe, ...]:
+    """Return the built-in recipes and those of other packages (entry points of the group `llmtrack.recipes`)."""
+    return tuple(_found())
+
+
+def _found() -> Iterator[Recipe]:
+    for module in BUILTIN:
+        yield from import_module(module).RECIPES
+    for point in entry_points(group=GROUP):
+        yield from point.load()
+
+
+def find_recipe(backend: str, name: str) -> Recipe:
+    """Return a recipe.
+
+    Raises:
+        UsageError: there is none of that name for that backend.
+    """
+    for recipe in recipes():
+        if (recipe.backend, recipe.name) == (backend, name):
+            return recipe
+    known = ", ".join(recipe.name for recipe in recipes() if recipe.backend == backend)
+    raise UsageError(
+        f"the {backend} backend has no quantization {name!r}: use none{', ' if known else ''}{known}"
+    )

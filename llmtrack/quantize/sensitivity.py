@@ -1,0 +1,135 @@
+"""Which layers lose most by quantization, and how many of them must stay in float to keep the quality.
+
+Pure functions over arrays and numbers; nothing here knows a file format or a library of quantization.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+
+DYNAMIC, STATIC = "dynamic", "static"
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """What quantizing one linear layer alone does to what it returns.
+
+    Attributes:
+        node: name of the layer.
+        error: mean over tokens of squared error over squared output (the inverse of a signal-to-noise ratio).
+        parameters: numbers that the layer's weight holds.
+    """
+
+    node: str
+    error: float
+    parameters: int
+
+    @property
+    def sqnr_db(self) -> float:
+        """Signal-to-quantization-noise ratio in decibels, tokens weighing alike."""
+        return float(-10 * np.log10(max(self.error, 1e-30)))
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try of the search.
+
+    Attributes:
+        left_out: how many of the worst layers stayed in float.
+        loss: mean negative log-likelihood on the calibration text, in nats.
+    """
+
+    left_out: int
+    loss: float
+
+
+def quantize_weight(weight: Array, bits: int = 8) -> Array:
+    """Round a weight to symmetric integers, one scale per column, and return it as floats.
+
+    Args:
+        weight: (inputs, outputs).
+        bits: bits of an integer; 7 is what 8-bit weights are reduced to where products of bytes saturate.
+    """
+    limit = 2 ** (bits - 1) - 1
+    scale = np.maximum(np.abs(weight).max(axis=0), 1e-12) / limit
+    return np.round(weight / scale) * scale
+
+
+def quantize_activation(values: Array, low: float, high: float) -> Array:
+    """Round values to the 256 steps between two ends, 0 among them; what lies outside is cut."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = max(high - low, 1e-12) / 255
+    zero = np.round(-low / scale)
+    return (np.clip(np.round(values / scale) + zero, 0, 255) - zero) * scale
+
+
+def layer_error(rows: Sequence[Array], weight: Array, scheme: str, weight_bits: int = 8) -> float:
+    """Return the mean over tokens of squared error over squared output of one quantized linear layer.
+
+    Tokens weigh alike, since one with a huge activation would otherwise hide that it blurs all others: they
+    share its range.
+
+    Args:
+        rows: what the layer is given, one array (tokens, inputs) per call.
+        weight: (inputs, outputs).
+        scheme: `dynamic`, ranges taken from each call, or `static`, one range for all of them.
+        weight_bits: bits of a weight.
+    """
+    rounded = quantize_weight(weight, weight_bits)
+    overall = min(float(x.min()) for x in rows), max(float(x.max()) for x in rows)
+    total, tokens = 0.0, 0
+    for x in rows:
+        low, high = overall if scheme == STATIC else (float(x.min()), float(x.max()))
+        exact = x @ weight
+        wrong = quantize_activation(x, low, high) @ rounded - exact
+        signal = np.maximum((exact.astype(np.float64) ** 2).sum(axis=1), 1e-20)
+        total += float(((wrong.astype(np.float64) ** 2).sum(axis=1) / signal).sum())
+        tokens += len(x)
+    return total / tokens
+
+
+def worst_first(errors: Sequence[LayerError]) -> tuple[LayerError, ...]:
+    """Return layers by falling error; equal ones stay in their order."""
+    return tuple(sorted(errors, key=lambda each: -each.error))
+
+
+def fewest_left_out(
+    loss_without: Callable[[int], float], layers: int, bound: float
+) -> tuple[int, tuple[Attempt, ...]]:
+    """Return how many of the worst layers must stay in float so that the loss keeps a bound.
+
+    First doubles the number until the bound is kept, then halves the gap, down to an eighth of the number:
+    each try costs a quantization and a pass over the calibration text.
+
+    Args:
+        loss_without: loss with so many of the worst layers left in float.
+        layers: how many layers there are.
+        bound: loss that must not be exceeded, in nats.
+
+    Returns:
+        The number, and the tries in their order. `layers`, untried, if nothing less keeps the bound.
+    """
+    attempts: list[Attempt] = []
+
+    def keeps(number: int) -> bool:
+        attempts.append(Attempt(number, loss_without(number)))
+        return attempts[-1].loss <= bound
+
+    low, high = -1, 0
+    while not keeps(high):
+        low, high = high, max(1, 2 * high)
+        if high >= layers:
+            return layers, tuple(attempts)
+    while high - low > max(1, high // 8):
+        middle = (low + high) // 2
+        if keeps(middle):
+            high = middle
+        else:
+            low = middle
+    return high, tuple(attempts)

@@ -1,0 +1,110 @@
+"""Weights in 8 or 4 bits with a scale per block, activations as they are: for decoding, which reads all weights per token."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from llmtrack.errors import ScenarioError
+from llmtrack.quantize.recipe import Built, Job, Recipe
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+# Products of 8-bit integers with one scale per block; 1 would be products of floats.
+ACCURACY_LEVEL = 4
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+
+def apply_int8(job: Job) -> Built:
+    """Store every linear layer's weight in 8 bits."""
+    return _apply(job, bits=8)
+
+
+def apply_int4(job: Job) -> Built:
+    """Store every linear layer's weight in 4 bits, the head's in 8."""
+    return _apply(job, bits=4)
+
+
+def apply_int4_hqq(job: Job) -> Built:
+    """Store weights in 4 bits with the zero points that half-quadratic quantization finds."""
+    return _apply(job, bits=4, hqq=True)
+
+
+def _apply(job: Job, bits: int, hqq: bool = False) -> Built:
+    from llmtrack.engines.onnx_session import MODEL_FILE
+    from llmtrack.quantize import graph
+
+    model = graph.load(job.source / MODEL_FILE)
+    graph.untie_head(model)
+    layers = graph.linears(model)
+    head = graph.head_node(model)
+    gentle = {head.name} if head is not None and bits < 8 else set()
+    block = int(job.options["block_size"])
+    symmetric = bool(job.options.get("symmetric", False))
+    if gentle:
+        model = in_blocks(model, 8, block, True, gentle)
+    model = in_blocks(model, bits, block, symmetric, {each.node for each in layers} - gentle, hqq)
+    graph.save(model, job.target / MODEL_FILE)
+    return Built({"linear_layers": len(layers), "weight_bits": bits})
+
+
+def in_blocks(
+    model: ModelProto, bits: int, block_size: int, symmetric: bool, nodes: set[str], hqq: bool = False
+) -> ModelProto:
+    """Return the graph with the weights of these MatMuls in blocks of few bits (MatMulNBits).
+
+    Raises:
+        ScenarioError: the block size is not possible.
+    """
+    from onnxruntime.quantization.matmul_nbits_quantizer import (
+        DefaultWeightOnlyQuantConfig,
+        HQQWeightOnlyQuantConfig,
+        MatMulNBitsQuantizer,
+    )
+
+    from llmtrack.quantize import graph
+
+    if block_size not in BLOCK_SIZES:
+        raise ScenarioError(
+            f"block_size {block_size} is not possible: use one of {', '.join(map(str, BLOCK_SIZES))}",
+            "unsupported",
+        )
+    logging.getLogger("onnxruntime").setLevel(logging.ERROR)
+    every = {each.node for each in graph.linears(model)}
+    settings: dict[str, Any] = {"block_size": block_size, "bits": bits}
+    config = (
+        HQQWeightOnlyQuantConfig(**settings)
+        if hqq
+        else DefaultWeightOnlyQuantConfig(**settings, is_symmetric=symmetric, accuracy_level=ACCURACY_LEVEL)
+    )
+    quantizer = MatMulNBitsQuantizer(model, algo_config=config, nodes_to_exclude=sorted(every - nodes))
+    quantizer.process()
+    changed: ModelProto = quantizer.model.model
+    graph.remove_unused(changed)
+    return changed
+
+
+_BLOCKS = {"block_size": 32, "symmetric": True}
+
+RECIPES = (
+    Recipe(
+        "int8-weight-only", "onnx", "weights of linear layers, 8 bits in blocks", "int8", apply_int8, _BLOCKS
+    ),
+    Recipe(
+        "int4-weight-only",
+        "onnx",
+        "weights of linear layers, 4 bits in blocks; the head 8 bits",
+        "int4",
+        apply_int4,
+        _BLOCKS,
+    ),
+    Recipe(
+        "int4-hqq",
+        "onnx",
+        "as int4-weight-only, with zero points by half-quadratic quantization",
+        "int4",
+        apply_int4_hqq,
+        {"block_size": 32},
+    ),
+)
