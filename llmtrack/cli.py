@@ -44,6 +44,33 @@ def optional(ctx: click.Context, param: click.Parameter, value: str | None) -> s
     return None if value is None or value.strip().lower() in ("", NONE) else value
 
 
+def comma_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Read names that are separated by commas."""
+    given = optional(ctx, param, value)
+    return None if given is None else tuple(filter(None, (name.strip() for name in given.split(","))))
+
+
+def key_values(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Read `KEY=VALUE` pairs."""
+    pairs = [value.partition("=") for value in values]
+    for key, sign, _ in pairs:
+        if not sign or not key:
+            raise click.BadParameter("write KEY=VALUE", ctx, param)
+    return {key: value for key, _, value in pairs}
+
+
+def layout(command: F) -> F:
+    """Add the options that say how a table is shown."""
+    options = [
+        click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True),
+        click.option("--sort", callback=optional, help="Column to sort by; -COLUMN from high to low."),
+        click.option("--columns", callback=comma_list, help="Only these columns, separated by commas."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def tracking_uri_option(command: F) -> F:
     """Add the option that names the store."""
     return click.option(
@@ -73,6 +100,17 @@ def filters(command: F) -> F:
         click.option("--study", callback=optional, help="Id of a study or of its run, or latest."),
         click.option("--model", callback=optional, help="Part of the model's name."),
         click.option("--search", callback=optional, help="A word, or an MLflow filter string."),
+        click.option(
+            "--tag",
+            multiple=True,
+            callback=key_values,
+            metavar="KEY=VALUE",
+            help="A tag that the runs must have.",
+        ),
+        click.option(
+            "--since", callback=optional, help="Started then or later: 2026-11-28, or 7d for a week ago."
+        ),
+        click.option("--until", callback=optional, help="Started before then."),
         tracking_uri_option,
     ]
     for option in reversed(options):
@@ -95,29 +133,77 @@ def main() -> None:
     "--all/--newest", "every", default=False, help="Every run, or the newest of each scenario (default)."
 )
 @click.option("--output", callback=optional, help="Folder for table.csv, table.md and table.png.")
+@click.option(
+    "--baseline",
+    multiple=True,
+    metavar="SELECTOR",
+    help=f"Tell differences from noise against this: {SELECTORS}.",
+)
+@click.option(
+    "--candidate",
+    multiple=True,
+    metavar="SELECTOR",
+    help="What is compared with --baseline; else the newest study, or --study.",
+)
+@click.option("--metric", multiple=True, help="Compare this metric with --baseline; else the headline ones.")
+@click.option(
+    "--across-environments", is_flag=True, help="Compare speed and memory of different machines or versions."
+)
+@layout
 def compare(
     experiment: str | None,
     study: str | None,
     model: str | None,
     search: str | None,
+    tag: dict[str, str],
+    since: str | None,
+    until: str | None,
     tracking_uri: str | None,
     every: bool,
     output: str | None,
+    baseline: tuple[str, ...],
+    candidate: tuple[str, ...],
+    metric: tuple[str, ...],
+    across_environments: bool,
+    style: str,
+    sort: str | None,
+    columns: tuple[str, ...] | None,
 ) -> None:
-    """Put tracked runs side by side in one table.
+    """Put tracked runs side by side in one table, or against a baseline with what is noise told.
 
     Under `mlflow run` the table is also logged to that run.
     """
-    from llmtrack.report.comparison import compare_runs
+    from llmtrack.report.comparison import Layout, compare_runs, compare_with_baseline
 
+    shown = Layout(style, sort, columns)
+    if baseline:
+        if model or search or tag or since or until or every or output:
+            raise UsageError("with --baseline, choose runs by --candidate, --study and --experiment only")
+        compare_with_baseline(
+            baseline,
+            candidate or (f"study:{study or 'latest'}",),
+            metric or None,
+            experiment=experiment,
+            across_environments=across_environments,
+            layout=shown,
+            tracking_uri=tracking_uri,
+        )
+        return
+    if candidate or metric or across_environments:
+        raise UsageError("--candidate, --metric and --across-environments need a --baseline")
     compare_runs(
         experiment=experiment,
         study=study,
         model=model,
         search=search,
+        tags=tag,
+        since=since,
+        until=until,
         tracking_uri=tracking_uri,
         every=every,
         output=Path(output).expanduser() if output else None,
+        layout=shown,
+        progress=sys.stderr.isatty(),
     )
 
 
@@ -132,22 +218,40 @@ def compare(
 @click.option(
     "--format", "style", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
 )
+@click.option("--columns", callback=comma_list, help="Only these columns, separated by commas.")
 def runs(
     experiment: str | None,
     study: str | None,
     model: str | None,
     search: str | None,
+    tag: dict[str, str],
+    since: str | None,
+    until: str | None,
     tracking_uri: str | None,
     kind: str,
     status: str | None,
     style: str,
+    columns: tuple[str, ...] | None,
 ) -> None:
     """List tracked runs, newest first."""
     from llmtrack.report.listing import render_runs
     from llmtrack.tracking.query import runs as query
 
-    found = query(experiment, study, model, kind, search, status, tracking_uri, progress=sys.stderr.isatty())
-    click.echo(render_runs(found, style), nl=False)
+    found = query(
+        experiment,
+        study,
+        model,
+        kind,
+        search,
+        status,
+        tracking_uri,
+        progress=sys.stderr.isatty(),
+        tags=tag,
+        since=since,
+        until=until,
+        columns=columns,
+    )
+    click.echo(render_runs(found, style, chosen=columns is not None), nl=False)
 
 
 @main.command()
@@ -216,6 +320,70 @@ def gate(
     click.echo(render(gate_table(result), style), nl=False)
     click.echo(gate_summary(result), err=style in ("csv", "json"))
     sys.exit(result.exit_code)
+
+
+@main.command()
+@filters
+@click.option("--speed", default="tokens_per_sec", show_default=True, help="Metric of speed.")
+@click.option("--quality", default="perplexity", show_default=True, help="Metric of quality.")
+@click.option("--memory/--no-memory", default=False, help="Let peak memory count too.")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Draw the front to this PNG.")
+@click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True)
+def pareto(speed: str, quality: str, memory: bool, output: Path | None, style: str, **chosen: Any) -> None:
+    """Say which scenarios no other one beats in speed and quality (and memory).
+
+    Speed and quality may be of one run, or of two of the same model, backend, dtype and quantization.
+    """
+    from llmtrack.report.pareto import show_pareto
+
+    show_pareto(_runs_of(chosen), speed, quality, memory=memory, style=style, output=output)
+
+
+@main.command()
+@filters
+@click.option(
+    "--max-perplexity-increase", callback=optional, help="Against the baseline's, such as 1%; else any."
+)
+@click.option("--max-memory", callback=optional, help="Peak memory at most, such as 2GiB; else any.")
+@click.option("--objective", default="tokens_per_sec", show_default=True, help="Metric to be best in.")
+@click.option(
+    "--baseline",
+    callback=optional,
+    metavar="SCENARIO",
+    help="Whose perplexity counts; else the tracked baseline.",
+)
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def recommend(
+    max_perplexity_increase: str | None,
+    max_memory: str | None,
+    objective: str,
+    baseline: str | None,
+    style: str,
+    **chosen: Any,
+) -> None:
+    """Say in a sentence how to run the model under constraints, and what ruled the others out.
+
+    Exit code 1 if nothing fits.
+    """
+    from llmtrack.decide.recommending import Limits, parse_percent, parse_size
+    from llmtrack.decide.recommending import recommend as choose
+    from llmtrack.report.recommendation import render_recommendation
+
+    limits = Limits(
+        None if max_perplexity_increase is None else parse_percent(max_perplexity_increase),
+        None if max_memory is None else parse_size(max_memory),
+    )
+    found = choose(_runs_of(chosen), limits, objective, baseline)
+    click.echo(render_recommendation(found, style), nl=False)
+    if found.scenario is None:
+        sys.exit(1)
+
+
+def _runs_of(chosen: dict[str, Any]) -> Any:
+    from llmtrack.tracking.query import runs as query
+
+    tags = chosen.pop("tag")
+    return query(**chosen, tags=tags, progress=sys.stderr.isatty())
 
 
 @main.command()

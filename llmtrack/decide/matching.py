@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
+from llmtrack.report.compare import in_order_of_time
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +40,7 @@ def match(baselines: pd.DataFrame, candidates: pd.DataFrame) -> tuple[list[Pair]
         raise UsageError("the baseline has no finished run")
     single = len(finished[["experiment", "scenario"]].drop_duplicates()) == 1
     pairs, unmatched = [], []
-    for _, candidate in newest_of_cell(candidates).iterrows():
+    for _, candidate in in_order_of_time(newest_of_cell(candidates)).iterrows():
         counterparts = finished if single else _of_the_same_name(finished, candidate)
         if counterparts.empty:
             unmatched.append(str(candidate["scenario"]))

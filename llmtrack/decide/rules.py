@@ -99,7 +99,8 @@ def check_values(rule: Rule, baseline: float, candidate: float) -> Check:
     tolerance = kinds.tolerance(rule.metric)
     if beyond and abs(relative) <= tolerance:
         return Check(rule, "kept", change, f"within the tolerance of {100 * tolerance:g} %")
-    return Check(rule, "broken" if beyond else "kept", change, "the same on every measurement")
+    why = f"one value tells (tolerance {100 * tolerance:g} %)"
+    return Check(rule, "broken" if beyond else "kept", change, why)
 
 
 def decide(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:

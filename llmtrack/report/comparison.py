@@ -1,19 +1,43 @@
-"""The compare step: choose tracked runs, print them side by side, and write or log the table."""
+"""The compare step: choose tracked runs, put them side by side or against a baseline, and write or log the table."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from llmtrack.errors import UsageError
+from llmtrack.report.columns import with_columns, with_differing_params
 from llmtrack.report.compare import in_order_of_time, newest_of_each
 from llmtrack.report.console import make_console
-from llmtrack.report.table import summary_table, to_markdown
+from llmtrack.report.formats import render
+from llmtrack.report.table import Table, summary_table, to_markdown
 from llmtrack.report.write import print_report, write_report
+from llmtrack.tracking.frame import pick
 from llmtrack.tracking.query import runs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a table is shown.
+
+    Attributes:
+        style: `table`, `csv`, `json`, `markdown`, `html` or `latex`.
+        sort: column to sort by, with `-` before it from high to low; runs without a value come last.
+        columns: columns to show; else those that matter.
+    """
+
+    style: str = "table"
+    sort: str | None = None
+    columns: tuple[str, ...] | None = None
 
 
 def compare_runs(
@@ -25,7 +49,9 @@ def compare_runs(
     tracking_uri: str | None = None,
     every: bool = False,
     output: Path | None = None,
+    layout: Layout = Layout(),
     console: Console | None = None,
+    **more: Any,
 ) -> None:
     """Print tracked runs as one table; write it to a folder, and log it to the run that `mlflow run` opened.
 
@@ -37,26 +63,34 @@ def compare_runs(
         tracking_uri: the store.
         every: every run, not only the newest of each scenario.
         output: folder for table.csv, table.md and table.png.
+        layout: how the table is shown.
         console: where to print.
+        more: further filters of `llmtrack.runs`.
 
     Raises:
-        UsageError: no run matches, or a filter is not understood.
+        UsageError: no run matches, a filter is not understood, or there is no such column.
         TrackingError: the store cannot be used.
     """
     console = console or make_console()
-    found = runs(experiment, study, model, "scenario", search, None, tracking_uri)
+    found = runs(experiment, study, model, "scenario", search, None, tracking_uri, **more)
     if found.empty:
         raise UsageError(
             "no tracked run matches: widen the filters, or run an experiment first (mlflow run . -e baseline)"
         )
-    tracked = in_order_of_time(found if every else newest_of_each(found))
+    tracked = _sorted(in_order_of_time(found if every else newest_of_each(found)), layout.sort)
     table = summary_table(tracked, among=found)
-    print_report(console, f"{len(tracked)} of {len(found)} tracked runs", table)
+    if layout.columns is not None:
+        pick(tracked, layout.columns)
+        table = with_columns(table, tracked, layout.columns)
+    elif tracked["experiment"].nunique() == 1:
+        table = with_differing_params(table, tracked)
+    show(console, f"{len(tracked)} of {len(found)} tracked runs", table, layout.style)
     if output is not None:
         files = write_report(output, "llmtrack compare", table, tracked)
-        console.print(
-            f"Written: {', '.join(str(path) for path in files.values())}", markup=False, soft_wrap=True
-        )
+        if layout.style == "table":
+            console.print(
+                f"Written: {', '.join(str(path) for path in files.values())}", markup=False, soft_wrap=True
+            )
     if "MLFLOW_RUN_ID" in os.environ:
         from llmtrack.tracking.environment import environment
         from llmtrack.tracking.tracker import Tracker
@@ -73,3 +107,69 @@ def compare_runs(
         with tempfile.TemporaryDirectory() as folder:
             files = write_report(Path(folder), "llmtrack compare", table, tracked)
             tracker.finish_study(own, "finished", note=to_markdown(table, links), files=files)
+
+
+def compare_with_baseline(
+    baseline: Sequence[str],
+    candidates: Sequence[str],
+    metrics: Sequence[str] | None = None,
+    *,
+    experiment: str | None = None,
+    across_environments: bool = False,
+    layout: Layout = Layout(),
+    tracking_uri: str | None = None,
+    console: Console | None = None,
+) -> None:
+    """Print how candidates differ from a baseline; see `llmtrack.compare`.
+
+    Args:
+        baseline: selectors.
+        candidates: selectors.
+        metrics: metrics to compare; else the headline ones.
+        experiment: only runs of this llmtrack or MLflow experiment.
+        across_environments: compare speed and memory of different machines or versions too.
+        layout: how the table is shown; `csv` and `json` have every column of `llmtrack.compare`, unrounded.
+        tracking_uri: the store.
+        console: where to print.
+
+    Raises:
+        UsageError: as `llmtrack.compare`, or there is no such column.
+        TrackingError: the store cannot be read.
+    """
+    from llmtrack.decide.comparing import as_runs, compare_pairs, samples_of
+    from llmtrack.decide.matching import match
+    from llmtrack.report.differences import differences_table
+
+    pairs, unmatched = match(
+        as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri)
+    )
+    samples = samples_of(pairs, tracking_uri)
+    found = compare_pairs(pairs, metrics, samples=samples, across_environments=across_environments)
+    found = _sorted(found, layout.sort)
+    chosen = found if layout.columns is None else pick(found, layout.columns)
+    console = console or make_console()
+    if layout.style == "csv":
+        console.file.write(chosen.to_csv(index=False))
+    elif layout.style == "json":
+        console.file.write(chosen.to_json(orient="records", indent=1) + "\n")
+    else:
+        show(console, "against the baseline", differences_table(found, pairs, unmatched), layout.style)
+
+
+def show(console: Console, title: str, table: Table, style: str) -> None:
+    """Print a table in a format."""
+    if style == "table":
+        print_report(console, title, table)
+    else:
+        console.file.write(render(table, style, title))
+
+
+def _sorted(table: pd.DataFrame, sort: str | None) -> pd.DataFrame:
+    if sort is None:
+        return table
+    name = sort.removeprefix("-")
+    pick(table, [name])
+    ascending = not sort.startswith("-")
+    return table.sort_values(name, ascending=ascending, na_position="last", kind="stable").reset_index(
+        drop=True
+    )

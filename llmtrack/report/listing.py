@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,49 +22,47 @@ LISTED = {
 }
 
 
-def render_runs(runs: pd.DataFrame, style: str = "table") -> str:
+def render_runs(runs: pd.DataFrame, style: str = "table", chosen: bool = False) -> str:
     """Return runs as text.
 
     Args:
         runs: what `llmtrack.runs` returned.
         style: `table` (the main columns), `csv` or `json` (every column that any run has).
+        chosen: the columns were chosen: show all of them.
     """
+    if style == "table":
+        return _table(runs, {str(name): 16 for name in runs.columns} if chosen else LISTED)
+    filled = runs if chosen else runs.dropna(axis="columns", how="all")
     if style == "csv":
-        return str(runs.dropna(axis="columns", how="all").to_csv(index=False))
-    if style == "json":
-        return (
-            str(runs.dropna(axis="columns", how="all").to_json(orient="records", date_format="iso", indent=1))
-            + "\n"
-        )
-    return _table(runs)
+        return str(filled.to_csv(index=False))
+    return str(filled.to_json(orient="records", date_format="iso", indent=1)) + "\n"
 
 
-def _table(runs: pd.DataFrame) -> str:
+def _table(runs: pd.DataFrame, listed: Mapping[str, int]) -> str:
     import pandas as pd
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in LISTED:
-        drawn.add_column(
-            name, justify="right" if name in ("tokens_per_sec", "perplexity") else "left", no_wrap=True
-        )
+    for name in listed:
+        numeric = name in runs.columns and pd.api.types.is_float_dtype(runs[name])
+        drawn.add_column(name, justify="right" if numeric else "left", no_wrap=True)
     for _, run in runs.iterrows():
         cells = []
-        for name in LISTED:
+        for name in listed:
             value = run.get(name)
             if value is None or pd.isna(value):
                 cells.append("–")
-            elif name == "start_time":
+            elif isinstance(value, pd.Timestamp):
                 cells.append(f"{value:%Y-%m-%d %H:%M}")
             elif isinstance(value, float):
-                cells.append(f"{value:.2f}")
+                cells.append(f"{value:,.2f}" if abs(value) >= 1 else f"{value:.3g}")
             else:
-                cells.append(str(value)[:8] if name == "run_id" else str(value))
+                cells.append(str(value)[:8] if name == "run_id" and listed is LISTED else str(value))
         drawn.add_row(*cells)
     buffer = io.StringIO()
-    console = Console(file=buffer, width=sum(LISTED.values()) + 40)
+    console = Console(file=buffer, width=10_000 if listed is not LISTED else sum(LISTED.values()) + 40)
     console.print(drawn)
     console.print(f"{len(runs)} run(s)")
     return buffer.getvalue()

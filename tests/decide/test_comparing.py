@@ -24,7 +24,7 @@ def studies(tracker):
 def test_noise_and_a_slowdown(studies, uri):
     base, again, slow = (f"study:{each}" for each in studies)
     same = compare(base, again, ["tokens_per_sec"], tracking_uri=uri)
-    assert list(same["scenario"]) == ["prompt_8", "prompt_4"]
+    assert list(same["scenario"]) == ["prompt_4", "prompt_8"]
     assert list(same["baseline_scenario"]) == list(same["scenario"])
     assert set(same["verdict"]) == {"same"}
     assert same["words"].str.startswith("no significant difference").all()

@@ -87,10 +87,10 @@ def test_more_rules_ask_for_more_evidence():
 @pytest.mark.parametrize(
     ("rule", "baseline", "candidate", "outcome", "why"),
     [
-        ("perplexity > +1%", 20.0, 20.3, "broken", "the same on every measurement"),
-        ("perplexity > +1%", 20.0, 20.1, "kept", "the same on every measurement"),
+        ("perplexity > +1%", 20.0, 20.3, "broken", "one value tells (tolerance 0.1 %)"),
+        ("perplexity > +1%", 20.0, 20.1, "kept", "one value tells (tolerance 0.1 %)"),
         ("perplexity > 0%", 20.0, 20.01, "kept", "within the tolerance of 0.1 %"),
-        ("model_size_mib > 0%", 100.0, 100.1, "broken", "the same on every measurement"),
+        ("model_size_mib > 0%", 100.0, 100.1, "broken", "one value tells (tolerance 0 %)"),
         ("load_time_s > 10%", 1.0, 2.0, "cannot tell", "one value each: noise unknown"),
         ("pad_share > 10%", 0.0, 2.0, "cannot tell", "the baseline is 0: no ratio"),
     ],

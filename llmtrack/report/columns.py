@@ -1,0 +1,120 @@
+"""Choose the columns of a table: those that a person names, or every param in which runs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from llmtrack.report.table import CONDITIONS, DASH, METRICS, Column, Table
+from llmtrack.tracking.frame import ID_COLUMNS
+from llmtrack.tracking.schema import METRIC_BY_NAME, PARAM_BY_NAME
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Params that follow from others or from what came out: nobody asks what they change.
+NOT_ASKED = frozenset(
+    {
+        "scenario",
+        "model",
+        "device_requested",
+        "dtype_requested",
+        "output_digest",
+        "prompt_tokens_per_row",
+        "prompt_tokens_total",
+        "repeats",
+        "rows_differing",
+    }
+)
+_NAMES = ("experiment", "scenario")
+
+
+def with_columns(table: Table, runs: pd.DataFrame, names: Sequence[str]) -> Table:
+    """Return a table of runs with other columns between the scenario's name and the comparison with the baseline.
+
+    Args:
+        table: laid out by `llmtrack.report.table.summary_table`.
+        runs: its rows, as `llmtrack.runs` returns them.
+        names: columns of the runs, shown whether or not runs differ in them.
+    """
+    kept = [index for index, title in enumerate(table.titles[:-1]) if title in _NAMES]
+    return _rebuilt(table, runs, kept, [column_of(name, runs) for name in names if name not in _NAMES], [])
+
+
+def with_differing_params(table: Table, runs: pd.DataFrame) -> Table:
+    """Return a table of runs with a column more for each other param in which finished runs differ."""
+    finished = runs[runs["status"] == "FINISHED"]
+    known = {column.key for column in CONDITIONS}
+    columns = [column_of(name, runs) for name in params_in(runs) if name not in known]
+    # To have no value differs too; what failed has none for want of being measured.
+    differing = [each for each in columns if len({cell(run, each) for _, run in finished.iterrows()}) > 1]
+    names = [index for index, title in enumerate(table.titles) if title in _NAMES]
+    return _rebuilt(table, runs, names, differing, range(len(names), len(table.titles) - 1))
+
+
+def shared_conditions(runs: pd.DataFrame) -> tuple[tuple[str, ...], tuple[Column, ...]]:
+    """Return what holds for all runs, such as `device: cpu`, and the columns of the conditions in which they differ."""
+    shared, differing = [], []
+    for column in CONDITIONS:
+        values = {cell(run, column) for _, run in runs.iterrows()} - {DASH}
+        if len(values) == 1 and not column.quiet:
+            shared.append(f"{column.title}: {values.pop()}")
+        elif len(values) > 1:
+            differing.append(column)
+    return tuple(shared), tuple(differing)
+
+
+def params_in(runs: pd.DataFrame) -> list[str]:
+    """Return the params among the columns of runs that say what was asked, in their order."""
+
+    def is_param(name: str) -> bool:
+        if name in PARAM_BY_NAME:
+            return True
+        # An unknown column of numbers may be anybody's metric.
+        known = name in ID_COLUMNS or name in METRIC_BY_NAME or name.startswith("env.")
+        return not known and runs[name].dtype != "float64"
+
+    return [name for name in map(str, runs.columns) if name not in NOT_ASKED and is_param(name)]
+
+
+def column_of(name: str, runs: pd.DataFrame) -> Column:
+    """Return the column of a table that shows a column of the runs."""
+    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+
+    for column in (*CONDITIONS, *METRICS):
+        if column.key == name:
+            return column
+    numeric = name in runs.columns and is_numeric_dtype(runs[name]) and not is_bool_dtype(runs[name])
+    return Column(name, name, _general, numeric)
+
+
+def cell(run: pd.Series, column: Column) -> str:
+    """Return what a table shows of a run in a column: a dash where it has no value."""
+    import pandas as pd
+
+    value = run.get(column.key)
+    return DASH if value is None or pd.isna(value) else column.render(value)
+
+
+def _rebuilt(
+    table: Table, runs: pd.DataFrame, first: Sequence[int], columns: Sequence[Column], then: Sequence[int]
+) -> Table:
+    """Return a table with some of its columns, further ones of the runs, others of its own, and its last."""
+
+    def joined(own: Sequence[Any], more: Sequence[Any]) -> tuple[Any, ...]:
+        return (*(own[index] for index in first), *more, *(own[index] for index in then), own[-1])
+
+    return replace(
+        table,
+        titles=joined(table.titles, [column.title for column in columns]),
+        numeric=joined(table.numeric, [column.is_number for column in columns]),
+        rows=tuple(
+            joined(row, [cell(run, column) for column in columns])
+            for row, (_, run) in zip(table.rows, runs.iterrows(), strict=True)
+        ),
+    )
+
+
+def _general(value: Any) -> str:
+    return f"{value:,.5g}" if isinstance(value, float) else str(value)
