@@ -1,0 +1,102 @@
+"""What speed, quality and memory each measured scenario has: the points that a choice is made among.
+
+Speed and quality may have been measured in one run or in two of the same variant (the loaded model); they are joined
+here. Only what is comparable stands in one picture: one workload, one environment, one perplexity convention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llmtrack.decide import kinds
+from llmtrack.decide.comparability import CONVENTION
+from llmtrack.decide.matching import newest_of_cell
+from llmtrack.errors import UsageError
+from llmtrack.report.compare import in_order_of_time
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# What makes two runs runs of the same loaded model.
+VARIANT = ("model_id", "backend", "device", "dtype", "quantization", "env.weights_digest")
+
+SPEED, QUALITY, MEMORY = "tokens_per_sec", "perplexity", "peak_memory_mib"
+
+
+@dataclass(frozen=True)
+class Points:
+    """Scenarios to choose among.
+
+    Attributes:
+        runs: a row of `llmtrack.runs` for each timed scenario, its quality joined to it, in order of time.
+        notes: what was left out, and why, in words.
+    """
+
+    runs: pd.DataFrame
+    notes: tuple[str, ...]
+
+
+def gather_points(runs: pd.DataFrame, speed: str = SPEED, quality: str = QUALITY) -> Points:
+    """Return the timed scenarios with their quality.
+
+    Args:
+        runs: rows of `llmtrack.runs`.
+        speed: the metric that tells a timed run.
+        quality: the metric to join to it.
+
+    Raises:
+        UsageError: nothing was timed.
+    """
+    newest = in_order_of_time(newest_of_cell(runs[runs["kind"] == "scenario"]))
+    finished = newest[newest["status"] == "FINISHED"]
+    timed = finished[finished[speed].notna()] if speed in finished.columns else finished.iloc[0:0]
+    if timed.empty:
+        raise UsageError(f"no finished run has {speed}: nothing can be chosen among")
+    notes: list[str] = []
+    timed = _commonest(timed, ("workload_id",), "of another workload", notes)
+    timed = _commonest(timed, ("environment_id",), "measured in another environment", notes)
+    scored = finished[finished[quality].notna()] if quality in finished.columns else finished.iloc[0:0]
+    scored = _commonest(scored, CONVENTION, f"whose {quality} is of another convention", notes)
+    return Points(_joined(timed, scored, quality, notes), tuple(notes))
+
+
+def _joined(timed: pd.DataFrame, scored: pd.DataFrame, quality: str, notes: list[str]) -> pd.DataFrame:
+    """Return timed runs with the quality of their own run or, for want of it, of the runs of their variant."""
+    own: dict[str, float] = {}
+    of_variant: dict[tuple[str, ...], list[float]] = {}
+    if quality in scored.columns:
+        own = dict(zip(scored["run_id"], scored[quality], strict=True))
+        for variant, value in zip(_keys(scored, VARIANT), scored[quality], strict=True):
+            of_variant.setdefault(variant, []).append(value)
+    values = []
+    for run_id, name, variant in zip(timed["run_id"], timed["scenario"], _keys(timed, VARIANT), strict=True):
+        found = [own[run_id]] if run_id in own else of_variant.get(variant, [])
+        # Models that differ in what no variant tells, such as the settings of a recipe.
+        told_apart = found and max(found) <= min(found) * (1 + kinds.tolerance(quality))
+        values.append(found[-1] if told_apart else math.nan)
+        if found and not told_apart:
+            notes.append(f"{name} has no {quality} of its own, and the runs of its variant disagree")
+    return timed.assign(**{quality: values}).reset_index(drop=True)
+
+
+def _commonest(runs: pd.DataFrame, names: Sequence[str], what: str, notes: list[str]) -> pd.DataFrame:
+    """Keep the runs that agree in some columns with the most others; of a draw, with the newest."""
+    keys = _keys(runs, names)
+    if len(set(keys)) <= 1:
+        return runs
+    last = {key: number for number, key in enumerate(keys)}
+    chosen = max(last, key=lambda key: (keys.count(key), last[key]))
+    kept = [key == chosen for key in keys]
+    notes.append(f"{len(kept) - sum(kept)} runs {what} are left out: choose runs by --study or --experiment")
+    return runs[kept]
+
+
+def _keys(runs: pd.DataFrame, names: Sequence[str]) -> list[tuple[str, ...]]:
+    columns = [
+        runs[name].astype("string").fillna("").tolist() if name in runs.columns else [""] * len(runs)
+        for name in names
+    ]
+    return list(zip(*columns, strict=True))

@@ -1,0 +1,160 @@
+"""The Pareto front as a table and as a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from llmtrack.decide import kinds
+from llmtrack.decide.comparing import known_metric, value_of
+from llmtrack.decide.pareto import pareto_front
+from llmtrack.decide.points import MEMORY, Points, gather_points
+from llmtrack.errors import UsageError
+from llmtrack.report.columns import cell, column_of, shared_conditions
+from llmtrack.report.console import make_console
+from llmtrack.report.formats import render
+from llmtrack.report.labels import label_points
+from llmtrack.report.plots import COLOR, OTHER
+from llmtrack.report.plots import _canvas as canvas
+from llmtrack.report.table import Table
+from llmtrack.report.write import print_report
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+def show_pareto(
+    runs: pd.DataFrame,
+    speed: str,
+    quality: str,
+    *,
+    memory: bool = False,
+    style: str = "table",
+    output: Path | None = None,
+    console: Console | None = None,
+) -> None:
+    """Print the front of tracked runs, and draw it.
+
+    Args:
+        runs: rows of `llmtrack.runs`.
+        speed: metric of speed.
+        quality: metric of quality.
+        memory: whether peak memory counts too.
+        style: see `llmtrack.report.formats.render`.
+        output: PNG file to draw to.
+        console: where to print.
+
+    Raises:
+        UsageError: a metric is not known or has no better direction, or no scenario has both.
+    """
+    respects = (speed, quality, *((MEMORY,) if memory else ()))
+    for name in respects:
+        if kinds.better(known_metric(name)) == "-":
+            raise UsageError(f"{name} has no better direction: no front is of it")
+    points = gather_points(runs, speed, quality)
+    if points.runs[quality].isna().all():
+        raise UsageError(
+            f"no timed scenario has {quality}: score it too (mlflow run . -e perplexity) with the same model, backend, "
+            "dtype and quantization, or choose more runs"
+        )
+    console = console or make_console()
+    table = pareto_table(points, respects)
+    if style == "table":
+        print_report(console, "Pareto front", table)
+    else:
+        console.file.write(render(table, style, "Pareto front"))
+    if output is not None:
+        pareto_plot(points, speed, quality).savefig(output)
+        if style == "table":
+            console.print(f"Written: {output}", markup=False, soft_wrap=True)
+
+
+def front_of(points: Points, respects: Sequence[str]) -> list[bool]:
+    """Return which scenarios are on the front of some metrics."""
+    values = points.runs.reindex(columns=list(respects)).to_numpy(dtype=float).tolist()
+    return pareto_front(values, [kinds.better(name) for name in respects])
+
+
+def pareto_table(points: Points, respects: Sequence[str]) -> Table:
+    """Return the scenarios in order of the first metric, those on the front marked.
+
+    Args:
+        points: the scenarios.
+        respects: metrics that the front is of, such as speed, quality and memory.
+    """
+    runs = points.runs.assign(_front=front_of(points, respects))
+    runs = runs.sort_values(respects[0], ascending=kinds.better(respects[0]) == "lower", kind="stable")
+    shared, differing = shared_conditions(runs)
+    columns = [*differing, *(column_of(name, runs) for name in respects)]
+    rows = [
+        (
+            str(run["scenario"]),
+            *(cell(run, column) for column in columns),
+            "on the front" if run["_front"] else _why_off(run, respects),
+        )
+        for _, run in runs.iterrows()
+    ]
+    return Table(
+        conditions=shared,
+        titles=("scenario", *(column.title for column in columns), f"front of {', '.join(respects)}"),
+        numeric=(False, *(column.is_number for column in columns), False),
+        rows=tuple(rows),
+        run_ids=tuple(runs["run_id"]),
+        notes=points.notes,
+    )
+
+
+def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
+    """Draw quality against speed, the front as a line; the size of a point is its peak memory.
+
+    Args:
+        points: the scenarios; those without a quality are left out.
+        speed: metric of the x axis.
+        quality: metric of the y axis.
+    """
+    drawn = Points(points.runs[points.runs[quality].notna()], points.notes)
+    runs = drawn.runs.assign(_front=front_of(drawn, (speed, quality))).sort_values(speed)
+    figure, axes = canvas(
+        f"{quality} against {speed}: the line joins what no other beats in both{_memory_range(runs)}",
+        _axis(speed),
+        _axis(quality),
+    )
+    axes.grid(axis="x", color="#e3e6ea", linewidth=0.8)
+    front = runs[runs["_front"]]
+    axes.plot(front[speed], front[quality], color=COLOR, linewidth=1.2, zorder=2)
+    colors = [COLOR if on else OTHER for on in runs["_front"]]
+    axes.scatter(
+        runs[speed], runs[quality], s=_sizes(runs), c=colors, zorder=3, edgecolors="white", linewidths=0.8
+    )
+    axes.margins(x=0.22, y=0.18)
+    label_points(figure, axes, list(runs[speed]), list(runs[quality]), list(map(str, runs["scenario"])))
+    return figure
+
+
+def _axis(metric: str) -> str:
+    unit = kinds.unit(metric)
+    arrow = {"higher": " (more is better)", "lower": " (less is better)"}.get(kinds.better(metric), "")
+    return f"{metric}{'' if unit == '-' else f', {unit}'}{arrow}"
+
+
+def _sizes(runs: pd.DataFrame) -> list[float]:
+    """Return areas of 30 to 160 by peak memory; all alike where it is not known."""
+    memory = runs[MEMORY] if MEMORY in runs.columns else None
+    if memory is None or memory.isna().any() or memory.max() == memory.min():
+        return [60.0] * len(runs)
+    return [30 + 130 * float(value) / float(memory.max()) for value in memory]
+
+
+def _memory_range(runs: pd.DataFrame) -> str:
+    if len(set(_sizes(runs))) <= 1:
+        return ""
+    return f"\n(a point is as large as its peak memory: {runs[MEMORY].min():,.0f} to {runs[MEMORY].max():,.0f} MiB)"
+
+
+def _why_off(run: pd.Series, respects: Sequence[str]) -> str:
+    missing = [name for name in respects if value_of(run, name) is None]
+    return f"no {missing[0]}" if missing else ""

@@ -1,0 +1,207 @@
+"""The front by hand, what is joined and what is left out, and a plot that can be read."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from llmtrack.cli import main
+from llmtrack.decide.pareto import pareto_front
+from llmtrack.decide.points import gather_points
+from llmtrack.errors import UsageError
+from llmtrack.report.labels import label_points
+from llmtrack.report.pareto import pareto_plot, pareto_table
+from llmtrack.report.plots import _canvas as canvas
+from tests.report.frames import frame, run
+from tests.tracking.samples import ENVIRONMENT, measurement
+
+pytestmark = pytest.mark.usefixtures("_clean_environment")
+
+BOTH = ("higher", "lower")
+numbers = st.integers(0, 4)
+
+
+def test_the_front_by_hand():
+    points = [(10, 20), (20, 20), (30, 21), (25, 22), (30, 21), (5, math.nan), (math.nan, 1)]
+    assert pareto_front(points, BOTH) == [False, True, True, False, True, False, False]
+    assert pareto_front([], BOTH) == []
+    assert pareto_front([(1, 1)], BOTH) == [True]
+
+
+@given(st.lists(st.tuples(numbers, numbers, numbers), max_size=8))
+def test_off_the_front_is_what_some_other_point_beats(points):
+    better = ("higher", "lower", "lower")
+    on = pareto_front(points, better)
+    for index, (speed, loss, memory) in enumerate(points):
+        beaten = any(
+            s >= speed and q <= loss and m <= memory and (s, q, m) != (speed, loss, memory)
+            for s, q, m in points
+        )
+        assert on[index] is not beaten
+
+
+def timed(name, speed, **values):
+    return run(name, tokens_per_sec=speed, workload_id="w", environment_id="e", **values)
+
+
+def scored(name, perplexity, **values):
+    convention = {"corpus_digest": "c", "protocol": "documents", "max_length": 512, "bos_rule": "tokenizer"}
+    return run(
+        name, perplexity=perplexity, workload_id="q", **{"environment_id": "e", **convention, **values}
+    )
+
+
+def test_quality_is_joined_by_variant_or_is_the_runs_own():
+    runs = frame(
+        timed("fp32", 10.0, experiment="speed"),
+        timed("bf16", 20.0, experiment="speed", dtype="bfloat16"),
+        timed(
+            "int8",
+            30.0,
+            quantization="int8",
+            perplexity=25.0,
+            corpus_digest="c",
+            protocol="documents",
+            max_length=512,
+            bos_rule="tokenizer",
+        ),
+        timed("alone", 5.0, dtype="float16"),
+        scored("ppl", 20.0, experiment="perplexity"),
+        scored("ppl16", 20.5, experiment="perplexity", dtype="bfloat16"),
+    )
+    points = gather_points(runs)
+    assert points.runs.set_index("scenario")["perplexity"].to_dict() == pytest.approx(
+        {"fp32": 20.0, "bf16": 20.5, "int8": 25.0, "alone": math.nan}, nan_ok=True
+    )
+    assert points.notes == ()
+    table = pareto_table(points, ("tokens_per_sec", "perplexity"))
+    last = {row[0]: row[-1] for row in table.rows}
+    assert last == {
+        "int8": "on the front",
+        "bf16": "on the front",
+        "fp32": "on the front",
+        "alone": "no perplexity",
+    }
+
+
+def test_a_quality_that_could_be_of_either_of_two_models_is_not_joined():
+    runs = frame(timed("a", 10.0), scored("ppl", 20.0), scored("ppl_32", 25.0), scored("again", 20.001))
+    points = gather_points(runs)
+    assert math.isnan(points.runs["perplexity"].iloc[0])
+    assert points.notes == ("a has no perplexity of its own, and the runs of its variant disagree",)
+
+
+def test_what_is_not_comparable_is_left_out_and_said():
+    runs = frame(
+        timed("a", 10.0),
+        timed("b", 20.0, quantization="int8"),
+        timed("long", 5.0) | {"workload_id": "other"},
+        timed("elsewhere", 90.0) | {"environment_id": "f"},
+        scored("ppl", 20.0),
+        scored("ppl8", 21.0, quantization="int8"),
+        scored("rolling", 9.0, protocol="rolling"),
+    )
+    points = gather_points(runs)
+    assert list(points.runs["scenario"]) == ["a", "b"]
+    assert list(points.runs["perplexity"]) == [20.0, 21.0]
+    assert [note.split(" are")[0] for note in points.notes] == [
+        "1 runs of another workload",
+        "1 runs measured in another environment",
+        "1 runs whose perplexity is of another convention",
+    ]
+
+
+def test_nothing_to_choose_among():
+    with pytest.raises(UsageError, match="no finished run has tokens_per_sec"):
+        gather_points(frame(scored("ppl", 20.0)))
+
+
+def boxes(figure, labels):
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    return [label.get_window_extent(renderer) for label in labels]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_labels_do_not_overlap_and_stay_inside(seed):
+    generator = random.Random(seed)
+    crowd = [(generator.gauss(20, 4), generator.gauss(20, 1)) for _ in range(14)] + [(60, 40), (61, 40)]
+    figure, axes = canvas("t", "x", "y")
+    xs, ys = zip(*crowd, strict=True)
+    axes.scatter(xs, ys)
+    axes.margins(x=0.22, y=0.18)
+    drawn = boxes(figure, label_points(figure, axes, xs, ys, [f"scenario_{n}" for n in range(16)]))
+    room = axes.get_window_extent()
+    for one, other in itertools.combinations(drawn, 2):
+        assert not one.overlaps(other)
+    for box in drawn:
+        assert room.x0 <= box.x0
+        assert box.x1 <= room.x1
+        assert not any(
+            box.x0 < x < box.x1 and box.y0 < y < box.y1 for x, y in axes.transData.transform(crowd)
+        )
+
+
+def test_the_plot_joins_the_front():
+    runs = frame(
+        timed("a", 10.0, perplexity=20.0, peak_memory_mib=100.0),
+        timed("b", 20.0, perplexity=21.0, peak_memory_mib=50.0),
+        timed("c", 15.0, perplexity=22.0, peak_memory_mib=400.0),
+    )
+    axes = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity").axes[0]
+    (line,) = axes.lines
+    assert list(line.get_xdata()) == [10.0, 20.0]
+    assert {text.get_text() for text in axes.texts} - {""} == {"a", "b", "c"}
+    assert "50 to 400 MiB" in axes.get_title(loc="left")
+    assert axes.get_xlabel() == "tokens_per_sec, tokens/s (more is better)"
+
+
+@pytest.fixture
+def tracked(tracker, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
+    study = tracker.start_study("quantization", "q", {}, ENVIRONMENT)
+    for name, speed, perplexity in (("fp32", 10.0, 20.0), ("int8", 20.0, 20.1), ("int4", 30.0, 26.0)):
+        tracker.log(
+            study,
+            measurement(
+                name,
+                facts={"model_id": "m", "dtype": "float32", "quantization": name},
+                metrics={"tokens_per_sec": speed, "perplexity": perplexity, "peak_memory_mib": 100.0},
+                samples={},
+                summaries={},
+            ),
+        )
+
+
+@pytest.mark.usefixtures("tracked")
+def test_the_command_prints_and_draws(tmp_path):
+    path = tmp_path / "front.png"
+    told = CliRunner().invoke(main, ["pareto", "--output", str(path), "--memory"])
+    assert told.exit_code == 0, told.output
+    assert told.output.count("on the front") == 3
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    rows = json.loads(CliRunner().invoke(main, ["pareto", "--format", "json"]).output)
+    assert [row["scenario"] for row in rows] == ["int4", "int8", "fp32"]
+
+
+@pytest.mark.usefixtures("tracked")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--quality", "bits_per_byte"], "no timed scenario has bits_per_byte"),
+        (["--quality", "tokens_scored"], "no better direction"),
+        (["--speed", "token_per_sec"], "did you mean tokens_per_sec"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message):
+    told = CliRunner().invoke(main, ["pareto", *arguments])
+    assert told.exit_code == 2
+    assert message in told.stderr
+    assert len(told.stderr.splitlines()) == 1
