@@ -39,6 +39,7 @@ tests: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python -m llmtrack.tracking.schema > docs/metrics.md
+	$(BIN)/python -m docs.commands > docs/commands.md
 
 # torch names its CUDA packages itself, and a CPU build has none: they are not locked.
 lock: $(STAMP)

@@ -1,0 +1,39 @@
+"""What a documented command is given instead of what it says, so that it ends in seconds and needs no network.
+
+Everything that is not named here runs as it is written.
+"""
+
+from __future__ import annotations
+
+# Parameters of entry points; only those are set that an experiment has.
+PARAMETERS = {
+    "model": "synthetic:tiny",
+    "executor": "inline",
+    "max_new_tokens": "2",
+    "min_repeats": "2",
+    "min_seconds": "0",
+    "max_seconds": "1",
+    # The tiny model's context holds 1,024 tokens.
+    "lengths": "16,128",
+    # Of a suite.
+    "experiments": "baseline,perplexity",
+    "quick": "true",
+    # Of scoring and of training.
+    "max_tokens": "500",
+    "stride": "64",
+    "steps": "2",
+    "sequence_length": "32",
+    "validation_tokens": "64",
+    "sample_tokens": "2",
+}
+CODE = {"packaged:smollm2": "synthetic:tiny"}
+
+# Files of the reader's own that documents speak of.
+FILES = {
+    "my_texts.jsonl": '{"text": "The first small text."}\n{"text": "And a second one."}\n',
+    "my_texts.txt": "A text of the reader's own, long enough to train on. " * 40,
+    "my.txt": "A text of the reader's own, long enough to train on. " * 40,
+}
+
+# A command may end with these, if not with 0: the gate says by 3 that a rule is broken.
+EXIT_CODES = {"gate": {0, 3}}
