@@ -18,15 +18,19 @@ PARAMETERS = {
     # Of a suite.
     "experiments": "baseline,perplexity",
     "quick": "true",
-    # Of scoring and of training.
-    "max_tokens": "500",
-    "stride": "64",
+    # Of training.
     "steps": "2",
     "sequence_length": "32",
     "validation_tokens": "64",
     "sample_tokens": "2",
 }
-CODE = {"packaged:smollm2": "synthetic:tiny"}
+# Only where the document gives a value, since others forbid one.
+WHERE_GIVEN = {"max_tokens": "500"}
+
+CODE = {
+    '"packaged:smollm2"': '"synthetic:tiny"',
+    "max_new_tokens=32": "max_new_tokens=2, policy=llmtrack.RepeatPolicy(max_seconds=1)",
+}
 
 # Files of the reader's own that documents speak of.
 FILES = {

@@ -1,0 +1,164 @@
+"""How each kind of documented command is run; one of no kind is an error, so that nothing is documented unrun."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import click
+import yaml
+from click.testing import CliRunner
+from packaging.requirements import Requirement
+
+from llmtrack.cli import main as llmtrack_command
+from tests.docs.blocks import ROOT
+from tests.docs.substitutions import EXIT_CODES, PARAMETERS, WHERE_GIVEN
+from tests.tracking.conftest import free_port
+
+ENTRY_POINTS = yaml.safe_load((ROOT / "MLproject").read_text(encoding="utf-8"))["entry_points"]
+SERVER_START_S = 180
+
+
+def run(command: str) -> None:
+    """Run a documented command in the working directory, as the substitutions have it.
+
+    Raises:
+        AssertionError: it failed, or nothing says how to run it.
+    """
+    words = shlex.split(command)
+    for start, handle in KINDS.items():
+        if command.startswith(start):
+            handle(words[len(start.split()) :])
+            return
+    raise AssertionError(f"tests/docs/runner.py does not say how to run: {command}")
+
+
+def entry_point(words: list[str]) -> None:
+    """Run the command of an entry point as `mlflow run` would; tests/e2e runs them by `mlflow run` itself."""
+    where, *rest = words
+    assert where == "." or where.startswith("https://"), f"not this project: {where}"
+    given = options(rest, allowed={"-e", "-P", "--env-manager", "--experiment-name"})
+    (name,) = given.pop("-e")
+    assert given.pop("--env-manager") == ["local"], "MLflow's default needs conda"
+    declared = ENTRY_POINTS[name]["parameters"]
+    asked = dict(each.split("=", 1) for each in given.pop("-P", []))
+    assert asked.keys() <= declared.keys(), f"{name} has no parameter {asked.keys() - declared.keys()}"
+    values = {key: each["default"] for key, each in declared.items()} | asked
+    values |= {key: value for key, value in PARAMETERS.items() if key in declared}
+    values |= {key: value for key, value in WHERE_GIVEN.items() if key in asked}
+    if name == "compare":
+        values["model"] = declared["model"]["default"]
+    filled = ENTRY_POINTS[name]["command"].format(
+        **{key: shlex.quote(value) for key, value in values.items()}
+    )
+    python, dash_m, module, *arguments = shlex.split(filled)
+    assert (python, dash_m) == ("python", "-m")
+    invoke(command_of(module), arguments)
+
+
+def module_command(words: list[str]) -> None:
+    """Run the command of a module, an experiment with the substituted options set."""
+    module, *arguments = words
+    command = command_of(module)
+    if "--help" not in arguments and module != "llmtrack":
+        known = {option for parameter in command.params for option in parameter.opts}
+        for name, value in PARAMETERS.items():
+            option = "--" + name.replace("_", "-")
+            arguments += [option, value] if option in known else []
+    invoke(command, arguments)
+
+
+def command_of(module: str) -> click.Command:
+    """Return the click command that `python -m MODULE` runs."""
+    return llmtrack_command if module == "llmtrack" else importlib.import_module(module).main
+
+
+def llmtrack(words: list[str]) -> None:
+    """Run the llmtrack command."""
+    invoke(llmtrack_command, words, EXIT_CODES.get(words[0], {0}))
+
+
+def invoke(command: click.Command, arguments: list[str], codes: Iterable[int] = (0,)) -> None:
+    """Run a click command in this process."""
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code in codes, f"{result.output}\n{result.exception!r}"
+
+
+def make(words: list[str]) -> None:
+    """See that make has the target; what the targets do is what CI does."""
+    done = subprocess.run(["make", "--dry-run", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def pip_install(words: list[str]) -> None:
+    """Read what pip is given: its files and extras must be there, its requirements well-formed."""
+    extras = set(importlib.metadata.metadata("llmtrack").get_all("Provides-Extra"))
+    rest = iter(words)
+    for word in rest:
+        if word in ("-c", "-r"):
+            assert (ROOT / next(rest)).is_file()
+        elif word in ("-e", "."):
+            target = next(rest) if word == "-e" else word
+            path, _, named = target.partition("[")
+            assert path == "."
+            assert set(filter(None, named.rstrip("]").split(","))) <= extras
+        else:
+            requirement = Requirement(word)
+            assert requirement.name != "llmtrack" or requirement.extras <= extras
+
+
+def mlflow_server(words: list[str]) -> None:
+    """Start the server on a free port, wait until it answers, and end it."""
+    port = str(free_port())
+    given = options(words, allowed={"--backend-store-uri"})
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", port]
+    command += ["--backend-store-uri", *given["--backend-store-uri"]]
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with Path("server.log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            wait_until_healthy(f"http://127.0.0.1:{port}/health", process)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server answers."""
+    deadline = time.monotonic() + SERVER_START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(url, timeout=2):
+                return
+        except OSError:
+            time.sleep(0.3)
+    raise AssertionError(f"the server did not start: {Path('server.log').read_text()[-2000:]}")
+
+
+def options(words: list[str], allowed: set[str]) -> dict[str, list[str]]:
+    """Read `OPTION VALUE` pairs."""
+    found: dict[str, list[str]] = {}
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        assert option in allowed, f"tests/docs/runner.py does not know the option {option}"
+        found.setdefault(option, []).append(value)
+    return found
+
+
+KINDS: dict[str, Callable[[list[str]], None]] = {
+    "mlflow run ": entry_point,
+    "mlflow ui ": mlflow_server,
+    "mlflow server ": mlflow_server,
+    "python -m ": module_command,
+    "llmtrack ": llmtrack,
+    "make ": make,
+    "pip install ": pip_install,
+}

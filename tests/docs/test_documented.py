@@ -1,0 +1,85 @@
+"""Every command and every piece of Python in the documents is run, with what substitutions.py declares."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import made_once
+from tests.docs import runner
+from tests.docs.blocks import Block, blocks, commands
+from tests.docs.substitutions import CODE, FILES
+
+BLOCKS = blocks()
+SHELL = {"bash", "yaml"}
+READ_ONLY = {"text", ""}
+LINES = [
+    pytest.param(line, id=f"{block.place} {line}")
+    for block in BLOCKS
+    if block.language in SHELL
+    for line in dict.fromkeys(commands(block))
+]
+
+
+@pytest.fixture(scope="session")
+def reader(tmp_path_factory: pytest.TempPathFactory, template_database: Path) -> Path:
+    """The working directory of a reader who has run some experiments: a store, and files of their own."""
+
+    def measure(folder: Path) -> None:
+        shutil.copyfile(template_database, folder / "mlflow.db")
+        for name, text in FILES.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        store = f"sqlite:///{folder / 'mlflow.db'}"
+        for experiment in ("prompt_length", "precision"):
+            runner.module_command([f"experiments.{experiment}", "--tracking-uri", store])
+
+    return made_once(tmp_path_factory, "reader", measure)
+
+
+@pytest.fixture(autouse=True)
+def _in_it(reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("MLFLOW_") or name == "LLMTRACK_SPOOL":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("LLMTRACK_SPOOL", str(tmp_path / "spool"))
+    for name in ("mlflow.db", *FILES):
+        shutil.copyfile(reader / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_documented_command_runs(line: str):
+    runner.run(line)
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, id=block.place) for block in BLOCKS if block.language == "python"]
+)
+def test_documented_python_runs(block: Block):
+    text = block.text
+    for documented, used in CODE.items():
+        text = text.replace(documented, used)
+    namespace: dict[str, object] = {}
+    exec(compile(ast.parse(text), block.place, "exec"), namespace)
+
+
+def test_every_block_is_of_a_language_that_is_run_or_only_read():
+    assert {block.language for block in BLOCKS} <= SHELL | READ_ONLY | {"python"}
+    assert len(LINES) > 20
+
+
+def test_the_steps_of_a_workflow_are_commands():
+    steps = "jobs:\n  gate:\n    steps:\n      - uses: x\n      - run: |\n          llmtrack doctor  # first\n          llmtrack \\\n            sync\n"
+    assert commands(Block("x", "yaml", steps)) == ["llmtrack doctor", "llmtrack sync"]
+
+
+@pytest.mark.parametrize(
+    "line", ["curl https://example.org", "mlflow run . -e nothing", "llmtrack compare --nothing"]
+)
+def test_a_command_that_cannot_be_run_is_noticed(line: str):
+    with pytest.raises((AssertionError, KeyError)):
+        runner.run(line)
