@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -17,7 +18,9 @@ from experiments import (
     perplexity,
     precision,
     prompt_length,
+    quantization,
 )
+from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.report.console import make_console
 from llmtrack.run.main import exit_codes, open_executor, open_tracker, say_where
@@ -53,7 +56,16 @@ BUILDERS: dict[str, Builder] = {
     "edge_prompts": edge_prompts.build,
     "precision": precision.build,
     "perplexity": _perplexity,
+    "quantization": quantization.build,
 }
+
+ALL, NO_FOCUS = "all", "none"
+# What a focus runs instead of everything, in this order.
+FOCUSES: dict[str, tuple[str, ...]] = {
+    "quantization": ("baseline", "quantization", "cache_padding", "batching", "perplexity", "edge_prompts"),
+}
+# Its first export and quantization take longer than all the rest of a first look.
+NOT_QUICK = ("quantization",)
 
 QUICK_NEW_TOKENS, QUICK_REPEATS, QUICK_SECONDS = 16, 3, 8.0
 QUICK_LENGTHS = (16, 128)
@@ -62,6 +74,14 @@ QUICK_SIZES = (1, 4)
 QUICK_PROMPTS = ("plain", "one_token", "empty", "very_long", "code", "emoji_combining")
 QUICK_LONG_PROMPT = 256
 QUICK_DOCUMENT = 64
+QUICK_RECIPES = (
+    "torch/float32",
+    "torch/bfloat16",
+    "onnx/float32",
+    "onnx/int8-weight-only",
+    "onnx/int8-mixed",
+)
+QUICK_PROMPT, QUICK_COMPARED, QUICK_CALIBRATION = 128, 256, 512
 # Experiments of many scenarios, or of many prompts in each, generate less.
 QUICK_FEW_TOKENS, QUICK_LEAST_TOKENS = 8, 4
 
@@ -75,13 +95,22 @@ QUICK_BUILDERS: dict[str, Builder] = {
         _at_most(QUICK_FEW_TOKENS, settings), QUICK_PROMPTS, QUICK_LONG_PROMPT
     ),
     "perplexity": lambda settings: _perplexity(settings, PerplexityTask(max_length=QUICK_DOCUMENT)),
+    "quantization": lambda settings: quantization.build(
+        settings,
+        QUICK_RECIPES,
+        quantization.Options(calibration_tokens=QUICK_CALIBRATION),
+        PerplexityTask(max_length=QUICK_DOCUMENT),
+        QUICK_PROMPT,
+        QUICK_COMPARED,
+    ),
 }
 
 QUICK_REMARK = (
     f"Quick: at most {QUICK_NEW_TOKENS} new tokens and {QUICK_REPEATS} repeats; it leaves out all prompt lengths but "
     f"{_list(QUICK_LENGTHS)}, output lengths but {_list(QUICK_OUTPUTS)}, batch sizes but {_list(QUICK_SIZES)}, edge prompts but "
     f"{_list(QUICK_PROMPTS)} (of at most {QUICK_LONG_PROMPT} tokens), and the text after the first {QUICK_DOCUMENT} tokens "
-    "of each scored document. A first look: decide by a run without quick."
+    "of each scored document; of quantization, which runs only if it is named (or by its focus), all recipes but "
+    f"{_list(QUICK_RECIPES[1:])}. A first look: decide by a run without quick."
 )
 
 
@@ -97,8 +126,41 @@ def quicker(settings: Settings) -> Settings:
     )
 
 
-def experiments_of(names: Sequence[str], settings: Settings, quick: bool = False) -> list[Experiment]:
-    """Return the experiments of these names, in this order; if quick, the smaller ones."""
+def chosen_names(names: Sequence[str], focus: str = NO_FOCUS, quick: bool = False) -> tuple[str, ...]:
+    """Return the experiments to run: those named, or those of the focus, or else all (of a quick suite, all that are quick).
+
+    Raises:
+        UsageError: both are given.
+    """
+    if focus != NO_FOCUS:
+        if names:
+            raise UsageError("give either experiments or a focus: a focus chooses its experiments")
+        return FOCUSES[focus]
+    return tuple(names) or tuple(name for name in BUILDERS if not (quick and name in NOT_QUICK))
+
+
+def experiments_of(
+    names: Sequence[str], settings: Settings, quick: bool = False, focus: str = NO_FOCUS
+) -> list[Experiment]:
+    """Return the experiments of these names, in this order; if quick, the smaller ones.
+
+    With a focus on quantization the edge prompts are put to the best quantized variant, once it is known.
+    """
+    experiments = _built(names, settings, quick)
+    if focus != "quantization":
+        return experiments
+    variants = {
+        each.name: each.variant for e in experiments if e.name == "quantization" for each in e.scenarios
+    }
+    return [
+        replace(each, follow=partial(quantization.on_best, each, variants))
+        if each.name == "edge_prompts"
+        else each
+        for each in experiments
+    ]
+
+
+def _built(names: Sequence[str], settings: Settings, quick: bool) -> list[Experiment]:
     if not quick:
         return [BUILDERS[name](settings) for name in names]
     builders = BUILDERS | QUICK_BUILDERS
@@ -118,10 +180,16 @@ def _few_repeats(experiment: Experiment) -> Experiment:
 @click.option(
     "--experiments",
     "names",
-    type=CommaList(click.Choice(list(BUILDERS))),
-    default=",".join(BUILDERS),
+    default=ALL,
     show_default=True,
-    help="Experiments to run, in this order.",
+    help=f"Experiments to run, in this order, of {', '.join(BUILDERS)}.",
+)
+@click.option(
+    "--focus",
+    type=click.Choice([NO_FOCUS, *FOCUSES]),
+    default=NO_FOCUS,
+    show_default=True,
+    help="Run what belongs to one question, edge prompts on the best variant that it finds.",
 )
 @click.option(
     "--quick",
@@ -132,17 +200,19 @@ def _few_repeats(experiment: Experiment) -> Experiment:
     show_default=True,
     help="A first look in minutes: fewer tokens, repeats and lengths.",
 )
-def main(names: tuple[str, ...], quick: bool, **shared: Any) -> None:
+def main(names: str, focus: str, quick: bool, **shared: Any) -> None:
     """Run the suite from the command line."""
     settings = Settings(**shared)
     console = make_console()
+    chosen = () if names.strip().lower() == ALL else CommaList(click.Choice(list(BUILDERS)))(names)
     with exit_codes(console), open_executor(settings) as executor:
+        chosen = chosen_names(chosen, focus, quick)
         tracker = open_tracker(settings)
         result = run_suite(
-            experiments_of(names, settings, quick),
+            experiments_of(chosen, settings, quick, focus),
             question=QUESTION,
             settings=(quicker(settings) if quick else settings).tracked(
-                experiments=",".join(names), quick=quick
+                experiments=",".join(chosen), focus=focus, quick=quick
             ),
             tracker=tracker,
             executor=executor,

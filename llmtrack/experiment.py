@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from llmtrack.report.table import Focus
 from llmtrack.scenario import Scalar, Scenario
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ class Experiment:
         reading: 3 to 5 lines of what the tracked runs say.
         settings: resolved settings, tracked with the study as `cfg.NAME`.
         show_block: print every metric of each run, not only the table.
+        focus: what its own table is about; None: everything that is tracked.
+        follow: in a suite, returns what is really measured, from the runs that were tracked before it; the scenarios keep
+            their names.
     """
 
     name: str
@@ -39,3 +43,5 @@ class Experiment:
     reading: Reading
     settings: Mapping[str, Scalar] = field(default_factory=dict)
     show_block: bool = False
+    focus: Focus | None = None
+    follow: Callable[[pd.DataFrame], Experiment] | None = None

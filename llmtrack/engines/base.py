@@ -95,6 +95,7 @@ class EngineInfo:
         warnings: findings in words, such as random weights or emulated arithmetic.
         special_tokens: the tokenizer's special tokens.
         texts: artifacts to track beside each measurement, by file name: what a quantization left out, and why.
+        series: values per step to track beside each measurement, by name.
     """
 
     model_id: str
@@ -112,6 +113,7 @@ class EngineInfo:
     warnings: tuple[str, ...] = ()
     special_tokens: SpecialTokens = SpecialTokens({})
     texts: Mapping[str, str] = field(default_factory=dict)
+    series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -30,7 +30,7 @@ from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.cache import damage, read_manifest
 from llmtrack.models.load import identify
-from llmtrack.quantize.build import onnx_folder
+from llmtrack.quantize.build import EXPORT_FACTS, onnx_folder
 from llmtrack.quantize.recipe import NONE, find_recipe
 from llmtrack.scenario import Scalar, Variant
 
@@ -89,7 +89,7 @@ def load(variant: Variant) -> OnnxEngine:
         "model_source": identity.source.kind,
         "weights_format": "onnx",
         "trust_remote_code": False,
-        **{key: manifest[key] for key in _EXPORT_FACTS if key in manifest},
+        **{key: manifest[key] for key in EXPORT_FACTS if key in manifest},
     }
     if identity.revision:
         facts["revision"] = identity.revision
@@ -106,10 +106,10 @@ def load(variant: Variant) -> OnnxEngine:
         tags={"weights_digest": identity.weights_digest, "onnxruntime": onnxruntime().__version__},
         warnings=identity.warnings + (_BATCH_WARNING if recipe and recipe.depends_on_batch else ()),
         texts=_texts(built),
+        series=_series(built),
     )
 
 
-_EXPORT_FACTS = ("parity_max_difference", "parity_top1_agreement", "onnx_attention")
 _BATCH_WARNING = (
     "activations are rounded to ranges that a whole batch shares: what a row says can depend on the rows beside it and "
     "on pads; its perplexity is that of rows scored one at a time, without pads",
@@ -132,6 +132,7 @@ class OnnxEngine:
         tags: provenance to track.
         warnings: findings in words.
         texts: artifacts to track.
+        series: values per step to track.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class OnnxEngine:
         tags: Mapping[str, str],
         warnings: tuple[str, ...],
         texts: Mapping[str, str],
+        series: Mapping[str, tuple[float, ...]],
     ) -> None:
         self.tokenizer = tokenizer
         self._decoder = decoder
@@ -174,6 +176,7 @@ class OnnxEngine:
             warnings=warnings,
             special_tokens=tokens.special_tokens(tokenizer),
             texts=texts,
+            series=series,
         )
 
     @property
@@ -286,6 +289,12 @@ def _texts(built: Mapping[str, Any]) -> dict[str, str]:
     """Return what a recipe found as CSV files: the layers by their error, and the tries of the search."""
     names = {"ranking": "quantization/layers.csv", "attempts": "quantization/search.csv"}
     return {path: _csv(built[key]) for key, path in names.items() if built.get(key)}
+
+
+def _series(built: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+    """Return the layers' signal-to-noise ratios, the worst first."""
+    ranking = built.get("ranking")
+    return {"layer_sqnr_db": tuple(row["sqnr_db"] for row in ranking)} if ranking else {}
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

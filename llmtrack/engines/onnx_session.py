@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
+from llmtrack.quantize.available import INSTALL_ONNX
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +26,6 @@ GRAPH_OPTIMIZATIONS = {
     "basic": "ORT_ENABLE_BASIC",
     "none": "ORT_DISABLE_ALL",
 }
-INSTALL = 'install it with: pip install "llmtrack[onnx]" (needs transformers 4.57)'
 
 CHUNK_BYTES = 64 * 2**20
 
@@ -41,7 +41,7 @@ def onnxruntime() -> Any:
     try:
         import onnxruntime as module
     except ImportError as error:
-        raise MissingDependencyError(f"the onnx backend needs onnxruntime: {INSTALL}") from error
+        raise MissingDependencyError(f"the onnx backend needs onnxruntime: {INSTALL_ONNX}") from error
     # Level 3 is errors: the graph optimizer warns of every initializer that it drops.
     module.set_default_logger_severity(3)
     return module

@@ -45,6 +45,7 @@ def load(variant: Variant) -> TorchEngine:
         model_id=loaded.model_id,
         dtype_label=label,
         load_time_s=loaded.load_time_s,
+        file_size_bytes=loaded.file_size_bytes,
         facts=facts,
         tags={"weights_digest": loaded.weights_digest},
         warnings=loaded.warnings,
@@ -61,6 +62,7 @@ class TorchEngine:
         dtype_label: label of the dtype as `resolve_dtype` gave it; used where it agrees with the loaded
             parameters, which have the last word.
         load_time_s: seconds that loading took.
+        file_size_bytes: bytes of the weights' files.
         facts: params to track.
         tags: provenance to track.
         warnings: findings in words.
@@ -74,6 +76,7 @@ class TorchEngine:
         model_id: str | None = None,
         dtype_label: str = "",
         load_time_s: float | None = None,
+        file_size_bytes: int | None = None,
         facts: dict[str, Scalar] | None = None,
         tags: dict[str, str] | None = None,
         warnings: tuple[str, ...] = (),
@@ -100,6 +103,7 @@ class TorchEngine:
             context_length=getattr(model.config.get_text_config(), "max_position_embeddings", None),
             vocab_size=int(model.config.get_text_config().vocab_size),
             load_time_s=load_time_s,
+            file_size_bytes=file_size_bytes,
             facts=facts or {},
             tags=tags or {},
             warnings=warnings + _emulation_warning(dtype_name, self._device),

@@ -34,6 +34,7 @@ class LoadedModel:
         revision: commit of a hub model, otherwise None.
         weights_digest: sha256 of the weights, after what it is of: `safetensors:`, `gguf:`, `synthetic:` ....
         load_time_s: seconds to read the weights and the tokenizer, without fetching or converting them.
+        file_size_bytes: bytes of the weights' files; None where there are none.
         facts: what is known of the model and is tracked.
         warnings: findings in words.
     """
@@ -44,6 +45,7 @@ class LoadedModel:
     revision: str | None
     weights_digest: str
     load_time_s: float = 0.0
+    file_size_bytes: int | None = None
     facts: dict[str, str | int | float | bool] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -159,6 +161,9 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
         revision=commit,
         weights_digest=digest,
         load_time_s=seconds,
+        file_size_bytes=None
+        if folder is None
+        else sum(path.stat().st_size for path in weight_files(folder)[1]),
         facts=_facts(model, source, weights),
         warnings=tuple(warnings),
     )

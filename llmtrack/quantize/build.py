@@ -15,16 +15,15 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from llmtrack.engines.onnx_session import INSTALL, MODEL_FILE
+from llmtrack.engines.onnx_session import MODEL_FILE
 from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
-from llmtrack.models.cache import build_once
+from llmtrack.models.cache import MANIFEST, build_once, read_manifest
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.reasons import one_line
+from llmtrack.quantize.available import INSTALL_ONNX, installed_version, missing_modules
 from llmtrack.quantize.recipe import NONE, Job, find_recipe
 from llmtrack.scenario import Scalar, Variant, digest
 
@@ -35,6 +34,9 @@ CALIBRATION = "pydoc"
 
 EXPORT_VERSION = 1
 """Raised when an export's result changes, so that cached ones are made anew."""
+
+EXPORT_FACTS = ("parity_max_difference", "parity_top1_agreement", "onnx_attention")
+"""What the manifest of an export, and of all that is made from it, says of how it compares with PyTorch."""
 
 _PACKAGES = ("optimum-onnx", "onnx", "onnxruntime", "torch", "transformers")
 _SPARE_BYTES = 64 * 2**20
@@ -49,9 +51,9 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
         UsageError: an option is not accepted.
         ModelLoadError: the cache cannot be used.
     """
-    require_onnx()
+    require_onnx(variant.quantization)
     name = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(identity.source.location).name)[:60]
-    made_by = {package: _version(package) for package in _PACKAGES}
+    made_by = {package: installed_version(package) for package in _PACKAGES}
     key = digest([identity.weights_digest, EXPORT_VERSION, made_by])
     spec, revision = identity.source.spec, variant.revision if identity.source.kind == "hub" else None
 
@@ -83,17 +85,14 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
     return build_once(f"{name}-onnx-{recipe.name}-{key}", quantize_apart)
 
 
-def require_onnx() -> None:
+def require_onnx(quantization: str) -> None:
     """Refuse in one line where the onnx extra is missing.
 
     Raises:
         MissingDependencyError: it is.
     """
-    missing = [name for name in ("onnx", "onnxruntime", "optimum.onnxruntime") if not _importable(name)]
-    if missing:
-        major = (_version("transformers") or "").partition(".")[0]
-        why = f" (it does not work with transformers {major})" if major == "5" else ""
-        raise MissingDependencyError(f"the onnx backend needs {', '.join(missing)}{why}: {INSTALL}")
+    if missing := missing_modules("onnx", quantization):
+        raise MissingDependencyError(f"the onnx backend needs {', '.join(missing)}: {INSTALL_ONNX}")
 
 
 def _export(spec: str, revision: str | None, folder: str) -> dict[str, Any]:
@@ -121,9 +120,10 @@ def _quantize(
         facts = {"calibration": found.corpus, "calibration_digest": found.digest}
     built = recipe.apply(Job(Path(source), target, options, rows))
     for path in Path(source).iterdir():
-        if not path.name.startswith(MODEL_FILE) and not (target / path.name).exists():
+        if not path.name.startswith((MODEL_FILE, MANIFEST)) and not (target / path.name).exists():
             shutil.copy2(path, target)
-    return {"recipe": asdict(built) | {"facts": {**facts, **built.facts}}, "options": options}
+    exported = {key: value for key, value in read_manifest(Path(source)).items() if key in EXPORT_FACTS}
+    return {**exported, "recipe": asdict(built) | {"facts": {**facts, **built.facts}}, "options": options}
 
 
 def _apart(what: str, folder: Path, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
@@ -176,17 +176,3 @@ def _corpus_digest(corpus: str) -> str:
     from llmtrack.quality.corpora import load_corpus
 
     return load_corpus(corpus).digest
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _importable(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False

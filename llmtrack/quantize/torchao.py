@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from llmtrack.errors import MissingDependencyError
+from llmtrack.quantize.available import INSTALL_TORCHAO
 from llmtrack.quantize.recipe import Recipe
 
 
@@ -14,7 +15,7 @@ def _torchao() -> Any:
         return import_module("torchao.quantization")
     except ImportError as error:
         raise MissingDependencyError(
-            f'the torch backend\'s recipes need torchao ({error}): pip install "llmtrack[torchao]"'
+            f"the torch backend's recipes need torchao ({error}): {INSTALL_TORCHAO}"
         ) from error
 
 

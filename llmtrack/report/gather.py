@@ -10,7 +10,7 @@ from llmtrack.experiment import Experiment
 from llmtrack.report.html import Plot, Report, Rows, Sample, Section
 from llmtrack.report.phases import Call
 from llmtrack.report.reading import has
-from llmtrack.report.table import summary_table
+from llmtrack.report.table import Focus, summary_table
 from llmtrack.report.takeaways import plain_call
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def section(
         name=experiment.name,
         question=experiment.question,
         run_id=run_id or "",
-        rows=rows_of(runs),
+        rows=rows_of(runs, experiment.focus),
         reading=tuple(reading),
         plots=tuple(_plot(name, figure) for name, figure in plots.items()),
         samples=samples(runs, text_of),
@@ -132,9 +132,9 @@ def section(
     )
 
 
-def rows_of(runs: pd.DataFrame) -> Rows:
+def rows_of(runs: pd.DataFrame, focus: Focus | None = None) -> Rows:
     """Return the summary table of runs, and what each row is."""
-    return Rows(summary_table(runs), tuple(_kind(run) for _, run in runs.iterrows()))
+    return Rows(summary_table(runs, focus=focus), tuple(_kind(run) for _, run in runs.iterrows()))
 
 
 def conditions(runs: pd.DataFrame) -> tuple[tuple[str, str], ...]:

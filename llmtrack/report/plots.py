@@ -78,6 +78,55 @@ def bar_plot(runs: pd.DataFrame, label: str, y: str, *, title: str, y_label: str
     return figure
 
 
+def scatter_plot(
+    runs: pd.DataFrame, x: str, y: str, *, title: str, x_label: str, y_label: str, label: str = "scenario"
+) -> Figure:
+    """Draw a metric against another, a named point per run; the baseline is grey."""
+    figure, axes = _canvas(title, x_label, y_label)
+    points = measured(runs, y)
+    points = points[points[x].notna()].sort_values(y)
+    colors = [OTHER if base else COLOR for base in points["baseline"].fillna(False)]
+    xs, ys = points[x].astype(float).tolist(), points[y].astype(float).tolist()
+    axes.scatter(xs, ys, color=colors, zorder=3)
+    axes.margins(x=0.12, y=0.12)
+    _name_points(figure, axes, xs, ys, [str(name) for name in points[label]])
+    return figure
+
+
+def _name_points(
+    figure: Figure, axes: Axes, xs: Sequence[float], ys: Sequence[float], names: Sequence[str]
+) -> None:
+    """Write names beside points, above one another where they would overlap; `ys` rise."""
+    figure.draw_without_rendering()
+    taken: list[tuple[float, float, float, float]] = []
+    right_edge = axes.transAxes.transform((1, 1))[0]
+    for x, y, name in zip(xs, ys, names, strict=True):
+        text = axes.annotate(name, (x, y), xytext=(7, -3), textcoords="offset points", fontsize=8)
+        box = text.get_window_extent()
+        if box.x1 > right_edge:
+            text.set_horizontalalignment("right")
+            text.xyann = (-7, -3)
+            box = text.get_window_extent()
+        lift = 0.0
+        while any(_touch((box.x0, box.y0 + lift, box.x1, box.y1 + lift), other) for other in taken):
+            lift += 2.0
+        taken.append((box.x0, box.y0 + lift, box.x1, box.y1 + lift))
+        if lift:
+            points = 72 / figure.dpi
+            text.xyann = (text.xyann[0], -3 + lift * points)
+            axes.annotate(
+                "",
+                (x, y),
+                xytext=(text.xyann[0], lift * points),
+                textcoords="offset points",
+                arrowprops={"arrowstyle": "-", "color": OTHER, "linewidth": 0.6},
+            )
+
+
+def _touch(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
 def step_plot(values: Sequence[float], *, title: str, x_label: str, y_label: str) -> Figure:
     """Draw a value per step, such as the loss of each batch."""
     figure, axes = _canvas(title, x_label, y_label)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 MEMORY_BOUND = 0.6
 FAR_FROM_BOUND = 0.3
+# A perplexity that is so many times the baseline's is told in words.
+SPIKE = 1.1
 
 
 def has(run: pd.Series, key: str) -> bool:

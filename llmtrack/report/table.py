@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,8 @@ DASH = "–"
 class Column:
     """A column of the table: which column of the runs it shows, under which title, how.
 
-    A `quiet` condition is only told where runs differ in it.
+    A `quiet` condition is only told where runs differ in it, and a `quiet` metric only where it is asked for. With
+    `spread`, half the 95 % interval is shown beside the value, as a share of it.
     """
 
     key: str
@@ -26,6 +27,7 @@ class Column:
     render: Callable[[Any], str]
     is_number: bool = True
     quiet: bool = False
+    spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,18 +87,48 @@ METRICS = (
     Column("inter_token_latency_ms", "ITL ms", _decimals(2)),
     Column("batch_latency_s", "s/batch", _decimals(3)),
     Column("latency_per_sample_s", "s/sample", _decimals(3)),
+    Column("file_size_mib", "file MiB", _decimals(0), quiet=True),
+    Column("prefill_tokens_per_sec", "prefill tokens/s", _decimals(0), quiet=True, spread=True),
+    Column("decode_tokens_per_sec", "decode tokens/s", _decimals(1), quiet=True, spread=True),
     Column("pad_share", "pads", _percent),
     Column("rows_equal_unpadded", "rows as unpadded", _percent),
     Column("loss", "loss", _decimals(4)),
     Column("perplexity_before", "perplexity before", _decimals(3)),
     Column("perplexity", "perplexity", _decimals(3)),
+    Column("kl_divergence", "KL nats", _decimals(4)),
+    Column("top1_agreement", "top-1", lambda value: f"{value:.1%}"),
     Column("train_tokens_per_sec", "trained tokens/s", _decimals(0)),
     Column("peak_memory_mib", "peak MiB", _decimals(0)),
     Column("model_size_mib", "weights MiB", _decimals(0)),
 )
 
 
-def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> Table:
+@dataclass(frozen=True)
+class Focus:
+    """What an experiment's own table is about, instead of everything that is tracked.
+
+    Attributes:
+        columns: keys of the conditions and metrics that are shown, beside the scenario's name.
+        compared: keys of the metrics that each run is compared with its baseline in.
+    """
+
+    columns: tuple[str, ...]
+    compared: tuple[str, ...]
+
+
+# How a metric's change from the baseline is told: its name there, and whether as a multiple.
+COMPARED = {
+    "tokens_per_sec": ("tokens/s", False),
+    "prefill_tokens_per_sec": ("prefill", True),
+    "decode_tokens_per_sec": ("decode", True),
+    "perplexity": ("perplexity", False),
+}
+_COMPARED_BY_DEFAULT = ("tokens_per_sec", "perplexity")
+# From this on a perplexity beside the reference's is told in words.
+_SPIKE = 1.1
+
+
+def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None, focus: Focus | None = None) -> Table:
     """Lay out tracked runs (`llmtrack.runs`) as one table.
 
     Conditions that all runs share go above the table and columns that no run has are left out. The last
@@ -105,6 +137,7 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> Tabl
     Args:
         runs: the rows of the table.
         among: where to look for the baselines, if not among these rows.
+        focus: what the table is about; None: everything that the runs have.
     """
     shared, differing = [], []
     for column in CONDITIONS:
@@ -117,11 +150,16 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> Tabl
     several = len(set(_values(runs, "experiment"))) > 1
     names = [Column("experiment", "experiment", str, False)] if several else []
     names.append(Column("scenario", "scenario", str, False))
-    metrics = [each for each in METRICS if _worth_a_column(_values(runs, each.key))]
+    wanted = (each for each in METRICS if (each.key in focus.columns if focus else not each.quiet))
+    metrics = [each for each in wanted if _worth_a_column(_values(runs, each.key))]
+    if focus:
+        differing = [column for column in differing if column.key in focus.columns]
     columns = [*names, *differing, *metrics]
-    changes = [change_from_baseline(run, runs if among is None else among) for _, run in runs.iterrows()]
+    compared = focus.compared if focus else _COMPARED_BY_DEFAULT
+    everyone = runs if among is None else among
+    changes = [change_from_baseline(run, everyone, compared) for _, run in runs.iterrows()]
     rows = [
-        (*(_show(column, run.get(column.key)) for column in columns), change)
+        (*(_show(column, run.get(column.key)) + _spread(column, run) for column in columns), change)
         for (_, run), change in zip(runs.iterrows(), changes, strict=True)
     ]
     return Table(
@@ -135,16 +173,23 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> Tabl
 
 
 def note(run: pd.Series) -> str:
-    """Return why a run has no numbers; empty if it has."""
+    """Return why a run has no numbers, or none to rely on; empty if all is well."""
+    import pandas as pd
+
     if run.get("outcome") == "same_as":
         return f"{run['scenario']} was not measured again: {_text(run.get('reason'))}"
     if run["status"] != "FINISHED":
         return f"{run['scenario']} failed: {_text(run.get('reason')) or 'no reason was tracked'}"
+    ratio = run.get("reference_perplexity_ratio")
+    if not pd.isna(ratio) and ratio > _SPIKE:
+        return f"{run['scenario']} loses quality: its perplexity is {ratio:.2f} times the reference's"
     return ""
 
 
-def change_from_baseline(run: pd.Series, runs: pd.DataFrame) -> str:
-    """Say how a run differs from the baseline of its study: tokens/s, and perplexity where it was scored."""
+def change_from_baseline(
+    run: pd.Series, runs: pd.DataFrame, compared: Sequence[str] = _COMPARED_BY_DEFAULT
+) -> str:
+    """Say how a run differs from the baseline of its study, in those of some metrics that both have."""
     import pandas as pd
 
     if run.get("outcome") == "same_as":
@@ -157,12 +202,28 @@ def change_from_baseline(run: pd.Series, runs: pd.DataFrame) -> str:
     if base is None:
         return DASH
     parts = []
-    for key, title in (("tokens_per_sec", "tokens/s"), ("perplexity", "perplexity")):
+    for key in compared:
+        title, as_multiple = COMPARED[key]
         now, then = run.get(key), base.get(key)
         if pd.isna(now) or pd.isna(then) or not then:
             continue
-        parts.append(f"{now / then - 1:+.1%} {title}{_noise(run, base, key)}")
+        change = f"{now / then:.2f}x" if as_multiple else f"{now / then - 1:+.1%}"
+        parts.append(f"{change} {title}{_noise(run, base, key)}")
     return ", ".join(parts) or DASH
+
+
+def _spread(column: Column, run: pd.Series) -> str:
+    """Return half the 95 % interval of a metric as a share of its median, such as ` ±2%`; empty where none was taken."""
+    import pandas as pd
+
+    low, high, value = (run.get(key) for key in (*_interval(column.key), column.key))
+    if not column.spread or pd.isna(low) or pd.isna(high) or not value:
+        return ""
+    return f" ±{(float(high) - float(low)) / 2 / float(value):.0%}"
+
+
+def _interval(key: str) -> tuple[str, str]:
+    return f"spread/{key}.ci_low", f"spread/{key}.ci_high"
 
 
 def _noise(run: pd.Series, base: pd.Series, key: str) -> str:

@@ -86,7 +86,8 @@ def _measurement(
         + engine.info.warnings,
         sample_text="\n---\n".join(engine.decode(row) for row in timing.new_ids[:SAMPLE_ROWS]),
         tags=dict(engine.info.tags),
-        series={"token_latency_ms": timing.gaps_ms},
+        series={"token_latency_ms": timing.gaps_ms, **engine.info.series},
+        texts=dict(engine.info.texts),
         started_at=started,
         ended_at=time.time(),
     )

@@ -6,14 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 
 from llmtrack.engines.base import Engine
-from llmtrack.errors import LlmtrackError
+from llmtrack.errors import LlmtrackError, ScenarioError
 from llmtrack.measure.timing import Clock
-from llmtrack.run.events import Log, Warn
+from llmtrack.run.events import Event, Log, Warn
 from llmtrack.run.generation import measure_generation
+from llmtrack.run.notices import notices
 from llmtrack.run.outcomes import Emit, failure_of
-from llmtrack.run.scoring import measure_perplexity
+from llmtrack.run.scoring import measure_perplexity, with_quality
 from llmtrack.run.training import measure_training
-from llmtrack.scenario import PerplexityTask, Scenario, TrainTask, Variant
+from llmtrack.scenario import Measurement, PerplexityTask, Scenario, TrainTask, Variant
 
 
 class EngineCache:
@@ -32,6 +33,10 @@ class EngineCache:
         self._engine = self._load(variant)
         self._variant = variant
         return self._engine, True
+
+    def load_beside(self, variant: Variant) -> Engine:
+        """Return a further engine; the caller closes it."""
+        return self._load(variant)
 
     def close(self) -> None:
         """Free the engine."""
@@ -60,21 +65,33 @@ def measure_group(
 def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: Emit, clock: Clock) -> None:
     started = time.time()
     try:
-        engine, fresh = engines.get(scenarios[0].variant)
+        with notices(emit):
+            engine, fresh = engines.get(scenarios[0].variant)
     except Exception as error:
+        # A scenario's own error says more than that loading failed: out of memory, unsupported ...
+        plain = isinstance(error, LlmtrackError) and not isinstance(error, ScenarioError)
         for scenario in scenarios:
-            emit(
-                failure_of(
-                    scenario, error, started, kind="load" if isinstance(error, LlmtrackError) else None
-                )
-            )
+            emit(failure_of(scenario, error, started, kind="load" if plain else None))
         return
     info = engine.info
     if fresh:
         emit(Log(f"Loaded: {info.model_id} | device={info.device.split(':')[0]} | dtype={info.dtype_label}"))
         for warning in info.warnings:
             emit(Warn(warning))
-    measure_generation(scenarios, engine, emit, clock)
+    timed: list[Measurement] = []
+
+    def hold(event: Event) -> None:
+        """Keep back what is to be scored, too, until nothing is timed any more."""
+        if isinstance(event, Measurement) and event.scenario.quality is not None:
+            timed.append(event)
+        else:
+            emit(event)
+
+    measure_generation(scenarios, engine, hold, clock)
+    for measurement in timed:
+        check = measurement.scenario.quality
+        assert check is not None  # else it was not held back
+        emit(with_quality(measurement, check, engine, engines.load_beside, emit, clock))
     for scenario in scenarios:
         if isinstance(scenario.task, PerplexityTask):
             measure_perplexity(scenario, scenario.task, engine, emit, clock)

@@ -35,6 +35,8 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
     metrics = {"model_size_mib": engine.info.model_size_bytes / MIB}
     if engine.info.load_time_s is not None:
         metrics["load_time_s"] = engine.info.load_time_s
+    if engine.info.file_size_bytes is not None:
+        metrics["file_size_mib"] = engine.info.file_size_bytes / MIB
     return metrics
 
 

@@ -35,7 +35,11 @@ def finished_already(
     asked = {
         (scenario.scenario_id, _workload_id(scenario), environment_id): scenario for scenario in scenarios
     }
-    kept = newest[newest.index.isin(list(asked))].copy()
+    kept = newest[newest.index.isin(list(asked))]
+    scored = (_scored_text(asked[ids]) for ids in kept.index)
+    kept = kept[
+        [not text or text == then for text, then in zip(scored, kept["corpus_digest"], strict=True)]
+    ].copy()
     kept["scenario"] = [asked[ids].name for ids in kept.index]
     kept["baseline"] = [asked[ids].baseline for ids in kept.index]
     return kept.reset_index(drop=True)
@@ -44,3 +48,8 @@ def finished_already(
 def _workload_id(scenario: Scenario) -> str:
     task = scenario.task
     return workload_id(task, "" if isinstance(task, GenerateTask) else load_corpus(task.corpus).digest)
+
+
+def _scored_text(scenario: Scenario) -> str:
+    """Return the digest of the text that is scored beside a timed task; empty if none is."""
+    return "" if scenario.quality is None else load_corpus(scenario.quality.perplexity.corpus).digest

@@ -1,21 +1,42 @@
-"""Measure perplexity tasks on a loaded engine."""
+"""Score a corpus on a loaded engine: as a scenario of its own, or beside the timing of one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 
 from llmtrack.engines.base import Engine
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.timing import Clock
 from llmtrack.quality.corpora import Corpus, load_corpus
+from llmtrack.quality.drift import Drift, compare_distributions
 from llmtrack.quality.perplexity import Batch, Quality, score_documents, score_rolling
 from llmtrack.run.events import Log, Progress
 from llmtrack.run.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
-from llmtrack.scenario import Measurement, PerplexityTask, Scenario, workload_id
+from llmtrack.scenario import (
+    Measurement,
+    PerplexityTask,
+    QualityCheck,
+    Scalar,
+    Scenario,
+    Variant,
+    workload_id,
+)
 
 _FIGURES = tuple(field.name for field in fields(Quality) if field.name != "batch_losses")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What scoring a corpus adds to a measurement."""
+
+    corpus: Corpus
+    metrics: dict[str, float]
+    facts: dict[str, Scalar]
+    warnings: tuple[str, ...]
+    batch_losses: tuple[float, ...]
+    peak_memory_bytes: int | None
 
 
 def measure_perplexity(
@@ -23,51 +44,140 @@ def measure_perplexity(
 ) -> None:
     """Score the corpus of a perplexity task and emit the outcome."""
     started = time.time()
-    emit(Progress(scenario.name, "reading the corpus"))
-
-    def on_batch(batch: Batch) -> None:
-        emit(Progress(scenario.name, f"batch {batch.number}/{batch.of}", batch.number / batch.of))
-        if task.verbose:
-            emit(Log(str(batch)))
-
     try:
-        corpus = load_corpus(task.corpus)
-        before, start = read_cpu(), clock()
-        engine.reset_peak_memory()
-        quality = _score(task, engine, corpus, on_batch)
-        seconds, peak = clock() - start, engine.peak_memory_bytes()
+        scored = _scored(scenario.name, task, engine, emit, clock)
     except Exception as error:
         emit(failure_of(scenario, error, started, engine))
         return
-    figures = {name: getattr(quality, name) for name in _FIGURES}
-    metrics = engine_metrics(engine) | {
-        name: float(value) for name, value in figures.items() if value is not None
-    }
+    metrics = engine_metrics(engine) | scored.metrics
+    if scored.peak_memory_bytes is not None:
+        metrics["peak_memory_mib"] = scored.peak_memory_bytes / MIB
+    emit(
+        Measurement(
+            scenario=scenario,
+            workload_id=workload_id(task, scored.corpus.digest),
+            facts=engine_facts(engine) | scored.facts,
+            metrics=metrics,
+            warnings=scored.warnings + engine.info.warnings,
+            tags=dict(engine.info.tags),
+            series={"batch_loss": scored.batch_losses, **engine.info.series},
+            started_at=started,
+            ended_at=time.time(),
+            texts=dict(engine.info.texts),
+        )
+    )
+
+
+def with_quality(
+    timed: Measurement,
+    check: QualityCheck,
+    engine: Engine,
+    load: Callable[[Variant], Engine],
+    emit: Emit,
+    clock: Clock,
+) -> Measurement:
+    """Return a timed measurement with the quality of the same engine beside its speed.
+
+    What cannot be scored leaves a warning: the speed that was measured is kept.
+
+    Args:
+        timed: what was measured.
+        check: what to score.
+        engine: the loaded engine.
+        load: loads the reference, which is there for as long as it is compared with.
+        emit: is told how it goes.
+        clock: times the scoring.
+    """
+    name = timed.scenario.name
+    try:
+        scored = _scored(name, check.perplexity, engine, emit, clock)
+    except Exception as error:
+        reason = f"its quality could not be scored: {' '.join(str(error).split())}"
+        return replace(timed, warnings=(*timed.warnings, reason), ended_at=time.time())
+    drift, found = _drift(name, check, scored.corpus, engine, load, timed.scenario.variant, emit)
+    metrics: dict[str, float] = {}
+    if drift is not None:
+        metrics = {
+            "kl_divergence": drift.kl_divergence,
+            "top1_agreement": drift.top1_agreement,
+            "reference_perplexity_ratio": drift.perplexity_ratio,
+            "tokens_compared": drift.tokens,
+        }
+    warnings = dict.fromkeys((*found, *timed.warnings, *scored.warnings))
+    return replace(
+        timed,
+        metrics={**timed.metrics, **scored.metrics, **metrics},
+        facts={**timed.facts, **scored.facts},
+        warnings=tuple(warnings),
+        series={**timed.series, "batch_loss": scored.batch_losses},
+        ended_at=time.time(),
+    )
+
+
+def _drift(
+    name: str,
+    check: QualityCheck,
+    corpus: Corpus,
+    engine: Engine,
+    load: Callable[[Variant], Engine],
+    own: Variant,
+    emit: Emit,
+) -> tuple[Drift | None, tuple[str, ...]]:
+    """Return how far the engine is from the reference, and what is to be said of it."""
+    if check.reference is None or check.reference == own:
+        return None, ()
+    emit(Progress(name, "loading the reference"))
+    try:
+        reference = load(check.reference)
+        try:
+            drift = compare_distributions(
+                engine,
+                reference,
+                corpus.texts,
+                max_length=check.perplexity.max_length,
+                bos_rule=check.perplexity.bos_rule,
+                max_tokens=check.reference_tokens,
+                on_row=lambda tokens: emit(Progress(name, f"compared with the reference on {tokens} tokens")),
+            )
+        finally:
+            reference.close()
+    except Exception as error:
+        return None, (f"it could not be compared with the reference: {' '.join(str(error).split())}",)
+    emit(
+        Log(f"    against the reference: KL {drift.kl_divergence:.4f} nats, top-1 {drift.top1_agreement:.1%}")
+    )
+    return drift, (drift.finding,) if drift.finding else ()
+
+
+def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock) -> Scored:
+    emit(Progress(name, "reading the corpus"))
+
+    def on_batch(batch: Batch) -> None:
+        emit(Progress(name, f"batch {batch.number}/{batch.of}", batch.number / batch.of))
+        if task.verbose:
+            emit(Log(str(batch)))
+
+    corpus = load_corpus(task.corpus)
+    before, start = read_cpu(), clock()
+    engine.reset_peak_memory()
+    quality = _score(task, engine, corpus, on_batch)
+    seconds, peak = clock() - start, engine.peak_memory_bytes()
+    figures = {figure: getattr(quality, figure) for figure in _FIGURES}
+    metrics = {figure: float(value) for figure, value in figures.items() if value is not None}
     if seconds > 0:
         metrics["score_tokens_per_sec"] = quality.tokens_scored / seconds
-    if peak is not None:
-        metrics["peak_memory_mib"] = peak / MIB
     emit(
         Log(
             f"average loss {quality.loss:.4f} nats, perplexity {quality.perplexity:.3f} ({quality.tokens_scored} tokens)"
         )
     )
-    emit(
-        Measurement(
-            scenario=scenario,
-            workload_id=workload_id(task, corpus.digest),
-            facts=engine_facts(engine)
-            | {"corpus": corpus.name, "corpus_digest": corpus.digest, "stride": task.window_stride},
-            metrics=metrics,
-            warnings=_quality_warnings(quality, task)
-            + busy_warning(before, read_cpu())
-            + engine.info.warnings,
-            tags=dict(engine.info.tags),
-            series={"batch_loss": quality.batch_losses},
-            started_at=started,
-            ended_at=time.time(),
-        )
-    )
+    facts: dict[str, Scalar] = {
+        "corpus": corpus.name,
+        "corpus_digest": corpus.digest,
+        "stride": task.window_stride,
+    }
+    warnings = _quality_warnings(quality, task) + busy_warning(before, read_cpu())
+    return Scored(corpus, metrics, facts, warnings, quality.batch_losses, peak)
 
 
 def _score(

@@ -199,7 +199,7 @@ def _report(
     if earlier is not None and len(earlier):
         tracked = pd.concat([tracked, earlier.assign(study_id=study.study_id)], ignore_index=True)
     tracked = in_order(tracked, experiment)
-    table = summary_table(tracked)
+    table = summary_table(tracked, focus=experiment.focus)
     reading = experiment.reading(tracked)
     if experiment.show_block:
         for _, run in tracked.iterrows():

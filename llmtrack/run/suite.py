@@ -90,10 +90,13 @@ def run_suite(
     for remark in remarks:
         console.print(escape(remark), soft_wrap=True)
     progress = SuiteProgress({each.name: _planned(each, machine) for each in experiments})
+    run: list[Experiment] = []
     with killed_if_interrupted(tracker, suite, executor):
-        for experiment in experiments:
+        for planned in experiments:
+            experiment = planned
             console.print(f"\n{progress.begin(experiment.name)}", markup=False)
             try:
+                experiment = _following(planned, results)
                 results[experiment.name] = run_study(
                     experiment,
                     tracker=tracker,
@@ -110,9 +113,20 @@ def run_suite(
                 console.print(f"  FAILED: {escape(str(error))}", soft_wrap=True)
                 results[experiment.name] = None
                 reasons[experiment.name] = " ".join(str(error).split()) or type(error).__name__
+            run.append(experiment)
         result = SuiteResult(suite, results, reasons)
-        _report(result, experiments, tracker, console, question, remarks)
+        _report(result, run, tracker, console, question, remarks)
     return result
+
+
+def _following(experiment: Experiment, results: Mapping[str, StudyResult | None]) -> Experiment:
+    """Return the experiment as it follows from what was tracked before it."""
+    import pandas as pd
+
+    tracked = [each.tracked for each in results.values() if each is not None and each.tracked is not None]
+    if experiment.follow is None or not tracked:
+        return experiment
+    return experiment.follow(pd.concat(tracked, ignore_index=True))
 
 
 def _planned(experiment: Experiment, machine: Mapping[str, str]) -> int:

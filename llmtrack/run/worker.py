@@ -7,6 +7,7 @@ standard error instead.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -57,9 +58,12 @@ def _quieten() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from transformers.utils import logging
+    # Where torchao is installed, transformers imports it, and it complains of kernels for other hardware.
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    from transformers.utils import logging as advice
 
-    logging.disable_progress_bar()
+    advice.disable_progress_bar()
 
 
 if __name__ == "__main__":

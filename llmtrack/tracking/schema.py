@@ -187,6 +187,13 @@ METRICS: tuple[Metric, ...] = (
         "most memory in use over the measured calls",
         "peak of the CUDA allocator; on CPU the worker's peak resident set",
     ),
+    Metric(
+        "file_size_mib",
+        "MiB",
+        "lower",
+        "size on disk of the weights' files that are loaded; absent for weights that are made in memory",
+        "bytes / 2^20",
+    ),
     Metric("model_size_mib", "MiB", "lower", "size of the weights, tied ones counted once", "bytes / 2^20"),
     Metric(
         "memory_bandwidth_utilization",
@@ -225,6 +232,28 @@ METRICS: tuple[Metric, ...] = (
         "stretches of the stream of at least max_length tokens",
     ),
     Metric("perplexity", "-", "lower", "exponential of the loss", "exp(loss)"),
+    Metric(
+        "kl_divergence",
+        "nats/token",
+        "lower",
+        "how far next-token distributions are from those of the reference variant, on the first tokens of the corpus",
+        "mean of KL(reference || model)",
+    ),
+    Metric(
+        "top1_agreement",
+        "-",
+        "higher",
+        "share of these tokens after which model and reference find the same next token most likely",
+        "equal / tokens_compared",
+    ),
+    Metric(
+        "reference_perplexity_ratio",
+        "-",
+        "lower",
+        "perplexity over the reference's on these tokens; over 1.1 it is warned of",
+        "exp(loss - loss of the reference)",
+    ),
+    Metric("tokens_compared", "tokens", "-", "tokens that were compared with the reference", "count"),
     Metric(
         "word_perplexity",
         "-",
@@ -400,6 +429,33 @@ PARAMS: tuple[Param, ...] = (
     Param("context_length", int, "positions the model was made for"),
     Param("vocab_size", int, "width of the logits"),
     Param("threads", int, "threads that compute one operation"),
+    Param("provider", str, "of `onnx`: execution provider"),
+    Param("graph_optimization", str, "of `onnx`: how much of the graph is rewritten on loading"),
+    Param(
+        "onnx_attention", str, "of `onnx`: how attention is computed, `GroupQueryAttention` if it was fused"
+    ),
+    Param(
+        "parity_max_difference",
+        float,
+        "of `onnx`: largest difference of the float export's logits from PyTorch's, as a share of the largest",
+    ),
+    Param("parity_top1_agreement", float, "of `onnx`: share of positions with the same most likely token"),
+    Param("block_size", int, "of weight-only recipes: weights that share a scale"),
+    Param("symmetric", bool, "of weight-only recipes: whether blocks have no zero point of their own"),
+    Param("weight_bits", int, "of weight-only recipes: bits of a weight"),
+    Param(
+        "keep_quality",
+        str,
+        "of int8 recipes: share by which perplexity of the calibration text may rise; `none`: all is quantized",
+    ),
+    Param("calibration", str, "text that quantization looked at"),
+    Param("calibration_digest", str, "digest of that text; never that of the scored one"),
+    Param("calibration_tokens", int, "tokens of it that were used at most"),
+    Param("calibration_method", str, "of int8-static: how ranges are found"),
+    Param("calibration_perplexity_increase", float, "share by which perplexity of the calibration text rose"),
+    Param("linear_layers", int, "linear layers of the model"),
+    Param("left_out_layers", int, "of them, those left out of 8-bit activations for the sake of quality"),
+    Param("left_out_parameter_share", float, "share of the layers' weights that these hold"),
 )
 
 TAGS: tuple[Tag, ...] = (

@@ -1,0 +1,382 @@
+"""What does each quantization recipe win in speed and size, and what does it cost in quality?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from experiments.prompts import BASE_TEXT
+from llmtrack.errors import UsageError
+from llmtrack.experiment import Experiment, SeriesOf
+from llmtrack.quantize.available import available, why_missing
+from llmtrack.quantize.recipe import find_recipe, recipes
+from llmtrack.report import reading as say
+from llmtrack.report.console import make_console
+from llmtrack.report.plots import curves_plot, measured, scatter_plot
+from llmtrack.report.table import Focus
+from llmtrack.run.main import exit_codes, run_experiment
+from llmtrack.run.settings import CommaList, Settings, optional, shared_options
+from llmtrack.scenario import GenerateTask, PerplexityTask, QualityCheck, Scalar, Scenario, Variant
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+ALL = "all"
+BASELINE = "torch/float32"
+PRECISIONS = ("float32", "bfloat16")
+PROMPT_TOKENS = 256
+CALIBRATION = "pydoc"
+
+FOCUS = Focus(
+    columns=(
+        "file_size_mib",
+        "prefill_tokens_per_sec",
+        "decode_tokens_per_sec",
+        "loss",
+        "perplexity",
+        "kl_divergence",
+        "top1_agreement",
+        "peak_memory_mib",
+    ),
+    compared=("prefill_tokens_per_sec", "decode_tokens_per_sec", "perplexity"),
+)
+# What a recommendation may cost, as shares of the baseline's perplexity.
+SMALL_COST, LARGER_COST = 0.01, 0.05
+
+
+@dataclass(frozen=True)
+class Options:
+    """What recipes and the onnx backend are told; each recipe takes what is its own.
+
+    Attributes:
+        keep_quality: share by which perplexity of the calibration text may rise, or `none`; empty: the recipe's own.
+        block_size: weights that share a scale; 0: the recipe's own.
+        symmetric: whether blocks of weights have no zero point of their own.
+        calibration: corpus that quantization may look at.
+        calibration_tokens: tokens of it.
+        calibration_method: `minmax`, `percentile` or `entropy`.
+        threads: threads of ONNX Runtime; 0: as many as PyTorch uses.
+        provider: execution provider, or `auto`.
+        graph_optimization: `all`, `extended`, `basic` or `none`.
+    """
+
+    keep_quality: str = "auto"
+    block_size: int = 0
+    symmetric: bool = True
+    calibration: str = CALIBRATION
+    calibration_tokens: int = 0
+    calibration_method: str = "minmax"
+    threads: int = 0
+    provider: str = "auto"
+    graph_optimization: str = "all"
+
+    def of(self, backend: str, recipe: str) -> tuple[tuple[str, Scalar], ...]:
+        """Return what a variant is told, as its sorted options; what is left to the recipe's default is not told."""
+        chosen: dict[str, Scalar] = {}
+        if backend == "onnx":
+            defaults = Options()
+            for name in ("threads", "provider", "graph_optimization"):
+                if getattr(self, name) != getattr(defaults, name):
+                    chosen[name] = getattr(self, name)
+        if recipe != "none":
+            found = find_recipe(backend, recipe)
+            mine = {name: getattr(self, name) for name in found.options}
+            chosen |= {name: value for name, value in mine.items() if value not in (0, "auto")}
+            if found.calibrated:
+                chosen["calibration"] = self.calibration
+        return tuple(sorted(chosen.items()))
+
+
+def build(
+    settings: Settings,
+    labels: tuple[str, ...] = (ALL,),
+    options: Options = Options(),
+    quality: PerplexityTask = PerplexityTask(),
+    prompt_tokens: int = PROMPT_TOKENS,
+    reference_tokens: int = 1024,
+) -> Experiment:
+    """Return the experiment: one prompt and one corpus by each recipe; PyTorch in float32 is the baseline.
+
+    Args:
+        settings: what every experiment takes.
+        labels: `BACKEND/RECIPE` or `BACKEND/PRECISION` each, or `all` that can run here.
+        options: what recipes and the onnx backend are told.
+        quality: how the corpus is scored.
+        prompt_tokens: tokens of the timed prompt.
+        reference_tokens: tokens on which next-token distributions are compared with the baseline's.
+
+    Raises:
+        UsageError: there is no such recipe, or the calibration text is the one that is scored.
+    """
+    chosen = everything() if ALL in labels else labels
+    chosen = (BASELINE, *(label for label in chosen if label != BASELINE))
+    _check_texts(options.calibration, quality.corpus)
+    reference = _variant(settings, BASELINE, options)
+    scenarios = tuple(
+        Scenario(
+            label.replace("/", "-"),
+            _variant(settings, label, options),
+            GenerateTask((BASE_TEXT,), prompt_tokens=prompt_tokens, max_new_tokens=settings.max_new_tokens),
+            settings.repeat(),
+            baseline=label == BASELINE,
+            quality=QualityCheck(quality, reference, reference_tokens),
+        )
+        for label in chosen
+    )
+    return Experiment(
+        name="quantization",
+        question="What does each quantization recipe win in speed and size, and what does it cost in quality?",
+        scenarios=scenarios,
+        plots=plots,
+        reading=reading,
+        settings=settings.tracked(
+            recipes=",".join(chosen),
+            corpus=quality.corpus,
+            max_length=quality.max_length,
+            prompt_tokens=prompt_tokens,
+            reference_tokens=reference_tokens,
+            **vars(options),
+        ),
+        focus=FOCUS,
+    )
+
+
+def on_best(experiment: Experiment, variants: Mapping[str, Variant], runs: pd.DataFrame) -> Experiment:
+    """Return an experiment with its scenarios on the quantized variant that this experiment found to be best.
+
+    Args:
+        experiment: another experiment.
+        variants: the variants of this one's scenarios, by the scenario's name.
+        runs: tracked runs, this experiment's among them.
+    """
+    best = best_quantized(runs[runs["experiment"] == "quantization"])
+    if best is None:
+        return experiment
+    moved = tuple(replace(each, variant=variants[best]) for each in experiment.scenarios)
+    return replace(experiment, scenarios=moved, question=f"{experiment.question} (on {best})")
+
+
+def best_quantized(runs: pd.DataFrame) -> str | None:
+    """Return the scenario that decodes fastest at a small cost in perplexity, or at a larger one, or else the nearest."""
+    done = measured(runs, "perplexity")
+    bases = done[done["baseline"].fillna(False).astype(bool)]
+    quantized = done[(done["quantization"] != "none") & done["decode_tokens_per_sec"].notna()]
+    if bases.empty or quantized.empty:
+        return None
+    increase = quantized["perplexity"] / bases.iloc[0]["perplexity"] - 1
+    for cost in (SMALL_COST, LARGER_COST):
+        allowed = quantized[increase <= cost]
+        if len(allowed):
+            return str(allowed.loc[allowed["decode_tokens_per_sec"].idxmax(), "scenario"])
+    return str(quantized.loc[increase.idxmin(), "scenario"])
+
+
+def everything() -> tuple[str, ...]:
+    """Return all that can run with what is installed."""
+    found = [BASELINE, "torch/bfloat16", *(["onnx/float32"] if available("onnx") else [])]
+    return (*found, *(each.label for each in recipes() if available(each.backend, each.name)))
+
+
+def _variant(settings: Settings, label: str, options: Options) -> Variant:
+    backend, slash, name = label.partition("/")
+    if not slash or not name:
+        raise UsageError(
+            f"{label!r} is no recipe: write BACKEND/RECIPE, such as onnx/int8-weight-only or torch/bfloat16"
+        )
+    variant = Variant(settings.model, optional(settings.revision), backend, settings.device)
+    if name in PRECISIONS:
+        return Variant(**{**vars(variant), "dtype": name, "options": options.of(backend, "none")})
+    find_recipe(backend, name)
+    return Variant(**{**vars(variant), "quantization": name, "options": options.of(backend, name)})
+
+
+def _check_texts(calibration: str, evaluation: str) -> None:
+    from llmtrack.quality.corpora import load_corpus
+
+    if load_corpus(calibration).digest == load_corpus(evaluation).digest:
+        raise UsageError(
+            f"the calibration text is the text that is scored ({evaluation}): a recipe would be judged by what it was "
+            "made for; choose another --calibration or --corpus"
+        )
+
+
+def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+    """Draw speed against perplexity, for both phases, and the errors of the layers that were ranked."""
+    figures = {
+        f"{phase}_against_perplexity": scatter_plot(
+            runs,
+            f"{phase}_tokens_per_sec",
+            "perplexity",
+            title=f"{title} against perplexity: the lower right is better",
+            x_label=f"{phase} tokens/s",
+            y_label="perplexity",
+        )
+        for phase, title in (("decode", "Speed of decoding"), ("prefill", "Speed of prefill"))
+    }
+    curves = {}
+    for _, run in measured(runs, "left_out_layers").iterrows():
+        values = series(run["run_id"], "layer_sqnr_db")
+        name = f"{run['scenario']} ({run['left_out_layers']} left out)"
+        curves[name] = (list(range(1, len(values) + 1)), values)
+    if curves:
+        figures["layer_errors"] = curves_plot(
+            curves,
+            title="What rounding each linear layer alone does to its output",
+            x_label="layer, worst first",
+            y_label="signal to noise, dB",
+        )
+    return figures
+
+
+def reading(runs: pd.DataFrame) -> list[str]:
+    """Say which recipe to take for long prompts and for long answers, and which not to trust."""
+    done = measured(runs, "perplexity")
+    done = done[done["prefill_tokens_per_sec"].notna()]
+    bases = done[done["baseline"].fillna(False).astype(bool)]
+    if bases.empty:
+        return ["The baseline was not measured, so there is nothing to compare with.", *say.doubts(runs)]
+    base = bases.iloc[0]
+    lines = [
+        f"{base['model_id']} on {base['device']}, PyTorch in float32: prefill {base['prefill_tokens_per_sec']:.0f} and decode "
+        f"{base['decode_tokens_per_sec']:.1f} tokens/s, perplexity {base['perplexity']:.3f} ({base['corpus']})."
+    ]
+    for key, use in (("decode_tokens_per_sec", "long answers"), ("prefill_tokens_per_sec", "long prompts")):
+        for cost in (SMALL_COST, LARGER_COST):
+            lines.append(_advice(done, base, key, use, cost))
+    for _, run in done.iterrows():
+        ratio = run["perplexity"] / base["perplexity"]
+        if ratio > say.SPIKE:
+            lines.append(f"Do not use {run['scenario']}: its perplexity is {ratio:.2f} times the baseline's.")
+    for _, run in measured(runs, "left_out_layers").iterrows():
+        if run["left_out_layers"]:
+            lines.append(
+                f"{run['scenario']} left {run['left_out_layers']} of {run['linear_layers']} layers out of 8-bit "
+                f"activations ({run['left_out_parameter_share']:.0%} of their weights): see quantization/layers.csv of its run."
+            )
+    missing = why_missing()
+    return lines + ([missing] if missing else []) + say.doubts(runs)
+
+
+def _advice(done: pd.DataFrame, base: pd.Series, key: str, use: str, cost: float) -> str:
+    allowed = done[done["perplexity"] / base["perplexity"] - 1 <= cost]
+    best = allowed.loc[allowed[key].idxmax()]
+    phase = key.split("_")[0]
+    if best["scenario"] == base["scenario"]:
+        return f"For {use} at up to {cost:.0%} more perplexity nothing beats the baseline."
+    return (
+        f"For {use} at up to {cost:.0%} more perplexity: {best['scenario']}, {best[key] / base[key]:.2f} times the baseline's "
+        f"{phase} speed at {best['perplexity'] / base['perplexity'] - 1:+.2%} perplexity."
+    )
+
+
+@click.command(help=__doc__)
+@shared_options
+@click.option(
+    "--recipes",
+    "labels",
+    type=CommaList(click.STRING),
+    default=ALL,
+    show_default=True,
+    help="BACKEND/RECIPE or BACKEND/PRECISION each; all: what can run here.",
+)
+@click.option(
+    "--keep-quality",
+    default="auto",
+    show_default=True,
+    help="int8 with 8-bit activations: leave the worst layers out until perplexity of the calibration text rises by no more "
+    "than this (such as 5%); none: quantize all; auto: each recipe's own.",
+)
+@click.option(
+    "--block-size",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Weight-only: weights that share a scale; 0: the recipe's own.",
+)
+@click.option(
+    "--symmetric",
+    type=bool,
+    default=True,
+    show_default=True,
+    help="Weight-only: blocks without zero points.",
+)
+@click.option(
+    "--calibration",
+    default=CALIBRATION,
+    show_default=True,
+    help="Text that quantization may look at; not the scored one.",
+)
+@click.option(
+    "--calibration-tokens",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Tokens of it; 0: the recipe's own number.",
+)
+@click.option(
+    "--calibration-method",
+    type=click.Choice(["minmax", "percentile", "entropy"]),
+    default="minmax",
+    show_default=True,
+    help="int8-static: how ranges are found.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Threads of ONNX Runtime; 0: as PyTorch.",
+)
+@click.option("--provider", default="auto", show_default=True, help="Execution provider of ONNX Runtime.")
+@click.option(
+    "--graph-optimization",
+    type=click.Choice(["all", "extended", "basic", "none"]),
+    default="all",
+    show_default=True,
+    help="How much ONNX Runtime rewrites the graph on loading.",
+)
+@click.option("--corpus", default="builtin", show_default=True, help="Text that quality is judged by.")
+@click.option(
+    "--max-length",
+    type=click.IntRange(min=2),
+    default=512,
+    show_default=True,
+    help="Tokens of a document that are scored at most.",
+)
+@click.option(
+    "--prompt-tokens",
+    type=click.IntRange(min=1),
+    default=PROMPT_TOKENS,
+    show_default=True,
+    help="Tokens of the timed prompt.",
+)
+@click.option(
+    "--reference-tokens",
+    type=click.IntRange(min=1),
+    default=1024,
+    show_default=True,
+    help="Tokens on which distributions are compared.",
+)
+def main(
+    labels: tuple[str, ...],
+    corpus: str,
+    max_length: int,
+    prompt_tokens: int,
+    reference_tokens: int,
+    **shared: Any,
+) -> None:
+    """Run the experiment from the command line."""
+    own = {name: shared.pop(name) for name in vars(Options())}
+    settings = Settings(**shared)
+    with exit_codes(make_console()):
+        quality = PerplexityTask(corpus=corpus, max_length=max_length)
+        experiment = build(settings, labels, Options(**own), quality, prompt_tokens, reference_tokens)
+    run_experiment(experiment, settings)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Which backends and recipes can run with what is installed, without importing any of it."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+ONNX_MODULES = ("onnx", "onnxruntime", "optimum-onnx")
+INSTALL_ONNX = 'pip install "llmtrack[onnx]" (needs transformers 4.57)'
+INSTALL_TORCHAO = 'pip install "llmtrack[torchao]"'
+
+
+def missing_modules(backend: str, recipe: str = "none") -> list[str]:
+    """Return what would have to be installed for a backend and a recipe of it."""
+    wanted = list(ONNX_MODULES) if backend == "onnx" else []
+    if backend == "onnx" and recipe != "none":
+        wanted.append("onnx_ir")
+    if backend == "torch" and recipe != "none":
+        wanted.append("torchao")
+    return [name for name in wanted if not _importable(name)]
+
+
+def available(backend: str, recipe: str = "none") -> bool:
+    """Return whether a backend, and a recipe of it, can run."""
+    return not missing_modules(backend, recipe)
+
+
+def why_missing() -> str:
+    """Say in one line which recipes cannot run here and what to do about it; empty if all can."""
+    found = []
+    if missing := missing_modules("onnx", "any"):
+        found.append(f"those of the onnx backend ({', '.join(missing)} missing{_because()}: {INSTALL_ONNX})")
+    if missing_modules("torch", "any"):
+        found.append(f"torchao's ({INSTALL_TORCHAO})")
+    return f"Recipes that cannot run here: {'; '.join(found)}." if found else ""
+
+
+def _because() -> str:
+    major = installed_version("transformers").partition(".")[0]
+    return ", no release works with transformers 5" if major == "5" else ""
+
+
+def installed_version(package: str) -> str:
+    """Return the version of an installed package, or nothing."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _importable(name: str) -> bool:
+    # Optimum's part for ONNX is a package of a shared namespace, whose parent would be imported by a search for it.
+    return bool(installed_version(name)) if "-" in name else find_spec(name) is not None
