@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from llmtrack.scenario import StepValues
-from llmtrack.tracking.limits import Fitted, fit, redact
+from llmtrack.tracking.limits import Fitted, fit, redact, shorten
 from llmtrack.tracking.records import RUNNING, RunRecord
 from llmtrack.tracking.schema import series_key
 from llmtrack.tracking.spool import Entry
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 # MLflow refuses a request over 1 MB; up to 1,000 metrics travel in the same one.
 _MAX_REQUEST = 600_000
+
+# Limits of MLflow's datasets.
+_MAX_DATASET_NAME = 500
+_MAX_DIGEST = 36
 
 _RECORD_ID = "llmtrack.record_id"
 
@@ -55,6 +59,7 @@ def push(
     record = entry.record
     fitted = _fit(record)
     _log_values(client, run_id, record, fitted)
+    _log_corpus(client, run_id, fitted.params)
     try:
         _log_artifacts(client, run_id, record, files)
     finally:
@@ -183,6 +188,19 @@ def _log_values(client: MlflowClient, run_id: str, record: RunRecord, fitted: Fi
             client.log_batch(run_id, tags=[tag], synchronous=True)
         params, tags = [], []
     client.log_batch(run_id, metrics=metrics, params=params, tags=tags, synchronous=True)
+
+
+def _log_corpus(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
+    """Log the corpus of a run as MLflow's dataset; MLflow keeps one of a name and digest, and one use of it per run."""
+    name, digest = params.get("corpus"), params.get("corpus_digest")
+    if not name or not digest:
+        return
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    context = "training" if params.get("task") == "train" else "evaluation"
+    source = json.dumps({"corpus": name})
+    dataset = Dataset(shorten(name, _MAX_DATASET_NAME), shorten(digest, _MAX_DIGEST), "llmtrack", source)
+    client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
 
 
 def _size(texts: Mapping[str, str]) -> int:

@@ -11,7 +11,9 @@ from mlflow.exceptions import MlflowException
 from llmtrack.errors import TrackingError
 from llmtrack.tracking import push, sync
 from llmtrack.tracking.tracker import Tracker
-from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
+from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity, scenario
+
+CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}
 
 
 def start(tracker: Tracker, **changes):
@@ -184,7 +186,7 @@ def test_credentials_reach_nothing_that_is_tracked(uri, tmp_path, monkeypatch, s
             assert b"s3cr3t" not in path.read_bytes(), path
 
 
-@pytest.mark.parametrize("call", ["create_run", "log_batch", "log_artifacts", "set_terminated"])
+@pytest.mark.parametrize("call", ["create_run", "log_batch", "log_inputs", "log_artifacts", "set_terminated"])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_crash_at_any_call_leaves_exactly_one_complete_run_after_sync(
     tracker, monkeypatch, spooled, call, moment
@@ -200,7 +202,7 @@ def test_a_crash_at_any_call_leaves_exactly_one_complete_run_after_sync(
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, call, crash)
         with pytest.raises(KeyboardInterrupt):
-            tracker.log(study, measurement())
+            tracker.log(study, measurement(facts={**CORPUS, "dtype": "float32"}))
     assert len(spooled()) == 1
     result = sync.sync(tracker.spool.folder)
     assert (result.sent, result.left, result.problems) == (1, 0, ())
@@ -208,6 +210,7 @@ def test_a_crash_at_any_call_leaves_exactly_one_complete_run_after_sync(
     assert run.info.status == "FINISHED"
     assert run.data.metrics["total_latency_s"] == 1.5
     assert run.data.params["dtype"] == "float32"
+    assert len(run.inputs.dataset_inputs) == 1
     assert artifact(tracker, run.info.run_id, "sample.txt") == "Once upon a time"
     history = MlflowClient(tracker.tracking_uri).get_metric_history(run.info.run_id, "total_latency_s")
     assert len(history) == 1
@@ -392,3 +395,20 @@ def test_tracking_and_reading_back_never_imports_torch(uri, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "False False", done.stderr
+
+
+def test_a_corpus_is_mlflows_dataset(tracker):
+    study = start(tracker)
+    plain = tracker.log(study, measurement("plain"))
+    used = [
+        tracker.log(study, measurement(name, scenario=perplexity(name), facts=CORPUS)) for name in ("a", "b")
+    ]
+    inputs = {run.info.run_id: run.inputs.dataset_inputs for run in scenario_runs(tracker)}
+    assert inputs[plain] == []
+    for run_id in used:
+        (found,) = inputs[run_id]
+        assert (found.dataset.name, found.dataset.digest) == ("my_texts.jsonl", "0123456789abcdef")
+        assert {tag.key: tag.value for tag in found.tags} == {"mlflow.data.context": "evaluation"}
+    client = MlflowClient(tracker.tracking_uri)
+    by_dataset = client.search_runs([study.experiment_id], "dataset.digest = '0123456789abcdef'")
+    assert {run.info.run_id for run in by_dataset} == set(used)
