@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from llmtrack.errors import ScenarioError
 from llmtrack.quality.corpora import Corpus
-from llmtrack.quality.perplexity import SEPARATOR
 
 ROW_TOKENS = 128
 LEAST_ROWS = 4
@@ -53,5 +52,7 @@ def calibration_rows(ids: Sequence[int], tokens: int, width: int = ROW_TOKENS) -
 
 def calibrate(corpus: Corpus, tokenizer: object, tokens: int) -> Calibration:
     """Return calibration rows of a corpus, encoded by a transformers tokenizer."""
+    from llmtrack.quality.perplexity import SEPARATOR
+
     encoded = tokenizer(SEPARATOR.join(corpus.texts), add_special_tokens=False, verbose=False)  # type: ignore[operator]
     return Calibration(corpus.name, corpus.digest, calibration_rows(encoded["input_ids"], tokens))
