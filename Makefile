@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_URI ?= sqlite:///$(CURDIR)/mlflow.db
 
-.PHONY: demo test lint types tests docs lock clean
+.PHONY: demo test lint types tests browser docs lock clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,8 +34,14 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-tests: $(STAMP)
+tests: $(STAMP) browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+# The tests look at MLflow's UI with the system's Chromium, which Debian's and Ubuntu's root can install.
+browser:
+	@command -v chromium >/dev/null || ! command -v apt-get >/dev/null || [ "$$(id -u)" != 0 ] || \
+	  { apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } >/dev/null || \
+	  echo "chromium could not be installed: the tests in a browser are skipped"
 
 docs: $(STAMP)
 	$(BIN)/python -m llmtrack.tracking.schema > docs/metrics.md

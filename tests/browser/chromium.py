@@ -1,0 +1,85 @@
+"""The system's Chromium, driven by Playwright, with what a page logged kept beside it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from urllib.parse import quote
+
+from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+
+# What a browser does by itself over the network would only disturb, and in a container root needs --no-sandbox.
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+# MLflow's own: its UI asks for a user where nobody logs in.
+KNOWN_ERRORS = ("/mlflow/users/current",)
+WAIT_MS = 30_000
+
+expect.set_options(timeout=WAIT_MS)
+
+
+def executable() -> str | None:
+    """Return the path of the system's Chromium, if there is one."""
+    return shutil.which("chromium")
+
+
+@contextmanager
+def browser(path: str) -> Iterator[Browser]:
+    """Start a headless Chromium, and end it."""
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+class Tab:
+    """A fresh page of an MLflow UI.
+
+    Attributes:
+        page: Playwright's page.
+        errors: what the page logged as an error, was refused, or raised, without what MLflow is known for.
+    """
+
+    def __init__(self, browser: Browser, server: str, height: int = 900) -> None:
+        self.page: Page = browser.new_page(viewport={"width": 1600, "height": height})
+        self.page.set_default_timeout(WAIT_MS)
+        self.errors: list[str] = []
+        self._server = server
+        self.page.on("console", self._logged)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+
+    def open(self, place: str) -> Page:
+        """Open a place of the UI, such as `/experiments/1/runs`, and return the page."""
+        self.page.goto(f"{self._server}/#{place}")
+        return self.page
+
+    def _logged(self, message: ConsoleMessage) -> None:
+        where = message.location.get("url", "")
+        if message.type == "error" and not any(known in where for known in KNOWN_ERRORS):
+            self.errors.append(f"{message.text} ({where})")
+
+
+def runs_place(experiment_id: str) -> str:
+    """Return where the table of an experiment's runs is; without the type MLflow opens its traces."""
+    return f"/experiments/{experiment_id}/runs?workflowType=machine_learning"
+
+
+def compare_place(experiment_id: str, run_ids: list[str]) -> str:
+    """Return where MLflow compares runs."""
+    return f"/compare-runs?runs={quote(json.dumps(run_ids))}&experiments={quote(json.dumps([experiment_id]))}"
+
+
+def artifact_place(experiment_id: str, run_id: str, path: str) -> str:
+    """Return where MLflow shows an artifact of a run."""
+    return f"/experiments/{experiment_id}/runs/{run_id}/artifacts/{path}"

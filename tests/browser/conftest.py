@@ -1,0 +1,47 @@
+"""Chromium, and an MLflow server on which a small study was measured."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.browser import chromium
+from tests.browser.chromium import Tab
+from tests.browser.study import Tracked, measure
+from tests.tracking.conftest import Server, server  # noqa: F401 - fixture
+
+REQUIRE = "LLMTRACK_REQUIRE_BROWSER"
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[chromium.Browser]:
+    path = chromium.executable()
+    if path is None:
+        if os.environ.get(REQUIRE):
+            pytest.fail(f"there is no chromium on this system, and {REQUIRE} is set")
+        pytest.skip("there is no chromium on this system (Debian: apt-get install chromium)")
+    with chromium.browser(path) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tracked(browser: chromium.Browser, server: Server) -> Tracked:  # noqa: F811
+    """What was measured; asks for the browser first, since without one there is nothing to measure for."""
+    return measure(server.uri)
+
+
+@pytest.fixture
+def tab(browser: chromium.Browser, tracked: Tracked) -> Iterator[Callable[[], Tab]]:
+    """Open fresh pages; after the test, none of them may have logged an error."""
+    tabs: list[Tab] = []
+
+    def new() -> Tab:
+        tabs.append(Tab(browser, tracked.server))
+        return tabs[-1]
+
+    yield new
+    for each in tabs:
+        each.page.close()
+    assert [error for each in tabs for error in each.errors] == []

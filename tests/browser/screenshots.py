@@ -1,0 +1,63 @@
+"""Pictures of tracked runs in MLflow's UI, for a person to look at: python -m tests.browser.screenshots FOLDER."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from llmtrack.tracking import store
+from tests.browser import chromium
+from tests.browser.chromium import Tab, artifact_place, compare_place, runs_place
+from tests.browser.study import Tracked, measure
+from tests.tracking.conftest import Server
+
+# For the last answers to come and the plots to be drawn; the page of runs never stops asking.
+SETTLE_MS = 6000
+
+
+def places(tracked: Tracked) -> dict[str, str]:
+    """Return what to look at: names of pictures and places of the UI."""
+    experiment, study = tracked.experiment_id, tracked.study
+    pair = [tracked.scenarios["prompt_16"], tracked.scenarios["prompt_64"]]
+    return {
+        "runs": runs_place(experiment),
+        "compare": compare_place(experiment, pair),
+        "scenario": f"/experiments/{experiment}/runs/{pair[0]}",
+        "charts": f"/experiments/{experiment}/runs/{pair[0]}/model-metrics",
+        "study": f"/experiments/{experiment}/runs/{study}",
+        "table": artifact_place(experiment, study, "table.png"),
+        "report": artifact_place(experiment, study, "report.html"),
+    }
+
+
+def take(folder: Path) -> None:
+    """Measure a small study on a server of its own and write a PNG of each place."""
+    path = chromium.executable()
+    if path is None:
+        sys.exit("there is no chromium on this system (Debian: apt-get install chromium)")
+    folder.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp())
+    store.initialise(f"sqlite:///{work / 'mlflow.db'}")
+    server = Server(work)
+    server.start()
+    try:
+        tracked = measure(server.uri)
+        with chromium.browser(path) as browser:
+            for name, place in places(tracked).items():
+                tab = Tab(browser, server.uri, height=1600)
+                page = tab.open(place)
+                page.get_by_role(
+                    "button", name="Close"
+                ).click()  # MLflow's assistant takes a quarter of the page
+                page.wait_for_timeout(SETTLE_MS)
+                page.screenshot(path=folder / f"{name}.png")
+                print(folder / f"{name}.png", *tab.errors, sep="\n  ")
+    finally:
+        server.stop()
+        shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    take(Path(sys.argv[1]))

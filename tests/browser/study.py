@@ -1,0 +1,54 @@
+"""A small real study on an MLflow server, to look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+EXPERIMENT = "browser"
+TINY = ["--model", "synthetic:tiny", "--max-new-tokens", "4", "--min-repeats", "2", "--min-seconds", "0"]
+
+
+@dataclass(frozen=True)
+class Tracked:
+    """What was tracked, and where.
+
+    Attributes:
+        server: address of the MLflow server.
+        experiment_id: MLflow's id of the experiment.
+        study: run id of the study.
+        scenarios: run ids of the scenarios by their names.
+        run_names: names of all runs, as MLflow's table shows them.
+    """
+
+    server: str
+    experiment_id: str
+    study: str
+    scenarios: dict[str, str]
+    run_names: list[str]
+
+
+def measure(server: str) -> Tracked:
+    """Run an experiment on a tiny model, in this process, and return what it tracked."""
+    from mlflow import MlflowClient
+
+    from experiments import prompt_length
+    from llmtrack.tracking.query import runs
+
+    arguments = [*TINY, "--executor", "inline", "--lengths", "16,64"]
+    with pytest.raises(SystemExit) as ended:
+        prompt_length.main([*arguments, "--tracking-uri", server, "--experiment-name", EXPERIMENT])
+    assert ended.value.code == 0
+    found = runs(kind=None, experiment=EXPERIMENT, tracking_uri=server)
+    scenarios = found[found["kind"] == "scenario"]
+    (study,) = found.loc[found["kind"] == "study", "run_id"]
+    client = MlflowClient(server)
+    experiment_id = client.get_experiment_by_name(EXPERIMENT).experiment_id
+    return Tracked(
+        server,
+        experiment_id,
+        study,
+        dict(zip(scenarios["scenario"], scenarios["run_id"], strict=True)),
+        [run.info.run_name for run in client.search_runs([experiment_id])],
+    )

@@ -1,0 +1,56 @@
+"""What a person sees of tracked runs in MLflow's own UI, in a real browser; see also screenshots.py."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import expect
+
+from tests.browser.chromium import artifact_place, compare_place, runs_place
+
+WIDTH = "image => image.complete ? image.naturalWidth : 0"
+
+
+def test_the_table_of_runs_lists_studies_and_scenarios(tab, tracked):
+    page = tab().open(runs_place(tracked.experiment_id))
+    expect(page.get_by_text(f"{len(tracked.run_names)} matching runs")).to_be_visible()
+    assert {"prompt_16", "prompt_64"} < set(tracked.run_names)
+    for name in tracked.run_names:
+        expect(page.get_by_role("link", name=name, exact=True)).to_be_visible()
+    assert any(name.startswith("prompt_length-") for name in tracked.run_names)
+
+
+def test_two_scenarios_are_compared(tab, tracked):
+    pair = [tracked.scenarios["prompt_16"], tracked.scenarios["prompt_64"]]
+    page = tab().open(compare_place(tracked.experiment_id, pair))
+    expect(page.get_by_text("Comparing 2 Runs from 1 Experiment")).to_be_visible()
+    for run_id in pair:
+        expect(page.get_by_role("link", name=run_id)).to_be_visible()
+    expect(page.get_by_role("row", name=re.compile(r"^prompt_tokens 16 64$"))).to_be_visible()
+    for metric in ("avg_latency_per_token_ms", "decode_tokens_per_sec"):
+        expect(page.get_by_role("link", name=metric, exact=True)).to_be_visible()
+
+
+def test_a_png_is_shown(tab, tracked):
+    page = tab().open(artifact_place(tracked.experiment_id, tracked.study, "table.png"))
+    image = page.get_by_alt_text("table.png")
+    expect(image).to_be_visible()
+    page.wait_for_function("() => document.querySelector('img[alt=\"table.png\"]').complete")
+    assert image.evaluate(WIDTH) > 1000
+
+
+def test_the_report_opens_and_its_plots_are_drawn(tab, tracked):
+    page = tab().open(artifact_place(tracked.experiment_id, tracked.study, "report.html"))
+    report = page.frame_locator("iframe")
+    expect(report.get_by_role("heading", name="Conditions")).to_be_visible()
+    expect(report.get_by_text("prompt_64").first).to_be_visible()
+    plots = report.get_by_role("img").and_(report.locator("img"))
+    assert plots.count() >= 2
+    assert all(plots.nth(index).evaluate(WIDTH) > 500 for index in range(plots.count()))
+
+
+def test_a_note_of_a_study_leads_to_its_runs(tab, tracked):
+    page = tab().open(f"/experiments/{tracked.experiment_id}/runs/{tracked.study}")
+    with page.expect_popup() as opened:
+        page.get_by_role("link", name="prompt_64", exact=True).click()
+    expect(opened.value).to_have_url(re.compile(tracked.scenarios["prompt_64"]))
