@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 NONE = "none"
 FORMATS = ("table", "csv", "json", "markdown", "html", "latex")
-SELECTORS = "a run id, study:ID, latest, latest:EXPERIMENT, alias:NAME, branch:NAME or tag:KEY=VALUE"
+SELECTORS = "a run id, study:ID, latest, latest:EXPERIMENT, alias:NAME, branch:NAME or tag:KEY=VALUE, each also with #SCENARIO"
 
 
 class Commands(click.Group):

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 GATE_FAILED = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PairCheck:
-    """A rule that was asked of two runs."""
+    """A rule that was asked of two runs; equal only to itself, since rows of a table have no one truth."""
 
     pair: Pair
     check: Check

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 _CELL = ["experiment", "scenario", "model", "environment_id"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pair:
-    """Two runs to compare, as rows of `llmtrack.runs`."""
+    """Two runs to compare, as rows of `llmtrack.runs`; equal only to itself."""
 
     baseline: pd.Series
     candidate: pd.Series

@@ -40,6 +40,8 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
             - `alias:NAME`: the run that was given the alias (`llmtrack alias`), or its study;
             - `branch:NAME`: finished runs of a git branch; a comparison takes the newest of each scenario;
             - `tag:KEY=VALUE`: finished runs that have the tag, likewise.
+
+            `#SCENARIO` after any of them keeps the runs of one scenario: `latest:precision#float32`.
         experiment: only runs of this llmtrack or MLflow experiment.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
@@ -47,10 +49,17 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
         UsageError: the selector is not understood, or names no run.
         TrackingError: the store cannot be read.
     """
-    found = _found(selector.strip(), experiment, tracking_uri)
+    named, _, scenario = selector.strip().partition("#")
+    found = _found(named, experiment, tracking_uri)
     if found.empty:
         raise UsageError(f"no tracked scenario run is meant by {selector!r}{_hint(selector)}")
-    return found
+    if not scenario:
+        return found
+    chosen = found[found["scenario"] == scenario].reset_index(drop=True)
+    if chosen.empty:
+        there = ", ".join(map(str, found["scenario"].unique()[:8]))
+        raise UsageError(f"{named!r} has no scenario {scenario!r}: it has {there}")
+    return chosen
 
 
 def select_all(

@@ -17,8 +17,7 @@ from llmtrack.report.columns import cell, column_of, shared_conditions
 from llmtrack.report.console import make_console
 from llmtrack.report.formats import render
 from llmtrack.report.labels import label_points
-from llmtrack.report.plots import COLOR, OTHER
-from llmtrack.report.plots import _canvas as canvas
+from llmtrack.report.plots import COLOR, OTHER, canvas
 from llmtrack.report.table import Table
 from llmtrack.report.write import print_report
 

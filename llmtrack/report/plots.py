@@ -35,7 +35,7 @@ def line_plot(
     group: str | None = None,
 ) -> Figure:
     """Draw a metric against a param, each point with its 95 % interval; a line for each value of `group`."""
-    figure, axes = _canvas(title, x_label, y_label)
+    figure, axes = canvas(title, x_label, y_label)
     points = measured(runs, y).sort_values(x)
     lines = points.groupby(group, sort=False) if group else [(None, points)]
     for (name, line), color in zip(lines, cycle(LINE_COLORS)):
@@ -62,7 +62,7 @@ def line_plot(
 
 def bar_plot(runs: pd.DataFrame, label: str, y: str, *, title: str, y_label: str) -> Figure:
     """Draw a bar per run, with its 95 % interval and its value; the baseline is grey."""
-    figure, axes = _canvas(title, "", y_label)
+    figure, axes = canvas(title, "", y_label)
     bars = measured(runs, y)
     names = [str(name) for name in bars[label]]
     colors = [OTHER if base else COLOR for base in bars["baseline"].fillna(False)]
@@ -82,7 +82,7 @@ def scatter_plot(
     runs: pd.DataFrame, x: str, y: str, *, title: str, x_label: str, y_label: str, label: str = "scenario"
 ) -> Figure:
     """Draw a metric against another, a named point per run; the baseline is grey."""
-    figure, axes = _canvas(title, x_label, y_label)
+    figure, axes = canvas(title, x_label, y_label)
     points = measured(runs, y)
     points = points[points[x].notna()].sort_values(y)
     colors = [OTHER if base else COLOR for base in points["baseline"].fillna(False)]
@@ -129,7 +129,7 @@ def _touch(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 def step_plot(values: Sequence[float], *, title: str, x_label: str, y_label: str) -> Figure:
     """Draw a value per step, such as the loss of each batch."""
-    figure, axes = _canvas(title, x_label, y_label)
+    figure, axes = canvas(title, x_label, y_label)
     marker = "o" if len(values) <= 100 else ""
     axes.plot(range(1, len(values) + 1), values, marker=marker, color=COLOR, linewidth=1.5)
     return figure
@@ -139,7 +139,7 @@ def curves_plot(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, title: str, x_label: str, y_label: str
 ) -> Figure:
     """Draw values against their steps, a line for each name; one with few points has them marked."""
-    figure, axes = _canvas(title, x_label, y_label)
+    figure, axes = canvas(title, x_label, y_label)
     for (name, (xs, ys)), color in zip(curves.items(), cycle(LINE_COLORS)):
         few = len(xs) <= 40
         axes.plot(xs, ys, marker="o" if few else "", color=color, linewidth=2 if few else 1, label=name)
@@ -147,7 +147,8 @@ def curves_plot(
     return figure
 
 
-def _canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+def canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    """Return an empty plot in the style of all others."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2), dpi=130, layout="constrained")

@@ -166,6 +166,10 @@ def test_formats_and_aliases(studies, uri):
         "--fail-if",
         "tokens_per_sec < -5%",
     ]
+    rules = [*arguments, "--fail-if", "model_size_mib > 1%", "--fail-if", "total_latency_s > 500%"]
+    assert run_gate(uri, *rules, "--junit", "gate.xml").exit_code == 3
+    suite = ElementTree.parse("gate.xml").getroot()
+    assert [suite.get(key) for key in ("tests", "failures", "skipped")] == ["6", "2", "0"]
     told = run_gate(uri, *arguments, "--format", "json")
     assert told.exit_code == 3
     rows = json.loads(told.stdout)

@@ -19,7 +19,7 @@ from llmtrack.decide.points import gather_points
 from llmtrack.errors import UsageError
 from llmtrack.report.labels import label_points
 from llmtrack.report.pareto import pareto_plot, pareto_table
-from llmtrack.report.plots import _canvas as canvas
+from llmtrack.report.plots import canvas
 from tests.report.frames import frame, run
 from tests.tracking.samples import ENVIRONMENT, measurement
 

@@ -45,6 +45,8 @@ def test_selectors(studies, uri):
     assert chosen("branch:main", uri) == ["a"], "only what finished"
     assert chosen("branch:feature", uri) == ["c"]
     assert chosen("tag:llmtrack.label=x", uri) == ["c"]
+    assert chosen("latest:precision#a", uri) == ["a"]
+    assert chosen(f"study:{one.study_id}#b", uri) == ["b"]
     both = select_all([ids["a"], f"study:{one.study_id}", "latest"], tracking_uri=uri)
     assert sorted(both["scenario"]) == ["a", "b", "c"]
 
@@ -54,6 +56,7 @@ def test_selectors(studies, uri):
     [
         ("newest", "names no runs: use a run id, study:ID"),
         ("tag:a", "names no runs"),
+        ("latest:precision#c", "'latest:precision' has no scenario 'c': it has"),
         ("branch:", "names no runs"),
         ("branch:nope", "no tracked scenario run.*only finished ones"),
         ("tag:a=b", "no tracked scenario run"),

@@ -24,6 +24,8 @@ _FENCED = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
 )
 
+_COMMENT = re.compile(r"(^|\s)#.*")
+
 
 @dataclass(frozen=True)
 class Block:
@@ -57,7 +59,8 @@ def commands(block: Block) -> list[str]:
     """Return the commands of a block of shell or of a workflow's steps, one line each, without comments."""
     scripts = [block.text] if block.language == "bash" else list(_scripts(yaml.safe_load(block.text)))
     lines = "\n".join(scripts).replace("\\\n", " ").splitlines()
-    words = (shlex.split(line, comments=True) for line in lines)
+    # As a shell, and unlike shlex, take # inside a word for what it is.
+    words = (shlex.split(_COMMENT.sub("", line)) for line in lines)
     return [shlex.join(each) for each in words if each]
 
 

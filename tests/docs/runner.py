@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 
 from llmtrack.cli import main as llmtrack_command
 from tests.docs.blocks import ROOT
-from tests.docs.substitutions import EXIT_CODES, PARAMETERS, WHERE_GIVEN
+from tests.docs.substitutions import EXIT_CODES, PARAMETERS, WHERE_GIVEN, WORDS
 from tests.tracking.conftest import free_port
 
 ENTRY_POINTS = yaml.safe_load((ROOT / "MLproject").read_text(encoding="utf-8"))["entry_points"]
@@ -83,8 +83,16 @@ def command_of(module: str) -> click.Command:
 
 
 def llmtrack(words: list[str]) -> None:
-    """Run the llmtrack command."""
+    """Run the llmtrack command; RUN_ID is the newest run."""
+    words = [newest_run() if word == "RUN_ID" else WORDS.get(word, word) for word in words]
     invoke(llmtrack_command, words, EXIT_CODES.get(words[0], {0}))
+
+
+def newest_run() -> str:
+    """Return the id of the newest scenario run in the reader's store."""
+    from llmtrack.tracking.query import runs
+
+    return str(runs(columns=["run_id"])["run_id"].iloc[0])
 
 
 def invoke(command: click.Command, arguments: list[str], codes: Iterable[int] = (0,)) -> None:

@@ -41,3 +41,9 @@ FILES = {
 
 # A command may end with these, if not with 0: the gate says by 3 that a rule is broken.
 EXIT_CODES = {"gate": {0, 3}}
+
+# Words of a llmtrack command: what the reader's store does not have, and what it has instead.
+WORDS = {
+    "branch:main": "latest:precision#float32",
+    "alias:production": "latest:precision#float32",
+}

@@ -34,7 +34,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory, template_database: Path) ->
         for name, text in FILES.items():
             (folder / name).write_text(text, encoding="utf-8")
         store = f"sqlite:///{folder / 'mlflow.db'}"
-        for experiment in ("prompt_length", "precision"):
+        for experiment in ("prompt_length", "precision", "perplexity"):
             runner.module_command([f"experiments.{experiment}", "--tracking-uri", store])
 
     return made_once(tmp_path_factory, "reader", measure)
@@ -73,8 +73,12 @@ def test_every_block_is_of_a_language_that_is_run_or_only_read():
 
 
 def test_the_steps_of_a_workflow_are_commands():
-    steps = "jobs:\n  gate:\n    steps:\n      - uses: x\n      - run: |\n          llmtrack doctor  # first\n          llmtrack \\\n            sync\n"
-    assert commands(Block("x", "yaml", steps)) == ["llmtrack doctor", "llmtrack sync"]
+    steps = "jobs:\n  gate:\n    steps:\n      - uses: x\n      - run: |\n          llmtrack doctor  # first\n          llmtrack compare --baseline latest#a\n          llmtrack \\\n            sync\n"
+    assert commands(Block("x", "yaml", steps)) == [
+        "llmtrack doctor",
+        "llmtrack compare --baseline 'latest#a'",
+        "llmtrack sync",
+    ]
 
 
 @pytest.mark.parametrize(
