@@ -22,8 +22,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-# MLflow's own: its UI asks for a user where nobody logs in.
-KNOWN_ERRORS = ("/mlflow/users/current",)
+# MLflow's own: its UI asks for a user where nobody logs in, and its charts are resized while they are drawn.
+KNOWN_ERRORS = ("/mlflow/users/current", "ResizeObserver loop completed")
 WAIT_MS = 30_000
 
 expect.set_options(timeout=WAIT_MS)
@@ -65,9 +65,9 @@ class Tab:
         return self.page
 
     def _logged(self, message: ConsoleMessage) -> None:
-        where = message.location.get("url", "")
-        if message.type == "error" and not any(known in where for known in KNOWN_ERRORS):
-            self.errors.append(f"{message.text} ({where})")
+        text = f"{message.text} ({message.location.get('url', '')})"
+        if message.type == "error" and not any(known in text for known in KNOWN_ERRORS):
+            self.errors.append(text)
 
 
 def runs_place(experiment_id: str) -> str:
