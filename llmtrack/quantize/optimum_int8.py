@@ -106,7 +106,7 @@ def _calibration(method: str) -> Any:
     }
     more: dict[str, dict[str, Any]] = {
         "percentile": {"percentile": PERCENTILE, "num_bins": HISTOGRAM_BINS},
-        "entropy": {"num_bins": 128},
+        "entropy": {"num_bins": 128, "num_quantized_bins": 128},
     }
     return CalibrationConfig(
         **named,

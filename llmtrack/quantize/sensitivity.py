@@ -104,8 +104,8 @@ def fewest_left_out(
 ) -> tuple[int, tuple[Attempt, ...]]:
     """Return how many of the worst layers must stay in float so that the loss keeps a bound.
 
-    First doubles the number until the bound is kept, then halves the gap, down to an eighth of the number:
-    each try costs a quantization and a pass over the calibration text.
+    Tries none, a sixteenth of the layers, twice as many and so on until the bound is kept, then halves the gap, down
+    to an eighth of the number: each try costs a pass over the calibration text.
 
     Args:
         loss_without: loss with so many of the worst layers left in float.
@@ -123,7 +123,7 @@ def fewest_left_out(
 
     low, high = -1, 0
     while not keeps(high):
-        low, high = high, max(1, 2 * high)
+        low, high = high, max(1, layers // 16, 2 * high)
         if high >= layers:
             return layers, tuple(attempts)
     while high - low > max(1, high // 8):

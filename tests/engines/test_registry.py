@@ -12,7 +12,7 @@ from llmtrack.scenario import Variant
 def test_the_built_in_backend_needs_no_installation(monkeypatch):
     # `mlflow run --env-manager uv` starts the project from its folder, in an environment that lacks its metadata.
     monkeypatch.setattr(registry, "entry_points", lambda group: ())
-    assert registry.backends() == ["torch"]
+    assert registry.backends() == ["onnx", "torch"]
     engine = registry.load_variant(Variant("synthetic:tiny", device="cpu"))
     assert engine.info.model_id == "synthetic:tiny"
 
@@ -25,7 +25,7 @@ def test_a_backend_of_another_package_is_found_by_its_entry_point(monkeypatch):
             return lambda variant: ("engine of", variant.model)
 
     monkeypatch.setattr(registry, "entry_points", lambda group: [Point()] if group == registry.GROUP else [])
-    assert registry.backends() == ["theirs", "torch"]
+    assert registry.backends() == ["onnx", "theirs", "torch"]
     assert registry.load_variant(Variant("a-model", backend="theirs")) == ("engine of", "a-model")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+
 import pytest
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
@@ -9,7 +12,7 @@ from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioErro
 from llmtrack.run.events import Log, Progress, Warn
 from llmtrack.run.measuring import EngineCache, measure_group
 from llmtrack.run.outcomes import failure_kind
-from llmtrack.scenario import Failure, Measurement, Variant
+from llmtrack.scenario import Failure, Measurement, PerplexityTask, QualityCheck, Variant
 from tests.run.scenarios import generating, scoring
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
@@ -247,3 +250,75 @@ def test_warnings_of_an_engine_are_told_once_and_tracked_with_each():
 )
 def test_kinds_of_failures(error, kind):
     assert failure_kind(error) == kind
+
+
+def with_quality(name, reference=None):
+    check = QualityCheck(PerplexityTask(corpus="builtin", max_length=8), reference, reference_tokens=20)
+    return dataclasses.replace(generating(name), quality=check)
+
+
+def test_quality_is_part_of_the_same_measurement():
+    loader = Loader()
+    reference = Variant("reference")
+    (done,) = outcomes(measure(loader, with_quality("one", reference))).values()
+    # Every token scores 1 nat, whatever the speed; both engines find all tokens alike.
+    assert done.metrics["loss"] == 1.0
+    assert done.metrics["time_to_first_token_ms"] == pytest.approx(30.0)
+    assert done.metrics["kl_divergence"] == 0.0
+    assert done.metrics["reference_perplexity_ratio"] == 1.0
+    assert done.metrics["tokens_compared"] == 20
+    assert done.facts["corpus"] == "builtin"
+    assert loader.loaded == [generating("one").variant.model, "reference"]
+    assert loader.closed == 1  # the reference; the engine itself stays for what comes next
+
+
+def test_what_is_timed_is_timed_before_anything_is_scored():
+    events = measure(Loader(), with_quality("one"), generating("two"))
+    steps = [event.step for event in events if isinstance(event, Progress)]
+    assert steps.index("reading the corpus") > max(
+        n for n, step in enumerate(steps) if step.startswith("repeat")
+    )
+
+
+def test_the_reference_itself_is_not_compared_with_itself():
+    scenario = with_quality("one", generating("one").variant)
+    loader = Loader()
+    (done,) = outcomes(measure(loader, scenario)).values()
+    assert "kl_divergence" not in done.metrics
+    assert len(loader.loaded) == 1
+
+
+def test_speed_is_kept_where_quality_cannot_be_scored():
+    check = QualityCheck(PerplexityTask(corpus="no/such/file.txt"))
+    scenario = dataclasses.replace(generating("one"), quality=check)
+    (done,) = outcomes(measure(Loader(), scenario)).values()
+    assert isinstance(done, Measurement)
+    assert done.metrics["tokens_per_sec"] > 0
+    assert "loss" not in done.metrics
+    assert any("its quality could not be scored" in warning for warning in done.warnings)
+
+
+def test_a_reference_that_cannot_be_loaded_leaves_a_warning():
+    loader = Loader()
+    load = EngineCache(lambda variant: loader(variant) if variant.model != "gone" else 1 / 0)
+    (done,) = outcomes(measure(loader, with_quality("one", Variant("gone")), engines=load)).values()
+    assert done.metrics["loss"] == 1.0
+    assert any("could not be compared with the reference" in warning for warning in done.warnings)
+
+
+def test_a_scenario_error_on_loading_keeps_its_kind():
+    failures = outcomes(
+        measure(Loader(error=ScenarioError("no such operator", "unsupported")), generating("one"))
+    )
+    assert failures["one"].kind == "unsupported"
+
+
+def test_slow_preparations_are_told():
+    loader = Loader()
+
+    def load(variant):
+        logging.getLogger("llmtrack.quantize").info("exporting ...")
+        return loader(variant)
+
+    events = measure(loader, generating("one"), engines=EngineCache(load))
+    assert Log("  exporting ...") in events

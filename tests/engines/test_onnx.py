@@ -1,0 +1,167 @@
+"""The ONNX Runtime engine says what the PyTorch engine says, and is refused in one line where it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from llmtrack.engines.base import GenerateRequest
+from llmtrack.engines.padding import pad_rows
+from llmtrack.engines.registry import load_engine, load_variant
+from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.models.cache import MANIFEST, damage
+from llmtrack.quality.perplexity import score_documents
+from llmtrack.quantize.available import available
+from llmtrack.scenario import Variant
+from tests.conftest import made_once
+
+pytestmark = pytest.mark.skipif(
+    not available("onnx", "any"), reason="the onnx extra is not installed: the rest works without it"
+)
+
+PROMPTS = ((5, 17, 99, 200, 3), (7, 8), (250, 11, 12, 13, 14, 15, 16))
+TEXTS = (
+    "The harbour wakes before the town.",
+    "Bread.",
+    "By noon the crates are gone and the quay is washed.",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shared_cache(tmp_path_factory) -> Path:
+    """One cache for the tests of this file: exporting takes seconds."""
+    folder = made_once(tmp_path_factory, "engine-cache", lambda folder: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMTRACK_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module", params=["synthetic:tiny", "synthetic:tiny-gpt2"])
+def pair(request, shared_cache):
+    """The same model by PyTorch and by ONNX Runtime."""
+    return load_engine(request.param, device="cpu"), load_engine(request.param, backend="onnx", device="cpu")
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+def test_it_generates_the_same_tokens(pair, use_cache, padding_side):
+    request = GenerateRequest(PROMPTS, 6, use_cache=use_cache, padding_side=padding_side)
+    ours: list[int] = []
+    expected, found = (engine.generate(request, lambda: ours.append(1)) for engine in pair)
+    assert found == expected
+    # One call for each step, of both engines.
+    assert len(ours) == 12
+
+
+def test_rows_end_at_the_end_of_sequence(pair):
+    theirs, ours = pair
+    free = theirs.generate(GenerateRequest(PROMPTS, 8), lambda: None).new_ids
+    # What comes third in the first row ends a sequence now.
+    for engine in pair:
+        engine._eos_ids = frozenset({free[0][2]})
+    request = GenerateRequest(PROMPTS, 8, ignore_eos=False)
+    expected = theirs.generate(request, lambda: None)
+    assert ours.generate(request, lambda: None) == expected
+    assert expected.new_ids[0] == free[0][: free[0].index(free[0][2]) + 1]
+    assert free[0][2] not in ours.generate(GenerateRequest(PROMPTS, 8), lambda: None).new_ids[0]
+
+
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+def test_it_scores_the_same(pair, padding_side):
+    ids, mask = pad_rows(PROMPTS, 0, padding_side)
+    (expected, counts), (found, same_counts) = (engine.score(ids, mask) for engine in pair)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert same_counts.tolist() == counts.tolist() == [4, 1, 6]
+
+
+def test_only_what_counts_is_scored(pair):
+    ids, mask = pad_rows(PROMPTS, 0, "left")
+    scored = torch.zeros_like(mask, dtype=torch.bool)
+    scored[:, -2:] = True
+    (expected, counts), (found, same_counts) = (engine.score(ids, mask, scored) for engine in pair)
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert same_counts.tolist() == counts.tolist() == [2, 1, 2]
+
+
+def test_distributions_are_the_same(pair):
+    expected, found = (engine.next_token_logits(PROMPTS[0]) for engine in pair)
+    assert found.shape == expected.shape == (5, pair[0].info.vocab_size)
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_perplexity_does_not_depend_on_batch_size_or_padding_side(shared_cache):
+    engine = load_engine("synthetic:tiny", backend="onnx", device="cpu", quantization="int8-weight-only")
+    found = {
+        score_documents(engine, TEXTS, batch_size=size, padding_side=side).loss
+        for size in (1, 3)
+        for side in ("left", "right")
+    }
+    assert max(found) == pytest.approx(min(found), rel=1e-12)
+
+
+def test_what_is_said_of_it(pair):
+    theirs, ours = (engine.info for engine in pair)
+    for name in (
+        "model_id",
+        "device",
+        "vocab_size",
+        "kv_bytes_per_token",
+        "context_length",
+        "special_tokens",
+    ):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.dtype_label == "float32"
+    assert ours.tags["weights_digest"] == theirs.tags["weights_digest"]
+    assert ours.facts["parity_max_difference"] < 1e-3
+    assert ours.facts["parity_top1_agreement"] == 1.0
+    assert ours.facts["provider"] == "CPUExecutionProvider"
+    rotary = ours.model_id == "synthetic:tiny"
+    assert ours.facts["onnx_attention"] == ("GroupQueryAttention" if rotary else "as exported")
+    # A tied head is not stored twice in float32.
+    assert ours.model_size_bytes == pytest.approx(theirs.model_size_bytes, rel=0.2)
+    assert ours.file_size_bytes >= ours.model_size_bytes
+
+
+def test_the_session_is_set_up_as_asked(shared_cache):
+    options = (("graph_optimization", "basic"), ("provider", "CPU"), ("threads", 1))
+    engine = load_variant(Variant("synthetic:tiny", backend="onnx", device="cpu", options=options))
+    assert engine.info.facts["graph_optimization"] == "basic"
+    assert engine.info.facts["threads"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((("provider", "Moon"),), "this build of ONNX Runtime has no MoonExecutionProvider: it has .*CPU"),
+        ((("graph_optimization", "much"),), "no graph_optimization 'much': use all, extended, basic, none"),
+    ],
+)
+def test_what_is_not_there_is_refused(options, message, shared_cache):
+    with pytest.raises(UsageError, match=message):
+        load_variant(Variant("synthetic:tiny", backend="onnx", device="cpu", options=options))
+
+
+def test_other_precisions_are_refused(shared_cache):
+    with pytest.raises(ScenarioError, match="the onnx backend has no bfloat16: use dtype=float32"):
+        load_engine("synthetic:tiny", backend="onnx", device="cpu", dtype="bfloat16")
+
+
+def test_a_damaged_entry_is_made_again(tmp_path, monkeypatch, shared_cache):
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
+    load_engine("synthetic:tiny", backend="onnx", device="cpu")
+    (entry,) = (path for path in (tmp_path / "models").iterdir() if "onnx" in path.name and path.is_dir())
+    # Of the right size and not the right content: what a disk does that fails.
+    path = entry / "model.onnx"
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    assert damage(entry) is None
+    engine = load_engine("synthetic:tiny", backend="onnx", device="cpu")
+    assert engine.generate(GenerateRequest(PROMPTS, 2), lambda: None).new_ids
+    assert damage(entry, full=True) is None
+    # And one that is cut short.
+    path.write_bytes(path.read_bytes()[:1000])
+    load_engine("synthetic:tiny", backend="onnx", device="cpu")
+    assert damage(entry, full=True) is None
+    assert json.loads((entry / MANIFEST).read_text())["onnx_attention"] == "GroupQueryAttention"

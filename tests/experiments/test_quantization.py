@@ -1,0 +1,200 @@
+"""Which recipes are chosen, what they are told, and what the experiment says and draws of runs made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from experiments import edge_prompts, quantization
+from experiments.quantization import BASELINE, Options, best_quantized, build, on_best
+from experiments.suite import FOCUSES, chosen_names, experiments_of
+from llmtrack.errors import UsageError
+from llmtrack.run.settings import Settings
+from llmtrack.scenario import PerplexityTask, Scenario
+from tests.report.frames import frame, interval, run
+
+
+def variant_of(experiment, name):
+    return next(each.variant for each in experiment.scenarios if each.name == name)
+
+
+def test_the_baseline_comes_first_and_is_the_reference_of_all():
+    experiment = build(Settings(), ("onnx/int8-weight-only", "torch/bfloat16"))
+    assert [each.name for each in experiment.scenarios] == [
+        "torch-float32", "onnx-int8-weight-only", "torch-bfloat16"
+    ]  # fmt: skip
+    assert [each.baseline for each in experiment.scenarios] == [True, False, False]
+    base = variant_of(experiment, "torch-float32")
+    assert {each.quality.reference for each in experiment.scenarios} == {base}
+    assert variant_of(experiment, "torch-bfloat16").dtype == "bfloat16"
+    assert len({each.task for each in experiment.scenarios}) == 1
+
+
+def test_each_recipe_is_told_what_is_its_own():
+    options = Options(keep_quality="5%", block_size=64, calibration_method="entropy", threads=2)
+    labels = ("onnx/int8-static", "onnx/int8-weight-only", "onnx/float32", "torch/bfloat16")
+    experiment = build(Settings(), labels, options)
+    assert dict(variant_of(experiment, "onnx-int8-static").options) == {
+        "calibration": "pydoc", "calibration_method": "entropy", "keep_quality": "5%", "threads": 2
+    }  # fmt: skip
+    assert dict(variant_of(experiment, "onnx-int8-weight-only").options) == {
+        "block_size": 64, "symmetric": True, "threads": 2
+    }  # fmt: skip
+    assert dict(variant_of(experiment, "onnx-float32").options) == {"threads": 2}
+    assert variant_of(experiment, "torch-bfloat16").options == ()
+
+
+def test_all_is_what_can_run_here(monkeypatch):
+    monkeypatch.setattr(
+        quantization, "available", lambda backend, recipe="none": backend == "torch" and recipe == "none"
+    )
+    assert quantization.everything() == (BASELINE, "torch/bfloat16")
+    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": True)
+    found = quantization.everything()
+    assert {
+        "onnx/float32",
+        "onnx/int8-dynamic",
+        "onnx/int8-static",
+        "onnx/int4-hqq",
+        "torch/int8-dynamic",
+    } <= set(found)
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("int8-dynamic", "is no recipe: write BACKEND/RECIPE"),
+        ("onnx/int3", "the onnx backend has no quantization 'int3'"),
+        ("moon/int8", "the moon backend has no quantization 'int8'"),
+    ],
+)
+def test_an_unknown_recipe_is_refused(label, message):
+    with pytest.raises(UsageError, match=message):
+        build(Settings(), (label,))
+
+
+def test_a_text_cannot_both_calibrate_and_judge():
+    with pytest.raises(UsageError, match="the calibration text is the text that is scored"):
+        build(Settings(), (BASELINE,), quality=PerplexityTask(corpus="pydoc"))
+
+
+def measured(name, prefill, decode, perplexity, **values):
+    return run(
+        name,
+        experiment="quantization",
+        study_id="q-1",
+        perplexity=perplexity,
+        corpus="builtin",
+        **interval("prefill_tokens_per_sec", prefill, 0.98 * prefill, 1.02 * prefill),
+        **interval("decode_tokens_per_sec", decode, 0.98 * decode, 1.02 * decode),
+        **values,
+    )
+
+
+@pytest.fixture
+def runs():
+    return frame(
+        measured("torch-float32", 350.0, 14.0, 20.0, baseline=True),
+        measured("onnx-int8-weight-only", 420.0, 44.0, 20.1, quantization="int8-weight-only"),
+        measured(
+            "onnx-int8-mixed", 660.0, 43.0, 20.6, quantization="int8-mixed", linear_layers=211, left_out_layers=30,
+            left_out_parameter_share=0.19,
+        ),
+        measured("onnx-int4-weight-only", 390.0, 52.0, 24.0, quantization="int4-weight-only"),
+        run("onnx-int8-static", experiment="quantization", status="FAILED", failure="unsupported", reason="no"),
+    )  # fmt: skip
+
+
+def test_the_reading_names_a_recipe_for_each_use(runs):
+    lines = quantization.reading(runs)
+    assert (
+        "For long answers at up to 1% more perplexity: onnx-int8-weight-only, 3.14 times the baseline's decode speed"
+        in lines[1]
+    )
+    assert "For long answers at up to 5% more perplexity: onnx-int8-weight-only" in lines[2]
+    assert "For long prompts at up to 1% more perplexity: onnx-int8-weight-only, 1.20 times" in lines[3]
+    assert (
+        "For long prompts at up to 5% more perplexity: onnx-int8-mixed, 1.89 times the baseline's prefill speed at +3.00%"
+        in lines[4]
+    )
+    assert "Do not use onnx-int4-weight-only: its perplexity is 1.20 times the baseline's." in lines
+    assert any(
+        "onnx-int8-mixed left 30 of 211 layers out of 8-bit activations (19% of their weights)" in line
+        for line in lines
+    )
+    assert any("1 of 5 scenarios failed: onnx-int8-static" in line for line in lines)
+
+
+def test_without_a_baseline_there_is_nothing_to_compare():
+    lines = quantization.reading(
+        frame(run("torch-float32", status="FAILED", baseline=True, failure="load", reason="gone"))
+    )
+    assert lines[0].startswith("The baseline was not measured")
+
+
+def test_speed_is_drawn_against_perplexity(runs, tmp_path):
+    figures = quantization.plots(runs, lambda run_id, name: [5.0, 20.0, 30.0])
+    assert set(figures) == {"decode_against_perplexity", "prefill_against_perplexity", "layer_errors"}
+    for figure in figures.values():
+        figure.savefig(tmp_path / "x.png")
+    names = [
+        text.get_text() for text in figures["decode_against_perplexity"].axes[0].texts if text.get_text()
+    ]
+    assert len(names) == 4
+
+
+def test_names_of_points_do_not_overlap():
+    crowd = frame(
+        *(
+            measured(f"recipe-with-a-name-{n}", 100.0 + n / 10, 14.0 + n / 100, 20.0 + n / 1000)
+            for n in range(6)
+        )
+    )
+    figure = quantization.plots(crowd, lambda run_id, name: [])["decode_against_perplexity"]
+    figure.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts if text.get_text()]
+    assert len(boxes) == 6
+    assert not any(a.overlaps(b) for n, a in enumerate(boxes) for b in boxes[n + 1 :])
+
+
+def test_the_best_quantized_variant_is_the_fastest_at_the_least_cost(runs):
+    assert best_quantized(runs) == "onnx-int8-weight-only"
+    assert best_quantized(runs[~runs["scenario"].isin(["onnx-int8-weight-only"])]) == "onnx-int8-mixed"
+    far = runs[runs["scenario"].isin(["torch-float32", "onnx-int4-weight-only"])]
+    assert best_quantized(far) == "onnx-int4-weight-only"
+    assert best_quantized(runs[runs["scenario"] == "torch-float32"]) is None
+
+
+def test_edge_prompts_follow_on_the_best_variant(runs):
+    settings = Settings()
+    planned = experiments_of(FOCUSES["quantization"], settings, focus="quantization")
+    edge = planned[-1]
+    assert edge.name == "edge_prompts"
+    moved = edge.follow(runs)
+    assert {each.variant.quantization for each in moved.scenarios} == {"int8-weight-only"}
+    assert [each.name for each in moved.scenarios] == [each.name for each in edge.scenarios]
+    assert "(on onnx-int8-weight-only)" in moved.question
+    assert all(each.follow is None for each in planned[:-1])
+
+
+def test_without_a_quantized_run_they_stay_as_planned(runs):
+    experiment = edge_prompts.build(Settings())
+    same = on_best(experiment, {}, runs[runs["scenario"] == "torch-float32"])
+    assert same is experiment
+
+
+def test_a_focus_chooses_its_experiments():
+    assert chosen_names((), "quantization") == FOCUSES["quantization"]
+    assert "quantization" in chosen_names(())
+    assert "quantization" not in chosen_names((), quick=True)
+    assert chosen_names(("quantization",), quick=True) == ("quantization",)
+    with pytest.raises(UsageError, match="either experiments or a focus"):
+        chosen_names(("baseline",), "quantization")
+
+
+def test_a_quality_check_is_part_of_what_is_asked():
+    scenario = build(Settings(), (BASELINE,)).scenarios[0]
+    assert isinstance(scenario, Scenario)
+    assert replace(scenario, quality=None).scenario_id != scenario.scenario_id
+    assert replace(scenario, name="other").scenario_id == scenario.scenario_id

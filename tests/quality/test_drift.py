@@ -1,0 +1,76 @@
+"""Divergence and agreement by hand, on engines whose distributions are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import ScenarioError
+from llmtrack.quality.drift import Drift, compare_distributions
+
+
+class Fixed(ScriptedEngine):
+    """Finds the same next tokens likely after each token: characters `a` and `b` with given probabilities."""
+
+    def __init__(self, a: float, b: float, vocab_size: int = 128) -> None:
+        super().__init__(FakeClock(), Script(0.1, 0.1))
+        self._logits = torch.full((vocab_size,), -math.inf)
+        self._logits[ord("a")], self._logits[ord("b")] = math.log(a), math.log(b)
+        self._info = type(self._info)(**{**vars(self._info), "vocab_size": vocab_size})
+        self.asked: list[int] = []
+
+    def next_token_logits(self, ids):
+        self.asked.append(len(ids))
+        # A tiny share for all others keeps logarithms finite.
+        return torch.logaddexp(self._logits, torch.tensor(-60.0)).repeat(len(ids), 1)
+
+
+def test_divergence_by_hand():
+    drift = compare_distributions(Fixed(0.5, 0.5), Fixed(0.75, 0.25), ["aab"])
+    # KL of (3/4, 1/4) from (1/2, 1/2); both predicted tokens are `a` and then `b`.
+    assert drift.kl_divergence == pytest.approx(0.75 * math.log(1.5) + 0.25 * math.log(0.5))
+    # Log-likelihoods: 2 ln 2 against ln(4/3) + ln 4, over two tokens.
+    assert drift.perplexity_ratio == pytest.approx(math.exp((2 * math.log(2) - math.log(16 / 3)) / 2))
+    assert drift.tokens == 2
+
+
+def test_agreement_is_the_share_of_equal_first_choices():
+    assert compare_distributions(Fixed(0.6, 0.4), Fixed(0.9, 0.1), ["aaa"]).top1_agreement == 1.0
+    assert compare_distributions(Fixed(0.4, 0.6), Fixed(0.9, 0.1), ["aaa"]).top1_agreement == 0.0
+
+
+def test_an_engine_is_equal_to_itself():
+    engine = Fixed(0.3, 0.7)
+    drift = compare_distributions(engine, engine, ["ab", "ba"])
+    assert (drift.kl_divergence, drift.top1_agreement, drift.perplexity_ratio) == (0.0, 1.0, 1.0)
+    assert drift.finding is None
+
+
+def test_only_so_many_tokens_are_compared():
+    engine = Fixed(0.5, 0.5)
+    drift = compare_distributions(engine, Fixed(0.5, 0.5), ["abab", "a", "abababab", "ab"], max_tokens=5)
+    assert drift.tokens == 5
+    assert engine.asked == [3, 2]
+
+
+def test_other_vocabularies_cannot_be_compared():
+    with pytest.raises(
+        ScenarioError, match="the reference has 128 tokens in its vocabulary and this model 200"
+    ):
+        compare_distributions(Fixed(0.5, 0.5, 200), Fixed(0.5, 0.5), ["ab"])
+
+
+def test_nothing_to_compare_is_an_error():
+    with pytest.raises(ScenarioError, match="nothing to compare"):
+        compare_distributions(Fixed(0.5, 0.5), Fixed(0.5, 0.5), ["a"])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "start"), [(1.05, None), (1.2, "quality spike: on 10 tokens"), (4.0, "garbage: on 10 tokens")]
+)
+def test_a_spike_is_said_in_words(ratio, start):
+    finding = Drift(0.1, 0.8, ratio, 10).finding
+    assert finding is None if start is None else finding.startswith(start)

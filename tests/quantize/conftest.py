@@ -1,0 +1,40 @@
+"""Small models, exported once, and the float engine that they are compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import made_once
+
+pytest.importorskip("onnx", reason="the onnx extra is not installed: the rest of llmtrack works without it")
+pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
+pytest.importorskip("optimum.onnxruntime", reason="the onnx extra is not installed")
+
+
+def _exported(factory: pytest.TempPathFactory, preset: str) -> Path:
+    from llmtrack.quantize.export import export
+
+    return made_once(
+        factory, f"onnx-{preset}", lambda folder: export(f"synthetic:{preset}", None, folder) and None
+    )
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory) -> Path:
+    """`synthetic:tiny` as ONNX: rotary positions, grouped heads, a tied head. Read-only."""
+    return _exported(tmp_path_factory, "tiny")
+
+
+@pytest.fixture(scope="session")
+def exported_gpt2(tmp_path_factory) -> Path:
+    """`synthetic:tiny-gpt2` as ONNX: learned positions, layers that are Gemm nodes, no pad token. Read-only."""
+    return _exported(tmp_path_factory, "tiny-gpt2")
+
+
+@pytest.fixture
+def onnx_cache(tmp_path, monkeypatch) -> Path:
+    """A cache of its own for what is exported and quantized."""
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "models"

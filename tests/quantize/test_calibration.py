@@ -1,0 +1,46 @@
+"""Rows of calibration text, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.quantize.calibration import LEAST_ROWS, calibration_rows
+from llmtrack.quantize.keep_quality import share
+
+
+def test_rows_are_spread_over_the_text():
+    assert calibration_rows(range(100), tokens=8, width=2) == ((0, 1), (24, 25), (50, 51), (74, 75))
+
+
+def test_a_short_text_gives_all_that_it_has():
+    assert calibration_rows(range(9), tokens=1000, width=2) == ((0, 1), (2, 3), (4, 5), (6, 7))
+
+
+def test_a_text_that_is_too_short_is_refused_in_one_line():
+    with pytest.raises(ScenarioError, match="has 500 tokens and 512 are needed: give a longer one"):
+        calibration_rows(range(500), tokens=2048)
+
+
+@given(st.integers(8, 2000), st.integers(1, 3000), st.integers(1, 2))
+def test_rows_do_not_overlap(length, tokens, width):
+    rows = calibration_rows(range(length), tokens, width)
+    flat = [each for row in rows for each in row]
+    assert len(set(flat)) == len(flat)
+    assert len(rows) >= LEAST_ROWS
+    assert all(len(row) == width for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("5%", 0.05), ("0.05", 0.05), (" 3 %", 0.03), ("0", 0.0), ("none", None)]
+)
+def test_the_bound_on_quality(text, value):
+    assert share(text) == (value if value is None else pytest.approx(value))
+
+
+@pytest.mark.parametrize("text", ["much", "-1%", "20", ""])
+def test_a_bound_that_is_none_is_refused(text):
+    with pytest.raises(UsageError, match=r"use such as 3%, 0\.03 or none"):
+        share(text)

@@ -1,0 +1,188 @@
+"""Every recipe on a tiny model, on the spot: it runs, it is smaller, and it says nearly the same."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder
+from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.quantize import graph
+from llmtrack.quantize.int8_dynamic import apply as int8_dynamic
+from llmtrack.quantize.keep_quality import mean_loss, rank
+from llmtrack.quantize.optimum_int8 import CALIBRATION_METHODS, instruction_set
+from llmtrack.quantize.recipe import Job, find_recipe, recipes
+from llmtrack.quantize.sensitivity import DYNAMIC, worst_first
+
+RANDOM = np.random.default_rng(0)
+CALIBRATION = tuple(tuple(RANDOM.integers(0, 500, 64).tolist()) for _ in range(4))
+JUDGED_BY = tuple(tuple(RANDOM.integers(0, 500, 64).tolist()) for _ in range(4))
+
+
+def apply(label: str, source: Path, target: Path, **options):
+    recipe = find_recipe(*label.split("/"))
+    target.mkdir(exist_ok=True)
+    rows = CALIBRATION if recipe.calibrated else ()
+    return recipe.apply(Job(source, target, recipe.settled(tuple(options.items())), rows))
+
+
+@pytest.mark.parametrize("label", [each.label for each in recipes() if each.backend == "onnx"])
+def test_each_recipe_makes_a_smaller_model_that_says_nearly_the_same(label, exported, tmp_path):
+    built = apply(label, exported, tmp_path / "out")
+    exact = mean_loss(exported / MODEL_FILE, JUDGED_BY)
+    assert abs(mean_loss(tmp_path / "out" / MODEL_FILE, JUDGED_BY) - exact) < 0.15
+    small, large = (path.stat().st_size for path in (tmp_path / "out" / MODEL_FILE, exported / MODEL_FILE))
+    assert small < 0.6 * large
+    assert built.facts["linear_layers"] == 29
+    json.dumps(built.facts)
+
+
+@pytest.mark.parametrize("method", CALIBRATION_METHODS)
+def test_ranges_by_each_calibration_method(method, exported, tmp_path):
+    apply("onnx/int8-static", exported, tmp_path / "out", calibration_method=method, keep_quality="none")
+    operators = [node.op_type for node in graph.load(tmp_path / "out" / MODEL_FILE).graph.node]
+    assert operators.count("DequantizeLinear") > 28
+    exact = mean_loss(exported / MODEL_FILE, JUDGED_BY)
+    assert abs(mean_loss(tmp_path / "out" / MODEL_FILE, JUDGED_BY) - exact) < 0.3
+
+
+def test_an_unknown_calibration_method_is_refused(exported, tmp_path):
+    with pytest.raises(UsageError, match="no calibration_method 'guess': use minmax, percentile, entropy"):
+        apply("onnx/int8-static", exported, tmp_path / "out", calibration_method="guess")
+
+
+@pytest.mark.parametrize("label", ["onnx/int8-weight-only", "onnx/int4-weight-only", "onnx/int8-dynamic"])
+def test_layers_that_are_gemm_nodes_are_quantized_too(label, exported_gpt2, tmp_path):
+    built = apply(label, exported_gpt2, tmp_path / "out")
+    model = graph.load(tmp_path / "out" / MODEL_FILE)
+    kinds = {node.op_type for node in model.graph.node}
+    assert kinds & {"MatMulNBits", "MatMulInteger"}
+    assert built.facts["linear_layers"] > 4
+    exact = mean_loss(exported_gpt2 / MODEL_FILE, JUDGED_BY)
+    assert abs(mean_loss(tmp_path / "out" / MODEL_FILE, JUDGED_BY) - exact) < 0.15
+
+
+@pytest.mark.parametrize(("block", "symmetric"), [(16, True), (64, False)])
+def test_blocks_are_as_asked_for(block, symmetric, exported, tmp_path):
+    apply("onnx/int4-weight-only", exported, tmp_path / "out", block_size=block, symmetric=symmetric)
+    nodes = [n for n in graph.load(tmp_path / "out" / MODEL_FILE).graph.node if n.op_type == "MatMulNBits"]
+    settings = [{each.name: each.i for each in node.attribute} for node in nodes]
+    assert {each["block_size"] for each in settings} == {block}
+    # The head is kept in 8 bits.
+    assert sorted(each["bits"] for each in settings) == [4] * 28 + [8]
+    four_bit = next(n for n, s in zip(nodes, settings, strict=True) if s["bits"] == 4)
+    assert (len(four_bit.input) > 3 and bool(four_bit.input[3])) is not symmetric
+
+
+def test_a_block_size_that_is_not_possible_is_refused(exported, tmp_path):
+    with pytest.raises(ScenarioError, match="block_size 33 is not possible: use one of 16, 32"):
+        apply("onnx/int8-weight-only", exported, tmp_path / "out", block_size=33)
+
+
+PLANTED = "model.layers.2.mlp.down_proj"
+
+
+@pytest.fixture(scope="module")
+def spoiled(exported, tmp_path_factory) -> Path:
+    """The model with one channel of one layer's input made huge and the weight that reads it small: the same function."""
+    folder = tmp_path_factory.mktemp("spoiled")
+    model = graph.load(exported / MODEL_FILE)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+
+    def scale(module: str, where, factor: float) -> None:
+        layer = next(each for each in graph.linears(model) if each.module == module)
+        values = numpy_helper.to_array(weights[layer.weight]).copy()
+        values[where] *= factor
+        weights[layer.weight].CopyFrom(numpy_helper.from_array(values, layer.weight))
+
+    scale("model.layers.2.mlp.up_proj", (slice(None), 7), 3000.0)
+    scale(PLANTED, (7, slice(None)), 1 / 3000.0)
+    graph.save(model, folder / MODEL_FILE)
+    for name in ("config.json",):
+        (folder / name).write_bytes((exported / name).read_bytes())
+    assert mean_loss(folder / MODEL_FILE, JUDGED_BY) == pytest.approx(
+        mean_loss(exported / MODEL_FILE, JUDGED_BY), abs=1e-3
+    )
+    return folder
+
+
+def test_a_planted_outlier_is_ranked_first(spoiled):
+    model = graph.load(spoiled / MODEL_FILE)
+    ranked = worst_first(rank(model, graph.linears(model), CALIBRATION, DYNAMIC))
+    assert PLANTED.replace(".", "/") in ranked[0].node.replace("layers.", "layers/")
+    assert ranked[0].error > 5 * ranked[1].error
+
+
+def own_words(folder: Path) -> tuple[tuple[int, ...], ...]:
+    """Rows that the model itself finds most likely: what random weights say of other text hardly changes."""
+    decoder = OnnxDecoder(folder / MODEL_FILE)
+    ids = np.array([row[:4] for row in CALIBRATION])
+    for _ in range(44):
+        logits, _ = decoder.run(ids, np.ones_like(ids), keep=1)
+        ids = np.concatenate([ids, logits[:, -1].argmax(axis=1)[:, None]], axis=1)
+    return tuple(map(tuple, ids.tolist()))
+
+
+def test_the_layer_that_spoils_the_quality_stays_in_float(spoiled, tmp_path):
+    (tmp_path / "out").mkdir()
+    rows = own_words(spoiled)
+    options = {"keep_quality": "0.2%", "calibration_tokens": 256}
+    built = int8_dynamic(Job(spoiled, tmp_path / "out", options, rows))
+    assert built.facts["left_out_layers"] >= 1
+    assert built.ranking[0]["layer"] == PLANTED
+    assert [row["left_out"] for row in built.ranking] == [
+        place < built.facts["left_out_layers"] for place in range(len(built.ranking))
+    ]
+    assert built.attempts[0]["left_out"] == 0
+    assert built.attempts[0]["increase"] > 0.002
+    found = graph.linears(graph.load(tmp_path / "out" / MODEL_FILE))
+    assert PLANTED in {each.module for each in found}
+    increase = mean_loss(tmp_path / "out" / MODEL_FILE, CALIBRATION) - mean_loss(
+        spoiled / MODEL_FILE, CALIBRATION
+    )
+    assert increase <= math.log(1.002) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "name"),
+    [
+        ("x86_64", {"avx2", "avx512f", "avx512_vnni"}, "avx512_vnni"),
+        ("x86_64", {"avx2", "avx512f"}, "avx512"),
+        ("AMD64", {"avx2"}, "avx2"),
+        ("arm64", set(), "arm64"),
+    ],
+)
+def test_the_configuration_suits_the_cpu(machine, flags, name):
+    assert instruction_set(machine, frozenset(flags)) == name
+
+
+@pytest.mark.parametrize(("machine", "flags"), [("x86_64", {"sse2"}), ("riscv64", set())])
+def test_a_cpu_without_int8_instructions_is_refused_in_one_line(machine, flags):
+    with pytest.raises(
+        ScenarioError, match=r"no int8 configuration fits this CPU.*use a weight-only recipe"
+    ) as caught:
+        instruction_set(machine, frozenset(flags))
+    assert caught.value.kind == "unsupported"
+
+
+def test_an_unknown_recipe_names_those_that_there_are():
+    with pytest.raises(
+        UsageError, match="the onnx backend has no quantization 'int3': use none, int8-weight-only"
+    ):
+        find_recipe("onnx", "int3")
+
+
+def test_a_quantized_graph_is_still_a_decoder_with_a_cache(exported, tmp_path):
+    apply("onnx/int8-mixed", exported, tmp_path / "out")
+    decoder = OnnxDecoder(tmp_path / "out" / MODEL_FILE)
+    ids = np.array([JUDGED_BY[0][:9]])
+    whole, _ = decoder.run(ids, np.ones_like(ids))
+    _, past = decoder.run(ids[:, :-1], np.ones_like(ids[:, :-1]), keep=1)
+    last, _ = decoder.run(ids[:, -1:], np.ones_like(ids), past, keep=1)
+    # Ranges differ from call to call, so the same is not equal.
+    assert np.corrcoef(last[0, -1], whole[0, -1])[0, 1] > 0.99

@@ -1,0 +1,101 @@
+"""The formulas by hand, a planted outlier, and the search on losses that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtrack.quantize.sensitivity import (
+    DYNAMIC,
+    STATIC,
+    Attempt,
+    LayerError,
+    fewest_left_out,
+    layer_error,
+    quantize_activation,
+    quantize_weight,
+    worst_first,
+)
+
+
+def test_a_weight_is_rounded_per_column():
+    weight = np.array([[127.0, 0.5], [50.4, 0.004]])
+    # Scales 1 and 0.5/127: 50.4 becomes 50; 0.004 is 1.016 steps, so one step.
+    assert quantize_weight(weight) == pytest.approx(np.array([[127.0, 0.5], [50.0, 0.5 / 127]]))
+
+
+def test_few_bits_round_more_coarsely():
+    # 7 bits: 63 steps of 127/63.
+    assert quantize_weight(np.array([[127.0], [50.4]]), bits=7)[1, 0] == pytest.approx(25 * 127 / 63)
+
+
+def test_activations_have_255_steps_with_zero_among_them():
+    # From -51 to 204 a step is 1, and what lies outside is cut.
+    values = quantize_activation(np.array([-60.0, -50.7, 0.0, 0.4, 203.6, 999.0]), -51.0, 204.0)
+    assert values.tolist() == [-51.0, -51.0, 0.0, 0.0, 204.0, 204.0]
+    # A range that does not hold 0 is widened to it.
+    assert quantize_activation(np.array([10.0]), 10.0, 255.0).tolist() == [10.0]
+
+
+def test_the_error_is_the_mean_over_tokens_of_a_ratio():
+    # One call of two tokens; weights are exact. Range 0 to 255, step 1: 0.5 rounds to 0 (to even), 255 stays.
+    rows, weight = [np.array([[255.0], [0.5]])], np.array([[127.0]])
+    # Token 1 loses nothing, token 2 everything: (0 + 1) / 2.
+    assert layer_error(rows, weight, DYNAMIC) == pytest.approx(0.5)
+
+
+def test_a_static_range_is_shared_by_calls_and_a_dynamic_one_is_not():
+    rows, weight = [np.array([[255.0]]), np.array([[0.5]])], np.array([[127.0]])
+    assert layer_error(rows, weight, STATIC) == pytest.approx(0.5)
+    # In its own call 0.5 is the end of the range, and exact.
+    assert layer_error(rows, weight, DYNAMIC) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_signal_to_noise_in_decibels():
+    assert LayerError("a", 0.01, 1).sqnr_db == pytest.approx(20.0)
+
+
+@given(st.integers(0, 4), st.integers(0, 10_000))
+def test_a_planted_outlier_layer_is_ranked_first(planted, seed):
+    random = np.random.default_rng(seed)
+    errors = []
+    for number in range(5):
+        x, weight = random.normal(size=(16, 8)), random.normal(size=(8, 8))
+        if number == planted:
+            x[3, 2] *= 1000  # one value of one token, which widens the range of all
+        errors.append(LayerError(f"layer{number}", layer_error([x], weight, DYNAMIC), 64))
+    assert worst_first(errors)[0].node == f"layer{planted}"
+
+
+def test_none_is_left_out_where_the_bound_is_kept():
+    assert fewest_left_out(lambda number: 2.0, 160, 2.0) == (0, (Attempt(0, 2.0),))
+
+
+def test_the_search_steps_up_and_halves_the_gap():
+    asked = []
+
+    def loss(number):
+        asked.append(number)
+        return 2.0 if number >= 23 else 3.0
+
+    number, attempts = fewest_left_out(loss, 160, 2.5)
+    # A sixteenth, doubled until the bound is kept; then halves, until the gap is an eighth: 23 lies in (22, 25].
+    assert asked == [0, 10, 20, 40, 30, 25, 22]
+    assert number == 25
+    assert [attempt.left_out for attempt in attempts] == asked
+
+
+def test_all_stay_in_float_where_nothing_less_helps():
+    number, attempts = fewest_left_out(lambda number: 3.0, 20, 2.5)
+    assert number == 20
+    assert [attempt.left_out for attempt in attempts] == [0, 1, 2, 4, 8, 16]
+
+
+@given(st.integers(1, 300), st.integers(0, 300))
+def test_the_number_that_is_found_keeps_the_bound_and_is_near_the_least(layers, least):
+    found, _ = fewest_left_out(lambda number: float(number < least), layers, 0.5)
+    assert found >= min(least, layers)
+    if least <= layers and found < layers:
+        assert found - least <= max(1, found // 8)
