@@ -49,7 +49,7 @@ def match(baselines: pd.DataFrame, candidates: pd.DataFrame) -> tuple[list[Pair]
         if baseline["run_id"] != candidate["run_id"]:
             pairs.append(Pair(baseline, candidate))
     if not pairs and unmatched:
-        there = ", ".join(map(str, finished["scenario"].unique()[:5]))
+        there = ", ".join(sorted(map(str, finished["scenario"].unique()))[:5])
         raise UsageError(
             f"no scenario is in both: the baseline has {there}; the candidate {', '.join(unmatched[:5])}"
         )
