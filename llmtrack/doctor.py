@@ -10,9 +10,11 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 
+from llmtrack.devices import cpu_flags
 from llmtrack.engines.registry import backends
+from llmtrack.quantize.available import INSTALL_TORCHAO, available, installed_version, missing_modules
+from llmtrack.quantize.recipe import recipes
 from llmtrack.tracking.limits import redact
 
 
@@ -46,6 +48,9 @@ def examine() -> list[Finding]:
         _tracking,
         _backends,
         _onnx,
+        _torchao,
+        _recipes,
+        _int8,
         _packaged_model,
         *(_environment_manager(tool, use) for tool, use in MANAGERS.items()),
     ]
@@ -145,11 +150,10 @@ def _backends() -> Finding:
 
 
 def _onnx() -> Finding:
-    found = {name: _version(name) for name in ("optimum", "optimum-onnx", "onnxruntime")}
-    absent = [name for name, number in found.items() if number is None]
-    if not absent:
-        return Finding("onnx", "ok", ", ".join(f"{name} {number}" for name, number in found.items()))
-    major = (_version("transformers") or "").partition(".")[0]
+    if not (absent := missing_modules("onnx", "any")):
+        found = ("optimum", "optimum-onnx", "onnxruntime", "onnx", "onnx-ir")
+        return Finding("onnx", "ok", ", ".join(f"{name} {installed_version(name)}" for name in found))
+    major = installed_version("transformers").partition(".")[0]
     why = (
         " (no optimum-onnx release works with transformers 5: use an environment with 4.57)"
         if major == "5"
@@ -160,11 +164,34 @@ def _onnx() -> Finding:
     )
 
 
+def _torchao() -> Finding:
+    if number := installed_version("torchao"):
+        return Finding("torchao", "ok", number)
+    return Finding("torchao", "missing", "recipes of the torch backend need it", INSTALL_TORCHAO)
+
+
+def _recipes() -> Finding:
+    return Finding(
+        "recipes", "ok", ", ".join(r.label for r in recipes() if available(r.backend, r.name)) or "none"
+    )
+
+
+def _int8() -> Finding:
+    from llmtrack.errors import LlmtrackError
+    from llmtrack.quantize.optimum_int8 import instruction_set
+
+    try:
+        return Finding(
+            "int8", "ok", f"8-bit activations by {instruction_set(platform.machine(), cpu_flags())}"
+        )
+    except LlmtrackError as error:
+        return Finding("int8", "missing", str(error))
+
+
 def _packaged_model() -> Finding:
     from llmtrack.models.cache import cache_root
 
-    entries = sorted(path.name for path in cache_root().glob("smollm2*") if path.is_dir())
-    if entries:
+    if any(path.is_dir() for path in (cache_root() / "models").glob("smollm2-gguf*")):
         return Finding("packaged:smollm2", "ok", "fetched and converted")
     return Finding(
         "packaged:smollm2",
@@ -189,10 +216,3 @@ def _environment_manager(tool: str, use: str) -> Callable[[], Finding]:
         return Finding(f"mlflow run: {tool}", "missing", f"{tool} is not on PATH", remedy)
 
     return check
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -28,7 +28,7 @@ RECIPES = (
         "weights and activations of linear layers, 8 bits, ranges taken from each call",
         "int8",
         apply,
-        {"keep_quality": "3%", "calibration_tokens": DEFAULT_TOKENS},
+        {"keep_quality": "2%", "calibration_tokens": DEFAULT_TOKENS},
         calibrated=True,
         depends_on_batch=True,
     ),

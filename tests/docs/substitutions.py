@@ -18,6 +18,9 @@ PARAMETERS = {
     # Of a suite.
     "experiments": "baseline,perplexity",
     "quick": "true",
+    "focus": "none",
+    # Of quantization; end-to-end tests run the others.
+    "recipes": "onnx/int8-weight-only",
     # Of training.
     "steps": "2",
     "sequence_length": "32",

@@ -72,14 +72,14 @@ def mlflow_run(checkout, environment, elsewhere) -> MlflowRun:
     """Run an entry point by `mlflow run`, from another working directory."""
 
     def run(
-        entry_point: str, uri: str | None = None, **parameters: object
+        entry_point: str, uri: str | None = None, *, limit_s: float = 500, **parameters: object
     ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "mlflow", "run", uri or str(checkout), "-e", entry_point]
         command += ["--env-manager", "local", "--experiment-name", "tested"]
         for name, value in parameters.items():
             command += ["-P", f"{name}={value}"]
         return subprocess.run(
-            command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=500
+            command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=limit_s
         )
 
     return run

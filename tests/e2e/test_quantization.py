@@ -1,0 +1,77 @@
+"""Quantization by `mlflow run`: the real model keeps its quality, and the focused suite answers its question."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from llmtrack.quantize.available import available
+from tests.e2e.test_mlflow_run import QUICK, TINY, ok, study_of
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(
+        not available("onnx", "any"), reason="the onnx extra is not installed: the rest works without it"
+    ),
+]
+
+# Perplexity over float32's at most, on text that quantization has not seen; these do not depend on the machine's speed.
+BOUNDS = {"onnx-int8-weight-only": 1.01, "onnx-int8-dynamic": 1.03, "onnx-int8-static": 1.05}
+
+
+@pytest.mark.timeout(1100)
+def test_recipes_keep_the_quality_of_the_real_model(mlflow_run, tracked, smollm2_spec):
+    recipes = ",".join(name.replace("onnx-", "onnx/") for name in BOUNDS)
+    parameters = {**QUICK, "recipes": recipes, "prompt_tokens": 64, "reference_tokens": 256}
+    output = ok(mlflow_run("quantization", limit_s=1000, model=smollm2_spec, **parameters))
+    runs = tracked.runs().set_index("scenario")
+    assert set(runs["status"]) == {"FINISHED"}
+    base = runs.loc["torch-float32"]
+    assert base["perplexity"] == pytest.approx(27.348, rel=1e-3)
+    for name, bound in BOUNDS.items():
+        run = runs.loc[name]
+        assert run["perplexity"] / base["perplexity"] < bound, name
+        assert run["corpus_digest"] == base["corpus_digest"] != run["calibration_digest"]
+        assert run["tokens_scored"] == base["tokens_scored"]
+        assert 0 < run["kl_divergence"] < 0.2
+        assert 0.8 < run["top1_agreement"] < 1
+        assert run["file_size_mib"] < 0.75 * base["file_size_mib"]
+        assert run["prefill_tokens_per_sec"] > 0
+        assert run["decode_tokens_per_sec"] > 0
+        assert run["parity_max_difference"] < 1e-3
+        assert "sample.txt" in tracked.artifacts(run["run_id"])
+        assert name in output
+    for name in ("onnx-int8-dynamic", "onnx-int8-static"):
+        run = runs.loc[name]
+        rows = list(csv.DictReader(io.StringIO(tracked.text(run["run_id"], "quantization/layers.csv"))))
+        assert len(rows) == run["linear_layers"] == 211
+        assert sum(row["left_out"] == "True" for row in rows) == run["left_out_layers"] > 0
+        # The layers that facts about this model name: few, and at the end of an MLP.
+        assert all(row["layer"].endswith("down_proj") for row in rows[:6])
+        assert "quantization/search.csv" in tracked.artifacts(run["run_id"], "quantization")
+    study = study_of(tracked, "quantization")
+    assert {"plots/decode_against_perplexity.png", "plots/layer_errors.png"} <= tracked.artifacts(
+        study["run_id"], "plots"
+    )
+    table = tracked.text(study["run_id"], "table.md")
+    assert "file MiB" in table
+    assert "x decode" in table
+
+
+@pytest.mark.timeout(700)
+def test_a_suite_focused_on_quantization(mlflow_run, tracked):
+    output = ok(mlflow_run("suite", limit_s=600, focus="quantization", quick="true", **TINY))
+    runs = tracked.runs()
+    assert set(runs["experiment"]) == {
+        "baseline", "quantization", "cache_padding", "batching", "perplexity", "edge_prompts"
+    }  # fmt: skip
+    assert set(runs["status"]) == {"FINISHED"}
+    edge = runs[runs["experiment"] == "edge_prompts"]
+    # Edge prompts are put to a quantized variant, whichever was best here.
+    assert set(edge["backend"]) == {"onnx"}
+    assert "none" not in set(edge["quantization"])
+    suite = study_of(tracked, "suite")
+    assert {"table.csv", "table.png", "report.html"} <= tracked.artifacts(suite["run_id"])
+    assert "quantization" in output
