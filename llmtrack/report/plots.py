@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from llmtrack.report.labels import label_points
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
@@ -89,42 +91,8 @@ def scatter_plot(
     xs, ys = points[x].astype(float).tolist(), points[y].astype(float).tolist()
     axes.scatter(xs, ys, color=colors, zorder=3)
     axes.margins(x=0.12, y=0.12)
-    _name_points(figure, axes, xs, ys, [str(name) for name in points[label]])
+    label_points(figure, axes, xs, ys, [str(name) for name in points[label]])
     return figure
-
-
-def _name_points(
-    figure: Figure, axes: Axes, xs: Sequence[float], ys: Sequence[float], names: Sequence[str]
-) -> None:
-    """Write names beside points, above one another where they would overlap; `ys` rise."""
-    figure.draw_without_rendering()
-    taken: list[tuple[float, float, float, float]] = []
-    right_edge = axes.transAxes.transform((1, 1))[0]
-    for x, y, name in zip(xs, ys, names, strict=True):
-        text = axes.annotate(name, (x, y), xytext=(7, -3), textcoords="offset points", fontsize=8)
-        box = text.get_window_extent()
-        if box.x1 > right_edge:
-            text.set_horizontalalignment("right")
-            text.xyann = (-7, -3)
-            box = text.get_window_extent()
-        lift = 0.0
-        while any(_touch((box.x0, box.y0 + lift, box.x1, box.y1 + lift), other) for other in taken):
-            lift += 2.0
-        taken.append((box.x0, box.y0 + lift, box.x1, box.y1 + lift))
-        if lift:
-            points = 72 / figure.dpi
-            text.xyann = (text.xyann[0], -3 + lift * points)
-            axes.annotate(
-                "",
-                (x, y),
-                xytext=(text.xyann[0], lift * points),
-                textcoords="offset points",
-                arrowprops={"arrowstyle": "-", "color": OTHER, "linewidth": 0.6},
-            )
-
-
-def _touch(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def step_plot(values: Sequence[float], *, title: str, x_label: str, y_label: str) -> Figure:
