@@ -298,6 +298,7 @@ class Scenario:
         repeat: how often a timed call is repeated.
         baseline: whether the other scenarios of the study are compared with this one.
         quality: what is scored beside a timed task, or None; its figures are part of the same measurement.
+        keep_model: whether the loaded model is kept in MLflow, too, as a model that can be loaded back.
     """
 
     name: str
@@ -306,6 +307,7 @@ class Scenario:
     repeat: RepeatPolicy = RepeatPolicy()
     baseline: bool = False
     quality: QualityCheck | None = None
+    keep_model: bool = False
 
     @property
     def scenario_id(self) -> str:
@@ -382,6 +384,7 @@ class Measurement:
         steps: what was measured step by step, at steps that not all series share.
         texts: artifact path to text.
         files: artifact path to the local file.
+        model_folder: local folder of the model to keep as an MLflow model; empty: none is kept.
     """
 
     scenario: Scenario
@@ -400,6 +403,7 @@ class Measurement:
     steps: tuple[StepValues, ...] = ()
     texts: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    model_folder: str = ""
 
 
 @dataclass(frozen=True)

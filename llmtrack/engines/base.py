@@ -96,6 +96,7 @@ class EngineInfo:
         special_tokens: the tokenizer's special tokens.
         texts: artifacts to track beside each measurement, by file name: what a quantization left out, and why.
         series: values per step to track beside each measurement, by name.
+        folder: local folder that holds all of the model and its tokenizer; empty where there is none.
     """
 
     model_id: str
@@ -114,6 +115,7 @@ class EngineInfo:
     special_tokens: SpecialTokens = SpecialTokens({})
     texts: Mapping[str, str] = field(default_factory=dict)
     series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    folder: str = ""
 
 
 class Engine(Protocol):

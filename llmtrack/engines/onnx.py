@@ -116,6 +116,29 @@ _BATCH_WARNING = (
 )
 
 
+def open_folder(folder: Path) -> OnnxEngine:
+    """Open the folder of an exported, and maybe quantized, model as it is, with ONNX Runtime's own settings.
+
+    Raises:
+        MissingDependencyError: onnxruntime is not installed.
+        ScenarioError: ONNX Runtime cannot run it.
+    """
+    from transformers import AutoTokenizer, GenerationConfig
+
+    start = time.perf_counter()
+    decoder = OnnxDecoder(folder / MODEL_FILE)
+    return OnnxEngine(
+        decoder,
+        folder,
+        AutoTokenizer.from_pretrained(str(folder), local_files_only=True),
+        GenerationConfig.from_pretrained(str(folder)),
+        model_id=str(folder),
+        device="cpu",
+        dtype_label="as stored",
+        load_time_s=time.perf_counter() - start,
+    )
+
+
 class OnnxEngine:
     """A graph, run by ONNX Runtime, and its tokenizer as an engine.
 
@@ -146,11 +169,11 @@ class OnnxEngine:
         device: str,
         dtype_label: str,
         load_time_s: float,
-        facts: Mapping[str, Scalar],
-        tags: Mapping[str, str],
-        warnings: tuple[str, ...],
-        texts: Mapping[str, str],
-        series: Mapping[str, tuple[float, ...]],
+        facts: Mapping[str, Scalar] | None = None,
+        tags: Mapping[str, str] | None = None,
+        warnings: tuple[str, ...] = (),
+        texts: Mapping[str, str] | None = None,
+        series: Mapping[str, tuple[float, ...]] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._decoder = decoder
@@ -171,12 +194,13 @@ class OnnxEngine:
             vocab_size=int(config["vocab_size"]),
             load_time_s=load_time_s,
             file_size_bytes=sum(path.stat().st_size for path in folder.glob(f"{MODEL_FILE}*")),
-            facts=dict(facts) | {"architecture": str((config.get("architectures") or ["unknown"])[0])},
-            tags=dict(tags),
+            facts=dict(facts or {}) | {"architecture": str((config.get("architectures") or ["unknown"])[0])},
+            tags=dict(tags or {}),
             warnings=warnings,
             special_tokens=tokens.special_tokens(tokenizer),
-            texts=texts,
-            series=series,
+            texts=texts or {},
+            series=series or {},
+            folder=str(folder),
         )
 
     @property

@@ -217,7 +217,13 @@ def _spread(column: Column, run: pd.Series) -> str:
     import pandas as pd
 
     low, high, value = (run.get(key) for key in (*_interval(column.key), column.key))
-    if not column.spread or pd.isna(low) or pd.isna(high) or not value:
+    if (
+        not column.spread
+        or pd.isna(low)
+        or pd.isna(high)
+        or not value
+        or run.get(f"spread/{column.key}.n", 0) < 2
+    ):
         return ""
     return f" ±{(float(high) - float(low)) / 2 / float(value):.0%}"
 

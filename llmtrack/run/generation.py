@@ -88,6 +88,7 @@ def _measurement(
         tags=dict(engine.info.tags),
         series={"token_latency_ms": timing.gaps_ms, **engine.info.series},
         texts=dict(engine.info.texts),
+        model_folder=engine.info.folder if scenario.keep_model else "",
         started_at=started,
         ended_at=time.time(),
     )

@@ -8,16 +8,18 @@ import re
 import secrets as random_source
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import TrackingError
-from llmtrack.scenario import Failure, Outcome, Scalar, Scenario, StepValues
+from llmtrack.scenario import Failure, Measurement, Outcome, Scalar, Scenario, StepValues
 from llmtrack.tracking import store, sync
 from llmtrack.tracking.environment import environment_tags
 from llmtrack.tracking.limits import fit_key, redact, secrets_of
+from llmtrack.tracking.mlmodel import mlflow_model
 from llmtrack.tracking.push import now_ms, push_steps, redacted, reopen, safe_path
 from llmtrack.tracking.records import (
     FAILED,
@@ -179,8 +181,14 @@ class Tracker:
         Raises:
             TrackingError: the spool cannot be written.
         """
-        record = scenario_record(outcome, study.context)
         files = {} if isinstance(outcome, Failure) else {k: Path(v) for k, v in outcome.files.items()}
+        with ExitStack() as made:
+            if isinstance(outcome, Measurement) and outcome.model_folder:
+                files |= made.enter_context(mlflow_model(Path(outcome.model_folder)))
+            return self._log(study, outcome, files)
+
+    def _log(self, study: Study, outcome: Outcome, files: Mapping[str, Path]) -> str | None:
+        record = scenario_record(outcome, study.context)
         delivered = {(row.step, row.at) for row in self._delivered.pop(record.record_id, ())}
         left = tuple(row for row in record.steps if (row.step, row.at) not in delivered)
         record = dataclasses.replace(record, steps=left)

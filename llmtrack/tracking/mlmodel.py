@@ -1,0 +1,66 @@
+"""Lay a model's folder out as an MLflow model, which `mlflow.pyfunc.load_model("runs:/RUN_ID/model")` loads back."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ARTIFACT = "model"
+LOADER = "llmtrack.serving"
+
+# By the kind of a model's folder: what its loading needs, beside llmtrack itself.
+_REQUIREMENTS = {
+    "onnx": ("onnxruntime", "onnx", "transformers", "torch", "optimum-onnx"),
+    "torch": ("transformers", "torch", "safetensors"),
+}
+
+
+@contextmanager
+def mlflow_model(folder: Path) -> Iterator[Mapping[str, Path]]:
+    """Yield the files of an MLflow model, by their artifact path; they are there while the context is.
+
+    Its `predict` takes prompts (a list, or a table of one column) and returns what the model goes on with; `max_new_tokens` is a parameter.
+
+    Args:
+        folder: model and tokenizer; weights as ONNX or safetensors.
+    """
+    import mlflow.pyfunc
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+
+    signature = ModelSignature(
+        inputs=Schema([ColSpec(DataType.string)]),
+        outputs=Schema([ColSpec(DataType.string)]),
+        params=ParamSchema([ParamSpec("max_new_tokens", DataType.long, 64)]),
+    )
+    kind = "onnx" if any(folder.glob("*.onnx")) else "torch"
+    with tempfile.TemporaryDirectory() as scratch:
+        target = Path(scratch, ARTIFACT)
+        # Requirements are given: finding them out would load the model in a process of its own.
+        mlflow.pyfunc.save_model(
+            str(target),
+            loader_module=LOADER,
+            data_path=str(folder),
+            signature=signature,
+            pip_requirements=_pinned(_REQUIREMENTS[kind]),
+        )
+        yield {
+            f"{ARTIFACT}/{path.relative_to(target).as_posix()}": path
+            for path in sorted(target.rglob("*"))
+            if path.is_file() and not os.path.islink(path)
+        }
+
+
+def _pinned(packages: tuple[str, ...]) -> list[str]:
+    pinned = []
+    for package in packages:
+        try:
+            # A local part such as +cpu is not a release that others can install.
+            pinned.append(f"{package}=={version(package).partition('+')[0]}")
+        except PackageNotFoundError:
+            continue
+    return pinned

@@ -1,0 +1,52 @@
+"""A quantized model that was logged is loaded back by MLflow, and generates what the engine generates."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments import quantization
+from llmtrack.engines.base import GenerateRequest
+from llmtrack.engines.registry import load_variant
+from llmtrack.quantize.available import available
+from llmtrack.report.console import make_console
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.settings import Settings
+from llmtrack.run.study import run_study
+from llmtrack.scenario import PerplexityTask
+
+pytestmark = pytest.mark.skipif(
+    not available("onnx", "any"), reason="the onnx extra is not installed: the rest works without it"
+)
+
+
+def test_a_logged_model_is_loaded_back_and_generates(tracker, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    settings = Settings(model="synthetic:tiny", max_new_tokens=4, min_repeats=1, min_seconds=0, max_seconds=1)
+    experiment = quantization.build(
+        settings,
+        ("onnx/int8-weight-only",),
+        quality=PerplexityTask(max_length=16),
+        prompt_tokens=8,
+        reference_tokens=16,
+        log_model=True,
+    )
+    result = run_study(experiment, tracker=tracker, executor=InlineExecutor(), console=make_console())
+    assert result.exit_code == 0
+    runs = result.tracked.set_index("scenario")
+    mlflow.set_tracking_uri(tracker.tracking_uri)
+    run_id = runs.loc["onnx-int8-weight-only", "run_id"]
+    model = mlflow.pyfunc.load_model(f"runs:/{run_id}/model")
+    texts = model.predict(["The harbour wakes", "A"], params={"max_new_tokens": 5})
+    variant = next(each.variant for each in experiment.scenarios if each.name == "onnx-int8-weight-only")
+    engine = load_variant(variant)
+    requests = [
+        GenerateRequest((tuple(engine.encode(text)),), 5, ignore_eos=False)
+        for text in ("The harbour wakes", "A")
+    ]
+    expected = [engine.decode(engine.generate(request, lambda: None).new_ids[0]) for request in requests]
+    assert texts == expected
+    assert all(texts)
+    # What is not asked for is not logged: the baseline's run has no model.
+    base = runs.loc["torch-float32", "run_id"]
+    assert "model" not in {each.path for each in mlflow.MlflowClient().list_artifacts(base)}
