@@ -9,15 +9,20 @@ from pathlib import Path
 from typing import Literal
 
 from llmtrack.errors import UsageError
+from llmtrack.models.cache import cache_root
 from llmtrack.models.packaged import PACKAGED
 from llmtrack.models.synthetic import PRESETS
 
-Kind = Literal["hub", "folder", "gguf", "packaged", "synthetic"]
+Kind = Literal["hub", "folder", "gguf", "packaged", "synthetic", "run"]
 
-ACCEPTED = "a hub id (org/name), a folder, a .gguf file, packaged:NAME or synthetic:PRESET"
+ACCEPTED = (
+    "a hub id (org/name), a folder, a .gguf file, packaged:NAME, synthetic:PRESET or runs:/RUN_ID/checkpoint"
+)
 
 # The hub's own rule: letters, digits, - _ . with no doubled or outer separators, at most 96 characters.
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_]([\w.-]*\w)?(/[A-Za-z0-9_]([\w.-]*\w)?)?", re.ASCII)
+# As MLflow writes the address of a run's artifact.
+_RUN = re.compile(r"runs:/(?P<run_id>[0-9a-f]{32})/(?P<path>[\w.-]+(/[\w.-]+)*)/?", re.ASCII | re.IGNORECASE)
 _LOOKS_LOCAL = re.compile(r"^(\.|~|/|[A-Za-z]:[\\/])|\\|/$|/.*/")
 
 
@@ -26,8 +31,9 @@ class ModelSource:
     """One candidate: where a model and its tokenizer come from.
 
     Attributes:
-        kind: `hub`, `folder`, `gguf`, `packaged` or `synthetic`.
-        location: the hub id, the path with `~` expanded, or the name of the packaged model or preset.
+        kind: `hub`, `folder`, `gguf`, `packaged`, `synthetic` or `run`.
+        location: the hub id, the path with `~` expanded, the name of the packaged model or preset; of a run's
+            checkpoint, the folder that `llmtrack.tracking.checkpoints` fetches it into.
         spec: the candidate as it was written.
     """
 
@@ -62,14 +68,36 @@ def parse_candidates(text: str) -> list[ModelSource]:
     if not all(parts):
         raise UsageError(f"the list of models {text!r} has an empty entry: remove the extra comma")
     candidates = [_parse_one(part) for part in dict.fromkeys(parts)]
-    if len(candidates) == 1 and (problem := missing_path(candidates[0])):
+    only = candidates[0]
+    # What is fetched from a run is fetched after its address was parsed.
+    if len(candidates) == 1 and only.kind != "run" and (problem := missing_path(only)):
         raise UsageError(problem)
     return candidates
+
+
+def run_folder(run_id: str, path: str) -> Path:
+    """Return where a run's checkpoint is kept once it is fetched."""
+    return cache_root() / "models" / run_entry(run_id, path)
+
+
+def run_entry(run_id: str, path: str) -> str:
+    """Return the name of the cache entry of a run's checkpoint."""
+    return f"run-{run_id}-{path.replace('/', '-')}"
+
+
+def run_of(source: ModelSource) -> tuple[str, str]:
+    """Return the run id and the artifact path of a source of kind `run`."""
+    return _run_parts(source.spec)
 
 
 def missing_path(source: ModelSource) -> str | None:
     """Return why the path of a local candidate cannot be used, or None if it can or is not local."""
     path = Path(source.location)
+    if source.kind == "run" and not path.is_dir():
+        return (
+            f"{source.spec} is not fetched yet: experiments do that when they start; elsewhere give the folder of the "
+            "checkpoint"
+        )
     if source.kind == "gguf" and not path.is_file():
         return f"GGUF file {source.spec!r} does not exist: check the path"
     if source.kind == "folder" and not path.exists():
@@ -86,6 +114,8 @@ def _parse_one(spec: str) -> ModelSource:
     if colon and prefix.lower() in _NAMED:
         kind = prefix.lower()
         return _named("packaged" if kind == "packaged" else "synthetic", name.strip().lower(), spec)
+    if prefix.lower() == "runs":
+        return ModelSource("run", str(run_folder(*_run_parts(spec))), spec)
     path = str(Path(spec).expanduser()) if spec.startswith("~") else spec
     if spec.lower().endswith(".gguf"):
         return ModelSource("gguf", path, spec)
@@ -97,6 +127,13 @@ def _parse_one(spec: str) -> ModelSource:
     if not _HUB_ID.fullmatch(spec) or len(spec) > 96:
         raise UsageError(f"{spec!r} is neither an existing path nor a valid hub id: give {ACCEPTED}")
     return ModelSource("hub", spec, spec)
+
+
+def _run_parts(spec: str) -> tuple[str, str]:
+    found = _RUN.fullmatch(spec)
+    if found is None or ".." in found["path"].split("/"):
+        raise UsageError(f"{spec!r} is not the address of a checkpoint: write runs:/RUN_ID/checkpoint")
+    return found["run_id"].lower(), found["path"]
 
 
 def _named(kind: Literal["packaged", "synthetic"], name: str, spec: str) -> ModelSource:

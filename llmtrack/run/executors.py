@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +18,10 @@ import llmtrack
 from llmtrack.engines.base import Engine
 from llmtrack.errors import LlmtrackError
 from llmtrack.run.events import Event, Progress, event_from_json
-from llmtrack.scenario import Failure, Measurement, Scenario, Variant, to_json
+from llmtrack.scenario import Failure, Measurement, Scenario, TrainTask, Variant, to_json
+
+END_SECONDS = 120.0
+"""How long a worker may take to end its step and keep a checkpoint when a signal has come."""
 
 Emit = Callable[[Event], None]
 
@@ -106,12 +111,20 @@ class ProcessExecutor:
             started, current = time.time(), next(iter(waiting))
             self._start()
             self._send({"measure": [to_json(scenario) for scenario in waiting.values()]})
-            for event in self._events():
-                if isinstance(event, Progress):
-                    current = event.scenario
-                elif isinstance(event, (Measurement, Failure)):
-                    waiting.pop(event.scenario.name)
-                emit(event)
+            try:
+                for event in self._events():
+                    if isinstance(event, Progress):
+                        current = event.scenario
+                    elif isinstance(event, (Measurement, Failure)):
+                        waiting.pop(event.scenario.name)
+                    emit(event)
+            except (Exception, GeneratorExit):
+                raise
+            except BaseException:
+                # A signal: what can be taken up again later is kept first.
+                if current in waiting and isinstance(waiting[current].task, TrainTask):
+                    self._end_in_order(emit)
+                raise
             if waiting and self._worker is not None:
                 reason = _death(self._worker.wait())
                 self._worker = None
@@ -126,6 +139,24 @@ class ProcessExecutor:
             return
         worker.kill()
         worker.wait()
+
+    def _end_in_order(self, emit: Emit) -> None:
+        """Ask the worker to keep what it has, and pass on what it tells until it has ended."""
+        assert self._worker is not None
+        assert self._worker.stdout is not None
+        # `mlflow run` passes Ctrl-C on as SIGTERM too; a second Ctrl-C of the user's still ends the wait.
+        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        too_long = threading.Timer(END_SECONDS, self._worker.kill)
+        too_long.start()
+        try:
+            self._worker.terminate()
+            for line in self._worker.stdout:
+                with contextlib.suppress(ValueError, KeyError):  # torn by the signal
+                    message = json.loads(line)
+                    emit(event_from_json(message["event"]))
+        finally:
+            too_long.cancel()
+            signal.signal(signal.SIGTERM, before)
 
     def _start(self) -> subprocess.Popen[str]:
         if self._worker is None or self._worker.poll() is not None:

@@ -144,8 +144,10 @@ class StudyProgress:
 
     def line(self, text: str) -> None:
         """Print a line above the bar."""
+        # A model may say control characters, and a terminal would obey them.
+        shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
         # A log is read by programs too: its lines are not wrapped at a guessed width.
-        self._console.print(escape(text), highlight=False, soft_wrap=True)
+        self._console.print(escape(shown), highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """Print a warning, the first time that it is given."""

@@ -24,6 +24,7 @@ from llmtrack.run.plan import make_plan
 from llmtrack.run.progress import StudyProgress, SuiteProgress
 from llmtrack.run.resume import finished_already
 from llmtrack.scenario import Failure, Measurement
+from llmtrack.tracking.checkpoints import fetch_checkpoints
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.series import series
@@ -83,10 +84,11 @@ def run_study(
         suite_progress: how far the suite is.
 
     Raises:
-        UsageError: the scenarios cannot be planned.
+        UsageError: the scenarios cannot be planned, or a model is of a run that is not there.
         TrackingError: the store refuses the study.
     """
     machine = executor.machine()
+    fetch_checkpoints(experiment.scenarios, tracker.tracking_uri)
     plan = make_plan(experiment.scenarios, machine)
     facts = environment(machine)
     console.print(f"[bold]{escape(experiment.name)}[/bold]: {escape(experiment.question)}")
@@ -140,7 +142,8 @@ def outcome_line(outcome: Measurement | Failure) -> str:
     """Return one line that says how a scenario ended."""
     name = outcome.scenario.name
     if isinstance(outcome, Failure):
-        return f"  {name}: FAILED ({outcome.kind}): {outcome.reason}"
+        word = "KILLED" if outcome.kind == "interrupted" else "FAILED"
+        return f"  {name}: {word} ({outcome.kind}): {outcome.reason}"
     metrics = outcome.metrics
     parts = []
     for key, text in (

@@ -222,7 +222,8 @@ def _failure_record(failure: Failure, study: StudyContext) -> RunRecord:
     status = KILLED if killed else FAILED
     record = _record(failure.scenario, failure.facts, study, status, times, tags, failure.tags)
     text = f"{reason}\n\n{failure.details}".rstrip() + "\n"
-    texts = {**failure.texts, "failure.txt": text}
+    # An interrupted run may go on, and artifacts stay.
+    texts = dict(failure.texts) if killed else {**failure.texts, "failure.txt": text}
     return _identified(dataclasses.replace(record, steps=failure.steps, texts=texts), failure.run_key)
 
 

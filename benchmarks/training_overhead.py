@@ -1,0 +1,124 @@
+"""How far is llmtrack's training from the same loop written plainly, on the same model and windows?
+
+Both train in one process, in turn, from the same fresh weights, so that drift falls on both alike:
+
+    python -m benchmarks.training_overhead --steps 20 --pairs 15
+
+llmtrack does all that it does in an experiment: checks, history, events written as JSON lines; only evaluations and
+checkpoints, which the plain loop has none of, fall outside what is timed: from the end of the first step to that of the
+last. Prints tokens/s of both and the ratio of each pair with a bootstrap 95 % interval of the median; 1 is no overhead.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from contextlib import nullcontext
+from itertools import islice
+from pathlib import Path
+
+import click
+import torch
+
+from llmtrack.measure.statistics import bootstrap_median_ci, summarize
+from llmtrack.run.events import Event, Progress, event_to_json
+from llmtrack.run.training import measure_training
+from llmtrack.scenario import Failure, Scenario, TrainTask, Variant
+from llmtrack.train.loop import BETAS
+from llmtrack.train.session import open_session
+
+
+def plain_training(variant: Variant, task: TrainTask) -> float:
+    """Return the seconds from the first step's end to the last one's, in a loop as anyone would write it."""
+    session = open_session(variant, task)
+    model = session.engine.model.train()
+    device = next(model.parameters()).device
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=task.learning_rate, betas=BETAS, weight_decay=task.weight_decay
+    )
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=task.steps)
+    begin = 0.0
+    for step, batch in enumerate(islice(session.batches(), task.steps)):
+        with torch.autocast(device.type, dtype=torch.bfloat16) if session.autocast else nullcontext():
+            logits = model(input_ids=batch.inputs.to(device), use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), batch.targets.to(device).flatten()
+        )
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip_norm)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss.item()
+        begin = begin or time.perf_counter()
+        if step == task.steps - 1:
+            return time.perf_counter() - begin
+    raise AssertionError("batches never end")
+
+
+def our_training(variant: Variant, task: TrainTask) -> float:
+    """Return the seconds from the first step's end to the last one's, as an experiment trains."""
+    stamps: list[float] = []
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w", encoding="utf-8") as pipe:
+
+        def emit(event: Event) -> None:
+            pipe.write(json.dumps({"event": event_to_json(event)}) + "\n")
+            pipe.flush()
+            if isinstance(event, Progress) and event.step.startswith("step "):
+                stamps.append(time.perf_counter())
+            elif isinstance(event, Failure):
+                raise click.ClickException(event.reason)
+
+        own = TrainTask(**{**vars(task), "output": str(Path(folder) / "out")})
+        measure_training(Scenario("training", variant, own), own, emit, time.perf_counter)
+    return stamps[-1] - stamps[0]
+
+
+@click.command(help=__doc__)
+@click.option("--model", default="synthetic:1m", show_default=True)
+@click.option("--device", default="cpu", show_default=True)
+@click.option("--dtype", default="float32", show_default=True)
+@click.option("--steps", type=click.IntRange(min=3), default=20, show_default=True)
+@click.option("--pairs", type=click.IntRange(min=3), default=15, show_default=True)
+@click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option("--sequence-length", type=click.IntRange(min=1), default=256, show_default=True)
+def main(
+    model: str, device: str, dtype: str, steps: int, pairs: int, batch_size: int, sequence_length: int
+) -> None:
+    """Time both, in turn, and print the ratio."""
+    variant = Variant(model, device=device, dtype=dtype)
+    task = TrainTask(
+        steps=steps,
+        eval_every=steps,
+        batch_size=batch_size,
+        sequence_length=sequence_length,
+        validation_tokens=64,
+        sample_tokens=0,
+        log_checkpoint="none",
+    )
+    sides = (plain_training, our_training)
+    for side in sides:
+        side(variant, task)
+    seconds: list[list[float]] = [[], []]
+    for pair in range(pairs):
+        # The order alternates: whatever the first of a pair leaves in the caches is shared out.
+        for which in (0, 1) if pair % 2 else (1, 0):
+            seconds[which].append(sides[which](variant, task))
+    tokens = (steps - 1) * batch_size * sequence_length
+    print(
+        f"{model}, {dtype} on {device}, {steps - 1} steps of {batch_size} x {sequence_length} tokens, {pairs} pairs, "
+        f"{torch.get_num_threads()} threads"
+    )
+    for name, times in zip(("plain loop", "llmtrack"), seconds, strict=True):
+        print(f"{name:<16}{tokens / summarize(times).median:,.0f} tokens/s")
+    ratios = [plain / ours for plain, ours in zip(*seconds, strict=True)]
+    low, high = bootstrap_median_ci(ratios)
+    print(
+        f"{'ratio of a pair':<16}{summarize(ratios).median:.4f}  [{low:.4f}, {high:.4f}]  (tokens/s, llmtrack / plain)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Fetch the checkpoints of tracked runs, so that they can be loaded where nothing is known of MLflow."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmtrack.errors import ModelLoadError, UsageError
+from llmtrack.models.cache import build_once
+from llmtrack.models.source import ModelSource, parse_candidates, run_entry, run_of
+from llmtrack.scenario import Scenario
+from llmtrack.tracking import store
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+def fetch_checkpoints(scenarios: Sequence[Scenario], tracking_uri: str | None = None) -> None:
+    """Fetch, once, every `runs:/RUN_ID/PATH` that the scenarios name as their model, into the cache of models.
+
+    In a list of candidates, one that cannot be had is left for loading to report.
+
+    Args:
+        scenarios: what is to be measured.
+        tracking_uri: the store that holds the runs.
+
+    Raises:
+        UsageError: a model that is the only candidate is not there.
+        TrackingError: the store cannot be read.
+    """
+    models = {scenario.variant.model for scenario in scenarios}
+    models |= {each.quality.reference.model for each in scenarios if each.quality and each.quality.reference}
+    for model in sorted(models):
+        candidates = parse_candidates(model)
+        for source in candidates:
+            if source.kind == "run":
+                try:
+                    _fetch(source, tracking_uri)
+                except (UsageError, ModelLoadError):
+                    if len(candidates) == 1:
+                        raise
+
+
+def _fetch(source: ModelSource, tracking_uri: str | None) -> Path:
+    run_id, path = run_of(source)
+
+    def build(folder: Path) -> dict[str, Any]:
+        client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+        _check(client, source.spec, run_id, path)
+        # A bar for a few files would fill the output.
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        downloads = folder / "download"
+        downloads.mkdir()
+        fetched = Path(client.download_artifacts(run_id, path, str(downloads)))
+        for file in fetched.iterdir():
+            shutil.move(str(file), folder / file.name)
+        shutil.rmtree(downloads)
+        return {"run_id": run_id, "path": path}
+
+    return build_once(run_entry(run_id, path), build)
+
+
+def _check(client: MlflowClient, spec: str, run_id: str, path: str) -> None:
+    """Refuse a run or an artifact that is not there: MLflow would say so after many tries."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        names = {each.path for each in client.list_artifacts(run_id, path)}
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise store.unreadable(client, error) from error
+        raise UsageError(
+            f"{spec}: there is no such run in this tracking store: check MLFLOW_TRACKING_URI"
+        ) from error
+    if f"{path}/config.json" not in names:
+        raise UsageError(
+            f"{spec}: the run has no model folder of that name: give the run of a training with log_checkpoint=artifact"
+        )

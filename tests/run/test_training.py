@@ -1,0 +1,281 @@
+"""Real trainings of a tiny model: what is told, what is kept, and what an interruption changes (nothing)."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from llmtrack.engines.registry import load_engine
+from llmtrack.quality.perplexity import score_rolling
+from llmtrack.run.events import Begun, Log, Steps
+from llmtrack.run.executors import InlineExecutor, ProcessExecutor
+from llmtrack.run.training import measure_training
+from llmtrack.scenario import Failure, Measurement, Scenario, TrainTask, Variant
+from llmtrack.train import checkpoint
+
+TINY = Variant("synthetic:tiny", device="cpu")
+GPT2 = Variant("synthetic:tiny-gpt2", device="cpu")  # has dropout, so that the random state matters
+
+
+@pytest.fixture(autouse=True)
+def _same_random_state_for_other_tests():
+    with torch.random.fork_rng():
+        yield
+
+
+def task(folder, **changes):
+    values = {
+        "corpus": "builtin",
+        "steps": 6,
+        "eval_every": 2,
+        "sequence_length": 24,
+        "batch_size": 2,
+        "accumulate": 2,
+        "warmup_steps": 2,
+        "learning_rate": 3e-3,
+        "validation_tokens": 200,
+        "sample_tokens": 3,
+        "output": str(folder),
+    }
+    return TrainTask(**{**values, **changes})
+
+
+def train(folder, variant=TINY, watch=lambda event: None, **changes):
+    events = []
+
+    def emit(event):
+        events.append(event)
+        watch(event)
+
+    asked = task(folder, **changes)
+    measure_training(Scenario("t", variant, asked), asked, emit, time.perf_counter)
+    return events
+
+
+def curve(outcome):
+    """All that is told step by step, but for the times."""
+    return [
+        (row.step, {k: v for k, v in row.values.items() if k != "train_tokens_per_sec"})
+        for row in outcome.steps
+    ]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("train")
+    with torch.random.fork_rng():
+        return folder, train(folder, explain=True)
+
+
+def test_it_learns_and_tells_what_it_did(finished):
+    _, events = finished
+    done = events[-1]
+    assert isinstance(done, Measurement)
+    assert done.metrics["perplexity"] < done.metrics["perplexity_before"] < 700
+    assert done.metrics["steps_done"] == 6
+    assert done.metrics["tokens_trained"] == pytest.approx(6 * 4 * 24, abs=4 * 24)
+    assert "mfu" not in done.metrics, "no CPU's peak is known"
+    assert [row.step for row in done.steps if "val_loss" in row.values] == [0, 2, 4, 6]
+    assert [row.step for row in done.steps if "train_loss" in row.values] == [1, 2, 3, 4, 5, 6]
+    told = [row for event in events if isinstance(event, Steps) for row in event.rows]
+    assert tuple(told) == done.steps
+    (begun,) = [event for event in events if isinstance(event, Begun)]
+    assert begun.run_key == done.run_key
+    assert dict(begun.facts).items() <= dict(done.facts).items()
+    assert set(done.texts) == {"samples.md", "explanation.txt", "validation.jsonl"}
+    by_hand = next(event.text for event in events if isinstance(event, Log) and "loss by hand" in event.text)
+    hand, torch_value = (
+        line.split()[-2] for line in by_hand.splitlines() if " nats" in line and "loss by" in line
+    )
+    assert float(hand) == pytest.approx(float(torch_value), abs=2e-6)
+
+
+def test_the_figures_are_those_of_the_perplexity_protocol(finished):
+    """The checkpoint, loaded as any model is, scores the held-out text of the run as the run says."""
+    folder, events = finished
+    done = events[-1]
+    texts = [json.loads(line)["text"] for line in done.texts["validation.jsonl"].splitlines()]
+    best = checkpoint.path_of(folder, int(done.metrics["best_step"]))
+    engine = load_engine(str(best), device="cpu")
+    quality = score_rolling(engine, texts, max_length=24, bos_rule="model", max_tokens=200)
+    assert quality.perplexity == pytest.approx(done.metrics["perplexity"], rel=1e-6)
+    by_loop = {row.step: row.values["val_loss"] for row in done.steps if "val_loss" in row.values}
+    assert by_loop[done.metrics["best_step"]] == pytest.approx(quality.loss, rel=1e-6)
+    assert by_loop[0] == pytest.approx(done.metrics["loss_before"], rel=1e-12)
+
+
+def test_a_checkpoint_is_an_ordinary_model_folder(finished):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder, events = finished
+    done = events[-1]
+    assert {path.name for path in checkpoint.checkpoints(folder)} <= {
+        "checkpoint-000006",
+        "checkpoint-000004",
+    }
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    newest = checkpoint.newest(folder)
+    tokenizer = AutoTokenizer.from_pretrained(newest)
+    assert tokenizer.decode(tokenizer("Überall ist ☃")["input_ids"]) == "Überall ist ☃"
+    model = AutoModelForCausalLM.from_pretrained(newest)
+    assert model.dtype == torch.float32
+    assert {name.removeprefix("checkpoint/") for name in done.files} == {
+        path.name for path in newest.iterdir()
+    } - {checkpoint.STATE, checkpoint.TENSORS}
+    assert not list(newest.glob("*.bin"))
+
+
+@pytest.mark.parametrize(("variant", "at"), [(TINY, 4), (GPT2, 3)], ids=["at an evaluation", "with dropout"])
+def test_interrupted_and_uninterrupted_agree_to_the_last_bit(tmp_path, variant, at):
+    whole = train(tmp_path / "whole", variant)[-1]
+
+    def interrupt(event):
+        if getattr(event, "step", "") == f"step {at}/6":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    events = []
+    with pytest.raises(KeyboardInterrupt):
+        events = train_into(events, tmp_path / "parts", variant, interrupt)
+    stopped = events[-1]
+    assert isinstance(stopped, Failure)
+    assert stopped.kind == "interrupted"
+    assert f"after step {at} of 6" in stopped.reason
+    assert checkpoint.newest(tmp_path / "parts").name == f"checkpoint-00000{at}"
+    again = train(tmp_path / "parts", variant)
+    resumed = again[-1]
+    assert isinstance(resumed, Measurement), resumed
+    assert next(event for event in again if isinstance(event, Begun)).resumed
+    assert curve(resumed) == curve(whole)
+    assert resumed.run_key == stopped.run_key != whole.run_key
+    assert resumed.started_at == stopped.started_at
+    for name in ("loss", "perplexity_before", "best_step", "tokens_trained", "train_loss"):
+        assert resumed.metrics[name] == whole.metrics[name]
+    assert resumed.texts == whole.texts
+
+
+def train_into(events, folder, variant, watch):
+    asked = task(folder)
+
+    def emit(event):
+        events.append(event)
+        watch(event)
+
+    measure_training(Scenario("t", variant, asked), asked, emit, time.perf_counter)
+    return events
+
+
+def test_other_settings_do_not_take_up_a_training(finished, tmp_path):
+    folder, _ = finished
+    (outcome,) = [e for e in train(folder, steps=9) if isinstance(e, (Measurement, Failure))]
+    assert isinstance(outcome, Failure)
+    assert "other settings (steps 6, now 9)" in outcome.reason
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path):
+    train(tmp_path, steps=2)
+    (checkpoint.newest(tmp_path) / checkpoint.TENSORS).write_bytes(b"not tensors")
+    outcome = train(tmp_path, steps=2)[-1]
+    assert isinstance(outcome, Failure)
+    assert "cannot be resumed" in outcome.reason
+    assert "resume=false" in outcome.reason
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
+    from llmtrack.train import loop
+
+    calls, honest = [], loop.sum_cross_entropy
+
+    def poisoned(logits, targets):
+        calls.append(None)
+        # Two passes a step: the first of step 5.
+        return honest(logits, targets) * (float("nan") if len(calls) == 9 else 1.0)
+
+    monkeypatch.setattr(loop, "sum_cross_entropy", poisoned)
+    outcome = train(tmp_path)[-1]
+    assert isinstance(outcome, Failure)
+    assert outcome.kind == "non_finite"
+    assert "the loss (nan) of step 5 is not finite" in outcome.reason
+    assert f"the last good checkpoint is {tmp_path / 'checkpoint-000004'}" in outcome.reason
+    assert [row.step for row in outcome.steps if "train_loss" in row.values] == [1, 2, 3, 4]
+    monkeypatch.undo()
+    assert isinstance(train(tmp_path)[-1], Measurement), "it can be resumed"
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "says"),
+    [
+        (replace(TINY, backend="other"), {}, "only the torch backend can train"),
+        (TINY, {"sequence_length": 5000}, "over the model's context of 1024"),
+        (
+            Variant("packaged:smollm2", device="cpu"),
+            {"start": "scratch"},
+            "start=scratch needs a synthetic:PRESET",
+        ),
+        (TINY, {"corpus": "nothing.txt"}, "no corpus 'nothing.txt'"),
+    ],
+)
+def test_what_cannot_be_trained_says_why(tmp_path, variant, changes, says):
+    outcome = train(tmp_path, variant, **changes)[-1]
+    assert isinstance(outcome, Failure)
+    assert says in outcome.reason
+
+
+def test_training_goes_on_from_a_models_weights_in_bfloat16(tmp_path, tiny_model_dir):
+    done = train(
+        tmp_path, Variant(str(tiny_model_dir), device="cpu", dtype="bfloat16"), steps=2, log_checkpoint="none"
+    )[-1]
+    assert isinstance(done, Measurement), done
+    assert done.facts["start"] == "weights"
+    assert done.facts["dtype"] == "bfloat16 (autocast over float32 weights)"
+    assert not done.files
+    assert done.metrics["perplexity"] != done.metrics["perplexity_before"]
+
+
+def test_early_stop_keeps_the_best(tmp_path):
+    done = train(tmp_path, steps=40, eval_every=1, patience=1, learning_rate=0.5, warmup_steps=0)[-1]
+    assert isinstance(done, Measurement), done
+    assert done.facts["ended"] == "stopped_early"
+    assert done.metrics["steps_done"] < 40
+    losses = {row.step: row.values["val_loss"] for row in done.steps if "val_loss" in row.values and row.step}
+    assert done.metrics["loss"] == pytest.approx(min(losses.values()), rel=1e-6)
+    assert {checkpoint._step(path) for path in checkpoint.checkpoints(tmp_path)} == {
+        done.metrics["best_step"],
+        done.metrics["steps_done"],
+    }
+
+
+def test_a_worker_that_is_interrupted_keeps_a_checkpoint_first(tmp_path, monkeypatch):
+    """Ctrl-C in the parent: the worker ends its step, keeps it, tells of it, and is gone."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    executor, events = ProcessExecutor(), []
+    asked = task(tmp_path, steps=5000, eval_every=10000)
+
+    def emit(event):
+        events.append(event)
+        if str(getattr(event, "step", "")).startswith("step 3/"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        executor.run([Scenario("t", TINY, asked)], emit)
+    worker = executor._worker
+    executor.close()
+    assert worker.poll() is not None
+    stopped = events[-1]
+    assert isinstance(stopped, Failure)
+    assert stopped.kind == "interrupted"
+    newest = checkpoint.newest(tmp_path)
+    assert f"after step {checkpoint._step(newest)} of 5000" in stopped.reason
+    assert 3 <= checkpoint._step(newest) < 1000
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_the_inline_executor_trains_too(tmp_path):
+    executor, events = InlineExecutor(), []
+    executor.run([Scenario("t", TINY, task(tmp_path, steps=1))], events.append)
+    assert isinstance(events[-1], Measurement)

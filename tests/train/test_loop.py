@@ -1,0 +1,210 @@
+"""The loop on a small real model: gradients, order of events, stops."""
+
+from __future__ import annotations
+
+import math
+from itertools import count, cycle
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from llmtrack.errors import ScenarioError
+from llmtrack.train.data import WindowDataset, collate
+from llmtrack.train.loop import Hooks, LoopSettings, State, autocast_for, fit, make_optimizer, train_step
+from llmtrack.train.schedule import learning_rate
+from llmtrack.train.windows import plan_windows
+
+VOCAB = 13
+
+
+class Small(torch.nn.Module):
+    """Predicts from the token and its predecessor; gives logits as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(VOCAB, 16)
+        self.head = torch.nn.Linear(32, VOCAB)
+        self.poison = 0.0
+
+    def forward(self, input_ids: torch.Tensor, use_cache: bool) -> SimpleNamespace:
+        now = self.embedding(input_ids)
+        before = torch.nn.functional.pad(now, (0, 0, 1, 0))[:, :-1]
+        both = torch.cat([now, before], dim=-1)
+        return SimpleNamespace(logits=self.head(both) + self.poison)
+
+
+IDS = [(7 * n + n // 3) % VOCAB for n in range(60)]
+DATASET = WindowDataset(IDS, plan_windows(len(IDS), 8))
+
+
+def weights(model):
+    return torch.cat([each.detach().flatten().clone() for each in model.parameters()])
+
+
+@pytest.mark.parametrize("sizes", [(8,), (4, 4), (5, 2, 1), (1,) * 8])
+def test_accumulated_batches_give_the_step_of_the_large_one(sizes):
+    """The last window is shorter, so that a mean of means would be another."""
+    rows = [DATASET[index] for index in range(8)]
+    assert len({len(read) for read, _ in rows}) == 2
+    results = {}
+    for parts in ((8,), sizes):
+        model = Small()
+        optimizer = make_optimizer(model, weight_decay=0.1)
+        position = count()
+        batches = [collate([rows[next(position)] for _ in range(size)]) for size in parts]
+        found = train_step(model, optimizer, batches, rate=0.01, clip_norm=1.0)
+        results[parts] = (*found, weights(model))
+    loss, norm, trained = results[(8,)]
+    assert results[sizes][0] == pytest.approx(loss, abs=1e-6)
+    assert results[sizes][1] == pytest.approx(norm, abs=1e-5)
+    assert torch.allclose(results[sizes][2], trained, atol=1e-5, rtol=0)
+
+
+def test_the_loss_of_a_step_is_that_before_it():
+    model = Small()
+    batch = collate([DATASET[0]])
+    logits = model(batch.inputs, False).logits[0]
+    expected = -logits.log_softmax(-1)[range(8), batch.targets[0]].mean()
+    loss, _ = train_step(model, make_optimizer(model, 0.0), [batch], 0.1, 0.0)
+    assert loss == pytest.approx(float(expected.detach()), abs=1e-6)
+
+
+def test_clipping_bounds_the_gradient_and_reports_what_it_was():
+    model, batch = Small(), collate([DATASET[0]])
+    sgd = torch.optim.SGD(model.parameters(), lr=0.0)
+    before = weights(model)
+    _, norm = train_step(model, sgd, [batch], rate=1.0, clip_norm=0.01)
+    assert norm > 0.1
+    assert float((weights(model) - before).norm()) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_only_matrices_decay():
+    model = Small()
+    decays = {
+        id(p): group["weight_decay"]
+        for group in make_optimizer(model, 0.3).param_groups
+        for p in group["params"]
+    }
+    assert [decays[id(p)] for p in (model.embedding.weight, model.head.weight, model.head.bias)] == [
+        0.3,
+        0.3,
+        0.0,
+    ]
+
+
+def settings(**changes):
+    return LoopSettings(**{"steps": 6, "learning_rate": 0.01, "eval_every": 2, **changes})
+
+
+def run(losses, model=None, state=None, should_stop=lambda: False, **changes):
+    """Run the loop with a clock that ticks once a look, and evaluations as given."""
+    model, state = model or Small(), state or State()
+    log: list = []
+    given = iter(losses)
+    ticks = count()
+    hooks = Hooks(
+        evaluate=lambda: log.append(("evaluate", state.step, model.training)) or next(given),
+        save=lambda s: log.append(("save", s.step)),
+        on_step=lambda done: log.append(("step", done)),
+        should_stop=should_stop,
+    )
+    batches = cycle([collate([DATASET[0], DATASET[1]]), collate([DATASET[2], DATASET[7]])])
+    how = fit(
+        model,
+        make_optimizer(model, 0.0),
+        batches,
+        settings(**changes),
+        state,
+        hooks,
+        lambda: float(next(ticks)),
+    )
+    return how, state, log
+
+
+def test_what_happens_when():
+    how, state, log = run([3.0, 2.0, 1.5, 1.0])
+    assert how == "finished"
+    order = [(kind, what.step if kind == "step" else what) for kind, what, *_ in log]
+    assert order == [
+        ("evaluate", 0), ("step", 1), ("step", 2), ("evaluate", 2), ("save", 2), ("step", 3), ("step", 4),
+        ("evaluate", 4), ("save", 4), ("step", 5), ("step", 6), ("evaluate", 6), ("save", 6),
+    ]  # fmt: skip
+    assert all(training is False for kind, *rest in log if kind == "evaluate" for training in rest[1:])
+    assert (state.best_step, state.best_loss) == (6, 1.0)
+    assert state.tokens == 3 * (16 + 8 + 3)
+    assert state.seconds == 6.0, "a step is from one look at the clock to the next, and nothing else counts"
+
+
+def test_steps_tell_rate_and_time():
+    _, _, log = run([1.0] * 4, warmup_steps=3, accumulate=2)
+    steps = [entry[1] for entry in log if entry[0] == "step"]
+    assert [s.learning_rate for s in steps] == [learning_rate(n, 6, 0.01, 3) for n in range(1, 7)]
+    assert {s.seconds for s in steps} == {1.0}
+    assert {s.tokens for s in steps} == {27}
+    assert steps[-1].loss < steps[0].loss
+
+
+def test_it_stops_when_no_better_for_long():
+    how, state, _ = run([9.0, 2.0, 2.0, 2.5, 1.0], steps=20, patience=2)
+    assert how == "stopped_early"
+    assert (state.step, state.best_step, state.worse) == (6, 2, 2)
+
+
+def test_the_evaluation_before_training_is_no_checkpoint():
+    _, state, _ = run([1.0, 5.0, 4.0, 4.5])
+    assert (state.best_step, state.best_loss) == (4, 4.0)
+
+
+def test_a_stop_keeps_a_checkpoint_once():
+    looks = iter([False] * 3 + [True])
+    how, state, log = run([3.0, 2.0], should_stop=lambda: next(looks))
+    assert how == "interrupted"
+    assert state.step == 3
+    assert [entry for entry in log if entry[0] == "save"] == [("save", 2), ("save", 3)]
+    # At an evaluated step the checkpoint is there already.
+    looks = iter([False] * 2 + [True])
+    _, _, log = run([3.0, 2.0], should_stop=lambda: next(looks))
+    assert [entry for entry in log if entry[0] == "save"] == [("save", 2)]
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_never_reaches_the_weights(poison):
+    model = Small()
+    kept = []
+
+    class Poisoned(Small):
+        def forward(self, input_ids, use_cache):
+            if self.training and len(kept) == 3:
+                self.poison = poison
+            return super().forward(input_ids, use_cache)
+
+    model = Poisoned()
+    hooks = Hooks(evaluate=lambda: 1.0, on_step=lambda done: kept.append(weights(model)))
+    with pytest.raises(
+        ScenarioError, match=r"the loss \((nan|inf)\) of step 4 is not finite.*learning rate"
+    ) as error:
+        fit(
+            model, make_optimizer(model, 0.0), cycle([collate([DATASET[0]])]), settings(), State(), hooks, lambda: 0.0
+        )  # fmt: skip
+    assert error.value.kind == "non_finite"
+    assert torch.equal(weights(model), kept[-1])
+
+
+def test_autocast_computes_in_bfloat16_over_float32_weights():
+    model, seen = Small(), []
+    model.head.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    batch = collate([DATASET[0]])
+    plain = train_step(model, torch.optim.SGD(model.parameters(), lr=0.0), [batch], 0.0, 0.0)
+    mixed = train_step(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        [batch],
+        0.0,
+        0.0,
+        autocast_for(torch.device("cpu"), True),
+    )
+    assert seen == [torch.float32, torch.bfloat16]
+    assert mixed[0] == pytest.approx(plain[0], rel=0.02)
+    assert model.head.weight.dtype == torch.float32
