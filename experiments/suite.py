@@ -19,14 +19,15 @@ from experiments import (
     precision,
     prompt_length,
     quantization,
+    training,
 )
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.report.console import make_console
 from llmtrack.run.main import exit_codes, open_executor, open_tracker, say_where
-from llmtrack.run.settings import CommaList, Settings, shared_options
+from llmtrack.run.settings import NONE, CommaList, Settings, shared_options
 from llmtrack.run.suite import run_suite
-from llmtrack.scenario import PerplexityTask
+from llmtrack.scenario import PerplexityTask, TrainTask
 
 QUESTION = "How should this model run on this machine?"
 
@@ -36,6 +37,14 @@ Builder = Callable[[Settings], Experiment]
 def _perplexity(settings: Settings, task: PerplexityTask = PerplexityTask()) -> Experiment:
     # Every precision that is timed is scored too, so that what its speed costs is known.
     return perplexity.build(settings, task, tuple(dict.fromkeys((settings.dtype, *precision.DTYPES))))
+
+
+def _training(
+    settings: Settings, task: TrainTask | None = None, model: str = training.DEFAULT.model
+) -> Experiment:
+    # From scratch, whatever the suite's model is: to fine-tune that one takes long, and is a question of its own.
+    fresh = replace(settings, model=model, revision=NONE, backend="torch")
+    return training.build(fresh, task or TrainTask(learning_rate=training.SCRATCH_RATE))
 
 
 def _list(values: Sequence[object]) -> str:
@@ -57,6 +66,7 @@ BUILDERS: dict[str, Builder] = {
     "precision": precision.build,
     "perplexity": _perplexity,
     "quantization": quantization.build,
+    "training": _training,
 }
 
 ALL, NO_FOCUS = "all", "none"
@@ -81,6 +91,16 @@ QUICK_RECIPES = (
     "onnx/int8-weight-only",
     "onnx/int8-mixed",
 )
+QUICK_MODEL = "synthetic:tiny"
+QUICK_TRAINING = TrainTask(
+    corpus="builtin",
+    steps=30,
+    eval_every=15,
+    batch_size=4,
+    sequence_length=64,
+    learning_rate=training.SCRATCH_RATE,
+    warmup_steps=5,
+)
 QUICK_PROMPT, QUICK_COMPARED, QUICK_CALIBRATION = 128, 256, 512
 # Experiments of many scenarios, or of many prompts in each, generate less.
 QUICK_FEW_TOKENS, QUICK_LEAST_TOKENS = 8, 4
@@ -103,6 +123,7 @@ QUICK_BUILDERS: dict[str, Builder] = {
         QUICK_PROMPT,
         QUICK_COMPARED,
     ),
+    "training": lambda settings: _training(settings, QUICK_TRAINING, QUICK_MODEL),
 }
 
 QUICK_REMARK = (
@@ -110,7 +131,7 @@ QUICK_REMARK = (
     f"{_list(QUICK_LENGTHS)}, output lengths but {_list(QUICK_OUTPUTS)}, batch sizes but {_list(QUICK_SIZES)}, edge prompts but "
     f"{_list(QUICK_PROMPTS)} (of at most {QUICK_LONG_PROMPT} tokens), and the text after the first {QUICK_DOCUMENT} tokens "
     "of each scored document; of quantization, which runs only if it is named (or by its focus), all recipes but "
-    f"{_list(QUICK_RECIPES[1:])}. A first look: decide by a run without quick."
+    f"{_list(QUICK_RECIPES[1:])}; of training, all but {QUICK_TRAINING.steps} steps of {QUICK_MODEL}. A first look: decide by a run without quick."
 )
 
 

@@ -137,6 +137,32 @@ def test_edge_prompts_all_run(mlflow_run, tracked):
     assert (runs["tokens_generated"] == 4).all()
 
 
+def test_training_learns_and_its_checkpoint_is_a_model_to_others(mlflow_run, tracked, tmp_path):
+    small = {"corpus": "builtin", "steps": 6, "eval_every": 3, "sequence_length": 32, "batch_size": 2}
+    ok(mlflow_run("training", output=tmp_path / "out", sample_tokens=4, **small, **TINY))
+    (_, run), *others = tracked.runs().iterrows()
+    assert not others
+    assert run["status"] == "FINISHED"
+    assert run["perplexity"] < run["perplexity_before"]
+    history = tracked.client.get_metric_history(run["run_id"], "series/train_loss")
+    assert sorted(each.step for each in history) == [1, 2, 3, 4, 5, 6]
+    assert {"checkpoint", "samples.md", "validation.jsonl"} <= tracked.artifacts(run["run_id"])
+    study = study_of(tracked, "training")
+    plots = {"plots/loss_training.png", "plots/learning_rate_training.png"}
+    assert tracked.artifacts(study["run_id"], "plots") == plots
+
+    held_out = tmp_path / "validation.jsonl"
+    held_out.write_text(tracked.text(run["run_id"], "validation.jsonl"), encoding="utf-8")
+    spec = f"runs:/{run['run_id']}/checkpoint"
+    scoring = {"protocol": "rolling", "max_length": 32, "bos_rule": "model", "corpus": held_out}
+    ok(mlflow_run("perplexity", **{**TINY, "model": spec, **scoring}))
+    scored = tracked.runs(experiment="perplexity").iloc[0]
+    assert scored["model_id"] == spec
+    assert scored["perplexity"] == pytest.approx(run["perplexity"], rel=1e-6)
+    compared = ok(mlflow_run("compare", experiment="training"))
+    assert "perplexity before" in compared
+
+
 def test_suite_and_compare(mlflow_run, tracked):
     output = ok(mlflow_run("suite", experiments="baseline,perplexity", **TINY))
     suite = study_of(tracked, "suite")

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import click
 import pytest
 
-from experiments import baseline, perplexity, precision, prompt_length, suite
+from experiments import baseline, perplexity, precision, prompt_length, suite, training
+from llmtrack.errors import UsageError
 from llmtrack.run.settings import CommaList, Dtype, Settings, optional
-from llmtrack.scenario import DEFAULT_MODEL, GenerateTask, PerplexityTask, RepeatPolicy, Variant, workload_id
+from llmtrack.scenario import (
+    DEFAULT_MODEL,
+    GenerateTask,
+    PerplexityTask,
+    RepeatPolicy,
+    Scenario,
+    TrainTask,
+    Variant,
+    workload_id,
+)
 
 SETTINGS = Settings(model="m", revision="r", device="cpu", max_new_tokens=7, warmup=2, min_repeats=3)
 
@@ -23,6 +36,9 @@ def test_every_experiment(name):
     bases = [workload_id(scenario.task) for scenario in experiment.scenarios if scenario.baseline]
     assert len(set(bases)) == len(bases), "what is compared has one baseline"
     for scenario in experiment.scenarios:
+        if name == "training":  # from scratch, whatever the suite's model is
+            assert (scenario.variant.model, scenario.variant.device) == ("synthetic:1m", "cpu")
+            continue
         assert (scenario.variant.model, scenario.variant.revision, scenario.variant.device) == (
             "m",
             "r",
@@ -103,3 +119,66 @@ def test_comma_lists():
     for bad in ("", " , ", "0", "16;64", "a"):
         with pytest.raises(click.BadParameter):
             numbers(bad)
+
+
+def test_training_finds_its_folder_again_to_resume(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = Settings(model="synthetic:tiny")
+    task = TrainTask(steps=5)
+
+    def output(settings, task):
+        (scenario,) = training.build(settings, task).scenarios
+        return Path(scenario.task.output)
+
+    first = output(settings, task)
+    assert first.is_relative_to(tmp_path / ".llmtrack" / "training")
+    assert output(settings, task) != first, "what is not to be resumed begins in a folder of its own"
+    (first / "checkpoint-000002").mkdir(parents=True)
+    again = replace(settings, resume=True)
+    assert output(again, task) == first
+    assert output(again, replace(task, steps=6)) != first, "another training"
+    named = replace(task, output=str(first))
+    assert output(again, named) == first
+    with pytest.raises(UsageError, match="add resume=true"):
+        output(settings, named)
+
+
+def test_a_training_is_known_by_what_is_asked_and_not_by_where_it_is_kept():
+    one, other = (
+        Scenario("t", Variant("synthetic:tiny"), TrainTask(output=place, explain=said))
+        for place, said in (("here", True), ("there", False))
+    )
+    assert one.scenario_id == other.scenario_id
+    assert one.scenario_id != replace(one, task=replace(one.task, seed=1)).scenario_id
+    # Models that were trained differently are compared on the same held-out text.
+    assert workload_id(one.task, "c") == workload_id(replace(one.task, steps=7), "c")
+    assert workload_id(one.task, "c") != workload_id(replace(one.task, sequence_length=7), "c")
+
+
+@pytest.mark.parametrize(
+    ("model", "start", "given", "rate"),
+    [
+        ("synthetic:1m", "auto", 0.0, training.SCRATCH_RATE),
+        ("packaged:smollm2", "auto", 0.0, training.WEIGHTS_RATE),
+        ("synthetic:1m", "weights", 0.0, training.WEIGHTS_RATE),
+        ("packaged:smollm2", "auto", 0.5, 0.5),
+    ],
+)
+def test_the_learning_rate_follows_from_where_training_begins(model, start, given, rate):
+    assert training.task_of(model, given, "none", start=start).learning_rate == rate
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"steps": 0}, "steps 0 is not possible"),
+        ({"window_stride": 300}, "window_stride 300 is not possible"),
+        ({"validation_share": 1.0}, "validation_share 1 is not possible"),
+        ({"learning_rate": 0.0}, "learning_rate 0 is not possible"),
+        ({"start": "middle"}, "no start 'middle'"),
+        ({"validation_tokens": 1}, "max_tokens 1 is not possible"),
+    ],
+)
+def test_an_impossible_training_is_refused(changes, says):
+    with pytest.raises(UsageError, match=says):
+        TrainTask(**changes)
