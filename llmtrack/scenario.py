@@ -24,7 +24,7 @@ PROTOCOLS = ("documents", "rolling")
 BOS_RULES = ("tokenizer", "model", "none")
 STARTS = ("auto", "scratch", "weights")
 SPLITS = ("auto", "document", "contiguous")
-KEPT_CHECKPOINTS = ("artifact", "none")
+KEPT_CHECKPOINTS = ("artifact", "model", "none")
 _CHOICES = {"protocol": PROTOCOLS, "bos_rule": BOS_RULES, "padding_side": ("right", "left")}
 _TRAIN_CHOICES = {"start": STARTS, "split": SPLITS, "log_checkpoint": KEPT_CHECKPOINTS}
 
@@ -200,7 +200,7 @@ class TrainTask:
         patience: evaluations without a better one that end training early; 0: never.
         seed: of the order of windows, of fresh weights and of dropout.
         sample_tokens: tokens of the text that is generated at each evaluation; 0: none.
-        log_checkpoint: keep the best checkpoint in MLflow too (`artifact`), or only in the output folder (`none`).
+        log_checkpoint: keep the best checkpoint in MLflow as files (`artifact`), as an MLflow `model`, or not (`none`).
         explain: print how the loss of one window comes about.
         output: folder of the checkpoints; training goes on from the newest there.
 
