@@ -15,10 +15,11 @@ def apply(job: Job) -> Built:
     from llmtrack.quantize.keep_quality import leave_out
     from llmtrack.quantize.optimum_int8 import quantize
     from llmtrack.quantize.sensitivity import DYNAMIC
+    from llmtrack.quantize.tied import share_embedding
     from llmtrack.quantize.weight_only import in_blocks
 
     base = graph.load(job.source / MODEL_FILE)
-    graph.untie_head(base)
+    tied = graph.untie_head(base)
     layers = graph.linears(base)
     donor = ModelProto()
     donor.CopyFrom(base)
@@ -28,6 +29,8 @@ def apply(job: Job) -> Built:
     if head is not None and head.output[0] in {each.result for each in layers}:
         # The head computes one position of a prompt, so it has nothing to gain from 8-bit activations.
         graph.graft(quantized, donor, {head.output[0]})
+    if tied:
+        share_embedding(quantized)
     model, built = leave_out(job, base, quantized, donor, DYNAMIC)
     graph.save(model, job.target / MODEL_FILE)
     return built
@@ -40,8 +43,9 @@ RECIPES = (
         "as int8-dynamic; the layers that lose by it, and the head, as int8-weight-only",
         "int8",
         apply,
-        {"keep_quality": "3%", "calibration_tokens": DEFAULT_TOKENS, "block_size": 32},
+        {"keep_quality": "3%", "calibration_tokens": DEFAULT_TOKENS, "block_size": 64},
         calibrated=True,
         depends_on_batch=True,
+        version=2,
     ),
 )

@@ -34,16 +34,20 @@ def apply_int4_hqq(job: Job) -> Built:
 def _apply(job: Job, bits: int, hqq: bool = False) -> Built:
     from llmtrack.engines.onnx_session import MODEL_FILE
     from llmtrack.quantize import graph
+    from llmtrack.quantize.tied import share_embedding
 
     model = graph.load(job.source / MODEL_FILE)
-    graph.untie_head(model)
+    tied = graph.untie_head(model)
     layers = graph.linears(model)
     head = graph.head_node(model)
-    gentle = {head.name} if head is not None and bits < 8 else set()
+    # A head that is tied is the table of embeddings, too, and reads it in blocks without zero points.
+    gentle = {head.name} if head is not None and (bits < 8 or tied) else set()
     block = int(job.options["block_size"])
     symmetric = bool(job.options.get("symmetric", False))
     if gentle:
         model = in_blocks(model, 8, block, True, gentle)
+        if tied:
+            share_embedding(model)
     model = in_blocks(model, bits, block, symmetric, {each.node for each in layers} - gentle, hqq)
     graph.save(model, job.target / MODEL_FILE)
     return Built({"linear_layers": len(layers), "weight_bits": bits})
@@ -85,11 +89,18 @@ def in_blocks(
     return changed
 
 
-_BLOCKS = {"block_size": 32, "symmetric": True}
+_BLOCKS = {"block_size": 64, "symmetric": True}
+_SMALL_BLOCKS = {"block_size": 32, "symmetric": True}
 
 RECIPES = (
     Recipe(
-        "int8-weight-only", "onnx", "weights of linear layers, 8 bits in blocks", "int8", apply_int8, _BLOCKS
+        "int8-weight-only",
+        "onnx",
+        "weights of linear layers, 8 bits in blocks",
+        "int8",
+        apply_int8,
+        _BLOCKS,
+        version=2,
     ),
     Recipe(
         "int4-weight-only",
@@ -97,7 +108,8 @@ RECIPES = (
         "weights of linear layers, 4 bits in blocks; the head 8 bits",
         "int4",
         apply_int4,
-        _BLOCKS,
+        _SMALL_BLOCKS,
+        version=2,
     ),
     Recipe(
         "int4-hqq",
@@ -106,5 +118,6 @@ RECIPES = (
         "int4",
         apply_int4_hqq,
         {"block_size": 32},
+        version=2,
     ),
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder
 from llmtrack.errors import ScenarioError, UsageError
@@ -40,6 +40,28 @@ def test_each_recipe_makes_a_smaller_model_that_says_nearly_the_same(label, expo
     assert small < 0.6 * large
     assert built.facts["linear_layers"] == 29
     json.dumps(built.facts)
+
+
+@pytest.mark.parametrize("label", ["onnx/int8-weight-only", "onnx/int4-weight-only", "onnx/int8-mixed"])
+def test_a_tied_embedding_is_stored_once(label, exported, tmp_path):
+    apply(label, exported, tmp_path / "out")
+    model = graph.load(tmp_path / "out" / MODEL_FILE)
+    vocabulary, width = 512, 128
+    floats = [t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT]
+    assert [vocabulary, width] not in [list(t.dims) for t in floats]
+    (lookup,) = (node for node in model.graph.node if node.op_type == "GatherBlockQuantized")
+    made_by = {name: node for node in model.graph.node for name in node.output}
+    assert made_by[made_by["logits"].input[1]].input[0] == lookup.input[0]
+    exact = graph.load(exported / MODEL_FILE)
+    table = next(t for t in exact.graph.initializer if list(t.dims) == [vocabulary, width])
+    stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    steps = stored[lookup.input[0]].astype(np.float32) - 128
+    scales = stored[lookup.input[2]].reshape(vocabulary, -1)
+    found = steps * np.repeat(scales, width // scales.shape[1], axis=1)
+    # A step of the largest scale: at the upper end of a range, where there is one step less.
+    assert found == pytest.approx(
+        numpy_helper.to_array(table), abs=1.01 * float(stored[lookup.input[2]].max())
+    )
 
 
 @pytest.mark.parametrize("method", CALIBRATION_METHODS)

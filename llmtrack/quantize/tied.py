@@ -1,0 +1,58 @@
+"""Store a tied embedding once in a quantized model: the table that tokens are looked up in is the head's weight."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import ModelProto, helper, numpy_helper
+
+from llmtrack.quantize.graph import insert_before, remove_unused
+
+DOMAIN = "com.microsoft"
+
+
+def share_embedding(model: ModelProto) -> bool:
+    """Look tokens up in the head's 8-bit blocks instead of in a float table of their own.
+
+    Only for models whose head was tied: both hold the same numbers.
+
+    Returns:
+        Whether the head is stored in 8-bit blocks without zero points that a lookup can read, so that it was done.
+    """
+    made_by = {name: node for node in model.graph.node for name in node.output}
+    head = made_by["logits"]
+    settings = {each.name: helper.get_attribute_value(each) for each in head.attribute}
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    lookups = [
+        node
+        for node in model.graph.node
+        if node.op_type == "Gather" and node.input[0] in weights and "input_ids" in node.input[1:]
+    ]
+    if head.op_type != "MatMulNBits" or settings["bits"] != 8 or len(head.input) > 3 or len(lookups) != 1:
+        return False
+    rows, width, block = settings["N"], settings["K"], settings["block_size"]
+    if width % block:
+        return False
+    lookup = lookups[0]
+    table, scales = head.input[1], head.input[2]
+    flat = numpy_helper.to_array(weights[table]).reshape(rows, width)
+    weights[table].CopyFrom(numpy_helper.from_array(flat, table))
+    quantized = helper.make_node(
+        "GatherBlockQuantized",
+        [table, lookup.input[1], scales],
+        [lookup.output[0]],
+        name=lookup.name,
+        domain=DOMAIN,
+        gather_axis=0,
+        quantize_axis=1,
+        block_size=block,
+        bits=8,
+    )
+    lookup.CopyFrom(quantized)
+    # The product wants the same numbers by blocks; ONNX Runtime reshapes a weight once, on loading.
+    shape = numpy_helper.from_array(np.array([rows, width // block, block]), f"{table}.shape")
+    model.graph.initializer.append(shape)
+    head.input[1] = f"{table}.blocks"
+    node = helper.make_node("Reshape", [table, shape.name], [head.input[1]], name="tied/Reshape")
+    insert_before(model, head, [node])
+    remove_unused(model)
+    return True
