@@ -192,7 +192,7 @@ def _options(command: Any) -> Any:
             type=click.Choice(KEPT_CHECKPOINTS),
             default=default.log_checkpoint,
             show_default=True,
-            help="Keep the best checkpoint in MLflow too, or only in the output folder.",
+            help="Keep the best checkpoint in MLflow as files, as an MLflow model beside them, or only in the output folder.",
         ),
         click.option(
             "--explain",

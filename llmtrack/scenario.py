@@ -200,7 +200,8 @@ class TrainTask:
         patience: evaluations without a better one that end training early; 0: never.
         seed: of the order of windows, of fresh weights and of dropout.
         sample_tokens: tokens of the text that is generated at each evaluation; 0: none.
-        log_checkpoint: keep the best checkpoint in MLflow as files (`artifact`), as an MLflow `model`, or not (`none`).
+        log_checkpoint: keep the best checkpoint in MLflow as files (`artifact`), and as an MLflow model beside them (`model`),
+            or only in the output folder (`none`).
         explain: print how the loss of one window comes about.
         output: folder of the checkpoints; training goes on from the newest there.
 

@@ -212,7 +212,9 @@ class _Training:
         if peak is not None:
             metrics["peak_memory_mib"] = peak / MIB
         best = checkpoint.path_of(session.folder, state.best_step)
-        kept = checkpoint.model_files(best) if self._task.log_checkpoint != "none" else []
+        how_kept = self._task.log_checkpoint
+        kept = [] if how_kept == "none" else checkpoint.model_files(best)
+        model = checkpoint.export_model(best, session.folder / "model") if how_kept == "model" else ""
         self._emit(Log(f"  best checkpoint: {best}"))
         return Measurement(
             scenario=self._scenario,
@@ -230,6 +232,7 @@ class _Training:
             steps=tuple(session.history),
             texts=self._texts(),
             files={f"checkpoint/{path.name}": str(path) for path in kept},
+            model_folder=str(model),
         )
 
     def _interrupted(self) -> Failure:

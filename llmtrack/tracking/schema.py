@@ -420,7 +420,11 @@ PARAMS: tuple[Param, ...] = (
     Param("patience", int, "evaluations without a better one that end training early; 0: never"),
     Param("seed", int, "of the order of windows, of fresh weights and of dropout"),
     Param("sample_tokens", int, "tokens generated at each evaluation"),
-    Param("log_checkpoint", str, "whether the best checkpoint is kept in MLflow: `artifact` or `none`"),
+    Param(
+        "log_checkpoint",
+        str,
+        "how the best checkpoint is kept in MLflow: as files (`artifact`), also as an MLflow `model`, or not (`none`)",
+    ),
     Param("ended", str, "how training ended: `finished`, or `stopped_early` by `patience`"),
     Param("tokenizer_tokens", int, "tokens of the tokenizer that was trained on the corpus"),
     Param("trust_remote_code", bool, "whether code from a model's repository may run"),

@@ -126,6 +126,18 @@ def model_files(checkpoint: Path) -> list[Path]:
     return sorted(path for path in checkpoint.iterdir() if path.name not in (STATE, TENSORS))
 
 
+def export_model(checkpoint: Path, folder: Path) -> Path:
+    """Make a folder anew that holds a checkpoint's model and nothing of its training; return it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for path in model_files(checkpoint):
+        try:
+            os.link(path, folder / path.name)  # a checkpoint's files are never written to again
+        except OSError:
+            shutil.copyfile(path, folder / path.name)
+    return folder
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file at once or not at all."""
     part = path.with_name(f".{path.name}.new")

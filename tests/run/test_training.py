@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -238,7 +239,8 @@ def test_training_goes_on_from_a_models_weights_in_bfloat16(tmp_path, tiny_model
 
 
 def test_early_stop_keeps_the_best(tmp_path):
-    done = train(tmp_path, steps=40, eval_every=1, patience=1, learning_rate=0.5, warmup_steps=0)[-1]
+    spoiling = {"learning_rate": 0.5, "warmup_steps": 0}
+    done = train(tmp_path, steps=40, eval_every=1, patience=1, log_checkpoint="model", **spoiling)[-1]
     assert isinstance(done, Measurement), done
     assert done.facts["ended"] == "stopped_early"
     assert done.metrics["steps_done"] < 40
@@ -248,6 +250,13 @@ def test_early_stop_keeps_the_best(tmp_path):
         done.metrics["best_step"],
         done.metrics["steps_done"],
     }
+    # As an MLflow model, without what belongs to training.
+    held = {path.name for path in Path(done.model_folder).iterdir()}
+    assert held == {name.removeprefix("checkpoint/") for name in done.files}
+    engine = load_engine(done.model_folder, device="cpu")
+    texts = [json.loads(line)["text"] for line in done.texts["validation.jsonl"].splitlines()]
+    scored = score_rolling(engine, texts, max_length=24, bos_rule="model", max_tokens=200)
+    assert scored.loss == pytest.approx(done.metrics["loss"], rel=1e-6)
 
 
 def test_a_worker_that_is_interrupted_keeps_a_checkpoint_first(tmp_path, monkeypatch):
