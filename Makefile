@@ -18,6 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[onnx,dev]'
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt --target $(VENV)/torchao torchao
 	touch $@
 
 demo: $(STAMP)

@@ -11,31 +11,12 @@ import numpy as np
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder, next_token_nll
-from llmtrack.errors import UsageError
 from llmtrack.quantize import graph
-from llmtrack.quantize.recipe import NONE, Built, Job
+from llmtrack.quantize.recipe import Built, Job, share
 from llmtrack.quantize.sensitivity import LayerError, fewest_left_out, layer_error, worst_first
 
 # Ranking looks at so many rows: what a layer is given is kept in memory for all of them.
 RANKED_ROWS = 4
-
-
-def share(text: object) -> float | None:
-    """Return `5%` or `0.05` as 0.05, and `none` as None.
-
-    Raises:
-        UsageError: it is no share.
-    """
-    word = str(text).strip().lower()
-    if word == NONE:
-        return None
-    try:
-        value = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 10:
-        raise UsageError(f"keep_quality {text!r} is no share of the perplexity: use such as 3%, 0.03 or none")
-    return value
 
 
 def leave_out(

@@ -123,3 +123,21 @@ def find_recipe(backend: str, name: str) -> Recipe:
     raise UsageError(
         f"the {backend} backend has no quantization {name!r}: use none{', ' if known else ''}{known}"
     )
+
+
+def share(text: object) -> float | None:
+    """Return `5%` or `0.05` as 0.05, and `none` as None.
+
+    Raises:
+        UsageError: it is no share.
+    """
+    word = str(text).strip().lower()
+    if word == NONE:
+        return None
+    try:
+        value = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 10:
+        raise UsageError(f"keep_quality {text!r} is no share of the perplexity: use such as 3%, 0.03 or none")
+    return value

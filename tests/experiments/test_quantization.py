@@ -165,7 +165,8 @@ def test_the_best_quantized_variant_is_the_fastest_at_the_least_cost(runs):
     assert best_quantized(runs[runs["scenario"] == "torch-float32"]) is None
 
 
-def test_edge_prompts_follow_on_the_best_variant(runs):
+def test_edge_prompts_follow_on_the_best_variant(runs, monkeypatch):
+    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": True)
     settings = Settings()
     planned = experiments_of(FOCUSES["quantization"], settings, focus="quantization")
     edge = planned[-1]

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from llmtrack.quantize.available import available
 from tests.conftest import made_once
 
-pytest.importorskip("onnx", reason="the onnx extra is not installed: the rest of llmtrack works without it")
-pytest.importorskip("onnxruntime", reason="the onnx extra is not installed")
-pytest.importorskip("optimum.onnxruntime", reason="the onnx extra is not installed")
+MISSING = "the onnx extra is not installed: the rest of llmtrack works without it"
 
 
 def _exported(factory: pytest.TempPathFactory, preset: str) -> Path:
+    if not available("onnx", "any"):
+        pytest.skip(MISSING)
     from llmtrack.quantize.export import export
 
     return made_once(
@@ -36,5 +37,7 @@ def exported_gpt2(tmp_path_factory) -> Path:
 @pytest.fixture
 def onnx_cache(tmp_path, monkeypatch) -> Path:
     """A cache of its own for what is exported and quantized."""
+    if not available("onnx", "any"):
+        pytest.skip(MISSING)
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "models"

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
+from tests.quantize.conftest import MISSING
+
+pytest.importorskip("onnx", reason=MISSING)
+pytest.importorskip("onnxruntime", reason=MISSING)
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder, next_token_logits

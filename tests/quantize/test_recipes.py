@@ -8,6 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from tests.quantize.conftest import MISSING
+
+pytest.importorskip("onnx", reason=MISSING)
+pytest.importorskip("onnxruntime", reason=MISSING)
 from onnx import TensorProto, numpy_helper
 
 from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder

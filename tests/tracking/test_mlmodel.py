@@ -6,13 +6,14 @@ import pytest
 
 from experiments import quantization
 from llmtrack.engines.base import GenerateRequest
-from llmtrack.engines.registry import load_variant
+from llmtrack.engines.registry import load_engine, load_variant
 from llmtrack.quantize.available import available
 from llmtrack.report.console import make_console
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
 from llmtrack.scenario import PerplexityTask
+from llmtrack.tracking.mlmodel import mlflow_model
 
 pytestmark = pytest.mark.skipif(
     not available("onnx", "any"), reason="the onnx extra is not installed: the rest works without it"
@@ -50,3 +51,14 @@ def test_a_logged_model_is_loaded_back_and_generates(tracker, tmp_path, monkeypa
     # What is not asked for is not logged: the baseline's run has no model.
     base = runs.loc["torch-float32", "run_id"]
     assert "model" not in {each.path for each in mlflow.MlflowClient().list_artifacts(base)}
+
+
+def test_a_folder_of_safetensors_is_laid_out_and_loaded_back(tiny_model_dir):
+    mlflow = pytest.importorskip("mlflow")
+    with mlflow_model(tiny_model_dir) as files:
+        assert {"model/MLmodel", "model/requirements.txt"} <= set(files)
+        model = mlflow.pyfunc.load_model(str(files["model/MLmodel"].parent))
+        (text,) = model.predict(["The harbour wakes"], params={"max_new_tokens": 3})
+    engine = load_engine(str(tiny_model_dir))
+    request = GenerateRequest((tuple(engine.encode("The harbour wakes")),), 3, ignore_eos=False)
+    assert text == engine.decode(engine.generate(request, lambda: None).new_ids[0])

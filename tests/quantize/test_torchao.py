@@ -1,0 +1,58 @@
+"""The recipes of the torch backend, in a process that has torchao."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from llmtrack.engines.registry import load_engine
+from llmtrack.errors import MissingDependencyError
+
+# Apart from the environment, since transformers imports torchao at every start where it can, which takes seconds.
+APART = Path(sys.prefix) / "torchao"
+
+PROGRAM = """
+import json, sys
+from llmtrack.engines.base import GenerateRequest
+from llmtrack.engines.registry import load_engine
+from llmtrack.quality.perplexity import score_documents
+
+found = {}
+for quantization in ("none", "int8-weight-only", "int8-dynamic"):
+    engine = load_engine("synthetic:tiny", device="cpu", quantization=quantization)
+    new = engine.generate(GenerateRequest(((5, 17, 99), (7, 8)), 4), lambda: None).new_ids
+    loss = score_documents(engine, ["The harbour wakes before the town.", "By noon the crates are gone."]).loss
+    found[quantization] = {"label": engine.info.dtype_label, "rows": len(new), "loss": loss, "bytes": engine.info.model_size_bytes}
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(
+    not (APART.is_dir() or find_spec("torchao")),
+    reason="torchao is an extra that is not installed here; `make test` installs it beside its environment",
+)
+def test_a_tiny_model_by_each_torchao_recipe():
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(APART), os.getcwd()])}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    exact = found.pop("none")
+    assert exact["label"] == "float32"
+    for name, result in found.items():
+        assert result["label"].startswith("int8 weights"), name
+        assert result["rows"] == 2
+        assert result["loss"] == pytest.approx(exact["loss"], abs=0.05)
+        assert result["loss"] != exact["loss"]
+        assert result["bytes"] < 0.6 * exact["bytes"]
+
+
+@pytest.mark.skipif(find_spec("torchao") is not None, reason="torchao is installed here")
+def test_without_torchao_the_remedy_is_said():
+    with pytest.raises(MissingDependencyError, match=r'need torchao .*pip install "llmtrack\[torchao\]"'):
+        load_engine("synthetic:tiny", device="cpu", quantization="int8-weight-only")
