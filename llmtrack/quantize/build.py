@@ -32,10 +32,10 @@ logger = logging.getLogger("llmtrack.quantize")
 CALIBRATION = "pydoc"
 """The calibration text where none is named: the corpus that experiments do not score by default."""
 
-EXPORT_VERSION = 1
+EXPORT_VERSION = 2
 """Raised when an export's result changes, so that cached ones are made anew."""
 
-EXPORT_FACTS = ("parity_max_difference", "parity_top1_agreement", "onnx_attention")
+EXPORT_FACTS = ("parity_max_difference", "parity_max_share", "parity_top1_agreement", "onnx_attention")
 """What the manifest of an export, and of all that is made from it, says of how it compares with PyTorch."""
 
 _PACKAGES = ("optimum-onnx", "onnx", "onnxruntime", "torch", "transformers")

@@ -441,7 +441,12 @@ PARAMS: tuple[Param, ...] = (
     Param(
         "parity_max_difference",
         float,
-        "of `onnx`: largest difference of the float export's logits from PyTorch's, as a share of the largest",
+        "of `onnx`: largest absolute difference of the float export's logits from PyTorch's",
+    ),
+    Param(
+        "parity_max_share",
+        float,
+        "of `onnx`: the same as a share of the largest logit; over 0.001 it is refused",
     ),
     Param("parity_top1_agreement", float, "of `onnx`: share of positions with the same most likely token"),
     Param("block_size", int, "of weight-only recipes: weights that share a scale"),

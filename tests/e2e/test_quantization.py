@@ -40,7 +40,7 @@ def test_recipes_keep_the_quality_of_the_real_model(mlflow_run, tracked, smollm2
         assert run["file_size_mib"] < 0.75 * base["file_size_mib"]
         assert run["prefill_tokens_per_sec"] > 0
         assert run["decode_tokens_per_sec"] > 0
-        assert run["parity_max_difference"] < 1e-3
+        assert run["parity_max_share"] < 1e-3
         assert "sample.txt" in tracked.artifacts(run["run_id"])
         assert name in output
     for name in ("onnx-int8-dynamic", "onnx-int8-static"):

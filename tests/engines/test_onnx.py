@@ -115,7 +115,7 @@ def test_what_is_said_of_it(pair):
         assert getattr(ours, name) == getattr(theirs, name), name
     assert ours.dtype_label == "float32"
     assert ours.tags["weights_digest"] == theirs.tags["weights_digest"]
-    assert ours.facts["parity_max_difference"] < 1e-3
+    assert ours.facts["parity_max_share"] < 1e-3
     assert ours.facts["parity_top1_agreement"] == 1.0
     assert ours.facts["provider"] == "CPUExecutionProvider"
     rotary = ours.model_id == "synthetic:tiny"

@@ -1,0 +1,81 @@
+"""What is exported is checked against PyTorch, and a model that cannot be exported is refused in one line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from llmtrack.errors import ScenarioError
+from llmtrack.models import load, synthetic
+from tests.quantize.conftest import MISSING
+
+pytest.importorskip("onnx", reason=MISSING)
+pytest.importorskip("onnxruntime", reason=MISSING)
+pytest.importorskip("optimum.exporters.onnx", reason=MISSING)
+from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder
+from llmtrack.quantize import export as exporting
+from llmtrack.quantize.export import Parity, export, parity
+
+
+def test_an_export_says_what_pytorch_says(exported):
+    loaded = load.load_model("synthetic:tiny", device="cpu", dtype=torch.float32)
+    found = parity(loaded, OnnxDecoder(exported / MODEL_FILE))
+    assert found.holds
+    assert found.difference < 1e-3
+    assert found.top1_agreement == 1.0
+
+
+def test_another_model_is_noticed(exported):
+    other = load.load_model("synthetic:tiny", device="cpu", dtype=torch.float32)
+    with torch.no_grad():
+        other.model.model.layers[1].mlp.down_proj.weight *= 1.5
+    found = parity(other, OnnxDecoder(exported / MODEL_FILE))
+    assert not found.holds
+    assert "logits differ by up to" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("share", "agreement", "holds"), [(9e-4, 0.99, True), (2e-3, 1.0, False), (0.0, 0.9, False)]
+)
+def test_the_bounds_of_parity(share, agreement, holds):
+    assert Parity(1.0, share, agreement).holds is holds
+
+
+def test_attention_that_differs_is_left_as_it_was_exported(tmp_path, monkeypatch):
+    right = exporting.rotary_of
+
+    def wrong(model):
+        found = right(model)
+        return type(found)(**{**vars(found), "sin": np.zeros_like(found.sin)})
+
+    monkeypatch.setattr(exporting, "rotary_of", wrong)
+    facts = export("synthetic:tiny", None, tmp_path)
+    assert facts["onnx_attention"] == "as exported"
+    assert facts["parity_max_share"] < 1e-3
+
+
+def test_an_export_that_differs_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "parity", lambda loaded, decoder: Parity(3.0, 0.2, 0.5))
+    with pytest.raises(
+        ScenarioError, match=r"does not say what PyTorch says \(logits differ by up to 3, 0.2 of"
+    ) as caught:
+        export("synthetic:tiny", None, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_architecture_without_an_export_is_refused_in_one_line(tmp_path):
+    from transformers import RwkvConfig, RwkvForCausalLM
+
+    folder = tmp_path / "rwkv"
+    RwkvForCausalLM(
+        RwkvConfig(vocab_size=512, hidden_size=32, num_hidden_layers=2, context_length=64)
+    ).save_pretrained(folder)
+    synthetic.build_tokenizer(synthetic.PRESETS["tiny"]).save_pretrained(folder)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(
+        ScenarioError, match=r"RwkvForCausalLM cannot be exported to ONNX: .*use backend=torch"
+    ) as caught:
+        export(str(folder), None, tmp_path / "out")
+    assert caught.value.kind == "unsupported"
+    assert "\n" not in str(caught.value)
