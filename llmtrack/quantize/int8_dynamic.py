@@ -7,16 +7,19 @@ from llmtrack.quantize.recipe import Built, Job, Recipe
 
 
 def apply(job: Job) -> Built:
-    """Quantize every linear layer but those that must stay in float to keep the quality."""
+    """Quantize every linear layer but those that must stay in float to keep the quality; the head as int8-weight-only."""
     from llmtrack.engines.onnx_session import MODEL_FILE
     from llmtrack.quantize import graph
+    from llmtrack.quantize.head import gentle_head
     from llmtrack.quantize.keep_quality import leave_out
     from llmtrack.quantize.optimum_int8 import quantize
     from llmtrack.quantize.sensitivity import DYNAMIC
 
     base = graph.load(job.source / MODEL_FILE)
-    graph.untie_head(base)
-    model, built = leave_out(job, base, quantize(job, base), base, DYNAMIC)
+    tied = graph.untie_head(base)
+    quantized = quantize(job, base)
+    gentle_head(quantized, base, tied)
+    model, built = leave_out(job, base, quantized, base, DYNAMIC)
     graph.save(model, job.target / MODEL_FILE)
     return built
 
@@ -31,5 +34,6 @@ RECIPES = (
         {"keep_quality": "2%", "calibration_tokens": DEFAULT_TOKENS},
         calibrated=True,
         depends_on_batch=True,
+        version=2,
     ),
 )

@@ -12,10 +12,10 @@ def apply(job: Job) -> Built:
 
     from llmtrack.engines.onnx_session import MODEL_FILE
     from llmtrack.quantize import graph
+    from llmtrack.quantize.head import gentle_head
     from llmtrack.quantize.keep_quality import leave_out
     from llmtrack.quantize.optimum_int8 import quantize
     from llmtrack.quantize.sensitivity import DYNAMIC
-    from llmtrack.quantize.tied import share_embedding
     from llmtrack.quantize.weight_only import in_blocks
 
     base = graph.load(job.source / MODEL_FILE)
@@ -25,12 +25,7 @@ def apply(job: Job) -> Built:
     donor.CopyFrom(base)
     donor = in_blocks(donor, 8, int(job.options["block_size"]), True, {each.node for each in layers})
     quantized = quantize(job, base)
-    head = graph.head_node(base)
-    if head is not None and head.output[0] in {each.result for each in layers}:
-        # The head computes one position of a prompt, so it has nothing to gain from 8-bit activations.
-        graph.graft(quantized, donor, {head.output[0]})
-    if tied:
-        share_embedding(quantized)
+    gentle_head(quantized, base, tied, int(job.options["block_size"]))
     model, built = leave_out(job, base, quantized, donor, DYNAMIC)
     graph.save(model, job.target / MODEL_FILE)
     return built

@@ -8,9 +8,10 @@ from llmtrack.quantize.recipe import Built, Job, Recipe
 
 
 def apply(job: Job) -> Built:
-    """Calibrate, and quantize every linear layer but those that must stay in float to keep the quality."""
+    """Calibrate, and quantize every linear layer but those that must stay in float to keep the quality; the head as int8-weight-only."""
     from llmtrack.engines.onnx_session import MODEL_FILE
     from llmtrack.quantize import graph
+    from llmtrack.quantize.head import gentle_head
     from llmtrack.quantize.keep_quality import leave_out
     from llmtrack.quantize.optimum_int8 import CALIBRATION_METHODS, quantize
     from llmtrack.quantize.sensitivity import STATIC
@@ -19,8 +20,10 @@ def apply(job: Job) -> Built:
     if method not in CALIBRATION_METHODS:
         raise UsageError(f"no calibration_method {method!r}: use {', '.join(CALIBRATION_METHODS)}")
     base = graph.load(job.source / MODEL_FILE)
-    graph.untie_head(base)
-    model, built = leave_out(job, base, quantize(job, base, method), base, STATIC)
+    tied = graph.untie_head(base)
+    quantized = quantize(job, base, method)
+    gentle_head(quantized, base, tied)
+    model, built = leave_out(job, base, quantized, base, STATIC)
     graph.save(model, job.target / MODEL_FILE)
     return built
 
@@ -34,5 +37,6 @@ RECIPES = (
         apply,
         {"keep_quality": "3%", "calibration_tokens": DEFAULT_TOKENS, "calibration_method": "minmax"},
         calibrated=True,
+        version=2,
     ),
 )

@@ -24,6 +24,8 @@ def leave_out(
 ) -> tuple[ModelProto, Built]:
     """Return the quantized graph with the worst layers made as in the donor, and what was found.
 
+    The head is not among them: recipes store it in 8-bit blocks anyway.
+
     Args:
         job: its options are `keep_quality`, and its rows the text that is kept in bounds.
         base: the float graph.
@@ -32,7 +34,7 @@ def leave_out(
         scheme: how activations are rounded, for the ranking.
     """
     bound = share(job.options["keep_quality"])
-    layers = graph.linears(base)
+    layers = [layer for layer in graph.linears(base) if layer.result != "logits"]
     ranked = worst_first(rank(base, layers, job.rows[:RANKED_ROWS], scheme))
     result_of = {layer.node: layer.result for layer in layers}
     if bound is None:

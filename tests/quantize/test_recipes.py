@@ -43,11 +43,12 @@ def test_each_recipe_makes_a_smaller_model_that_says_nearly_the_same(label, expo
     assert abs(mean_loss(tmp_path / "out" / MODEL_FILE, JUDGED_BY) - exact) < 0.15
     small, large = (path.stat().st_size for path in (tmp_path / "out" / MODEL_FILE, exported / MODEL_FILE))
     assert small < 0.6 * large
-    assert built.facts["linear_layers"] == 29
+    # Four layers of seven, and the head where it is not kept apart.
+    assert built.facts["linear_layers"] in (28, 29)
     json.dumps(built.facts)
 
 
-@pytest.mark.parametrize("label", ["onnx/int8-weight-only", "onnx/int4-weight-only", "onnx/int8-mixed"])
+@pytest.mark.parametrize("label", [each.label for each in recipes() if each.backend == "onnx"])
 def test_a_tied_embedding_is_stored_once(label, exported, tmp_path):
     apply(label, exported, tmp_path / "out")
     model = graph.load(tmp_path / "out" / MODEL_FILE)
@@ -169,9 +170,7 @@ def test_the_layer_that_spoils_the_quality_stays_in_float(spoiled, tmp_path):
     assert built.attempts[0]["increase"] > 0.002
     found = graph.linears(graph.load(tmp_path / "out" / MODEL_FILE))
     assert PLANTED in {each.module for each in found}
-    increase = mean_loss(tmp_path / "out" / MODEL_FILE, CALIBRATION) - mean_loss(
-        spoiled / MODEL_FILE, CALIBRATION
-    )
+    increase = mean_loss(tmp_path / "out" / MODEL_FILE, rows) - mean_loss(spoiled / MODEL_FILE, rows)
     assert increase <= math.log(1.002) + 1e-6
 
 
