@@ -221,11 +221,14 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
         )
         for phase, title in (("decode", "Speed of decoding"), ("prefill", "Speed of prefill"))
     }
-    curves = {}
+    ranked: dict[tuple[float, ...], list[str]] = {}
     for _, run in measured(runs, "left_out_layers").iterrows():
-        values = series(run["run_id"], "layer_sqnr_db")
-        name = f"{run['scenario']} ({run['left_out_layers']} left out)"
-        curves[name] = (list(range(1, len(values) + 1)), values)
+        values = tuple(series(run["run_id"], "layer_sqnr_db"))
+        ranked.setdefault(values, []).append(f"{run['scenario']} ({run['left_out_layers']} left out)")
+    # Recipes that round alike rank alike: one line of all their names instead of lines on top of one another.
+    curves = {
+        ", ".join(names): (range(1, len(values) + 1), values) for values, names in ranked.items() if values
+    }
     if curves:
         figures["layer_errors"] = curves_plot(
             curves,

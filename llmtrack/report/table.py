@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 DASH = "–"
+# Characters of a cell in a picture: as many as the longest change from the baseline in three metrics takes.
+WIDEST = 110
 
 
 @dataclass(frozen=True)
@@ -309,11 +311,11 @@ def to_figure(table: Table, title: str) -> Figure:
     from matplotlib.figure import Figure
 
     widths = [max(len(title), *(len(row[i]) for row in table.rows)) for i, title in enumerate(table.titles)]
-    widths = [min(width, 48) + 2 for width in widths]
+    widths = [min(width, WIDEST) + 2 for width in widths]
     figure = Figure(figsize=(max(6.0, 0.085 * sum(widths)), 1.0 + 0.3 * (len(table.rows) + 1)), dpi=150)
     axes = figure.subplots()
     axes.axis("off")
-    cells = [[_shorten(cell, 48) for cell in row] for row in table.rows]
+    cells = [[_shorten(cell, WIDEST) for cell in row] for row in table.rows]
     drawn = axes.table(
         cellText=cells,
         colLabels=list(table.titles),
