@@ -13,6 +13,16 @@ from filelock import FileLock
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest tests first, so that no worker is left alone with one of them at the end."""
+
+    def minutes(item: pytest.Item) -> float:
+        marker = item.get_closest_marker("timeout")
+        return marker.args[0] if marker else 0.0
+
+    items.sort(key=lambda item: (item.get_closest_marker("e2e") is None, -minutes(item)))
+
+
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """Return a folder that one process makes and all workers of this test run share; treat it as read-only.
 
