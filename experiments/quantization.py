@@ -53,7 +53,7 @@ class Options:
     """What recipes and the onnx backend are told; each recipe takes what is its own.
 
     Attributes:
-        keep_quality: share by which perplexity of the calibration text may rise, or `none`; empty: the recipe's own.
+        keep_quality: share by which perplexity of the calibration text may rise, or `none`; `auto`: the recipe's own.
         block_size: weights that share a scale; 0: the recipe's own.
         symmetric: whether blocks of weights have no zero point of their own.
         calibration: corpus that quantization may look at.
@@ -85,7 +85,10 @@ class Options:
         if recipe != "none":
             found = find_recipe(backend, recipe)
             mine = {name: getattr(self, name) for name in found.options}
-            chosen |= {name: value for name, value in mine.items() if value not in (0, "auto")}
+            # False is no 0 here: blocks with zero points are asked for by it.
+            chosen |= {
+                name: value for name, value in mine.items() if value is False or value not in (0, "auto")
+            }
             if found.calibrated:
                 chosen["calibration"] = self.calibration
         return tuple(sorted(chosen.items()))

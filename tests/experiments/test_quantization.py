@@ -45,6 +45,11 @@ def test_each_recipe_is_told_what_is_its_own():
     assert variant_of(experiment, "torch-bfloat16").options == ()
 
 
+def test_blocks_with_zero_points_can_be_asked_for():
+    experiment = build(Settings(), ("onnx/int4-weight-only",), Options(symmetric=False))
+    assert dict(variant_of(experiment, "onnx-int4-weight-only").options) == {"symmetric": False}
+
+
 def test_all_is_what_can_run_here(monkeypatch):
     monkeypatch.setattr(
         quantization, "available", lambda backend, recipe="none": backend == "torch" and recipe == "none"
