@@ -21,11 +21,10 @@ from llmtrack.engines.onnx_session import (
     OnnxDecoder,
     choose_provider,
     next_token_logits,
-    next_token_nll,
     onnxruntime,
 )
 from llmtrack.engines.padding import pad_rows
-from llmtrack.engines.scoring import predicted
+from llmtrack.engines.scoring import predicted, sum_nll
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.cache import damage, read_manifest
@@ -36,7 +35,6 @@ from llmtrack.scenario import Scalar, Variant
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerBase
 
 
 def load(variant: Variant) -> OnnxEngine:
@@ -52,7 +50,6 @@ def load(variant: Variant) -> OnnxEngine:
         ScenarioError: the model cannot be exported, quantized or run.
     """
     import torch
-    from transformers import AutoTokenizer, GenerationConfig
 
     device = resolve_device(variant.device)
     provider = choose_provider(device, str(variant.option("provider", "auto")))
@@ -96,8 +93,6 @@ def load(variant: Variant) -> OnnxEngine:
     return OnnxEngine(
         decoder,
         folder,
-        AutoTokenizer.from_pretrained(str(folder), local_files_only=True),
-        GenerationConfig.from_pretrained(str(folder)),
         model_id=identity.source.spec,
         device=device,
         dtype_label=f"{recipe.dtype} weights (float32)" if recipe else "float32",
@@ -123,15 +118,11 @@ def open_folder(folder: Path) -> OnnxEngine:
         MissingDependencyError: onnxruntime is not installed.
         ScenarioError: ONNX Runtime cannot run it.
     """
-    from transformers import AutoTokenizer, GenerationConfig
-
     start = time.perf_counter()
     decoder = OnnxDecoder(folder / MODEL_FILE)
     return OnnxEngine(
         decoder,
         folder,
-        AutoTokenizer.from_pretrained(str(folder), local_files_only=True),
-        GenerationConfig.from_pretrained(str(folder)),
         model_id=str(folder),
         device="cpu",
         dtype_label="as stored",
@@ -144,9 +135,7 @@ class OnnxEngine:
 
     Args:
         decoder: the loaded graph.
-        folder: where its files are.
-        tokenizer: its tokenizer.
-        generation_config: the special ids.
+        folder: where its files are: graph, config, special ids and tokenizer.
         model_id: what to call it in tracked runs.
         device: device that it runs on.
         dtype_label: what the weights are stored as.
@@ -162,8 +151,6 @@ class OnnxEngine:
         self,
         decoder: OnnxDecoder,
         folder: Path,
-        tokenizer: PreTrainedTokenizerBase,
-        generation_config: Any,
         *,
         model_id: str,
         device: str,
@@ -175,10 +162,12 @@ class OnnxEngine:
         texts: Mapping[str, str] | None = None,
         series: Mapping[str, tuple[float, ...]] | None = None,
     ) -> None:
-        self.tokenizer = tokenizer
+        from transformers import AutoTokenizer, GenerationConfig
+
+        self.tokenizer = tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         self._decoder = decoder
         self._pad_id = tokens.pad_id(tokenizer)
-        self._eos_ids = tokens.eos_ids(generation_config, tokenizer)
+        self._eos_ids = tokens.eos_ids(GenerationConfig.from_pretrained(str(folder)), tokenizer)
         if not reset_peak_rss():
             warnings += ("peak memory is that of the whole process: this system cannot reset it",)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -263,9 +252,13 @@ class OnnxEngine:
             zip(input_ids, attention_mask.bool(), valid, strict=True)
         ):
             if counts.any():
-                nll = next_token_nll(self._decoder, ids[real].tolist())
+                row = ids[real]
+                logits = self.next_token_logits(row[:-1].tolist())
                 # Real tokens are in one piece, so the prediction of each but the first follows in order.
-                sums[number] = float(nll[counts[real[1:] & real[:-1]].numpy()].sum())
+                counted = counts[real[1:] & real[:-1]]
+                sums[number] = sum_nll(
+                    logits[None], row[None, 1:], counted[None], lambda part: part, logits.shape[1]
+                )
         return sums, valid.sum(dim=1)
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:

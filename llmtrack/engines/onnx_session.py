@@ -27,8 +27,6 @@ GRAPH_OPTIMIZATIONS = {
     "none": "ORT_DISABLE_ALL",
 }
 
-CHUNK_BYTES = 64 * 2**20
-
 _PAST = re.compile(r"past_key_values\.\d+\.(key|value)")
 
 
@@ -179,20 +177,6 @@ def next_token_logits(decoder: OnnxDecoder, ids: Sequence[int]) -> NDArray[np.fl
     """Return (tokens, vocabulary) logits of one row without pads."""
     row = np.array([ids], dtype=np.int64)
     return decoder.run(row, np.ones_like(row))[0][0]
-
-
-def next_token_nll(decoder: OnnxDecoder, ids: Sequence[int]) -> NDArray[np.float64]:
-    """Return the negative log-likelihood in nats of each token of a row but the first, (tokens - 1,)."""
-    logits = next_token_logits(decoder, ids[:-1])
-    found = np.empty(len(logits), dtype=np.float64)
-    chunk = max(1, CHUNK_BYTES // (8 * logits.shape[1]))
-    targets = np.asarray(ids[1:])
-    for first in range(0, len(logits), chunk):
-        part = logits[first : first + chunk].astype(np.float64)
-        highest = part.max(axis=1)
-        sums = np.log(np.exp(part - highest[:, None]).sum(axis=1)) + highest
-        found[first : first + chunk] = sums - part[np.arange(len(part)), targets[first : first + chunk]]
-    return found
 
 
 def positions(mask: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from llmtrack.quantize.graph import remove_unused
+from llmtrack.quantize.graph import MICROSOFT, import_domain, remove_unused
 
-DOMAIN = "com.microsoft"
 # Added to the score of a pad; e to it is 0 in float32, and a row of pads alone still has a softmax.
 _PAD_SCORE = -1e4
 _PROJECTION = re.compile(
@@ -76,8 +75,7 @@ def fuse_attention(model: ModelProto, rotary: Rotary) -> int:
     del model.graph.node[:]
     model.graph.node.extend(_sorted(model, [*nodes, *remaining]))
     remove_unused(model)
-    if not any(each.domain == DOMAIN for each in model.opset_import):
-        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    import_domain(model, MICROSOFT)
     return layers
 
 
@@ -100,7 +98,7 @@ def _attention(index: int, parts: dict[str, NodeProto], rotary: Rotary) -> list[
             [parts[name].output[0], "position_ids", "rotary.cos", "rotary.sin"],
             [f"attention.{index}.{name}"],
             name=f"/layers.{index}/RotaryEmbedding.{name}",
-            domain=DOMAIN,
+            domain=MICROSOFT,
             interleaved=0,
         )
         for name in ("q_proj", "k_proj")
@@ -121,7 +119,7 @@ def _attention(index: int, parts: dict[str, NodeProto], rotary: Rotary) -> list[
         inputs,
         [f"attention.{index}.output", f"present.{index}.key", f"present.{index}.value"],
         name=f"/layers.{index}/GroupQueryAttention",
-        domain=DOMAIN,
+        domain=MICROSOFT,
         num_heads=rotary.heads,
         kv_num_heads=rotary.kv_heads,
         do_rotary=0,

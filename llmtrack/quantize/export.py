@@ -47,8 +47,7 @@ def export(spec: str, revision: str | None, folder: Path) -> dict[str, Any]:
     graph.plain_products(exported)
     found: Parity | None = None
     for kind, change in _ways(rotary):
-        model = ModelProto()
-        model.CopyFrom(exported)
+        model = graph.copy_of(exported)
         if not change(model):
             continue
         graph.trim_logits(model)

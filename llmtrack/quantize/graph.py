@@ -15,6 +15,9 @@ from llmtrack.engines.onnx_session import LOGITS_TO_KEEP
 
 # A protobuf message holds 2 GiB at most; beyond this the weights go to a file of their own.
 MAX_EMBEDDED_BYTES = 1_800_000_000
+MICROSOFT = "com.microsoft"
+"""Domain of ONNX Runtime's own operators."""
+
 _END = np.iinfo(np.int64).max
 
 
@@ -63,6 +66,19 @@ def save(model: ModelProto, path: Path) -> None:
         location=f"{path.name}_data",
         convert_attribute=False,
     )
+
+
+def copy_of(model: ModelProto) -> ModelProto:
+    """Return a graph of its own with the same content."""
+    twin = ModelProto()
+    twin.CopyFrom(model)
+    return twin
+
+
+def import_domain(model: ModelProto, domain: str) -> None:
+    """Let a graph have operators of a domain."""
+    if domain and domain not in {each.domain for each in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid(domain, 1))
 
 
 def weight_bytes(model: ModelProto) -> int:
@@ -223,8 +239,7 @@ def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> No
             weights[name] for name in node.input if name in weights and name not in there
         )
         there.update(node.input)
-        if node.domain and node.domain not in {each.domain for each in target.opset_import}:
-            target.opset_import.append(helper.make_opsetid(node.domain, 1))
+        import_domain(target, node.domain)
     _replace(target.graph.node, [_copy(node) for node in nodes])
     remove_unused(target)
 

@@ -27,9 +27,7 @@ def gentle_head(quantized: ModelProto, base: ModelProto, tied: bool, block_size:
     head = head_layer(base)
     if head is None:
         return
-    donor = ModelProto()
-    donor.CopyFrom(base)
-    graph.graft(quantized, in_blocks(donor, 8, block_size, True, {head.node}), {head.result})
+    graph.graft(quantized, in_blocks(graph.copy_of(base), 8, block_size, True, {head.node}), {head.result})
     if tied:
         share_embedding(quantized)
 

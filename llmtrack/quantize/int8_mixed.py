@@ -8,8 +8,6 @@ from llmtrack.quantize.recipe import Built, Job, Recipe
 
 def apply(job: Job) -> Built:
     """Quantize as int8-dynamic does, and what that leaves in float, and the head, as int8-weight-only does."""
-    from onnx import ModelProto
-
     from llmtrack.engines.onnx_session import MODEL_FILE
     from llmtrack.quantize import graph
     from llmtrack.quantize.head import gentle_head
@@ -21,9 +19,9 @@ def apply(job: Job) -> Built:
     base = graph.load(job.source / MODEL_FILE)
     tied = graph.untie_head(base)
     layers = graph.linears(base)
-    donor = ModelProto()
-    donor.CopyFrom(base)
-    donor = in_blocks(donor, 8, int(job.options["block_size"]), True, {each.node for each in layers})
+    donor = in_blocks(
+        graph.copy_of(base), 8, int(job.options["block_size"]), True, {each.node for each in layers}
+    )
     quantized = quantize(job, base)
     gentle_head(quantized, base, tied, int(job.options["block_size"]))
     model, built = leave_out(job, base, quantized, donor, DYNAMIC)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder, next_token_nll
+from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder, next_token_logits
+from llmtrack.engines.scoring import sum_nll
 from llmtrack.quantize import graph
 from llmtrack.quantize.recipe import Built, Job, share
 from llmtrack.quantize.sensitivity import LayerError, fewest_left_out, layer_error, worst_first
@@ -36,17 +38,16 @@ def leave_out(
     bound = share(job.options["keep_quality"])
     layers = [layer for layer in graph.linears(base) if layer.result != "logits"]
     ranked = worst_first(rank(base, layers, job.rows[:RANKED_ROWS], scheme))
-    result_of = {layer.node: layer.result for layer in layers}
+    layer_of = {layer.node: layer for layer in layers}
     if bound is None:
-        return quantized, _built(ranked, 0, (), None)
+        return quantized, _built(ranked, layer_of, 0, ())
     with tempfile.TemporaryDirectory(dir=job.target) as folder:
         scratch = Path(folder)
 
         def without(number: int) -> ModelProto:
-            model = ModelProto()
-            model.CopyFrom(quantized)
+            model = graph.copy_of(quantized)
             if number:
-                graph.graft(model, donor, {result_of[each.node] for each in ranked[:number]})
+                graph.graft(model, donor, {layer_of[each.node].result for each in ranked[:number]})
             return model
 
         def loss_of(model: ModelProto) -> float:
@@ -58,7 +59,7 @@ def leave_out(
             lambda number: loss_of(without(number)), len(layers), exact + math.log1p(bound)
         )
     tries = tuple({"left_out": a.left_out, "increase": math.expm1(a.loss - exact)} for a in attempts)
-    return without(number), _built(ranked, number, tries, bound)
+    return without(number), _built(ranked, layer_of, number, tries)
 
 
 def rank(
@@ -66,8 +67,7 @@ def rank(
 ) -> list[LayerError]:
     """Return the error that quantizing each layer alone brings, from what the layers are given for these rows."""
     sources = sorted({layer.source for layer in layers})
-    watched = ModelProto()
-    watched.CopyFrom(base)
+    watched = graph.copy_of(base)
     known = {each.name for each in watched.graph.output}
     watched.graph.output.extend(
         helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in sources if name not in known
@@ -93,16 +93,24 @@ def rank(
 def mean_loss(path: Path, rows: Sequence[Sequence[int]]) -> float:
     """Return the mean negative log-likelihood in nats of rows of tokens, each scored alone."""
     decoder = OnnxDecoder(path)
-    return float(np.concatenate([next_token_nll(decoder, row) for row in rows]).mean())
+    total = 0.0
+    for row in rows:
+        logits = torch.from_numpy(next_token_logits(decoder, row[:-1]))[None]
+        targets = torch.tensor([row[1:]])
+        every = torch.ones_like(targets, dtype=torch.bool)
+        total += float(sum_nll(logits, targets, every, lambda part: part, logits.shape[-1]))
+    return total / sum(len(row) - 1 for row in rows)
 
 
 def _built(
-    ranked: Sequence[LayerError], number: int, attempts: Sequence[dict[str, float]], bound: float | None
+    ranked: Sequence[LayerError],
+    layer_of: Mapping[str, graph.Linear],
+    number: int,
+    attempts: Sequence[dict[str, float]],
 ) -> Built:
-    # A try that fell through the bound is why one more layer stays in float.
     ranking = tuple(
         {
-            "layer": each.node.strip("/").removesuffix("/MatMul").replace("/", "."),
+            "layer": layer_of[each.node].module,
             "relative_error": each.error,
             "sqnr_db": each.sqnr_db,
             "parameters": each.parameters,

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
-from llmtrack.quantize.graph import insert_before, remove_unused
-
-DOMAIN = "com.microsoft"
+from llmtrack.quantize.graph import MICROSOFT, insert_before, remove_unused
 
 
 def share_embedding(model: ModelProto) -> bool:
@@ -41,7 +39,7 @@ def share_embedding(model: ModelProto) -> bool:
         [table, lookup.input[1], scales],
         [lookup.output[0]],
         name=lookup.name,
-        domain=DOMAIN,
+        domain=MICROSOFT,
         gather_axis=0,
         quantize_axis=1,
         block_size=block,
