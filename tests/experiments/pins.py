@@ -1,0 +1,70 @@
+"""What every experiment asks for by default, by its ids: python -m tests.experiments.pins > tests/experiments/pins.json.
+
+An id that changes makes finished runs be measured again and parts them from the new ones, so pins.json changes only where a
+change means it to, and the commit says which and why.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from experiments import quantization
+from experiments.suite import BUILDERS, experiments_of
+from llmtrack.experiment import Experiment
+from llmtrack.run.settings import Settings
+from llmtrack.scenario import Measurement, Scenario, workload_id
+from llmtrack.tracking.records import StudyContext, scenario_record
+
+ROOT = Path(__file__).resolve().parents[2]
+# What runs by default depends on what is installed.
+RECIPES = (
+    "torch/bfloat16",
+    "onnx/float32",
+    "onnx/int8-dynamic",
+    "onnx/int8-mixed",
+    "onnx/int8-static",
+    "onnx/int8-weight-only",
+    "onnx/int4-weight-only",
+)
+
+
+def asked(name: str, quick: bool) -> Experiment:
+    """Return an experiment as it is without any option."""
+    if name == "quantization" and not quick:
+        return quantization.build(Settings(), RECIPES)
+    (experiment,) = experiments_of([name], Settings(), quick)
+    return experiment
+
+
+def ids(scenario: Scenario) -> str:
+    """Return the ids of a scenario, of its work and of the record of a run of it."""
+    work = workload_id(scenario.task, "corpus")
+    outcome = Measurement(scenario, work, facts={"dtype": scenario.variant.dtype}, metrics={"loss": 1.0})
+    record = scenario_record(outcome, StudyContext("study", "experiment"))
+    return f"{scenario.scenario_id} {work} {record.record_id}"
+
+
+def pins() -> dict[str, Any]:
+    """Return all ids by experiment and scenario, and all parameters of MLproject with their defaults."""
+    project = yaml.safe_load((ROOT / "MLproject").read_text(encoding="utf-8"))
+    return {
+        "ids": {
+            f"{name} {'quick' if quick else 'full'}": {
+                each.name: ids(each) for each in asked(name, quick).scenarios
+            }
+            for name in BUILDERS
+            for quick in (False, True)
+        },
+        "parameters": {
+            name: {key: each["default"] for key, each in entry["parameters"].items()}
+            for name, entry in project["entry_points"].items()
+        },
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(pins(), indent=1, sort_keys=True))

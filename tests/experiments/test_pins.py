@@ -1,0 +1,29 @@
+"""What is asked for by default stays what it was: ids of scenarios, work and records, and MLproject's parameters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.experiments.pins import pins
+
+PINNED = json.loads(Path(__file__).with_name("pins.json").read_text(encoding="utf-8"))
+NOW = pins()
+
+
+def test_the_same_is_pinned_and_asked():
+    assert sorted(NOW["ids"]) == sorted(PINNED["ids"])
+    assert sum(map(len, PINNED["ids"].values())) >= 30
+
+
+@pytest.mark.parametrize("name", PINNED["ids"])
+def test_a_scenario_keeps_its_ids(name):
+    """In this order: of the scenario, of its work, of the record of its run."""
+    assert NOW["ids"][name] == PINNED["ids"][name]
+
+
+@pytest.mark.parametrize("name", PINNED["parameters"])
+def test_an_entry_point_keeps_its_parameters_and_their_defaults(name):
+    assert NOW["parameters"][name] == PINNED["parameters"][name]
