@@ -67,7 +67,8 @@ class RepeatPolicy:
         warmup: calls of the same shape that are made first and not counted.
         min_repeats: counted calls at least.
         min_seconds: seconds of counted calls at least.
-        max_seconds: a cap: no further call starts after this many seconds of counted calls.
+        max_seconds: a cap on the seconds of counted repeats: the first one is always made, and no further one
+            starts that would end beyond it if it took as long as the longest known one.
         max_repeats: counted calls at most.
         target_ci: stop early only when the half width of the median's 95 % interval is at most this share
             of the median.

@@ -76,15 +76,21 @@ def summarize_rate(samples: Sequence[float]) -> Summary:
     )
 
 
-def should_stop(durations: Sequence[float], policy: RepeatPolicy) -> bool:
-    """Decide after each counted call whether to stop repeating.
+def should_stop(durations: Sequence[float], policy: RepeatPolicy, warmup_s: float | None = None) -> bool:
+    """Decide after each counted repeat whether to stop.
+
+    The cap on time is kept by looking ahead: no repeat starts that would end beyond it if it took as long as the
+    longest known one. The first is always made.
 
     Args:
-        durations: seconds of the counted calls so far.
+        durations: seconds of the counted repeats so far, one at least.
         policy: least repeats, least time, cap on time, and how narrow the interval must be.
+        warmup_s: seconds of the last warm-up; what it says counts until a second repeat is known, since a first
+            call of a shape may be slow. None: there was none.
     """
     elapsed = math.fsum(durations)
-    if len(durations) >= policy.max_repeats or elapsed >= policy.max_seconds:
+    known = durations if len(durations) > 1 or warmup_s is None else (*durations, warmup_s)
+    if len(durations) >= policy.max_repeats or elapsed + max(known) > policy.max_seconds:
         return True
     if len(durations) < policy.min_repeats or elapsed < policy.min_seconds:
         return False
@@ -93,7 +99,7 @@ def should_stop(durations: Sequence[float], policy: RepeatPolicy) -> bool:
 
 
 def findings(durations: Sequence[float], policy: RepeatPolicy) -> tuple[str, ...]:
-    """Say in words what is doubtful about the durations of the counted calls, in seconds."""
+    """Say in words what is doubtful about the durations of the counted repeats, in seconds."""
     values = np.asarray(durations, dtype=np.float64)
     found = []
     if len(values) < policy.min_repeats:
@@ -101,7 +107,9 @@ def findings(durations: Sequence[float], policy: RepeatPolicy) -> tuple[str, ...
             f"only {len(values)} of {policy.min_repeats} repeats fit into {policy.max_seconds:g} s: "
             "raise max_seconds or generate fewer tokens"
         )
-    if len(values) < 2:
+    if len(values) == 1:
+        once = "a single repeat: how much it varies is not known"
+        found.append(f"{once}: raise min_repeats" if policy.warmup else f"{once}, and {_NOT_WARM}")
         return tuple(found)
     variation = values.std(ddof=1) / values.mean()
     if variation > NOISY_CV:
@@ -109,15 +117,39 @@ def findings(durations: Sequence[float], policy: RepeatPolicy) -> tuple[str, ...
             f"noisy: repeats vary by {variation:.0%} (coefficient of variation): close other programs or raise repeats"
         )
     rest = float(np.median(values[1:]))
-    if len(values) >= 4 and values[0] > 1.2 * rest and variation > DRIFT:
-        found.append(f"the first repeat took {values[0] / rest:.1f}x as long as the others: raise warmup")
-    if len(values) >= 6:
-        third = len(values) // 3
-        change = float(np.median(values[-third:]) / np.median(values[:third])) - 1
-        low, high = bootstrap_median_ci(durations)
-        if abs(change) > DRIFT and abs(change) * float(np.median(values)) > (high - low) / 2:
-            found.append(
-                f"drift: the last repeats took {abs(change):.0%} {'more' if change > 0 else 'less'} time than the first: "
-                "check the cooling and the clock speed, or raise warmup"
-            )
+    # Without a warm-up a slow first repeat is what is to be expected, so that two repeats show it.
+    if values[0] > 1.2 * rest and (not policy.warmup or (len(values) >= 4 and variation > DRIFT)):
+        slow = f"the first repeat took {values[0] / rest:.1f}x as long as the others"
+        found.append(f"{slow}: raise warmup" if policy.warmup else f"{slow}: {_NOT_WARM}")
+        values = values[1:]
+    change = drift(values.tolist())
+    if abs(change) > DRIFT:
+        found.append(
+            f"drift: the last repeats took {abs(change):.0%} {'more' if change > 0 else 'less'} time than the first: "
+            "check the cooling and the clock speed, or raise warmup"
+        )
     return tuple(found)
+
+
+_NOT_WARM = "nothing was warmed up, so that it holds what only a first call costs: raise warmup"
+
+
+def drift(durations: Sequence[float]) -> float:
+    """Return by which share the last repeats took longer than the first (0.2: 20 % longer), 0 where that cannot be told.
+
+    The ends are compared: a third of the repeats each, two at least. Of the few that have two, each late one must
+    lie beyond each early one; of more, the change must be wider than the median is uncertain.
+
+    Args:
+        durations: seconds of the repeats, in the order they were made.
+    """
+    values = np.asarray(durations, dtype=np.float64)
+    if len(values) < 4:
+        return 0.0
+    end = max(2, len(values) // 3)
+    first, last = values[:end], values[-end:]
+    change = float(np.median(last) / np.median(first)) - 1
+    if end == 2:
+        return change if last.min() > first.max() or last.max() < first.min() else 0.0
+    low, high = bootstrap_median_ci(durations)
+    return change if abs(change) * float(np.median(values)) > (high - low) / 2 else 0.0

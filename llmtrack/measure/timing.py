@@ -10,6 +10,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain, zip_longest
 
 from llmtrack.engines.base import Engine, Generated, GenerateRequest
 from llmtrack.measure.metrics import GenerationTrace, derive, token_gaps_ms
@@ -139,27 +141,37 @@ def time_arms(
     repeats: dict[str, _Repeats] = {}
     for name, arm in arms.items():
         try:
-            for _ in range(arm.policy.warmup):
-                on_call(name, 0)
-                for request in arm.requests:
-                    trace_generate(engine, request, clock)
+            repeats[name] = _Repeats(_warm_up(engine, arm, clock, partial(on_call, name, 0)))
         except Exception as error:
             yield name, error
-        else:
-            repeats[name] = _Repeats()
     while repeats:
         for name in list(repeats):
             arm, done = arms[name], repeats[name]
             on_call(name, len(done.repeats) + 1)
+            result: Timing | Exception | None
             try:
                 done.add(engine, arm.requests, clock)
+                stop = should_stop(done.durations, arm.policy, done.warmup_s)
+                result = done.timing(arm.policy) if stop else None
             except Exception as error:
+                result = error
+            if result is not None:
                 del repeats[name]
-                yield name, error
-                continue
-            if should_stop(done.durations, arm.policy):
-                del repeats[name]
-                yield name, done.timing(arm.policy)
+                yield name, result
+
+
+def _warm_up(engine: Engine, arm: Arm, clock: Clock, on_call: Callable[[], None]) -> float | None:
+    """Make the uncounted calls; return the seconds of the last round of them, None if there was none.
+
+    They keep to the cap on time, too: no further round starts that would end beyond it.
+    """
+    rounds = _Repeats()
+    for _ in range(arm.policy.warmup):
+        on_call()
+        rounds.add(engine, arm.requests, clock)
+        if math.fsum(rounds.durations) + max(rounds.durations) > arm.policy.max_seconds:
+            break
+    return rounds.durations[-1] if rounds.repeats else None
 
 
 def trace_generate(
@@ -182,17 +194,22 @@ def trace_generate(
     return trace, generated
 
 
+def _seconds(call: GenerationTrace) -> float:
+    return call.end - call.start
+
+
 class _Repeats:
     """The counted repeats of one arm so far: the calls of each, what they generated, and the peak memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, warmup_s: float | None = None) -> None:
+        self.warmup_s = warmup_s
         self.repeats: list[tuple[GenerationTrace, ...]] = []
         self.outputs: list[tuple[tuple[int, ...], ...]] = []
         self.peaks: list[int] = []
 
     @property
     def durations(self) -> list[float]:
-        return [math.fsum(call.end - call.start for call in calls) for calls in self.repeats]
+        return [math.fsum(map(_seconds, calls)) for calls in self.repeats]
 
     def add(self, engine: Engine, requests: Sequence[GenerateRequest], clock: Clock) -> None:
         engine.reset_peak_memory()
@@ -205,7 +222,9 @@ class _Repeats:
 
     def timing(self, policy: RepeatPolicy) -> Timing:
         derived = [derive(*calls) for calls in self.repeats]
-        samples = {name: tuple(each[name] for each in derived) for name in derived[0]}
+        # A repeat that ended early may lack what needs a second step: each metric has the samples that there are.
+        names = dict.fromkeys(chain.from_iterable(derived))
+        samples = {name: tuple(each[name] for each in derived if name in each) for name in names}
         summaries = {
             name: (summarize_rate if name in RATES else summarize)(values) for name, values in samples.items()
         }
@@ -219,7 +238,9 @@ class _Repeats:
             metrics={name: summary.median for name, summary in summaries.items()},
             summaries=summaries,
             samples=samples,
-            gaps_ms=tuple(summarize(step).median for step in zip(*gaps, strict=False)),
+            gaps_ms=tuple(
+                summarize([gap for gap in step if gap is not None]).median for step in zip_longest(*gaps)
+            ),
             new_ids=self.outputs[-1],
             warnings=warnings,
             peak_memory_bytes=max(self.peaks, default=None),

@@ -385,7 +385,11 @@ PARAMS: tuple[Param, ...] = (
     Param("min_repeats", int, "counted calls at least"),
     Param("max_repeats", int, "counted calls at most"),
     Param("min_seconds", float, "seconds of counted calls at least"),
-    Param("max_seconds", float, "no further call starts after this many seconds"),
+    Param(
+        "max_seconds",
+        float,
+        "cap on the counted repeats: after the first, none starts that would end beyond so many seconds",
+    ),
     Param("target_ci", float, "half width of the 95 % interval, as a share of the median, that ends early"),
     Param("repeats", int, "counted calls really made"),
     Param("corpus", str, "corpus that is scored or trained on"),

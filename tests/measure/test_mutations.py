@@ -64,17 +64,8 @@ MUTATIONS = {
     ),
     "warm-up counted": (
         timing,
-        """                for request in arm.requests:
-                    trace_generate(engine, request, clock)
-        except Exception as error:
-            yield name, error
-        else:
-            repeats[name] = _Repeats()""",
-        """                repeats.setdefault(name, _Repeats()).add(engine, arm.requests, clock)
-        except Exception as error:
-            yield name, error
-        else:
-            repeats.setdefault(name, _Repeats())""",
+        "repeats[name] = _Repeats(_warm_up(engine, arm, clock, partial(on_call, name, 0)))",
+        "repeats[name] = _Repeats()\n            repeats[name].add(engine, arm.requests, clock)",
     ),
     "no warm-up": (timing, "for _ in range(arm.policy.warmup):", "for _ in range(0):"),
     "mean of rates instead of time": (

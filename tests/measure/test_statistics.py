@@ -91,6 +91,45 @@ def test_drift_is_told_with_its_direction():
     assert any("the last repeats took 40% more time" in each for each in found)
 
 
+@pytest.mark.parametrize(
+    "durations",
+    [
+        [1.0, 1.05, 1.1, 1.15, 1.2],
+        [1.2, 1.15, 1.1, 1.05, 1.0],
+        [1.0, 1.02, 1.1, 1.19, 1.17],
+        [1.0, 1.0, 1.2, 1.2],
+        [1.0, 1.01, 1.02, 1.18, 1.2, 1.21],
+    ],
+)
+def test_drift_is_told_of_few_repeats_too(durations):
+    assert any("drift" in each for each in findings(durations, RepeatPolicy(min_repeats=len(durations))))
+
+
+@pytest.mark.parametrize(
+    "durations", [[1.0, 1.15, 1.05, 1.01, 1.14], [1.0, 1.2], [1.0, 1.1, 1.2], [1.0, 1.05, 1.0, 1.06, 1.04]]
+)
+def test_unordered_or_too_few_repeats_are_no_drift(durations):
+    assert not any("drift" in each for each in findings(durations, RepeatPolicy(min_repeats=2)))
+
+
+def test_a_slow_first_repeat_alone_is_no_drift():
+    assert not any("drift" in each for each in findings([1.5, 1.01, 1.0, 1.0, 0.99], RepeatPolicy()))
+
+
+def test_a_single_repeat_is_doubted_and_more_so_without_a_warmup():
+    (warm,) = findings([1.0], RepeatPolicy(warmup=1, min_repeats=1))
+    assert "a single repeat" in warm
+    assert "raise min_repeats" in warm
+    (cold,) = findings([1.0], RepeatPolicy(warmup=0, min_repeats=1))
+    assert "nothing was warmed up" in cold
+
+
+@pytest.mark.parametrize("durations", [[1.3, 1.0], [1.3, 1.0, 1.0]])
+def test_without_a_warmup_two_repeats_show_a_slow_first_one(durations):
+    found = findings(durations, RepeatPolicy(warmup=0, min_repeats=2))
+    assert any("the first repeat took 1.3x" in each and "nothing was warmed up" in each for each in found)
+
+
 def test_a_slow_first_repeat_asks_for_more_warmup():
     assert any(
         "the first repeat took 3.0x" in each for each in findings([3.0, 1.0, 1.0, 1.0, 1.0], RepeatPolicy())

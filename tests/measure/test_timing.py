@@ -116,8 +116,76 @@ def test_a_cap_on_time_ends_the_repeats_and_is_told():
     engine = ScriptedEngine(clock := FakeClock(), Script(2.0, 1.0))
     policy = RepeatPolicy(warmup=0, min_repeats=5, min_seconds=1, max_seconds=10)
     ((_, result),) = time_arms(engine, {"a": Arm((request(1, 4, 3),), policy)}, clock)
-    assert result.summaries["total_latency_s"].n == 3  # 4 s each: the third passes 10 s
-    assert any("only 3 of 5 repeats" in warning for warning in result.warnings)
+    assert result.summaries["total_latency_s"].n == 2  # 4 s each: the third would end after 12 s
+    assert any("only 2 of 5 repeats" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize(
+    ("calls", "counted"),
+    [
+        # The warm-up took 43 s: after a first repeat of 5 s another such call would end after 48 s.
+        ([43, 5, 5], 1),
+        # Two short repeats tell more than the slow first call of a shape: four of 5 s fit, a fifth would not.
+        ([15, 5, 5, 5, 5, 5], 4),
+        # After 15 s a repeat as long as the one before would end after 30.
+        ([1, 15, 1], 1),
+        # The first is always made.
+        ([1, 43], 1),
+    ],
+)
+def test_no_repeat_starts_that_would_end_beyond_the_cap(calls, counted):
+    engine = ScriptedEngine(clock := FakeClock(), *(Script(seconds, 0) for seconds in calls))
+    policy = RepeatPolicy(warmup=1, min_repeats=5, min_seconds=1, max_seconds=20)
+    ((_, result),) = time_arms(engine, {"a": Arm((request(1, 4, 3),), policy)}, clock)
+    assert result.summaries["total_latency_s"].n == counted
+    assert engine.calls == 1 + counted
+
+
+def test_each_arm_has_the_cap_for_itself():
+    engine = ScriptedEngine(clock := FakeClock(), Script(4, 0))
+    policy = RepeatPolicy(warmup=0, min_repeats=5, min_seconds=1, max_seconds=10)
+    arms = {name: Arm((request(1, 4, 3),), policy) for name in "ab"}
+    results = dict(time_arms(engine, arms, clock))
+    assert [result.summaries["total_latency_s"].n for result in results.values()] == [2, 2]
+
+
+def test_warming_up_keeps_to_the_cap():
+    engine = ScriptedEngine(FakeClock(), Script(8, 0))
+    policy = RepeatPolicy(warmup=9, min_repeats=1, min_seconds=0, max_seconds=20)
+    ((_, result),) = time_arms(engine, {"a": Arm((request(1, 4, 3),), policy)}, engine.clock)
+    assert (engine.calls, result.summaries["total_latency_s"].n) == (2 + 1, 1)
+
+
+@pytest.mark.parametrize("lengths", [(5, 1, 5), (1, 5, 5), (5, 5, 1)])
+def test_a_repeat_that_ends_early_has_the_metrics_that_it_has_and_the_others_go_on(lengths):
+    # 30 ms to the first token, 5 ms a step: of 5 tokens 50 ms, of one 30 ms and no gap at all.
+    short = [Script(0.03, 0.005, new_tokens=(length,)) for length in lengths]
+    full = Script(0.03, 0.005)
+    scripts = [full, full, *(script for each in short for script in (each, full))]
+    engine = ScriptedEngine(clock := FakeClock(), *scripts)
+    policy = RepeatPolicy(warmup=1, min_repeats=3, min_seconds=0, max_repeats=3)
+    arms = {name: Arm((request(1, 4, 5),), policy) for name in "ab"}
+    results = dict(time_arms(engine, arms, clock))
+    assert set(results) == {"a", "b"}
+    assert results["a"].samples["inter_token_latency_ms"] == pytest.approx((5, 5))
+    assert results["a"].samples["tokens_generated"] == lengths
+    assert results["a"].gaps_ms == pytest.approx((30, 5, 5, 5, 5))
+    assert any("different tokens" in warning for warning in results["a"].warnings)
+    assert results["b"].summaries["inter_token_latency_ms"].n == 3
+
+
+def test_what_cannot_be_derived_ends_its_own_arm_only(monkeypatch):
+    def derive_or_fail(*calls):
+        if calls[0].new_tokens == (2,):
+            raise ZeroDivisionError("no")
+        return derive(*calls)
+
+    monkeypatch.setattr(timing, "derive", derive_or_fail)
+    engine = ScriptedEngine(clock := FakeClock(), Script(0.03, 0.005))
+    policy = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1)
+    results = dict(time_arms(engine, {str(new): Arm((request(1, 4, new),), policy) for new in (2, 3)}, clock))
+    assert isinstance(results["2"], ZeroDivisionError)
+    assert results["3"]["tokens_generated"] == 3
 
 
 def test_peak_memory_is_reported():
