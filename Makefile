@@ -1,30 +1,37 @@
-# `make demo` measures a real small model (the quick suite) and prints the table; `make test` runs lint, types and tests.
-# Both make the virtual environment that they need.
+# `make demo` measures a real small model (the quick suite) and prints the table; `make check` runs lint, types and the fast
+# tests, `make test` all tests. Each makes the virtual environment that it needs.
 
 PYTHON ?= python3
 VENV ?= .venv
 # The wheel of torch to install first. On Linux with a GPU: make TORCH=torch, or install your own build.
 TORCH ?= torch==2.13.0
+# What is installed beside llmtrack, and in which versions. With transformers 5: make test EXTRAS=dev CONSTRAINTS=
+EXTRAS ?= onnx,dev
+CONSTRAINTS ?= constraints.txt
 # Processes that share the tests. Each may hold a model of half a GB.
 WORKERS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 DEMO_URI ?= sqlite:///$(CURDIR)/mlflow.db
 
-.PHONY: demo test lint types tests browser docs lock clean
+.PHONY: demo check test lint types tests browser docs lock clean
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(TORCH)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[onnx,dev]'
-	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt --target $(VENV)/torchao torchao
+	$(PIP) $(TORCH)
+	$(PIP) --editable '.[$(EXTRAS)]'
+	$(PIP) --no-deps --target $(VENV)/torchao torchao
 	touch $@
 
 demo: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" MLFLOW_TRACKING_URI="$(DEMO_URI)" \
 	  mlflow run . -e suite --env-manager local --experiment-name llmtrack -P quick=true
 	@echo "(mlflow is in $(BIN))"
+
+check: lint types
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not slow'
 
 test: lint types tests
 

@@ -1,0 +1,54 @@
+"""What the project's own files say twice is said alike: dependencies, and commands that others run."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def names(requirements):
+    return {Requirement(each).name.lower() for each in requirements}
+
+
+def test_the_conda_environment_lists_what_llmtrack_and_its_onnx_extra_need():
+    conda = yaml.safe_load((ROOT / "conda.yaml").read_text(encoding="utf-8"))
+    (listed,) = (each["pip"] for each in conda["dependencies"] if isinstance(each, dict))
+    needed = names(PROJECT["dependencies"]) | names(PROJECT["optional-dependencies"]["onnx"])
+    assert names(each for each in listed if not each.startswith("-")) == needed
+
+
+def test_every_dependency_is_imported():
+    # transformers asks for these itself: the one when it reads a GGUF file, the other for every checkpoint.
+    elsewhere = {"accelerate", "safetensors"}
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "llmtrack").rglob("*.py"))
+    for name in names(PROJECT["dependencies"]) - elsewhere:
+        assert re.search(rf"(?:import|from) {name}\b", sources), f"{name} is never imported"
+
+
+@pytest.mark.parametrize(
+    "workflow", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name
+)
+def test_a_workflow_runs_what_is_there(workflow):
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]
+    commands = [step["run"].split() for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert commands
+    for command in commands:
+        if command[0] == "make":
+            assert command[1] in targets
+        else:
+            assert command[0] == "bash"
+            assert (ROOT / command[1]).is_file()
