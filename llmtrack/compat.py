@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 from contextlib import AbstractContextManager
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-
-import transformers
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-TRANSFORMERS_MAJOR = int(transformers.__version__.split(".")[0])
+TRANSFORMERS_MAJOR = int(version("transformers").split(".")[0])
 
 
 def no_init_weights() -> AbstractContextManager[Any]:

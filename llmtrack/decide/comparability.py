@@ -28,7 +28,7 @@ WORK = (
 
 _ENV = "env."
 # Facts of the model and not of the machine.
-_NOT_MACHINE = NOT_SPEED | {"weights_digest", "revision"}
+_NOT_MACHINE = NOT_SPEED | {"weights_digest", "config_digest", "tokenizer_digest", "revision"}
 _MOST_NAMED = 3
 
 

@@ -98,7 +98,7 @@ def load(variant: Variant) -> OnnxEngine:
         dtype_label=f"{recipe.dtype} weights (float32)" if recipe else "float32",
         load_time_s=seconds,
         facts=facts,
-        tags={"weights_digest": identity.weights_digest, "onnxruntime": onnxruntime().__version__},
+        tags={**identity.digests.tags, "onnxruntime": onnxruntime().__version__},
         warnings=identity.warnings + (_BATCH_WARNING if recipe and recipe.depends_on_batch else ()),
         texts=_texts(built),
         series=_series(built),

@@ -47,7 +47,7 @@ def load(variant: Variant) -> TorchEngine:
         load_time_s=loaded.load_time_s,
         file_size_bytes=loaded.file_size_bytes,
         facts=facts,
-        tags={"weights_digest": loaded.weights_digest},
+        tags=loaded.digests.tags,
         warnings=loaded.warnings,
     )
 

@@ -1,17 +1,159 @@
-"""Digests of weights, so that a tracked number says exactly which weights it belongs to."""
+"""Digests of everything that changes what a model says, so that a tracked number says which model it belongs to."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from llmtrack.compat import portable_rope, portable_tokenizer
 from llmtrack.models.cache import cache_root, sha256_of
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SAFETENSORS, _PICKLE = "*.safetensors", "pytorch_model*.bin"
+
+NO_FILES = "none"
+"""The digest of files that are not there."""
+
+_CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
+
+# Where a config came from, how its weights are stored, and what llmtrack chooses by itself.
+_IRRELEVANT = frozenset(
+    {
+        "_name_or_path",
+        "name_or_path",
+        "_commit_hash",
+        "_from_model_config",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "use_cache",
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "attn_implementation",
+    }
+)
+# Of the tokenizer's settings: what the library notes of itself.
+_IRRELEVANT_TO_TOKENS = frozenset(
+    {"name_or_path", "_name_or_path", "transformers_version", "is_local", "backend"}
+)
+
+# Vocabularies, merges and templates under all the names that tokenizers give them.
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "*merges*",
+    "special_tokens_map*",
+    "added_tokens*",
+    "normalizer.json",
+    "encoder.json",
+    "dict.txt",
+    "tekken.json",
+    "chat_template*",
+    "*.model",
+    "*.spm",
+    "*.bpe",
+    "*.codes",
+    "*.tiktoken",
+)
+
+
+@dataclass(frozen=True)
+class ModelDigests:
+    """What a model's answers depend on; two models of equal digests say the same.
+
+    Attributes:
+        weights: of the weights, after what it is of: `safetensors:`, `gguf:`, `synthetic:` ....
+        config: of the model's and the generation settings, but for those that change nothing that is said.
+        tokenizer: of the tokenizer's files.
+    """
+
+    weights: str
+    config: str
+    tokenizer: str
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The digests under the names that they are tracked by."""
+        return {
+            "weights_digest": self.weights,
+            "config_digest": self.config,
+            "tokenizer_digest": self.tokenizer,
+        }
+
+
+def model_digests(folder: Path) -> ModelDigests:
+    """Return the digests of a model folder."""
+    return ModelDigests(folder_digest(folder), config_digest(folder), tokenizer_digest(folder))
+
+
+def config_digest(folder: Path) -> str:
+    """Return a digest of `config.json` and `generation_config.json`, or `NO_FILES`.
+
+    The order of keys, the dtype that weights are stored in, the name and the version of whoever wrote them do not
+    count, and rotary settings count alike in transformers 4's spelling and in 5's.
+    """
+    found = {name: _settings(folder / name) for name in (_CONFIG, _GENERATION) if (folder / name).is_file()}
+    return _sha256(found) if found else NO_FILES
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """Return a digest of the tokenizer's files, or `NO_FILES`."""
+    names = {path.name for pattern in _TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()}
+    found = {name: file_digest(folder / name) for name in names - {_TOKENIZER}}
+    if _TOKENIZER in names:
+        settings = _read(folder / _TOKENIZER)
+        if isinstance(settings, dict):
+            settings = _without(portable_tokenizer(settings), _IRRELEVANT_TO_TOKENS)
+        found[_TOKENIZER] = _sha256(settings)
+    return _sha256(found) if found else NO_FILES
+
+
+def _settings(path: Path) -> Any:
+    content = _read(path)
+    return _without(_one_spelling(content), _IRRELEVANT) if isinstance(content, dict) else content
+
+
+def _one_spelling(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config's content with rotary settings, its own and those of its parts, in version 4's spelling."""
+    config = {
+        name: _one_spelling(value) if isinstance(value, dict) else value for name, value in config.items()
+    }
+    portable = portable_rope(config)
+    if portable is not config:
+        portable = _without(portable, frozenset({"rope_parameters"}))
+    scaling = portable.get("rope_scaling")
+    if scaling is None:
+        return _without(portable, frozenset({"rope_scaling"}))
+    if isinstance(scaling, dict) and "type" in scaling:
+        scaling = {"rope_type": scaling["type"], **_without(scaling, frozenset({"type"}))}
+        return {**portable, "rope_scaling": scaling}
+    return portable
+
+
+def _read(path: Path) -> Any:
+    """Return the content of a JSON file; of one that is none, its digest."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        return sha256_of(path)
+
+
+def _without(settings: dict[str, Any], names: frozenset[str]) -> dict[str, Any]:
+    return {
+        name: _without(value, names) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name not in names
+    }
+
+
+def _sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def weight_files(folder: Path) -> tuple[str, list[Path]]:

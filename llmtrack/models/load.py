@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import gguf, hub, packaged, synthetic
 from llmtrack.models.cache import read_manifest
-from llmtrack.models.digests import folder_digest, weight_files
+from llmtrack.models.digests import ModelDigests, model_digests, weight_files
 from llmtrack.models.reasons import one_line
 from llmtrack.models.source import ModelSource, missing_path, parse_candidates
 
@@ -32,7 +32,7 @@ class LoadedModel:
         tokenizer: the tokenizer that belongs to it.
         model_id: the candidate that was loaded, as it was written.
         revision: commit of a hub model, otherwise None.
-        weights_digest: sha256 of the weights, after what it is of: `safetensors:`, `gguf:`, `synthetic:` ....
+        digests: of everything that changes what it says.
         load_time_s: seconds to read the weights and the tokenizer, without fetching or converting them.
         file_size_bytes: bytes of the weights' files; None where there are none.
         facts: what is known of the model and is tracked.
@@ -43,7 +43,7 @@ class LoadedModel:
     tokenizer: PreTrainedTokenizerBase
     model_id: str
     revision: str | None
-    weights_digest: str
+    digests: ModelDigests
     load_time_s: float = 0.0
     file_size_bytes: int | None = None
     facts: dict[str, str | int | float | bool] = field(default_factory=dict)
@@ -58,14 +58,14 @@ class ModelIdentity:
         source: the candidate that was chosen.
         folder: folder of its files; None for a synthetic one.
         revision: commit of a hub model, otherwise None.
-        weights_digest: as `LoadedModel` has it.
+        digests: as `LoadedModel` has them.
         warnings: findings in words.
     """
 
     source: ModelSource
     folder: Path | None
     revision: str | None
-    weights_digest: str
+    digests: ModelDigests
     warnings: tuple[str, ...] = ()
 
 
@@ -87,15 +87,16 @@ def _identify(source: ModelSource, revision: str | None) -> ModelIdentity:
         raise ModelLoadError(problem)
     folder, commit = _folder_of(source, revision)
     if folder is None:
-        digest = synthetic.weights_digest(source.location, SEED, "cpu")
-        return ModelIdentity(source, None, None, digest, (RANDOM_WEIGHTS,))
-    return ModelIdentity(source, folder, commit, _digest(source, folder))
+        digests = synthetic.digests(source.location, SEED, "cpu")
+        return ModelIdentity(source, None, None, digests, (RANDOM_WEIGHTS,))
+    return ModelIdentity(source, folder, commit, _digests(source, folder))
 
 
-def _digest(source: ModelSource, folder: Path) -> str:
+def _digests(source: ModelSource, folder: Path) -> ModelDigests:
+    found = model_digests(folder)
     if source.kind in ("gguf", "packaged"):
-        return f"gguf:{read_manifest(folder)['gguf_sha256']}"
-    return folder_digest(folder)
+        return replace(found, weights=f"gguf:{read_manifest(folder)['gguf_sha256']}")
+    return found
 
 
 def load_model(spec: str, *, device: str, dtype: torch.dtype, revision: str | None = None) -> LoadedModel:
@@ -143,14 +144,14 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
     start = time.perf_counter()
     if folder is None:
         model, tokenizer = synthetic.build(source.location, device=device, dtype=dtype, seed=SEED)
-        digest, weights = synthetic.weights_digest(source.location, SEED, device), "random"
+        digests, weights = synthetic.digests(source.location, SEED, device), "random"
         seconds = time.perf_counter() - start
         warnings.append(RANDOM_WEIGHTS)
     else:
         model, tokenizer = load_folder(folder, device=device, dtype=dtype)
         seconds = time.perf_counter() - start
         weights = weight_files(folder)[0]
-        digest = _digest(source, folder)
+        digests = _digests(source, folder)
         if weights == "pickle":
             warnings.append("the weights are a pickle file, read with weights_only: prefer safetensors")
     clean_generation(model, tokenizer)
@@ -159,7 +160,7 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
         tokenizer=tokenizer,
         model_id=source.spec,
         revision=commit,
-        weights_digest=digest,
+        digests=digests,
         load_time_s=seconds,
         file_size_bytes=None
         if folder is None

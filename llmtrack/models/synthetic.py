@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.models import bytelevel
+from llmtrack.models.digests import ModelDigests
 
 if TYPE_CHECKING:
     import torch
@@ -105,14 +106,21 @@ def build(
     return model.eval(), tokenizer
 
 
-def weights_digest(name: str, seed: int, device: str) -> str:
-    """Return `synthetic:sha256` of what the random weights depend on; they are never hashed themselves."""
-    import torch
-
+def digests(name: str, seed: int, device: str) -> ModelDigests:
+    """Return `synthetic:sha256` of what weights, config and tokenizer depend on; they are never hashed themselves."""
     from llmtrack.compat import TRANSFORMERS_MAJOR
 
-    parts = [name, PRESETS[name], seed, torch.device(device).type, WEIGHTS_VERSION, TRANSFORMERS_MAJOR]
-    return f"synthetic:{hashlib.sha256(repr(parts).encode()).hexdigest()}"
+    kind, _, _ = device.partition(":")
+    shape = _digest(name, PRESETS[name])
+    return ModelDigests(
+        weights=_digest(name, PRESETS[name], seed, kind, WEIGHTS_VERSION, TRANSFORMERS_MAJOR),
+        config=shape,
+        tokenizer=shape,
+    )
+
+
+def _digest(*parts: object) -> str:
+    return f"synthetic:{hashlib.sha256(repr(list(parts)).encode()).hexdigest()}"
 
 
 def build_tokenizer(preset: Preset) -> PreTrainedTokenizerFast:

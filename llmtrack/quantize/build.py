@@ -11,7 +11,7 @@ import multiprocessing
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
@@ -21,10 +21,11 @@ from typing import Any
 from llmtrack.engines.onnx_session import MODEL_FILE
 from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
 from llmtrack.models.cache import MANIFEST, build_once, read_manifest
+from llmtrack.models.digests import ModelDigests
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.reasons import one_line
 from llmtrack.quantize.available import INSTALL_ONNX, installed_version, missing_modules
-from llmtrack.quantize.recipe import NONE, Job, find_recipe
+from llmtrack.quantize.recipe import NONE, Job, Recipe, find_recipe
 from llmtrack.scenario import Scalar, Variant, digest
 
 logger = logging.getLogger("llmtrack.quantize")
@@ -32,13 +33,22 @@ logger = logging.getLogger("llmtrack.quantize")
 CALIBRATION = "pydoc"
 """The calibration text where none is named: the corpus that experiments do not score by default."""
 
-EXPORT_VERSION = 2
+EXPORT_VERSION = 3
 """Raised when an export's result changes, so that cached ones are made anew."""
 
 EXPORT_FACTS = ("parity_max_difference", "parity_max_share", "parity_top1_agreement", "onnx_attention")
 """What the manifest of an export, and of all that is made from it, says of how it compares with PyTorch."""
 
-_PACKAGES = ("optimum-onnx", "onnx", "onnxruntime", "torch", "transformers")
+_PACKAGES = (
+    "optimum",
+    "optimum-onnx",
+    "onnx",
+    "onnx_ir",
+    "onnxruntime",
+    "tokenizers",
+    "torch",
+    "transformers",
+)
 _SPARE_BYTES = 64 * 2**20
 
 
@@ -53,8 +63,7 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
     """
     require_onnx(variant.quantization)
     name = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(identity.source.location).name)[:60]
-    made_by = {package: installed_version(package) for package in _PACKAGES}
-    key = digest([identity.weights_digest, EXPORT_VERSION, made_by])
+    key = export_key(identity.digests)
     spec, revision = identity.source.spec, variant.revision if identity.source.kind == "hub" else None
 
     def export_apart(folder: Path) -> dict[str, Any]:
@@ -67,7 +76,7 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
     options = recipe.settled(variant.options)
     corpus = str(variant.option("calibration", CALIBRATION)) if recipe.calibrated else NONE
     text = _corpus_digest(corpus) if recipe.calibrated else NONE
-    key = digest([key, recipe.name, recipe.version, options, text])
+    key = quantized_key(key, recipe, options, text)
 
     def quantize_apart(folder: Path) -> dict[str, Any]:
         return _apart(
@@ -83,6 +92,24 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
         )
 
     return build_once(f"{name}-onnx-{recipe.name}-{key}", quantize_apart)
+
+
+def export_key(digests: ModelDigests) -> str:
+    """Return what tells an export from every other one: all that the model's answers depend on, and what makes it."""
+    made_by = {package: installed_version(package) for package in _PACKAGES}
+    return digest([digests.tags, EXPORT_VERSION, made_by])
+
+
+def quantized_key(exported: str, recipe: Recipe, options: Mapping[str, Scalar], text: str) -> str:
+    """Return what tells a quantized model from every other one.
+
+    Args:
+        exported: key of the export that it is made from.
+        recipe: how it is made.
+        options: the recipe's, defaults included.
+        text: digest of the calibration text, or `NONE`.
+    """
+    return digest([exported, recipe.name, recipe.version, dict(options), text])
 
 
 def require_onnx(quantization: str) -> None:

@@ -27,6 +27,8 @@ FACTS = (
     ("model", "model_id", "{}"),
     ("revision", "env.revision", "{}"),
     ("weights digest", "env.weights_digest", "{}"),
+    ("config digest", "env.config_digest", "{}"),
+    ("tokenizer digest", "env.tokenizer_digest", "{}"),
     ("architecture", "architecture", "{}"),
     ("backend", "backend", "{}"),
     ("device", "device", "{}"),

@@ -536,7 +536,7 @@ def render_markdown() -> str:
         "run` logs the raw ones. A fact that is not in this table is tracked under its own name.",
         "## Tags",
         _table(("tag", "meaning"), tag_rows),
-        f"Facts about the machine, the versions and the model's origin (weights digest) are tags "
+        f"Facts about the machine, the versions and the model's origin (`weights_digest`, `config_digest`, `tokenizer_digest`) are tags "
         f"`{ENV_TAG_PREFIX}KEY`. An alias that was given by `llmtrack alias` is a tag `{ALIAS_PREFIX}NAME`, its value "
         "the time in nanoseconds.",
     ]

@@ -77,7 +77,7 @@ def load(path):
 def test_a_gguf_file_becomes_an_ordinary_model_once(tmp_path, monkeypatch):
     path = write_gguf(tmp_path / "my model.gguf")
     loaded = load(path)
-    assert loaded.weights_digest.startswith("gguf:")
+    assert loaded.digests.weights.startswith("gguf:")
     assert loaded.facts["weights_format"] == "safetensors"
     assert loaded.model.config.max_position_embeddings == 256
     expected = 50000.0 ** -(torch.arange(0, 32, 2) / 32)
@@ -86,7 +86,7 @@ def test_a_gguf_file_becomes_an_ordinary_model_once(tmp_path, monkeypatch):
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (BEGIN, END, PAD)
     monkeypatch.setattr(gguf, "convert", lambda *_: pytest.fail("converted again"))
     again = load(path)
-    assert again.weights_digest == loaded.weights_digest
+    assert again.digests.weights == loaded.digests.weights
     ids = torch.tensor([[1, 2, 3]])
     torch.testing.assert_close(again.model(ids).logits, loaded.model(ids).logits)
 
@@ -152,7 +152,7 @@ def test_two_processes_convert_a_file_once(tmp_path):
     path = write_gguf(tmp_path / "x.gguf")
     code = (
         "import torch, sys; from llmtrack.models.load import load_model; "
-        "print(load_model(sys.argv[1], device='cpu', dtype=torch.float32).weights_digest)"
+        "print(load_model(sys.argv[1], device='cpu', dtype=torch.float32).digests.weights)"
     )
     command = [sys.executable, "-c", code, str(path)]
     processes = [

@@ -35,7 +35,7 @@ def test_a_folder_loads_in_eval_mode_in_the_dtype(tiny_model_dir, dtype):
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {dtype}
     assert not loaded.model.training
     assert (loaded.model_id, loaded.revision) == (str(tiny_model_dir), None)
-    assert loaded.weights_digest.startswith("safetensors:")
+    assert loaded.digests.weights.startswith("safetensors:")
     assert loaded.facts["trust_remote_code"] is False
     assert loaded.facts["parameters"] == 1049728
     assert loaded.warnings == ()

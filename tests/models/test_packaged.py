@@ -52,7 +52,7 @@ def test_special_tokens_are_those_of_the_metadata(smollm2):
 
 
 def test_it_is_the_real_model(smollm2):
-    assert smollm2.weights_digest == f"gguf:{packaged.PACKAGED['smollm2'].gguf_sha256}"
+    assert smollm2.digests.weights == f"gguf:{packaged.PACKAGED['smollm2'].gguf_sha256}"
     assert smollm2.facts["parameters"] == 134515008
     assert {parameter.dtype for parameter in smollm2.model.parameters()} == {torch.bfloat16}
     inputs = smollm2.tokenizer("The capital of France is", return_tensors="pt")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import json
 import os
+import shutil
 
 import pytest
 
@@ -77,6 +80,97 @@ def test_without_the_extra_the_reason_and_the_remedy_are_said(transformers, why,
     assert 'torchao\'s (pip install "llmtrack[torchao]")' in line
     assert not available.available("onnx")
     assert available.available("torch")
+
+
+@pytest.fixture
+def entries(monkeypatch, tmp_path):
+    """Names of the cache entries that a variant asks for, without making them."""
+    monkeypatch.setattr(build, "require_onnx", lambda quantization: None)
+
+    def names(folder, quantization="none", **options):
+        asked = []
+        monkeypatch.setattr(build, "build_once", lambda name, make: asked.append(name) or tmp_path / name)
+        variant = Variant(
+            str(folder), backend="onnx", quantization=quantization, options=tuple(sorted(options.items()))
+        )
+        build.onnx_folder(variant, identify(str(folder)))
+        return asked
+
+    return names
+
+
+def set_json(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+CHANGES = {
+    "rope_theta": lambda at: set_json(
+        at / "config.json", rope_theta=77.0, rope_parameters={"rope_theta": 77.0}
+    ),
+    "norm": lambda at: set_json(at / "config.json", rms_norm_eps=0.1),
+    "end": lambda at: set_json(at / "generation_config.json", eos_token_id=9),
+    "tokenizer": lambda at: set_json(at / "tokenizer.json", normalizer={"type": "Lowercase"}),
+    "tokenizer settings": lambda at: set_json(at / "tokenizer_config.json", add_bos_token=True),
+    "weights": lambda at: (
+        os.utime(at / "model.safetensors", ns=(1, 1)) or (at / "model.safetensors").write_bytes(b"other")
+    ),
+}
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8-weight-only", "int8-static"])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_whatever_changes_what_a_model_says_has_an_entry_of_its_own(
+    change, quantization, tiny_model_dir, tmp_path, entries
+):
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "one" / "model")
+    before = entries(folder, quantization)
+    assert entries(folder, quantization) == before
+    set_json(folder / "config.json", _name_or_path="elsewhere", transformers_version="9.9")
+    assert entries(folder, quantization) == before
+    change(folder)
+    assert not set(entries(folder, quantization)) & set(before)
+
+
+def test_a_folder_that_was_moved_has_the_same_entry(tiny_model_dir, tmp_path, entries):
+    moved = shutil.copytree(tiny_model_dir, tmp_path / "elsewhere" / tiny_model_dir.name)
+    assert entries(moved) == entries(tiny_model_dir)
+
+
+@pytest.mark.parametrize(
+    ("changes", "exported_too"),
+    [
+        ({"version": 99}, False),
+        ({"options": {"block_size": 128, "symmetric": True}}, False),
+        ({}, True),
+    ],
+    ids=["version", "default", "exporter"],
+)
+def test_another_version_default_or_exporter_makes_an_entry_anew(
+    changes, exported_too, tiny_model_dir, monkeypatch, entries
+):
+    before = entries(tiny_model_dir, "int8-weight-only")
+    recipe = dataclasses.replace(build.find_recipe("onnx", "int8-weight-only"), **changes)
+    monkeypatch.setattr(build, "find_recipe", lambda backend, name: recipe)
+    if exported_too:
+        monkeypatch.setattr(build, "installed_version", lambda package: "99")
+    after = entries(tiny_model_dir, "int8-weight-only")
+    assert after[1] != before[1]
+    assert (after[0] != before[0]) == exported_too
+
+
+def test_an_option_and_the_calibration_text_are_part_of_the_entry(tiny_model_dir, tmp_path, entries):
+    (tmp_path / "a.txt").write_text("some words")
+    (tmp_path / "b.txt").write_text("other words")
+    found = {
+        entries(tiny_model_dir, "int8-static", **options)[1]
+        for options in (
+            {},
+            {"calibration_tokens": 64},
+            {"calibration": str(tmp_path / "a.txt")},
+            {"calibration": str(tmp_path / "b.txt")},
+        )
+    }
+    assert len(found) == 4
 
 
 def test_a_recipe_of_another_backend_is_refused_before_anything_is_exported(onnx_cache):
