@@ -14,6 +14,7 @@ from functools import partial
 from itertools import chain, zip_longest
 
 from llmtrack.engines.base import Engine, Generated, GenerateRequest
+from llmtrack.measure.finite import check_finite
 from llmtrack.measure.metrics import GenerationTrace, derive, token_gaps_ms
 from llmtrack.measure.prompts import prompt_ids
 from llmtrack.measure.statistics import findings, should_stop, summarize, summarize_rate
@@ -136,12 +137,12 @@ def time_arms(
 
     Yields:
         Each arm's name with its timing as soon as it needs no further repeat, or with the exception that
-        ended it; the other arms go on.
+        ended it; the other arms go on. An arm whose logits are not finite ends after its first call.
     """
     repeats: dict[str, _Repeats] = {}
     for name, arm in arms.items():
         try:
-            repeats[name] = _Repeats(_warm_up(engine, arm, clock, partial(on_call, name, 0)))
+            repeats[name] = _warm_up(engine, arm, clock, partial(on_call, name, 0))
         except Exception as error:
             yield name, error
     while repeats:
@@ -160,8 +161,8 @@ def time_arms(
                 yield name, result
 
 
-def _warm_up(engine: Engine, arm: Arm, clock: Clock, on_call: Callable[[], None]) -> float | None:
-    """Make the uncounted calls; return the seconds of the last round of them, None if there was none.
+def _warm_up(engine: Engine, arm: Arm, clock: Clock, on_call: Callable[[], None]) -> _Repeats:
+    """Make the uncounted calls, and return what the counted ones are added to.
 
     They keep to the cap on time, too: no further round starts that would end beyond it.
     """
@@ -171,7 +172,7 @@ def _warm_up(engine: Engine, arm: Arm, clock: Clock, on_call: Callable[[], None]
         rounds.add(engine, arm.requests, clock)
         if math.fsum(rounds.durations) + max(rounds.durations) > arm.policy.max_seconds:
             break
-    return rounds.durations[-1] if rounds.repeats else None
+    return _Repeats(rounds.durations[-1], rounds.warnings) if rounds.repeats else rounds
 
 
 def trace_generate(
@@ -199,10 +200,19 @@ def _seconds(call: GenerationTrace) -> float:
 
 
 class _Repeats:
-    """The counted repeats of one arm so far: the calls of each, what they generated, and the peak memory."""
+    """The repeats of one arm so far: the calls of each, what they generated, and the peak memory.
 
-    def __init__(self, warmup_s: float | None = None) -> None:
+    The first call of an arm is also looked at: whether what it generated came from finite logits. Where there is a
+    warm-up, that is its first round.
+
+    Args:
+        warmup_s: seconds of the last round of the warm-up; None if there was none.
+        warnings: what the warm-up found, in words.
+    """
+
+    def __init__(self, warmup_s: float | None = None, warnings: tuple[str, ...] = ()) -> None:
         self.warmup_s = warmup_s
+        self.warnings = warnings
         self.repeats: list[tuple[GenerationTrace, ...]] = []
         self.outputs: list[tuple[tuple[int, ...], ...]] = []
         self.peaks: list[int] = []
@@ -219,6 +229,8 @@ class _Repeats:
         self.outputs.append(tuple(row for _, generated in done for row in generated.new_ids))
         if peak is not None:
             self.peaks.append(peak)
+        if self.warmup_s is None and len(self.repeats) == 1:
+            self.warnings = check_finite(engine, requests, self.outputs[0])
 
     def timing(self, policy: RepeatPolicy) -> Timing:
         derived = [derive(*calls) for calls in self.repeats]
@@ -229,7 +241,7 @@ class _Repeats:
             name: (summarize_rate if name in RATES else summarize)(values) for name, values in samples.items()
         }
         gaps = [token_gaps_ms(call) for calls in self.repeats for call in calls]
-        warnings = findings(self.durations, policy)
+        warnings = self.warnings + findings(self.durations, policy)
         if any(output != self.outputs[0] for output in self.outputs):
             warnings += (
                 "the repeats generated different tokens although decoding is greedy: not deterministic",

@@ -10,6 +10,7 @@ import torch
 
 from llmtrack.engines.base import Engine
 from llmtrack.errors import ScenarioError
+from llmtrack.measure.finite import not_finite
 from llmtrack.quality.encoding import encode_text
 
 CHUNK_BYTES = 64 * 2**20
@@ -72,7 +73,7 @@ def compare_distributions(
         on_row: told how many tokens have been compared, after each text.
 
     Raises:
-        ScenarioError: the vocabularies differ, or no text has two tokens.
+        ScenarioError: the vocabularies differ, no text has two tokens, or logits are not finite.
     """
     if engine.info.vocab_size != reference.info.vocab_size:
         raise ScenarioError(
@@ -86,7 +87,7 @@ def compare_distributions(
         ids = encode_text(engine, text, bos_rule, keep=min(max_length, max_tokens - tokens + 1)).ids
         if len(ids) < 2:
             continue
-        sums += _row(engine.next_token_logits(ids[:-1]), reference.next_token_logits(ids[:-1]), ids)
+        sums += _row(_logits(engine, ids), _logits(reference, ids), ids)
         tokens += len(ids) - 1
         on_row(tokens)
         if tokens >= max_tokens:
@@ -95,6 +96,13 @@ def compare_distributions(
         raise ScenarioError("no text has two tokens, so there is nothing to compare", "unsupported")
     kl, agreeing, nll, reference_nll = (sums / tokens).tolist()
     return Drift(kl, agreeing, math.exp(min(nll - reference_nll, 700.0)), tokens)
+
+
+def _logits(engine: Engine, ids: Sequence[int]) -> torch.Tensor:
+    logits = engine.next_token_logits(ids[:-1])
+    if not torch.isfinite(torch.logsumexp(logits, dim=-1)).all():
+        raise not_finite(f"the logits of {engine.info.model_id} are", engine)
+    return logits
 
 
 def _row(logits: torch.Tensor, expected: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
@@ -106,7 +114,8 @@ def _row(logits: torch.Tensor, expected: torch.Tensor, ids: Sequence[int]) -> to
         part = slice(first, first + chunk)
         own = torch.log_softmax(logits[part].double(), dim=-1)
         theirs = torch.log_softmax(expected[part].double(), dim=-1)
-        sums[0] += (theirs.exp() * (theirs - own)).sum()
+        # What the reference rules out (-inf) adds nothing.
+        sums[0] += torch.where(theirs.isneginf(), 0.0, theirs.exp() * (theirs - own)).sum()
         sums[1] += (logits[part].argmax(-1) == expected[part].argmax(-1)).sum()
         at = targets[part, None]
         sums[2] -= own.gather(1, at).sum()

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from llmtrack.engines.base import Engine
 from llmtrack.engines.padding import pad_rows
 from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.measure.finite import not_finite
 from llmtrack.quality.bootstrap import gather_blocks, stderr_of_ratio
 from llmtrack.quality.encoding import Encoded, encode_text
 from llmtrack.quality.windows import Window, plan_windows
@@ -230,11 +231,7 @@ def _score_rows(
         row_sums, row_counts = engine.score(*inputs)
         total, tokens = float(row_sums.sum()), int(row_counts.sum())
         if not math.isfinite(total):
-            raise ScenarioError(
-                f"the loss of batch {number}/{len(loader)} is not finite in {engine.info.dtype_label}: "
-                "use dtype=float32 or bfloat16, or look for damaged weights",
-                "non_finite",
-            )
+            raise not_finite(f"the loss of batch {number}/{len(loader)} is", engine)
         sums += row_sums.tolist()
         losses.append(total / tokens)
         on_batch(Batch(number, len(loader), losses[-1], tokens))

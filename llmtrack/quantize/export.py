@@ -139,7 +139,11 @@ class Parity:
 
 
 def parity(loaded: LoadedModel, decoder: OnnxDecoder) -> Parity:
-    """Compare logits with PyTorch's: of a left-padded batch, and of a last token that is decoded from the cache."""
+    """Compare logits with PyTorch's: of a left-padded batch, and of a last token that is decoded from the cache.
+
+    Raises:
+        ScenarioError: PyTorch's are not finite; of kind `non_finite`.
+    """
     vocabulary = int(loaded.model.config.get_text_config().vocab_size)
     context = getattr(loaded.model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
     longest = min(_LONGEST, context)
@@ -150,10 +154,15 @@ def parity(loaded: LoadedModel, decoder: OnnxDecoder) -> Parity:
     inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": position_ids}
     with torch.inference_mode():
         expected = _forward(loaded.model, inputs)
+    real = mask.numpy().astype(bool)
+    if not np.isfinite(expected[real].max(axis=-1)).all():  # masked entries of a vocabulary may be -inf
+        raise ScenarioError(
+            f"the logits of {loaded.model_id} are not finite in float32: look for damaged weights",
+            "non_finite",
+        )
     whole, _ = decoder.run(ids.numpy(), mask.numpy())
     _, past = decoder.run(ids[:, :-1].numpy(), mask[:, :-1].numpy(), keep=1)
     last, _ = decoder.run(ids[:, -1:].numpy(), mask.numpy(), past, keep=1)
-    real = mask.numpy().astype(bool)
     difference = max(np.abs(whole - expected)[real].max(), np.abs(last[:, -1] - expected[:, -1]).max())
     agreement = (whole.argmax(axis=-1) == expected.argmax(axis=-1))[real].mean()
     share = difference / np.abs(expected[real]).max()

@@ -13,8 +13,9 @@ from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.drift import Drift, compare_distributions
 from llmtrack.quality.perplexity import Batch, Quality, score_documents, score_rolling
 from llmtrack.run.events import Log, Progress
-from llmtrack.run.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
+from llmtrack.run.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_kind, failure_of
 from llmtrack.scenario import (
+    Failure,
     Measurement,
     PerplexityTask,
     QualityCheck,
@@ -75,10 +76,11 @@ def with_quality(
     load: Callable[[Variant], Engine],
     emit: Emit,
     clock: Clock,
-) -> Measurement:
+) -> Measurement | Failure:
     """Return a timed measurement with the quality of the same engine beside its speed.
 
-    What cannot be scored leaves a warning: the speed that was measured is kept.
+    What cannot be scored leaves a warning: the speed that was measured is kept. A model whose loss is not finite
+    computes no numbers, and its speed is worth nothing: that is a failure.
 
     Args:
         timed: what was measured.
@@ -92,6 +94,8 @@ def with_quality(
     try:
         scored = _scored(name, check.perplexity, engine, emit, clock)
     except Exception as error:
+        if failure_kind(error) == "non_finite":
+            return failure_of(timed.scenario, error, timed.started_at, engine)
         reason = f"its quality could not be scored: {' '.join(str(error).split())}"
         return replace(timed, warnings=(*timed.warnings, reason), ended_at=time.time())
     drift, found = _drift(name, check, scored.corpus, engine, load, timed.scenario.variant, emit)

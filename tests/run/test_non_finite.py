@@ -1,0 +1,70 @@
+"""A model whose logits are no numbers ends as a failure of its own kind, timed or scored."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from llmtrack.engines.pytorch import TorchEngine
+from llmtrack.errors import ScenarioError
+from llmtrack.models import synthetic
+from llmtrack.models.load import LoadedModel
+from llmtrack.run.measuring import EngineCache, measure_group
+from llmtrack.scenario import Failure, Measurement, PerplexityTask, QualityCheck, RepeatPolicy, Scenario
+from tests.engines.models import bigram_engine, chain
+from tests.run.scenarios import MODEL, generating, scoring
+
+pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+
+
+def broken(change) -> TorchEngine:
+    """A small Llama of which `change` spoils a tensor."""
+    model, tokenizer = synthetic.build("tiny", device="cpu", dtype=torch.float32)
+    with torch.no_grad():
+        change(model)
+    return TorchEngine(model, tokenizer)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda model: model.model.layers[2].mlp.down_proj.weight.fill_(math.nan),
+        lambda model: model.model.layers[0].self_attn.v_proj.weight[0].fill_(math.inf),
+        lambda model: model.model.norm.weight[3].fill_(math.nan),
+        lambda model: model.model.layers[1].mlp.up_proj.weight.fill_(1e38),
+    ],
+    ids=["layer", "row of a matrix", "one scale", "overflow"],
+)
+def test_spoiled_weights_fail_a_timed_run_and_a_scored_one(spoil):
+    events = []
+    engines = EngineCache(lambda variant: broken(spoil))
+    measure_group([generating("timed"), scoring("scored", max_length=16)], engines, events.append)
+    outcomes = [event for event in events if isinstance(event, (Failure, Measurement))]
+    assert [(type(each), each.kind) for each in outcomes] == [(Failure, "non_finite")] * 2
+
+
+def test_an_export_of_a_model_that_is_not_finite_is_refused_by_what_it_is():
+    """The export's parity reads the model's own logits first; what rounds or quantizes them cannot be blamed."""
+    parity = pytest.importorskip("llmtrack.quantize.export", reason="needs the onnx extra").parity
+    engine = broken(lambda model: model.model.norm.weight.fill_(math.nan))
+    loaded = LoadedModel(engine.model, engine.tokenizer, "spoiled", None, "none:")
+    with pytest.raises(ScenarioError, match="the logits of spoiled are not finite") as caught:
+        parity(loaded, None)
+    assert caught.value.kind == "non_finite"
+
+
+def test_a_loss_that_is_not_finite_beside_a_timing_is_a_failure():
+    """The prompt never touches the token whose row is spoiled; the corpus does."""
+    table = chain((ord("a"), ord("a")), size=512)
+    table[ord("e")] = math.nan
+    check = QualityCheck(PerplexityTask(corpus="builtin", max_length=16))
+    scenario = Scenario(
+        "one", MODEL, generating("one", prompts=("aa",)).task, RepeatPolicy(1, 1, 0, 1), quality=check
+    )
+    events = []
+    measure_group([scenario], EngineCache(lambda variant: bigram_engine(table)), events.append)
+    (done,) = (event for event in events if isinstance(event, (Failure, Measurement)))
+    assert isinstance(done, Failure)
+    assert done.kind == "non_finite"
