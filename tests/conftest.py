@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hypothesis import settings
 
 # Before torch is imported anywhere: the models are so small that threads only cost, and other tests run beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A deadline would fail a property on a machine that other programs keep busy.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
