@@ -18,14 +18,18 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 
+HANG_S = 3600
+"""When something is taken to hang: no machine is so slow, and no test is about speed."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest tests first, so that no worker is left alone with one of them at the end."""
 
-    def minutes(item: pytest.Item) -> float:
-        marker = item.get_closest_marker("timeout")
-        return marker.args[0] if marker else 0.0
+    def seconds(item: pytest.Item) -> float:
+        marker = item.get_closest_marker("slow")
+        return float(marker.args[0] if marker and marker.args else marker is not None)
 
-    items.sort(key=lambda item: (item.get_closest_marker("e2e") is None, -minutes(item)))
+    items.sort(key=lambda item: -seconds(item))
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:

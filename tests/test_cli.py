@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 from llmtrack.cli import main
 from llmtrack.tracking.tracker import Tracker
+from tests.conftest import HANG_S
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
     said,
@@ -36,7 +37,7 @@ def run(*arguments: str, code: int = 0):
 def fresh(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "llmtrack", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_S)
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_a_folder_without_runs_is_said_in_a_line_and_left_empty(tmp_path, comman
         text=True,
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        timeout=120,
+        timeout=HANG_S,
     )
     assert done.returncode == 2
     assert len(done.stderr.strip().splitlines()) == 1

@@ -20,12 +20,12 @@ from click.testing import CliRunner
 from packaging.requirements import Requirement
 
 from llmtrack.cli import main as llmtrack_command
+from tests.conftest import HANG_S
 from tests.docs.blocks import ROOT
 from tests.docs.substitutions import EXIT_CODES, PARAMETERS, WHERE_GIVEN, WORDS
 from tests.tracking.conftest import free_port
 
 ENTRY_POINTS = yaml.safe_load((ROOT / "MLproject").read_text(encoding="utf-8"))["entry_points"]
-SERVER_START_S = 180
 
 
 def run(command: str) -> None:
@@ -142,7 +142,7 @@ def mlflow_server(words: list[str]) -> None:
 
 def wait_until_healthy(url: str, process: subprocess.Popen[bytes]) -> None:
     """Wait until a server answers."""
-    deadline = time.monotonic() + SERVER_START_S
+    deadline = time.monotonic() + HANG_S
     while process.poll() is None and time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(url, timeout=2):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import made_once
+from tests.conftest import HANG_S, made_once
 
 PROJECT = Path(__file__).parents[2]
 
@@ -72,14 +72,14 @@ def mlflow_run(checkout, environment, elsewhere) -> MlflowRun:
     """Run an entry point by `mlflow run`, from another working directory."""
 
     def run(
-        entry_point: str, uri: str | None = None, *, limit_s: float = 500, **parameters: object
+        entry_point: str, uri: str | None = None, **parameters: object
     ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "mlflow", "run", uri or str(checkout), "-e", entry_point]
         command += ["--env-manager", "local", "--experiment-name", "tested"]
         for name, value in parameters.items():
             command += ["-P", f"{name}={value}"]
         return subprocess.run(
-            command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=limit_s
+            command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=HANG_S
         )
 
     return run

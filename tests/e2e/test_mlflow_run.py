@@ -10,7 +10,9 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.e2e
+from tests.conftest import HANG_S
+
+pytestmark = pytest.mark.slow(15)
 
 QUICK = {"max_new_tokens": 4, "min_repeats": 2, "min_seconds": 0, "max_seconds": 1}
 TINY = {"model": "synthetic:tiny", **QUICK}
@@ -221,7 +223,7 @@ def test_a_signal_leaves_no_run_running(checkout, environment, elsewhere, tracke
             break
     time.sleep(1)
     running.send_signal(number)
-    output, _ = running.communicate(timeout=60)
+    output, _ = running.communicate(timeout=HANG_S)
     assert running.returncode == {signal.SIGTERM: 143, signal.SIGINT: 130}[number], output
     assert "Traceback" not in output
     study = study_of(tracked, "prompt_length")
@@ -249,7 +251,7 @@ def test_an_unreachable_server_loses_nothing(checkout, environment, elsewhere):
             checkout, environment, elsewhere, "experiments.baseline", *quick,
             MLFLOW_TRACKING_URI=server, LLMTRACK_SPOOL=str(spool),
         )  # fmt: skip
-        output, _ = running.communicate(timeout=300)
+        output, _ = running.communicate(timeout=HANG_S)
     assert running.returncode == 0, output
     assert "llmtrack sync" in output
     command = [sys.executable, "-m", "llmtrack", "sync", "--spool", str(spool), "--tracking-uri"]
@@ -258,7 +260,7 @@ def test_an_unreachable_server_loses_nothing(checkout, environment, elsewhere):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     assert sent.returncode == 0, sent.stderr
     assert "2 sent, 0 still kept" in sent.stdout
@@ -277,7 +279,7 @@ def test_a_usage_error_is_one_line_and_exit_code_2(checkout, environment, elsewh
     running = start(
         checkout, environment, elsewhere, "experiments.baseline", "--model", "synthetic:tiny", option, value
     )
-    output, _ = running.communicate(timeout=120)
+    output, _ = running.communicate(timeout=HANG_S)
     assert running.returncode == 2, output
     assert says in output
     assert "Traceback" not in output

@@ -11,7 +11,7 @@ from llmtrack.quantize.available import available
 from tests.e2e.test_mlflow_run import QUICK, TINY, ok, study_of
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.slow(15),
     pytest.mark.skipif(
         not available("onnx", "any"), reason="the onnx extra is not installed: the rest works without it"
     ),
@@ -21,11 +21,11 @@ pytestmark = [
 BOUNDS = {"onnx-int8-weight-only": 1.01, "onnx-int8-dynamic": 1.03, "onnx-int8-static": 1.05}
 
 
-@pytest.mark.timeout(1100)
+@pytest.mark.slow(300)
 def test_recipes_keep_the_quality_of_the_real_model(mlflow_run, tracked, smollm2_spec):
     recipes = ",".join(name.replace("onnx-", "onnx/") for name in BOUNDS)
     parameters = {**QUICK, "recipes": recipes, "prompt_tokens": 64, "reference_tokens": 256}
-    output = ok(mlflow_run("quantization", limit_s=1000, model=smollm2_spec, **parameters))
+    output = ok(mlflow_run("quantization", model=smollm2_spec, **parameters))
     runs = tracked.runs().set_index("scenario")
     assert set(runs["status"]) == {"FINISHED"}
     base = runs.loc["torch-float32"]
@@ -61,9 +61,9 @@ def test_recipes_keep_the_quality_of_the_real_model(mlflow_run, tracked, smollm2
     assert "x decode" in table
 
 
-@pytest.mark.timeout(700)
+@pytest.mark.slow(60)
 def test_a_suite_focused_on_quantization(mlflow_run, tracked):
-    output = ok(mlflow_run("suite", limit_s=600, focus="quantization", quick="true", **TINY))
+    output = ok(mlflow_run("suite", focus="quantization", quick="true", **TINY))
     runs = tracked.runs()
     assert set(runs["experiment"]) == {
         "baseline", "quantization", "cache_padding", "batching", "perplexity", "edge_prompts"

@@ -8,6 +8,7 @@ import pytest
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import cache
 from llmtrack.models.digests import file_digest, folder_digest
+from tests.conftest import HANG_S
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +108,7 @@ print(build_once("x", build).name)
     processes = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
-    output = "".join(process.communicate(timeout=60)[0] for process in processes)
+    output = "".join(process.communicate(timeout=HANG_S)[0] for process in processes)
     assert output.split().count("built") == 1
     assert output.split().count("x") == 2
 

@@ -9,6 +9,7 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.models import gguf
 from llmtrack.models.bytelevel import byte_symbols
 from llmtrack.models.load import load_model
+from tests.conftest import HANG_S
 
 WIDTH, INNER, LAYERS, HEADS = 64, 128, 2, 2
 SPECIALS = ["<|begin|>", "<|end|>", "<|pad|>", "<tool>"]
@@ -158,7 +159,7 @@ def test_two_processes_convert_a_file_once(tmp_path):
     processes = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
     ]
-    outputs = [process.communicate(timeout=300) for process in processes]
+    outputs = [process.communicate(timeout=HANG_S) for process in processes]
     assert len({digest for digest, _ in outputs}) == 1
     assert all(digest.startswith("gguf:") for digest, _ in outputs)
     assert sum("converting" in log for _, log in outputs) == 1

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmtrack.tracking.query import runs, studies
+from tests.conftest import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -67,7 +68,7 @@ def test_measuring_needs_no_mlflow_and_tracking_no_framework(tmp_path, uri):
     assert subprocess.run(probe, env=blocked, capture_output=True).returncode != 0, "the border is closed"
     arguments = [*QUICK, "--tracking-uri", uri, "--experiments", "baseline"]
     process = command("experiments.suite", *arguments, path=[tmp_path / "forbid"], cwd=tmp_path)
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, output
     tracked = runs(tracking_uri=uri)
     assert set(tracked["scenario"]) == {"baseline"}
@@ -104,7 +105,7 @@ def test_a_terminated_command_leaves_nothing_running(tmp_path, uri):
             break
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    rest, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 143, "".join(lines) + rest
     assert "terminated: what was measured is tracked" in rest
     assert "Traceback" not in rest

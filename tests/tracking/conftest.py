@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from llmtrack.tracking.tracker import Tracker
-
-SERVER_START_S = 180
+from tests.conftest import HANG_S
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +66,7 @@ class Server:
             self._process = subprocess.Popen(
                 command, cwd=self.folder, env=environment, stdout=log, stderr=log, start_new_session=True
             )
-        deadline = time.monotonic() + SERVER_START_S
+        deadline = time.monotonic() + HANG_S
         while time.monotonic() < deadline:
             if self._answers():
                 return
@@ -112,7 +111,7 @@ class Forwarder:
     def up(self) -> None:
         code = FORWARD.format(port=self.port, target=self._target_port)
         self._process = subprocess.Popen([sys.executable, "-c", code])
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + HANG_S
         while time.monotonic() < deadline:
             try:
                 socket.create_connection(("127.0.0.1", self.port), timeout=1).close()

@@ -13,8 +13,6 @@ from llmtrack.tracking.query import runs, studies
 from llmtrack.tracking.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, measurement
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture
 def experiment() -> str:
