@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from llmtrack.measure.metrics import CacheGrowth
 from llmtrack.scenario import Scalar
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ class EngineInfo:
         device: `cpu` or `cuda:N`.
         dtype_label: dtype of the loaded parameters, with the reason where it is not the one asked for.
         model_size_bytes: bytes of the weights, tied ones counted once.
-        step_weight_bytes: bytes of the weights that one decode step reads.
-        kv_bytes_per_token: bytes of KV cache that one token of one row takes.
+        step_weight_bytes: bytes of the weights that one decode step of one row reads.
+        kv_bytes_per_token: bytes of KV cache that one token of one row takes, as long as no window is full.
         context_length: positions the model was made for, or None if unknown.
         vocab_size: width of the logits.
         load_time_s: seconds to load the weights, without fetching or converting them; None if unknown.
@@ -97,6 +98,9 @@ class EngineInfo:
         texts: artifacts to track beside each measurement, by file name: what a quantization left out, and why.
         series: values per step to track beside each measurement, by name.
         folder: local folder that holds all of the model and its tokenizer; empty where there is none.
+        kv_windows: (tokens, bytes per token) of the layers that keep at most so many tokens; their bytes are part of
+            `kv_bytes_per_token`.
+        state_bytes: bytes of a row's state that does not grow: of recurrent layers, and caches of a fixed size.
     """
 
     model_id: str
@@ -116,6 +120,13 @@ class EngineInfo:
     texts: Mapping[str, str] = field(default_factory=dict)
     series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     folder: str = ""
+    kv_windows: tuple[tuple[int, int], ...] = ()
+    state_bytes: int = 0
+
+    @property
+    def cache(self) -> CacheGrowth:
+        """Bytes of a row's state, by its tokens."""
+        return CacheGrowth(self.kv_bytes_per_token, self.kv_windows, self.state_bytes)
 
 
 class Engine(Protocol):

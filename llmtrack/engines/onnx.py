@@ -286,7 +286,8 @@ class OnnxEngine:
 def weight_sizes(path: Path) -> tuple[int, int]:
     """Return the bytes of all weights of a graph, and of those that one decode step reads.
 
-    Of a table that is only looked up in, a step reads a row.
+    Of a table that is only looked up in, a step reads a row. Tables of rotary angles follow from the config: like those
+    that PyTorch makes, they are no weights.
     """
     import onnx
 
@@ -297,7 +298,11 @@ def weight_sizes(path: Path) -> tuple[int, int]:
     for node in model.graph.node:
         for name in node.input:
             readers.setdefault(name, Counter())[node.op_type] += 1
-    sizes = {tensor.name: tensor_bytes(tensor) for tensor in model.graph.initializer}
+    sizes = {
+        tensor.name: tensor_bytes(tensor)
+        for tensor in model.graph.initializer
+        if set(readers.get(tensor.name, ())) != {"RotaryEmbedding"}
+    }
     tables = {name for name in sizes if set(readers.get(name, ())) <= {"Gather", "GatherBlockQuantized"}}
     return sum(sizes.values()), sum(size for name, size in sizes.items() if name not in tables)
 

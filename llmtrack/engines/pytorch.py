@@ -15,7 +15,9 @@ from llmtrack.engines import tokens
 from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.padding import pad_rows
 from llmtrack.engines.scoring import predicted, sum_nll
+from llmtrack.engines.step import Step, observe_step, stored_tensors
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
+from llmtrack.measure.metrics import CacheGrowth
 from llmtrack.models.load import load_model
 from llmtrack.quantize.recipe import NONE, find_recipe
 from llmtrack.scenario import Scalar, Variant
@@ -93,20 +95,23 @@ class TorchEngine:
         if not peak_is_resettable:
             warnings += ("peak memory is that of the whole process: this system cannot reset it",)
         dtype_name = parameter_dtype(model)
+        step, unseen = _step_of(model)
         self._info = EngineInfo(
             model_id=model_id or getattr(model.config, "_name_or_path", "") or type(model).__name__,
             device=str(self._device),
             dtype_label=dtype_label if dtype_name in dtype_label else dtype_name,
             model_size_bytes=_model_size_bytes(model),
-            step_weight_bytes=_step_weight_bytes(model),
-            kv_bytes_per_token=_kv_bytes_per_token(model),
+            step_weight_bytes=step.weight_bytes,
+            kv_bytes_per_token=step.cache.per_token,
+            kv_windows=step.cache.windows,
+            state_bytes=step.cache.constant,
             context_length=getattr(model.config.get_text_config(), "max_position_embeddings", None),
             vocab_size=int(model.config.get_text_config().vocab_size),
             load_time_s=load_time_s,
             file_size_bytes=file_size_bytes,
             facts=facts or {},
             tags=tags or {},
-            warnings=warnings + _emulation_warning(dtype_name, self._device),
+            warnings=warnings + unseen + _emulation_warning(dtype_name, self._device),
             special_tokens=tokens.special_tokens(tokenizer),
         )
 
@@ -274,8 +279,7 @@ class _StepStreamer(BaseStreamer):
 
 def _weight_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of tensors; those that share memory, as tied weights do, count once."""
-    unique = {tensor.data_ptr(): tensor for tensor in tensors}
-    return sum(tensor.numel() * tensor.element_size() for tensor in unique.values())
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in stored_tensors(tensors)}.values())
 
 
 def _model_size_bytes(model: torch.nn.Module) -> int:
@@ -283,22 +287,16 @@ def _model_size_bytes(model: torch.nn.Module) -> int:
     return _weight_bytes(each for each in model.state_dict().values() if isinstance(each, torch.Tensor))
 
 
-def _step_weight_bytes(model: Any) -> int:
-    """Bytes of the parameters that a decode step reads: of a lookup table, unless it is also the head, only a row."""
-    head = model.get_output_embeddings()
-    head_ptr = None if head is None else head.weight.data_ptr()
-    tables = {
-        module.weight.data_ptr() for module in model.modules() if isinstance(module, torch.nn.Embedding)
-    } - {head_ptr}
-    return _weight_bytes(each for each in model.parameters() if each.data_ptr() not in tables)
-
-
-def _kv_bytes_per_token(model: PreTrainedModel) -> int:
-    config = model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    element = next(model.parameters()).element_size()
-    return 2 * config.num_hidden_layers * heads * head_dim * element
+def _step_of(model: Any) -> tuple[Step, tuple[str, ...]]:
+    """Return what a decode step reads, and a warning where none could be run and it is an upper bound."""
+    try:
+        return observe_step(model), ()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        warning = (
+            f"no decode step could be tried ({reason}): its bytes are those of all weights, without a cache"
+        )
+        return Step(_weight_bytes(model.parameters()), CacheGrowth(0)), (warning,)
 
 
 def _emulation_warning(dtype_name: str, device: torch.device) -> tuple[str, ...]:

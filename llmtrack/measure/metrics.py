@@ -95,15 +95,45 @@ def token_gaps_ms(trace: GenerationTrace) -> tuple[float, ...]:
     return tuple(1000 * (after - before) for before, after in pairwise(readings))
 
 
-def decode_step_bytes(
-    step_weight_bytes: int, kv_bytes_per_token: int, prompt_tokens: tuple[int, ...], new_tokens: int
-) -> float:
-    """Return the bytes that a decode step must read: the weights once, and each row's KV cache.
+@dataclass(frozen=True)
+class CacheGrowth:
+    """Bytes of the state of one row, as a function of the tokens that it has seen.
 
-    The cache grows by a token a step, so the mean over the decode steps counts half of the new tokens.
+    Attributes:
+        per_token: bytes that a token takes, in all layers together, as long as no window is full.
+        windows: (tokens, bytes per token) of those layers that hold at most so many tokens.
+        constant: bytes that are there at any length: recurrent and convolution states, caches of a fixed size.
     """
-    cached_tokens = sum(prompt_tokens) + len(prompt_tokens) * new_tokens / 2
-    return step_weight_bytes + kv_bytes_per_token * cached_tokens
+
+    per_token: int
+    windows: tuple[tuple[int, int], ...] = ()
+    constant: int = 0
+
+    def bytes_at(self, tokens: int) -> int:
+        """Return the bytes that attention to so many tokens, or a step after them, reads."""
+        unbounded = self.per_token - sum(size for _, size in self.windows)
+        bounded = sum(size * min(tokens, window) for window, size in self.windows)
+        return self.constant + unbounded * tokens + bounded
+
+
+def decode_step_bytes(
+    step_weight_bytes: int, cache: CacheGrowth | int, prompt_tokens: tuple[int, ...], new_tokens: int
+) -> float:
+    """Return the bytes that a decode step must read: the weights once, and each row's cache.
+
+    The first token comes out of the prefill. The step of each other one reads the cache with its own token in it, so
+    the cache is read at lengths of prompt + 1 to prompt + new_tokens - 1; the mean over these steps is returned.
+
+    Args:
+        step_weight_bytes: bytes of the weights that a step reads.
+        cache: bytes of a row's cache by its length; a number: bytes per token.
+        prompt_tokens: tokens of each row's prompt.
+        new_tokens: new tokens of each row.
+    """
+    growth = CacheGrowth(cache) if isinstance(cache, int) else cache
+    steps = range(1, max(new_tokens, 2))
+    read = sum(growth.bytes_at(prompt + step) for prompt in prompt_tokens for step in steps)
+    return step_weight_bytes + read / len(steps)
 
 
 def memory_bandwidth_utilization(step_bytes: float, step_seconds: float, bandwidth: float) -> float:

@@ -150,7 +150,7 @@ def _bandwidth_metrics(
     step_bytes = fmean(
         decode_step_bytes(
             info.step_weight_bytes,
-            info.kv_bytes_per_token,
+            info.cache,
             tuple(len(row) for row in request.prompt_ids),
             request.max_new_tokens,
         )

@@ -60,7 +60,10 @@ def chain(*steps: tuple[int, int], size: int) -> torch.Tensor:
 
 
 def small(architecture: str, seed: int = 0, **settings: Any) -> TorchEngine:
-    """An engine of a named architecture: width 8, two layers, two heads of which one has keys, 600 tokens."""
+    """An engine of a named architecture: width 8, two layers, two heads of which one has keys, 600 tokens.
+
+    A setting of `...` is left to the architecture.
+    """
     sizes = {
         "vocab_size": 600,
         "hidden_size": 8,
@@ -74,7 +77,8 @@ def small(architecture: str, seed: int = 0, **settings: Any) -> TorchEngine:
         "eos_token_id": 257,
         "pad_token_id": 258,
     }
-    config = AutoConfig.for_model(architecture, **{**sizes, **settings})
+    given = {name: value for name, value in {**sizes, **settings}.items() if value is not ...}
+    config = AutoConfig.for_model(architecture, **given)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
