@@ -54,6 +54,7 @@ browser:
 docs: $(STAMP)
 	$(BIN)/python -m llmtrack.tracking.schema > docs/metrics.md
 	$(BIN)/python -m docs.commands > docs/commands.md
+	$(BIN)/python -m docs.project
 
 # torch names its CUDA packages itself, and a CPU build has none: they are not locked.
 lock: $(STAMP)

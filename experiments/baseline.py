@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import click
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import DEFAULT_PROMPT
-from llmtrack.experiment import Experiment, SeriesOf
+from llmtrack.experiment import Declaration, Experiment, SeriesOf
+from llmtrack.options import Option, tracked
 from llmtrack.report import reading as say
 from llmtrack.report.plots import measured, step_plot
-from llmtrack.run.main import run_experiment
-from llmtrack.run.settings import Settings, optional, shared_options
+from llmtrack.run.command import command
+from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+NAME, QUESTION = "baseline", "How fast is the model on this machine, as it comes?"
 
-def build(settings: Settings, prompt: str = DEFAULT_PROMPT) -> Experiment:
+
+@dataclass(frozen=True)
+class Config(EngineOptions, TimingOptions, RunOptions):
+    """What the experiment takes."""
+
+    prompt: Annotated[str | None, Option("Text to continue; none: one of ours.", min=1)] = None
+
+
+def build(config: Config) -> Experiment:
     """Return the experiment: one prompt, one scenario."""
-    task = GenerateTask((prompt,), max_new_tokens=settings.max_new_tokens)
+    prompt = config.prompt or DEFAULT_PROMPT
+    task = GenerateTask((prompt,), max_new_tokens=config.max_new_tokens)
     return Experiment(
-        name="baseline",
-        question="How fast is the model on this machine, as it comes?",
-        scenarios=(Scenario("baseline", settings.variant(), task, settings.repeat(), baseline=True),),
+        name=NAME,
+        question=QUESTION,
+        scenarios=(Scenario("baseline", config.variant(), task, config.repeat(), baseline=True),),
         plots=plots,
         reading=reading,
-        settings=settings.tracked(prompt=prompt),
+        settings=tracked(config, prompt=prompt),
         show_block=True,
     )
 
@@ -52,14 +62,9 @@ def reading(runs: pd.DataFrame) -> list[str]:
     return [say.speed(run), *say.phases(run), *say.bandwidth(run), *say.memory(run), *say.doubts(runs)]
 
 
-@click.command(help=__doc__)
-@shared_options
-@click.option("--prompt", default="none", show_default=True, help="Text to continue; none: one of ours.")
-def main(prompt: str, **shared: Any) -> None:
-    """Run the experiment from the command line."""
-    settings = Settings(**shared)
-    run_experiment(build(settings, optional(prompt) or DEFAULT_PROMPT), settings)
+DECLARED = Declaration(NAME, QUESTION, Config, build, position=1)
 
+main = command(DECLARED)
 
 if __name__ == "__main__":
     main()

@@ -2,56 +2,66 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import click
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from experiments.prompts import UNEQUAL_PROMPTS
-from llmtrack.experiment import Experiment, SeriesOf
+from llmtrack.experiment import Declaration, Experiment, SeriesOf
+from llmtrack.options import Option, tracked
 from llmtrack.report import reading as say
 from llmtrack.report.plots import line_plot, measured
 from llmtrack.report.table import intervals_overlap
-from llmtrack.run.main import run_experiment
-from llmtrack.run.settings import CommaList, Settings, shared_options
+from llmtrack.run.command import command
+from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-SIZES = (1, 2, 4, 8)
+NAME, QUESTION = (
+    "batching",
+    "Which batch size makes the most of this machine, and how long does a sample wait for it?",
+)
 
 
-def build(settings: Settings, sizes: tuple[int, ...] = SIZES) -> Experiment:
+@dataclass(frozen=True)
+class Config(EngineOptions, TimingOptions, RunOptions):
+    """What the experiment takes."""
+
+    sizes: Annotated[tuple[int, ...], Option("Batch sizes.", min=1)] = (1, 2, 4, 8)
+
+
+def build(config: Config) -> Experiment:
     """Return the experiment: the same list of prompts worked off in batches of each size.
 
     Every arm does the same work, so the list is as long as the largest batch and each prompt comes in it once
     per round of the texts; they differ in length, as real requests do.
     """
-    count = max(sizes)
+    count = max(config.sizes)
     prompts = tuple(UNEQUAL_PROMPTS[index % len(UNEQUAL_PROMPTS)] for index in range(count))
     return Experiment(
-        name="batching",
-        question="Which batch size makes the most of this machine, and how long does a sample wait for it?",
+        name=NAME,
+        question=QUESTION,
         scenarios=tuple(
             Scenario(
                 f"batch_{size}",
-                settings.variant(),
-                GenerateTask(prompts, max_new_tokens=settings.max_new_tokens, batch_size=size),
-                settings.repeat(),
-                baseline=size == sizes[0],
+                config.variant(),
+                GenerateTask(prompts, max_new_tokens=config.max_new_tokens, batch_size=size),
+                config.repeat(),
+                baseline=size == config.sizes[0],
             )
-            for size in sizes
+            for size in config.sizes
         ),
         plots=plots,
         reading=reading,
-        settings=settings.tracked(sizes=",".join(map(str, sizes)), prompts=count),
+        settings=tracked(config, prompts=count),
     )
 
 
 def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     """Draw throughput, what a sample costs, and what it waits, against the batch size."""
-    kept = {"x": "batch_size", "x_label": "batch size", "log_x": True}
+    kept: dict[str, Any] = {"x": "batch_size", "x_label": "batch size", "log_x": True}
     return {
         "tokens_per_sec": line_plot(
             runs, y="tokens_per_sec", title="Throughput of the whole list", y_label="tokens/s", **kept
@@ -105,20 +115,14 @@ def knee(done: pd.DataFrame) -> pd.Series:
     return best
 
 
-@click.command(help=__doc__)
-@shared_options
-@click.option(
-    "--sizes",
-    type=CommaList(click.IntRange(min=1)),
-    default=",".join(map(str, SIZES)),
-    show_default=True,
-    help="Batch sizes.",
-)
-def main(sizes: tuple[int, ...], **shared: Any) -> None:
-    """Run the experiment from the command line."""
-    settings = Settings(**shared)
-    run_experiment(build(settings, sizes), settings)
+def quick(config: Config) -> Config:
+    """Return less of the same."""
+    return replace(config, max_new_tokens=min(config.max_new_tokens, 8), sizes=(1, 4))
 
+
+DECLARED = Declaration(NAME, QUESTION, Config, build, position=4, quick=quick)
+
+main = command(DECLARED)
 
 if __name__ == "__main__":
     main()

@@ -2,61 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
-
-import click
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import DEFAULT_PROMPT, UNEQUAL_PROMPTS
-from llmtrack.experiment import Experiment, SeriesOf
+from llmtrack.experiment import Declaration, Experiment, SeriesOf
+from llmtrack.options import Option, tracked
 from llmtrack.report import reading as say
 from llmtrack.report.plots import bar_plot, line_plot, measured
-from llmtrack.run.main import run_experiment
-from llmtrack.run.settings import CommaList, Settings, shared_options
+from llmtrack.run.command import command
+from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-LENGTHS = (8, 16, 32)
-MULTIPLE = 64
+NAME, QUESTION = "cache_padding", "What does the KV cache save, and what does padding cost and change?"
 CACHES = (True, False)
 
 
-def build(settings: Settings, lengths: tuple[int, ...] = LENGTHS, multiple: int = MULTIPLE) -> Experiment:
+@dataclass(frozen=True)
+class Config(EngineOptions, TimingOptions, RunOptions):
+    """What the experiment takes."""
+
+    lengths: Annotated[tuple[int, ...], Option("Output lengths in tokens.", min=1)] = (8, 16, 32)
+    multiple: Annotated[int, Option("Pad one of the batches to a multiple of so many tokens.", min=2)] = 64
+
+
+def build(config: Config) -> Experiment:
     """Return the experiment: the cache on and off at several output lengths, and a batch padded in each way."""
     cache = [
         Scenario(
             f"cache_{'on' if use_cache else 'off'}_{length}",
-            settings.variant(),
+            config.variant(),
             GenerateTask((DEFAULT_PROMPT,), max_new_tokens=length, use_cache=use_cache),
-            settings.repeat(),
+            config.repeat(),
             baseline=use_cache,
         )
-        for length in lengths
+        for length in config.lengths
         for use_cache in CACHES
     ]
-    batch = GenerateTask(UNEQUAL_PROMPTS, max_new_tokens=settings.max_new_tokens, compare_unpadded=True)
+    batch = GenerateTask(UNEQUAL_PROMPTS, max_new_tokens=config.max_new_tokens, compare_unpadded=True)
     padding = {
         "pad_none": replace(batch, batch_size=1),
         "pad_left": replace(batch, padding_side="left"),
         "pad_right": replace(batch, padding_side="right"),
-        f"pad_left_to_{multiple}": replace(batch, padding_side="left", pad_to_multiple=multiple),
+        f"pad_left_to_{config.multiple}": replace(
+            batch, padding_side="left", pad_to_multiple=config.multiple
+        ),
     }
     return Experiment(
-        name="cache_padding",
-        question="What does the KV cache save, and what does padding cost and change?",
+        name=NAME,
+        question=QUESTION,
         scenarios=(
             *cache,
             *(
-                Scenario(name, settings.variant(), task, settings.repeat(), baseline=name == "pad_none")
+                Scenario(name, config.variant(), task, config.repeat(), baseline=name == "pad_none")
                 for name, task in padding.items()
             ),
         ),
         plots=plots,
         reading=reading,
-        settings=settings.tracked(lengths=",".join(map(str, lengths)), multiple=multiple),
+        settings=tracked(config),
     )
 
 
@@ -137,27 +145,14 @@ def _padding_lines(done: pd.DataFrame) -> list[str]:
     return lines
 
 
-@click.command(help=__doc__)
-@shared_options
-@click.option(
-    "--lengths",
-    type=CommaList(click.IntRange(min=1)),
-    default=",".join(map(str, LENGTHS)),
-    show_default=True,
-    help="Output lengths in tokens.",
-)
-@click.option(
-    "--multiple",
-    type=click.IntRange(min=2),
-    default=MULTIPLE,
-    show_default=True,
-    help="Pad one of the batches to a multiple of so many tokens.",
-)
-def main(lengths: tuple[int, ...], multiple: int, **shared: Any) -> None:
-    """Run the experiment from the command line."""
-    settings = Settings(**shared)
-    run_experiment(build(settings, lengths, multiple), settings)
+def quick(config: Config) -> Config:
+    """Return less of the same."""
+    return replace(config, max_new_tokens=min(config.max_new_tokens, 4), lengths=(4, 16))
 
+
+DECLARED = Declaration(NAME, QUESTION, Config, build, position=3, quick=quick)
+
+main = command(DECLARED)
 
 if __name__ == "__main__":
     main()

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import click
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT, DEFAULT_PROMPT
-from llmtrack.experiment import Experiment, SeriesOf
+from llmtrack.experiment import Declaration, Experiment, SeriesOf
+from llmtrack.options import Option, tracked
 from llmtrack.report import reading as say
 from llmtrack.report.outliers import outlier_lines, prefill_shares
 from llmtrack.report.plots import bar_plot, measured
-from llmtrack.run.main import run_experiment
-from llmtrack.run.settings import CommaList, Settings, optional, shared_options
+from llmtrack.run.command import command
+from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+NAME, QUESTION = "edge_prompts", "Do unusual prompts cost more, and does anything break?"
 ALL = "all"
-LONG_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -94,44 +92,49 @@ PROMPTS = (
 PROMPT_BY_NAME = {prompt.name: prompt for prompt in PROMPTS}
 
 
-def build(
-    settings: Settings, names: Sequence[str] = (ALL,), long_tokens: int | None = LONG_TOKENS
-) -> Experiment:
-    """Return the experiment: each prompt with all else equal; `plain` is the baseline.
+@dataclass(frozen=True)
+class Config(EngineOptions, TimingOptions, RunOptions):
+    """What the experiment takes."""
 
-    Args:
-        settings: what every experiment takes.
-        names: prompts to measure, or `all`.
-        long_tokens: tokens that the long prompts have at most; None: as many as the context has room for.
-    """
-    chosen = [prompt for prompt in PROMPTS if ALL in names or prompt.name in names]
+    prompts: Annotated[tuple[str, ...], Option("Prompts to measure.", choices=(ALL, *PROMPT_BY_NAME))] = (
+        ALL,
+    )
+    long_tokens: Annotated[
+        int | None,
+        Option("Tokens of the long prompts at most; none: as many as the context has room for.", min=1),
+    ] = 1024
+
+
+def build(config: Config) -> Experiment:
+    """Return the experiment: each prompt with all else equal; `plain` is the baseline."""
+    chosen = [prompt for prompt in PROMPTS if ALL in config.prompts or prompt.name in config.prompts]
     scenarios = tuple(
         Scenario(
             prompt.name,
-            settings.variant(),
+            config.variant(),
             GenerateTask(
                 (prompt.text,),
                 prompt_tokens=prompt.prompt_tokens,
-                max_new_tokens=settings.max_new_tokens,
+                max_new_tokens=config.max_new_tokens,
                 prompt_share=prompt.prompt_share,
-                max_prompt_tokens=None if prompt.prompt_share is None else long_tokens,
+                max_prompt_tokens=None if prompt.prompt_share is None else config.long_tokens,
                 empty_prompt="bos",
                 overlong_prompt="truncate",
             ),
-            settings.repeat(),
+            config.repeat(),
             baseline=prompt is chosen[0],
         )
         for prompt in chosen
     )
     return Experiment(
-        name="edge_prompts",
-        question="Do unusual prompts cost more, and does anything break?",
+        name=NAME,
+        question=QUESTION,
         scenarios=scenarios,
         plots=plots,
         reading=reading,
-        settings=settings.tracked(
-            prompts=",".join(prompt.name for prompt in chosen),
-            long_tokens="none" if long_tokens is None else long_tokens,
+        settings=tracked(
+            config,
+            prompts=tuple(prompt.name for prompt in chosen),
             **{f"prompt.{prompt.name}": _printable(prompt.text) for prompt in chosen},
         ),
     )
@@ -212,39 +215,23 @@ def _printable(text: str, width: int = 200) -> str:
     return escaped if len(escaped) <= width else escaped[: width - 1] + "…"
 
 
-class TokenCount(click.ParamType):
-    """A number of tokens from 1; `0` and `none` stand for no limit."""
-
-    name = "tokens"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """Return the number, or None for no limit."""
-        text = str(value).strip()
-        return None if optional(text) is None or text == "0" else click.IntRange(min=1)(text, param, ctx)
+def quick(config: Config) -> Config:
+    """Return less of the same."""
+    few = ("plain", "one_token", "empty", "very_long", "code", "emoji_combining")
+    return replace(config, max_new_tokens=min(config.max_new_tokens, 8), prompts=few, long_tokens=256)
 
 
-@click.command(help=__doc__)
-@shared_options
-@click.option(
-    "--prompts",
-    "names",
-    type=CommaList(click.Choice([ALL, *PROMPT_BY_NAME])),
-    default=ALL,
-    show_default=True,
-    help="Prompts to measure.",
+DECLARED = Declaration(
+    NAME,
+    QUESTION,
+    Config,
+    build,
+    position=5,
+    quick=quick,
+    more="Such as empty ones, ones beyond the context, emoji, control characters.",
 )
-@click.option(
-    "--long-tokens",
-    type=TokenCount(),
-    default=str(LONG_TOKENS),
-    show_default=True,
-    help="Tokens of the long prompts at most; none: as many as the context has room for.",
-)
-def main(names: tuple[str, ...], long_tokens: int | None, **shared: Any) -> None:
-    """Run the experiment from the command line."""
-    settings = Settings(**shared)
-    run_experiment(build(settings, names, long_tokens), settings)
 
+main = command(DECLARED)
 
 if __name__ == "__main__":
     main()

@@ -2,50 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
 
-import click
-
-from llmtrack.experiment import Experiment, SeriesOf
+from experiments import precision
+from llmtrack.devices import canonical_dtype
+from llmtrack.experiment import Declaration, Experiment, SeriesOf
+from llmtrack.options import Option, taken, tracked
 from llmtrack.report import reading as say
-from llmtrack.report.console import make_console
 from llmtrack.report.plots import measured, step_plot
-from llmtrack.run.main import exit_codes, run_experiment
-from llmtrack.run.settings import CommaList, Dtype, Settings, optional, shared_options
-from llmtrack.scenario import BOS_RULES, PROTOCOLS, PerplexityTask, Scenario
+from llmtrack.run.command import command
+from llmtrack.run.settings import EngineOptions, RunOptions
+from llmtrack.scenario import PerplexityTask, Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+NAME, QUESTION = "perplexity", "How well does the model predict a text?"
 
-def build(
-    settings: Settings, task: PerplexityTask = PerplexityTask(), dtypes: tuple[str, ...] = ()
-) -> Experiment:
-    """Return the experiment: one corpus scored in each precision (by default the settings' one)."""
-    dtypes = dtypes or (settings.dtype,)
+
+@dataclass(frozen=True)
+class Config(PerplexityTask, EngineOptions, RunOptions):
+    """What the experiment takes."""
+
+    dtypes: Annotated[
+        tuple[str, ...], Option("Precisions to compare; none: only dtype.", read=canonical_dtype)
+    ] = ()
+
+
+def build(config: Config) -> Experiment:
+    """Return the experiment: one corpus scored in each precision (by default in the one of `dtype`)."""
+    task = taken(PerplexityTask, config)
+    dtypes = config.dtypes or (config.dtype,)
     scenarios = tuple(
-        Scenario(f"perplexity_{dtype}", settings.variant(dtype=dtype), task, baseline=dtype == dtypes[0])
+        Scenario(f"perplexity_{dtype}", config.variant(dtype=dtype), task, baseline=dtype == dtypes[0])
         for dtype in dtypes
     )
     return Experiment(
-        name="perplexity",
-        question="How well does the model predict a text?",
+        name=NAME,
+        question=QUESTION,
         scenarios=scenarios,
         plots=plots,
         reading=reading,
-        settings=settings.tracked(
-            dtypes=",".join(dtypes),
-            corpus=task.corpus,
-            protocol=task.protocol,
-            max_length=task.max_length,
-            stride=task.window_stride,
-            bos_rule=task.bos_rule,
-            max_tokens=task.max_tokens,
-            batch_size=task.batch_size,
-            padding_side=task.padding_side,
-        ),
+        settings=tracked(config, dtypes=dtypes, stride=task.window_stride),
     )
 
 
@@ -106,67 +106,22 @@ def _extent(run: pd.Series) -> str:
     return f"{run['documents_scored']:.0f} documents"
 
 
-@click.command(help=__doc__)
-@shared_options
-@click.option(
-    "--corpus", default="builtin", show_default=True, help="builtin, pydoc, or a .txt or .jsonl file."
-)
-@click.option(
-    "--protocol",
-    type=click.Choice(PROTOCOLS),
-    default="documents",
-    show_default=True,
-    help="Each text on its own, or all as one stream.",
-)
-@click.option(
-    "--max-length",
-    type=click.IntRange(min=2),
-    default=512,
-    show_default=True,
-    help="Tokens of a document, or read in a window, at most.",
-)
-@click.option(
-    "--stride",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="rolling: new tokens of each window; 0: max-length.",
-)
-@click.option(
-    "--bos-rule",
-    type=click.Choice(BOS_RULES),
-    default="tokenizer",
-    show_default=True,
-    help="What is put before a text: what the tokenizer adds, the model's BOS or EOS, or nothing.",
-)
-@click.option(
-    "--max-tokens",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="rolling: tokens of the stream that are used at most; 0: all.",
-)
-@click.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    default=4,
-    show_default=True,
-    help="Documents or windows per batch.",
-)
-@click.option("--padding-side", type=click.Choice(["right", "left"]), default="right", show_default=True)
-@click.option(
-    "--dtypes", default="none", show_default=True, help="Precisions to compare; none: only --dtype."
-)
-@click.option("--verbose", type=bool, default=False, show_default=True, help="Print a line per batch.")
-def main(dtypes: str, **options: Any) -> None:
-    """Run the experiment from the command line."""
-    own = {field.name: options.pop(field.name) for field in fields(PerplexityTask)}
-    settings = Settings(**options)
-    chosen = CommaList(Dtype())(dtypes) if optional(dtypes) else ()
-    with exit_codes(make_console()):
-        experiment = build(settings, PerplexityTask(**own), chosen)
-    run_experiment(experiment, settings)
+def in_suite(config: Config) -> Config:
+    """Return a config for every precision that is timed, so that what its speed costs is known."""
+    return replace(config, dtypes=tuple(dict.fromkeys((config.dtype, *precision.Config.dtypes))))
 
+
+DECLARED = Declaration(
+    NAME,
+    QUESTION,
+    Config,
+    build,
+    position=7,
+    in_suite=in_suite,
+    quick=lambda config: replace(config, max_length=64),
+)
+
+main = command(DECLARED)
 
 if __name__ == "__main__":
     main()

@@ -2,44 +2,58 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import click
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import DEFAULT_PROMPT
-from llmtrack.experiment import Experiment, SeriesOf
+from llmtrack.devices import canonical_dtype
+from llmtrack.experiment import Declaration, Experiment, SeriesOf
+from llmtrack.options import Option, tracked
 from llmtrack.report import reading as say
 from llmtrack.report.plots import bar_plot, measured
-from llmtrack.run.main import run_experiment
-from llmtrack.run.settings import CommaList, Dtype, Settings, optional, shared_options
+from llmtrack.run.command import command
+from llmtrack.run.settings import BackendOption, ModelOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-DTYPES = ("float32", "float16", "bfloat16")
+NAME, QUESTION = "precision", "Which precision is fastest here, and does it still say the same?"
 
 
-def build(settings: Settings, dtypes: tuple[str, ...] = DTYPES, prompt: str = DEFAULT_PROMPT) -> Experiment:
+@dataclass(frozen=True)
+class Config(ModelOptions, BackendOption, TimingOptions, RunOptions):
+    """What the experiment takes."""
+
+    dtypes: Annotated[tuple[str, ...], Option("Precisions to compare.", read=canonical_dtype)] = (
+        "float32",
+        "float16",
+        "bfloat16",
+    )
+    prompt: Annotated[str | None, Option("Text to continue; none: one of ours.", min=1)] = None
+
+
+def build(config: Config) -> Experiment:
     """Return the experiment: one prompt in each precision; the first one is the baseline."""
+    prompt = config.prompt or DEFAULT_PROMPT
     scenarios = tuple(
         Scenario(
             dtype,
-            settings.variant(dtype=dtype),
-            GenerateTask((prompt,), max_new_tokens=settings.max_new_tokens),
-            settings.repeat(),
-            baseline=dtype == dtypes[0],
+            config.variant(dtype=dtype),
+            GenerateTask((prompt,), max_new_tokens=config.max_new_tokens),
+            config.repeat(),
+            baseline=dtype == config.dtypes[0],
         )
-        for dtype in dtypes
+        for dtype in config.dtypes
     )
     return Experiment(
-        name="precision",
-        question="Which precision is fastest here, and does it still say the same?",
+        name=NAME,
+        question=QUESTION,
         scenarios=scenarios,
         plots=plots,
         reading=reading,
-        settings=settings.tracked(dtypes=",".join(dtypes), prompt=prompt),
+        settings=tracked(config, prompt=prompt),
     )
 
 
@@ -57,7 +71,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
     done = measured(runs, "tokens_per_sec")
     if done.empty:
         return ["Nothing was measured."]
-    fastest = done.loc[done["tokens_per_sec"].idxmax()]
+    fastest = done.iloc[done["tokens_per_sec"].argmax()]
     lines = [f"Fastest: {fastest['dtype']} with {fastest['tokens_per_sec']:.2f} tokens/s."]
     base = done.iloc[0]
     for _, run in done.iloc[1:].iterrows():
@@ -75,21 +89,9 @@ def reading(runs: pd.DataFrame) -> list[str]:
     return lines + say.doubts(runs)
 
 
-@click.command(help=__doc__)
-@shared_options
-@click.option(
-    "--dtypes",
-    type=CommaList(Dtype()),
-    default=",".join(DTYPES),
-    show_default=True,
-    help="Precisions to compare.",
-)
-@click.option("--prompt", default="none", show_default=True, help="Text to continue; none: one of ours.")
-def main(dtypes: tuple[str, ...], prompt: str, **shared: Any) -> None:
-    """Run the experiment from the command line."""
-    settings = Settings(**shared)
-    run_experiment(build(settings, dtypes, optional(prompt) or DEFAULT_PROMPT), settings)
+DECLARED = Declaration(NAME, QUESTION, Config, build, position=6)
 
+main = command(DECLARED)
 
 if __name__ == "__main__":
     main()

@@ -2,50 +2,57 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import click
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from experiments.prompts import BASE_TEXT
-from llmtrack.experiment import Experiment, SeriesOf
+from llmtrack.experiment import Declaration, Experiment, SeriesOf
+from llmtrack.options import Option, tracked
 from llmtrack.report import reading as say
 from llmtrack.report.plots import line_plot, measured
-from llmtrack.run.main import run_experiment
-from llmtrack.run.settings import CommaList, Settings, shared_options
+from llmtrack.run.command import command
+from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-LENGTHS = (16, 64, 256)
+NAME, QUESTION = "prompt_length", "What does a longer prompt cost?"
 
 
-def build(settings: Settings, lengths: tuple[int, ...] = LENGTHS) -> Experiment:
+@dataclass(frozen=True)
+class Config(EngineOptions, TimingOptions, RunOptions):
+    """What the experiment takes."""
+
+    lengths: Annotated[tuple[int, ...], Option("Prompt lengths in tokens.", min=1)] = (16, 64, 256)
+
+
+def build(config: Config) -> Experiment:
     """Return the experiment: one text repeated to each length in tokens, all else equal."""
     scenarios = tuple(
         Scenario(
             f"prompt_{length}",
-            settings.variant(),
-            GenerateTask((BASE_TEXT,), prompt_tokens=length, max_new_tokens=settings.max_new_tokens),
-            settings.repeat(),
-            baseline=length == lengths[0],
+            config.variant(),
+            GenerateTask((BASE_TEXT,), prompt_tokens=length, max_new_tokens=config.max_new_tokens),
+            config.repeat(),
+            baseline=length == config.lengths[0],
         )
-        for length in lengths
+        for length in config.lengths
     )
     return Experiment(
-        name="prompt_length",
-        question="What does a longer prompt cost?",
+        name=NAME,
+        question=QUESTION,
         scenarios=scenarios,
         plots=plots,
         reading=reading,
-        settings=settings.tracked(lengths=",".join(map(str, lengths))),
+        settings=tracked(config),
     )
 
 
 def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     """Draw latency and throughput against the prompt's length."""
-    kept = {"x": "prompt_tokens_total", "x_label": "prompt tokens", "log_x": True}
+    kept: dict[str, Any] = {"x": "prompt_tokens_total", "x_label": "prompt tokens", "log_x": True}
     return {
         "latency": line_plot(
             runs, y="total_latency_s", title="Latency of the whole call", y_label="s", **kept
@@ -86,20 +93,11 @@ def reading(runs: pd.DataFrame) -> list[str]:
     return lines + say.doubts(runs)
 
 
-@click.command(help=__doc__)
-@shared_options
-@click.option(
-    "--lengths",
-    type=CommaList(click.IntRange(min=1)),
-    default=",".join(map(str, LENGTHS)),
-    show_default=True,
-    help="Prompt lengths in tokens.",
+DECLARED = Declaration(
+    NAME, QUESTION, Config, build, position=2, quick=lambda config: replace(config, lengths=(16, 128))
 )
-def main(lengths: tuple[int, ...], **shared: Any) -> None:
-    """Run the experiment from the command line."""
-    settings = Settings(**shared)
-    run_experiment(build(settings, lengths), settings)
 
+main = command(DECLARED)
 
 if __name__ == "__main__":
     main()

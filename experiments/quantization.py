@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT
 from llmtrack.errors import UsageError
-from llmtrack.experiment import Experiment, SeriesOf
+from llmtrack.experiment import Declaration, Experiment, SeriesOf
+from llmtrack.options import Checked, Option, tracked
 from llmtrack.quantize.available import available, why_missing
 from llmtrack.quantize.recipe import find_recipe, recipes
 from llmtrack.report import reading as say
-from llmtrack.report.console import make_console
 from llmtrack.report.plots import curves_plot, measured, scatter_plot
 from llmtrack.report.table import Focus
-from llmtrack.run.main import exit_codes, run_experiment
-from llmtrack.run.settings import CommaList, Settings, optional, shared_options
+from llmtrack.run.command import command
+from llmtrack.run.settings import ModelOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, PerplexityTask, QualityCheck, Scalar, Scenario, Variant
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+NAME = "quantization"
+QUESTION = "What does each quantization recipe win in speed and size, and what does it cost in quality?"
 ALL = "all"
 BASELINE = "torch/float32"
 PRECISIONS = ("float32", "bfloat16")
-PROMPT_TOKENS = 256
-CALIBRATION = "pydoc"
 
 FOCUS = Focus(
     columns=(
@@ -49,38 +47,44 @@ SMALL_COST, LARGER_COST = 0.01, 0.05
 
 
 @dataclass(frozen=True)
-class Options:
-    """What recipes and the onnx backend are told; each recipe takes what is its own.
+class Options(Checked):
+    """What recipes and the onnx backend are told; each recipe takes what is its own."""
 
-    Attributes:
-        keep_quality: share by which perplexity of the calibration text may rise, or `none`; `auto`: the recipe's own.
-        block_size: weights that share a scale; 0: the recipe's own.
-        symmetric: whether blocks of weights have no zero point of their own.
-        calibration: corpus that quantization may look at.
-        calibration_tokens: tokens of it.
-        calibration_method: `minmax`, `percentile` or `entropy`.
-        threads: threads of ONNX Runtime; 0: as many as PyTorch uses.
-        provider: execution provider, or `auto`.
-        graph_optimization: `all`, `extended`, `basic` or `none`.
-    """
-
-    keep_quality: str = "auto"
-    block_size: int = 0
-    symmetric: bool = True
-    calibration: str = CALIBRATION
-    calibration_tokens: int = 0
-    calibration_method: str = "minmax"
-    threads: int = 0
-    provider: str = "auto"
-    graph_optimization: str = "all"
+    keep_quality: Annotated[
+        str,
+        Option(
+            "int8 with 8-bit activations: leave the worst layers out until perplexity of the calibration text rises by no "
+            "more than this (such as 5%); none: quantize all; auto: each recipe's own."
+        ),
+    ] = "auto"
+    block_size: Annotated[
+        int, Option("Weight-only: weights that share a scale; 0: the recipe's own.", min=0)
+    ] = 0
+    symmetric: Annotated[bool, Option("Weight-only: blocks without zero points.")] = True
+    calibration: Annotated[str, Option("Text that quantization may look at; not the scored one.", min=1)] = (
+        "pydoc"
+    )
+    calibration_tokens: Annotated[int, Option("Tokens of it; 0: the recipe's own number.", min=0)] = 0
+    calibration_method: Annotated[
+        str,
+        Option("int8-static: how ranges are found.", choices=("minmax", "percentile", "entropy")),
+    ] = "minmax"
+    threads: Annotated[int, Option("Threads of ONNX Runtime; 0: as PyTorch.", min=0)] = 0
+    provider: Annotated[str, Option("Execution provider of ONNX Runtime.", min=1)] = "auto"
+    graph_optimization: Annotated[
+        str,
+        Option(
+            "How much ONNX Runtime rewrites the graph on loading.",
+            choices=("all", "extended", "basic", "none"),
+        ),
+    ] = "all"
 
     def of(self, backend: str, recipe: str) -> tuple[tuple[str, Scalar], ...]:
         """Return what a variant is told, as its sorted options; what is left to the recipe's default is not told."""
         chosen: dict[str, Scalar] = {}
         if backend == "onnx":
-            defaults = Options()
             for name in ("threads", "provider", "graph_optimization"):
-                if getattr(self, name) != getattr(defaults, name):
+                if getattr(self, name) != getattr(Options, name):
                     chosen[name] = getattr(self, name)
         if recipe != "none":
             found = find_recipe(backend, recipe)
@@ -94,60 +98,59 @@ class Options:
         return tuple(sorted(chosen.items()))
 
 
-def build(
-    settings: Settings,
-    labels: tuple[str, ...] = (ALL,),
-    options: Options = Options(),
-    quality: PerplexityTask = PerplexityTask(),
-    prompt_tokens: int = PROMPT_TOKENS,
-    reference_tokens: int = 1024,
-    log_model: bool = False,
-) -> Experiment:
-    """Return the experiment: one prompt and one corpus by each recipe; PyTorch in float32 is the baseline.
+@dataclass(frozen=True)
+class Config(Options, ModelOptions, TimingOptions, RunOptions):
+    """What the experiment takes."""
 
-    Args:
-        settings: what every experiment takes.
-        labels: `BACKEND/RECIPE` or `BACKEND/PRECISION` each, or `all` that can run here.
-        options: what recipes and the onnx backend are told.
-        quality: how the corpus is scored.
-        prompt_tokens: tokens of the timed prompt.
-        reference_tokens: tokens on which next-token distributions are compared with the baseline's.
-        log_model: keep each model of the onnx backend in MLflow, too.
+    recipes: Annotated[
+        tuple[str, ...], Option("BACKEND/RECIPE or BACKEND/PRECISION each; all: what can run here.")
+    ] = (ALL,)
+    corpus: Annotated[str, Option("Text that quality is judged by.", min=1)] = PerplexityTask.corpus
+    max_length: Annotated[int, Option("Tokens of a document that are scored at most.", min=2)] = (
+        PerplexityTask.max_length
+    )
+    prompt_tokens: Annotated[int, Option("Tokens of the timed prompt.", min=1)] = 256
+    reference_tokens: Annotated[int, Option("Tokens on which distributions are compared.", min=1)] = (
+        QualityCheck.reference_tokens
+    )
+    log_model: Annotated[
+        bool,
+        Option("Keep each model of the onnx backend in its MLflow run, to be loaded by mlflow.pyfunc."),
+    ] = False
+
+
+def build(config: Config) -> Experiment:
+    """Return the experiment: one prompt and one corpus by each recipe; PyTorch in float32 is the baseline.
 
     Raises:
         UsageError: there is no such recipe, or the calibration text is the one that is scored.
     """
-    chosen = everything() if ALL in labels else labels
+    chosen = everything() if ALL in config.recipes else config.recipes
     chosen = (BASELINE, *(label for label in chosen if label != BASELINE))
-    _check_texts(options.calibration, quality.corpus)
-    reference = _variant(settings, BASELINE, options)
+    _check_texts(config.calibration, config.corpus)
+    quality = PerplexityTask(corpus=config.corpus, max_length=config.max_length)
+    reference = _variant(config, BASELINE)
     scenarios = tuple(
         Scenario(
             label.replace("/", "-"),
-            _variant(settings, label, options),
-            GenerateTask((BASE_TEXT,), prompt_tokens=prompt_tokens, max_new_tokens=settings.max_new_tokens),
-            settings.repeat(),
+            _variant(config, label),
+            GenerateTask(
+                (BASE_TEXT,), prompt_tokens=config.prompt_tokens, max_new_tokens=config.max_new_tokens
+            ),
+            config.repeat(),
             baseline=label == BASELINE,
-            quality=QualityCheck(quality, reference, reference_tokens),
-            keep_model=log_model and label.startswith("onnx/"),
+            quality=QualityCheck(quality, reference, config.reference_tokens),
+            keep_model=config.log_model and label.startswith("onnx/"),
         )
         for label in chosen
     )
     return Experiment(
-        name="quantization",
-        question="What does each quantization recipe win in speed and size, and what does it cost in quality?",
+        name=NAME,
+        question=QUESTION,
         scenarios=scenarios,
         plots=plots,
         reading=reading,
-        settings=settings.tracked(
-            recipes=",".join(chosen),
-            corpus=quality.corpus,
-            max_length=quality.max_length,
-            prompt_tokens=prompt_tokens,
-            reference_tokens=reference_tokens,
-            log_model=log_model,
-            **vars(options),
-        ),
+        settings=tracked(config, recipes=chosen),
         focus=FOCUS,
     )
 
@@ -188,17 +191,16 @@ def everything() -> tuple[str, ...]:
     return (*found, *(each.label for each in recipes() if available(each.backend, each.name)))
 
 
-def _variant(settings: Settings, label: str, options: Options) -> Variant:
+def _variant(config: Config, label: str) -> Variant:
     backend, slash, name = label.partition("/")
     if not slash or not name:
         raise UsageError(
             f"{label!r} is no recipe: write BACKEND/RECIPE, such as onnx/int8-weight-only or torch/bfloat16"
         )
-    variant = Variant(settings.model, optional(settings.revision), backend, settings.device)
     if name in PRECISIONS:
-        return Variant(**{**vars(variant), "dtype": name, "options": options.of(backend, "none")})
+        return config.variant(backend=backend, dtype=name, options=config.of(backend, "none"))
     find_recipe(backend, name)
-    return Variant(**{**vars(variant), "quantization": name, "options": options.of(backend, name)})
+    return config.variant(backend=backend, quantization=name, options=config.of(backend, name))
 
 
 def _check_texts(calibration: str, evaluation: str) -> None:
@@ -289,120 +291,27 @@ def _advice(best: pd.Series, base: pd.Series, key: str, use: str, cost: float) -
     )
 
 
-@click.command(help=__doc__)
-@shared_options
-@click.option(
-    "--recipes",
-    "labels",
-    type=CommaList(click.STRING),
-    default=ALL,
-    show_default=True,
-    help="BACKEND/RECIPE or BACKEND/PRECISION each; all: what can run here.",
-)
-@click.option(
-    "--keep-quality",
-    default="auto",
-    show_default=True,
-    help="int8 with 8-bit activations: leave the worst layers out until perplexity of the calibration text rises by no more "
-    "than this (such as 5%); none: quantize all; auto: each recipe's own.",
-)
-@click.option(
-    "--block-size",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Weight-only: weights that share a scale; 0: the recipe's own.",
-)
-@click.option(
-    "--symmetric",
-    type=bool,
-    default=True,
-    show_default=True,
-    help="Weight-only: blocks without zero points.",
-)
-@click.option(
-    "--calibration",
-    default=CALIBRATION,
-    show_default=True,
-    help="Text that quantization may look at; not the scored one.",
-)
-@click.option(
-    "--calibration-tokens",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Tokens of it; 0: the recipe's own number.",
-)
-@click.option(
-    "--calibration-method",
-    type=click.Choice(["minmax", "percentile", "entropy"]),
-    default="minmax",
-    show_default=True,
-    help="int8-static: how ranges are found.",
-)
-@click.option(
-    "--threads",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Threads of ONNX Runtime; 0: as PyTorch.",
-)
-@click.option("--provider", default="auto", show_default=True, help="Execution provider of ONNX Runtime.")
-@click.option(
-    "--graph-optimization",
-    type=click.Choice(["all", "extended", "basic", "none"]),
-    default="all",
-    show_default=True,
-    help="How much ONNX Runtime rewrites the graph on loading.",
-)
-@click.option("--corpus", default="builtin", show_default=True, help="Text that quality is judged by.")
-@click.option(
-    "--max-length",
-    type=click.IntRange(min=2),
-    default=512,
-    show_default=True,
-    help="Tokens of a document that are scored at most.",
-)
-@click.option(
-    "--prompt-tokens",
-    type=click.IntRange(min=1),
-    default=PROMPT_TOKENS,
-    show_default=True,
-    help="Tokens of the timed prompt.",
-)
-@click.option(
-    "--reference-tokens",
-    type=click.IntRange(min=1),
-    default=1024,
-    show_default=True,
-    help="Tokens on which distributions are compared.",
-)
-@click.option(
-    "--log-model",
-    type=bool,
-    default=False,
-    show_default=True,
-    help="Keep each model of the onnx backend in its MLflow run, to be loaded by mlflow.pyfunc.",
-)
-def main(
-    labels: tuple[str, ...],
-    corpus: str,
-    max_length: int,
-    prompt_tokens: int,
-    reference_tokens: int,
-    log_model: bool,
-    **shared: Any,
-) -> None:
-    """Run the experiment from the command line."""
-    own = {name: shared.pop(name) for name in vars(Options())}
-    settings = Settings(**shared)
-    with exit_codes(make_console()):
-        quality = PerplexityTask(corpus=corpus, max_length=max_length)
-        experiment = build(
-            settings, labels, Options(**own), quality, prompt_tokens, reference_tokens, log_model
-        )
-    run_experiment(experiment, settings)
+def quick(config: Config) -> Config:
+    """Return less of the same."""
+    few = (BASELINE, "torch/bfloat16", "onnx/float32", "onnx/int8-weight-only", "onnx/int8-mixed")
+    return replace(
+        config, recipes=few, calibration_tokens=512, max_length=64, prompt_tokens=128, reference_tokens=256
+    )
 
+
+# Its first export and quantization take longer than all the rest of a first look.
+DECLARED = Declaration(
+    NAME,
+    QUESTION,
+    Config,
+    build,
+    position=8,
+    quick=quick,
+    first_look=False,
+    more="([docs/quantization.md](docs/quantization.md))",
+)
+
+main = command(DECLARED)
 
 if __name__ == "__main__":
     main()

@@ -3,47 +3,65 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import TYPE_CHECKING, Annotated
 
 from llmtrack.errors import UsageError
-from llmtrack.experiment import Experiment, SeriesOf
+from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.models.source import parse_candidates
+from llmtrack.options import Option, taken, tracked
 from llmtrack.report import reading as say
-from llmtrack.report.console import make_console
 from llmtrack.report.plots import curves_plot, measured, step_plot
-from llmtrack.run.main import exit_codes, run_experiment
-from llmtrack.run.settings import Settings, optional, options_with
-from llmtrack.scenario import KEPT_CHECKPOINTS, SPLITS, STARTS, Scenario, TrainTask, not_asked
+from llmtrack.run.command import command
+from llmtrack.run.settings import EngineOptions, RunOptions
+from llmtrack.scenario import Scenario, TrainTask
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-DEFAULT = Settings(model="synthetic:1m")
+NAME, QUESTION = "training", "How much does training on a text improve the model on text like it?"
 OUTPUT_ROOT = Path(".llmtrack") / "training"
 
 # Fresh weights can take much larger steps than trained ones.
 SCRATCH_RATE, WEIGHTS_RATE = 3e-3, 5e-5
 
 
-def build(settings: Settings, task: TrainTask = TrainTask(), name: str = "training") -> Experiment:
+@dataclass(frozen=True)
+class Config(TrainTask, EngineOptions, RunOptions):
+    """What the experiment takes."""
+
+    model: Annotated[str, Option("Model, or comma list of candidates.", min=1)] = "synthetic:1m"
+    learning_rate: Annotated[
+        float,
+        Option(f"The highest; 0: {SCRATCH_RATE:g} from scratch, {WEIGHTS_RATE:g} otherwise.", min=0),
+    ] = 0.0
+
+
+def build(config: Config) -> Experiment:
     """Return the experiment: one training."""
-    scenario = Scenario(name, settings.variant(), task, baseline=True)
-    scenario = replace(scenario, task=replace(task, output=output_folder(scenario, task, settings.resume)))
-    tracked = {f.name: getattr(task, f.name) for f in fields(task) if f.name not in not_asked(task)}
+    task = task_of(config)
+    scenario = Scenario(NAME, config.variant(), task, baseline=True)
+    scenario = replace(scenario, task=replace(task, output=output_folder(scenario, task, config.resume)))
     return Experiment(
-        name="training",
-        question="How much does training on a text improve the model on text like it?",
+        name=NAME,
+        question=QUESTION,
         scenarios=(scenario,),
         plots=plots,
         reading=reading,
-        settings=settings.tracked(**tracked),
+        settings=tracked(config, learning_rate=task.learning_rate),
     )
+
+
+def task_of(config: Config) -> TrainTask:
+    """Return the task that is asked for: the learning rate follows from where training begins."""
+    scratch = config.start == "scratch" or (
+        config.start == "auto" and parse_candidates(config.model)[0].kind == "synthetic"
+    )
+    rate = config.learning_rate or (SCRATCH_RATE if scratch else WEIGHTS_RATE)
+    return taken(TrainTask, config, learning_rate=rate)
 
 
 def output_folder(scenario: Scenario, task: TrainTask, resume: bool) -> str:
@@ -120,126 +138,33 @@ def _mfu(run: pd.Series) -> str:
     return f", MFU {run['mfu']:.1%}" if say.has(run, "mfu") else ""
 
 
-def _options(command: Any) -> Any:
-    default = TrainTask()
-    options = [
-        click.option(
-            "--corpus",
-            default=default.corpus,
-            show_default=True,
-            help="builtin, pydoc, or a .txt or .jsonl file.",
-        ),
-        click.option(
-            "--start",
-            type=click.Choice(STARTS),
-            default=default.start,
-            show_default=True,
-            help="The model's weights, or fresh ones in the shape of a synthetic: preset, which auto takes to be meant by one.",
-        ),
-        click.option(
-            "--split",
-            type=click.Choice(SPLITS),
-            default=default.split,
-            show_default=True,
-            help="Hold out whole documents, or the end of the text.",
-        ),
-        _number(
-            "--validation-share",
-            click.FloatRange(0, 1, True, True),
-            default,
-            "Share of the text that is held out.",
-        ),
-        _number(
-            "--validation-tokens",
-            click.IntRange(min=0),
-            default,
-            "Held-out tokens that are scored at most; 0: all.",
-        ),
-        _number("--sequence-length", click.IntRange(min=1), default, "Tokens that a window reads."),
-        _number(
-            "--window-stride", click.IntRange(min=0), default, "Tokens between windows; 0: sequence-length."
-        ),
-        _number("--batch-size", click.IntRange(min=1), default, "Windows per forward pass."),
-        _number("--accumulate", click.IntRange(min=1), default, "Forward passes per step."),
-        _number("--steps", click.IntRange(min=1), default, "Optimizer steps."),
-        click.option(
-            "--learning-rate",
-            type=click.FloatRange(min=0),
-            default=0.0,
-            show_default=True,
-            help=f"The highest; 0: {SCRATCH_RATE:g} from scratch, {WEIGHTS_RATE:g} otherwise.",
-        ),
-        _number(
-            "--warmup-steps", click.IntRange(min=0), default, "Steps until the learning rate is reached."
-        ),
-        _number("--weight-decay", click.FloatRange(min=0), default, "Of AdamW, on matrices."),
-        _number(
-            "--clip-norm", click.FloatRange(min=0), default, "Norm of the gradient at most; 0: as it comes."
-        ),
-        _number("--eval-every", click.IntRange(min=1), default, "Steps between evaluations."),
-        _number(
-            "--patience",
-            click.IntRange(min=0),
-            default,
-            "Evaluations without a better one that end it; 0: never.",
-        ),
-        _number("--seed", click.IntRange(min=0), default, "Of the order, of fresh weights and of dropout."),
-        _number(
-            "--sample-tokens", click.IntRange(min=0), default, "Tokens generated at each evaluation; 0: none."
-        ),
-        click.option(
-            "--log-checkpoint",
-            type=click.Choice(KEPT_CHECKPOINTS),
-            default=default.log_checkpoint,
-            show_default=True,
-            help="Keep the best checkpoint in MLflow as files, as an MLflow model beside them, or only in the output folder.",
-        ),
-        click.option(
-            "--explain",
-            type=bool,
-            default=False,
-            is_flag=False,
-            flag_value=True,
-            show_default=True,
-            help="Print how the loss of one window comes about.",
-        ),
-        click.option(
-            "--output",
-            default="none",
-            show_default=True,
-            help="Folder of the checkpoints; none: one in .llmtrack/training.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _number(name: str, kind: click.ParamType, default: TrainTask, text: str) -> Any:
-    value = getattr(default, name.removeprefix("--").replace("-", "_"))
-    return click.option(name, type=kind, default=value, show_default=True, help=text)
-
-
-@click.command(help=__doc__)
-@options_with(DEFAULT)
-@_options
-def main(**options: Any) -> None:
-    """Run the experiment from the command line."""
-    own = {field.name: options.pop(field.name) for field in fields(TrainTask)}
-    settings = Settings(**options)
-    with exit_codes(make_console()):
-        experiment = build(settings, task_of(settings.model, **own))
-    run_experiment(experiment, settings)
-
-
-def task_of(model: str, learning_rate: float, output: str, **own: Any) -> TrainTask:
-    """Return the task that the options ask for."""
-    scratch = own["start"] == "scratch" or (
-        own["start"] == "auto" and parse_candidates(model)[0].kind == "synthetic"
+def quick(config: Config) -> Config:
+    """Return less of the same."""
+    return replace(
+        config,
+        model="synthetic:tiny",
+        corpus="builtin",
+        steps=30,
+        eval_every=15,
+        batch_size=4,
+        sequence_length=64,
+        warmup_steps=5,
     )
-    rate = learning_rate or (SCRATCH_RATE if scratch else WEIGHTS_RATE)
-    return TrainTask(learning_rate=rate, output=optional(output) or "", **own)
 
+
+DECLARED = Declaration(
+    NAME,
+    QUESTION,
+    Config,
+    build,
+    position=9,
+    # From scratch, whatever the suite's model is: to fine-tune that one takes long, and is a question of its own.
+    in_suite=lambda config: replace(config, model=Config.model, revision=None, backend=Config.backend),
+    quick=quick,
+    more="([docs/training.md](docs/training.md))",
+)
+
+main = command(DECLARED)
 
 if __name__ == "__main__":
     main()

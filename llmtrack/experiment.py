@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from llmtrack.report.table import Focus
 from llmtrack.scenario import Scalar, Scenario
@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 SeriesOf = Callable[[str, str], list[float]]
 Plots = Callable[["pd.DataFrame", SeriesOf], Mapping[str, "Figure"]]
 Reading = Callable[["pd.DataFrame"], list[str]]
+Config = TypeVar("Config")
+
+
+def as_it_is(config: Config) -> Config:
+    """Return a config as it is."""
+    return config
 
 
 @dataclass(frozen=True)
@@ -45,3 +51,30 @@ class Experiment:
     show_block: bool = False
     focus: Focus | None = None
     follow: Callable[[pd.DataFrame], Experiment] | None = None
+
+
+@dataclass(frozen=True)
+class Declaration(Generic[Config]):
+    """An experiment as its file declares it: the command, MLproject, the suite, README's table and docs/commands.md come from it.
+
+    Attributes:
+        name: name of the entry point and of the file.
+        question: what it answers, in one sentence.
+        config: its parameters, a frozen dataclass (see `llmtrack.options`).
+        build: makes the experiment from a config.
+        position: place in the suite, where what wants one loaded model stands together; None: not in the suite.
+        in_suite: what the suite asks of it, from the config that the suite's own parameters make.
+        quick: what the quick suite asks of it, from what the suite asks.
+        first_look: whether the quick suite runs it without being asked by name.
+        more: what README says after the question, in Markdown.
+    """
+
+    name: str
+    question: str
+    config: type[Config]
+    build: Callable[[Config], Experiment]
+    position: int | None = None
+    in_suite: Callable[[Config], Config] = as_it_is
+    quick: Callable[[Config], Config] = as_it_is
+    first_look: bool = True
+    more: str = ""

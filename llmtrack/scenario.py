@@ -11,12 +11,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Union
+from typing import Annotated, Any, Union
 
 import cattrs
 from cattrs.strategies import configure_tagged_union
 
 from llmtrack.errors import UsageError
+from llmtrack.options import Checked, Option
 
 DEFAULT_MODEL = "packaged:smollm2,synthetic:smollm2-135m"
 
@@ -25,8 +26,7 @@ BOS_RULES = ("tokenizer", "model", "none")
 STARTS = ("auto", "scratch", "weights")
 SPLITS = ("auto", "document", "contiguous")
 KEPT_CHECKPOINTS = ("artifact", "model", "none")
-_CHOICES = {"protocol": PROTOCOLS, "bos_rule": BOS_RULES, "padding_side": ("right", "left")}
-_TRAIN_CHOICES = {"start": STARTS, "split": SPLITS, "log_checkpoint": KEPT_CHECKPOINTS}
+PADDING_SIDES = ("right", "left")
 
 Scalar = Union[str, int, float, bool]  # noqa: UP007 - cattrs reads this alias at run time on Python 3.10
 
@@ -60,7 +60,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class RepeatPolicy:
+class RepeatPolicy(Checked):
     """When to stop repeating a timed call; see `llmtrack.measure.timing` for the rule.
 
     Attributes:
@@ -74,10 +74,10 @@ class RepeatPolicy:
             of the median.
     """
 
-    warmup: int = 1
-    min_repeats: int = 5
-    min_seconds: float = 1.0
-    max_seconds: float = 60.0
+    warmup: Annotated[int, Option("Calls made first and not counted.", min=0)] = 1
+    min_repeats: Annotated[int, Option("Counted calls at least.", min=1)] = 5
+    min_seconds: Annotated[float, Option("Seconds of counted calls at least.", min=0)] = 1.0
+    max_seconds: Annotated[float, Option("Cap on the seconds of counted calls per scenario.", above=0)] = 60.0
     max_repeats: int = 200
     target_ci: float = 0.05
 
@@ -121,7 +121,7 @@ class GenerateTask:
 
 
 @dataclass(frozen=True)
-class PerplexityTask:
+class PerplexityTask(Checked):
     """Score a corpus with one perplexity protocol.
 
     Attributes:
@@ -142,30 +142,38 @@ class PerplexityTask:
         UsageError: a setting is unknown or impossible, or belongs to the other protocol.
     """
 
-    corpus: str = "builtin"
-    protocol: str = "documents"
-    max_length: int = 512
-    stride: int = 0
-    bos_rule: str = "tokenizer"
-    max_tokens: int = 0
-    batch_size: int = 4
-    padding_side: str = "right"
-    verbose: bool = False
+    corpus: Annotated[str, Option("builtin, pydoc, or a .txt or .jsonl file.")] = "builtin"
+    protocol: Annotated[str, Option("Each text on its own, or all as one stream.", choices=PROTOCOLS)] = (
+        "documents"
+    )
+    max_length: Annotated[int, Option("Tokens of a document, or read in a window, at most.", min=2)] = 512
+    stride: Annotated[int, Option("rolling: new tokens of each window; 0: max-length.", min=0)] = 0
+    bos_rule: Annotated[
+        str,
+        Option(
+            "What is put before a text: what the tokenizer adds, the model's BOS or EOS, or nothing.",
+            choices=BOS_RULES,
+        ),
+    ] = "tokenizer"
+    max_tokens: Annotated[
+        int, Option("rolling: tokens of the stream that are used at most; 0: all.", min=0)
+    ] = 0
+    batch_size: Annotated[int, Option("Documents or windows per batch.", min=1)] = 4
+    padding_side: Annotated[str, Option("Side of the pads of a batch.", choices=PADDING_SIDES)] = "right"
+    verbose: Annotated[bool, Option("Print a line per batch.", tracked=False)] = False
 
     def __post_init__(self) -> None:
-        for name, accepted in _CHOICES.items():
-            if getattr(self, name) not in accepted:
-                raise UsageError(f"no {name} {getattr(self, name)!r}: use {' or '.join(accepted)}")
+        super().__post_init__()
         if self.protocol != "rolling":
             for name in ("stride", "max_tokens"):
                 if getattr(self, name):
                     raise UsageError(f"{name} belongs to protocol=rolling: leave it 0 with {self.protocol}")
-        if not 0 <= self.stride <= self.max_length:
+        if self.stride > self.max_length:
             raise UsageError(
                 f"stride {self.stride} is not possible: use 1 to max_length, which is {self.max_length}, "
                 "or 0 for max_length"
             )
-        if self.max_tokens < 0 or self.max_tokens == 1:
+        if self.max_tokens == 1:
             raise UsageError(f"max_tokens {self.max_tokens} is not possible: use 2 or more, or 0 for all")
 
     @property
@@ -175,7 +183,7 @@ class PerplexityTask:
 
 
 @dataclass(frozen=True)
-class TrainTask:
+class TrainTask(Checked):
     """Train a model on a corpus, of which a part is held out.
 
     Perplexity on the held-out part, before and after, is that of `PerplexityTask` with `protocol=rolling`,
@@ -210,46 +218,51 @@ class TrainTask:
         UsageError: a setting is unknown or impossible.
     """
 
-    corpus: str = "pydoc"
-    start: str = "auto"
-    split: str = "auto"
-    validation_share: float = 0.1
-    validation_tokens: int = 0
-    sequence_length: int = 256
-    window_stride: int = 0
-    batch_size: int = 8
-    accumulate: int = 1
-    steps: int = 300
-    learning_rate: float = 1e-3
-    warmup_steps: int = 20
-    weight_decay: float = 0.1
-    clip_norm: float = 1.0
-    eval_every: int = 50
-    patience: int = 0
-    seed: int = 0
-    sample_tokens: int = 32
-    log_checkpoint: str = "artifact"
-    explain: bool = False
-    output: str = ""
+    corpus: Annotated[str, Option("builtin, pydoc, or a .txt or .jsonl file.")] = "pydoc"
+    start: Annotated[
+        str,
+        Option(
+            "The model's weights, or fresh ones in the shape of a synthetic: preset, which auto takes to be meant by one.",
+            choices=STARTS,
+        ),
+    ] = "auto"
+    split: Annotated[str, Option("Hold out whole documents, or the end of the text.", choices=SPLITS)] = (
+        "auto"
+    )
+    validation_share: Annotated[float, Option("Share of the text that is held out.", above=0, below=1)] = 0.1
+    validation_tokens: Annotated[int, Option("Held-out tokens that are scored at most; 0: all.", min=0)] = 0
+    sequence_length: Annotated[int, Option("Tokens that a window reads.", min=2)] = 256
+    window_stride: Annotated[int, Option("Tokens between windows; 0: sequence-length.", min=0)] = 0
+    batch_size: Annotated[int, Option("Windows per forward pass.", min=1)] = 8
+    accumulate: Annotated[int, Option("Forward passes per step.", min=1)] = 1
+    steps: Annotated[int, Option("Optimizer steps.", min=1)] = 300
+    learning_rate: Annotated[float, Option("The highest.", above=0)] = 1e-3
+    warmup_steps: Annotated[int, Option("Steps until the learning rate is reached.", min=0)] = 20
+    weight_decay: Annotated[float, Option("Of AdamW, on matrices.", min=0)] = 0.1
+    clip_norm: Annotated[float, Option("Norm of the gradient at most; 0: as it comes.", min=0)] = 1.0
+    eval_every: Annotated[int, Option("Steps between evaluations.", min=1)] = 50
+    patience: Annotated[int, Option("Evaluations without a better one that end it; 0: never.", min=0)] = 0
+    seed: Annotated[int, Option("Of the order, of fresh weights and of dropout.", min=0)] = 0
+    sample_tokens: Annotated[int, Option("Tokens generated at each evaluation; 0: none.", min=0)] = 32
+    log_checkpoint: Annotated[
+        str,
+        Option(
+            "Keep the best checkpoint in MLflow as files, as an MLflow model beside them, or only in the output folder.",
+            choices=KEPT_CHECKPOINTS,
+        ),
+    ] = "artifact"
+    explain: Annotated[bool, Option("Print how the loss of one window comes about.", tracked=False)] = False
+    output: Annotated[
+        str, Option("Folder of the checkpoints; none: one in .llmtrack/training.", tracked=False)
+    ] = ""
 
     def __post_init__(self) -> None:
-        for name, accepted in _TRAIN_CHOICES.items():
-            if getattr(self, name) not in accepted:
-                raise UsageError(f"no {name} {getattr(self, name)!r}: use {', '.join(accepted)}")
-        for name in ("sequence_length", "batch_size", "accumulate", "steps", "eval_every"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)} is not possible: use 1 or more")
-        if not 0 <= self.window_stride <= self.sequence_length:
+        super().__post_init__()
+        if self.window_stride > self.sequence_length:
             raise UsageError(
                 f"window_stride {self.window_stride} is not possible: use 1 to sequence_length, which is "
                 f"{self.sequence_length}, or 0 for sequence_length"
             )
-        if not 0 < self.validation_share < 1:
-            raise UsageError(
-                f"validation_share {self.validation_share:g} is not possible: use more than 0 and less than 1"
-            )
-        if self.learning_rate <= 0:
-            raise UsageError(f"learning_rate {self.learning_rate:g} is not possible: use more than 0")
         self.scoring  # noqa: B018 - has settings of its own to check
 
     @property

@@ -17,7 +17,7 @@ from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
 from llmtrack.report.console import make_console
 from llmtrack.run.executors import Executor, InlineExecutor, ProcessExecutor
-from llmtrack.run.settings import Settings, optional
+from llmtrack.run.settings import RunOptions
 from llmtrack.run.study import run_study
 from llmtrack.tracking.tracker import Tracker
 
@@ -28,7 +28,7 @@ class Terminated(BaseException):
     """SIGTERM arrived."""
 
 
-def run_experiment(experiment: Experiment, settings: Settings) -> NoReturn:
+def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
     """Run an experiment as a study and exit with its code (0 all good, 1 some failed, 2 usage error)."""
     console = make_console()
     with exit_codes(console), open_executor(settings) as executor:
@@ -40,13 +40,13 @@ def run_experiment(experiment: Experiment, settings: Settings) -> NoReturn:
         sys.exit(result.exit_code)
 
 
-def open_tracker(settings: Settings) -> Tracker:
+def open_tracker(settings: RunOptions) -> Tracker:
     """Open the tracker that the settings name."""
-    return Tracker.open(optional(settings.tracking_uri), optional(settings.experiment_name))
+    return Tracker.open(settings.tracking_uri, settings.experiment_name)
 
 
 @contextmanager
-def open_executor(settings: Settings) -> Iterator[Executor]:
+def open_executor(settings: RunOptions) -> Iterator[Executor]:
     """Open the executor that the settings name, and close it at the end."""
     executor: Executor = InlineExecutor() if settings.executor == "inline" else ProcessExecutor()
     try:

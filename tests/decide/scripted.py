@@ -9,6 +9,7 @@ from rich.console import Console
 
 from experiments import prompt_length
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.options import taken
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import StudyResult, run_study
@@ -36,6 +37,6 @@ def measure(
     settings = Settings(
         model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=repeats, min_seconds=0.0
     )
-    experiment = prompt_length.build(settings, lengths)
+    experiment = prompt_length.build(taken(prompt_length.Config, settings, lengths=tuple(lengths)))
     console = Console(file=io.StringIO())
     return run_study(experiment, tracker=tracker, executor=executor, console=console)

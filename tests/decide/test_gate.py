@@ -15,6 +15,7 @@ from llmtrack.decide.gate import gate
 from llmtrack.decide.rules import Rule, check_samples, check_values, decide, parse_rule
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
+from llmtrack.options import taken
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
@@ -119,7 +120,7 @@ def measure_asleep(tracker, console, sleep_s: float) -> str:
         model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=8, min_seconds=0.0, max_seconds=2
     )
     executor = InlineExecutor(lambda variant: SleepyEngine(sleep_s), time.perf_counter)
-    experiment = prompt_length.build(settings, (4,))
+    experiment = prompt_length.build(taken(prompt_length.Config, settings, lengths=(4,)))
     return run_study(experiment, tracker=tracker, executor=executor, console=console).study.study_id
 
 

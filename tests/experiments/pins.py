@@ -13,9 +13,8 @@ from typing import Any
 import yaml
 
 from experiments import quantization
-from experiments.suite import BUILDERS, experiments_of
+from experiments.suite import NAMES, Config, experiments_of
 from llmtrack.experiment import Experiment
-from llmtrack.run.settings import Settings
 from llmtrack.scenario import Measurement, Scenario, workload_id
 from llmtrack.tracking.records import StudyContext, scenario_record
 
@@ -35,8 +34,8 @@ RECIPES = (
 def asked(name: str, quick: bool) -> Experiment:
     """Return an experiment as it is without any option."""
     if name == "quantization" and not quick:
-        return quantization.build(Settings(), RECIPES)
-    (experiment,) = experiments_of([name], Settings(), quick)
+        return quantization.build(quantization.Config(recipes=RECIPES))
+    (experiment,) = experiments_of([name], Config(quick=quick))
     return experiment
 
 
@@ -56,7 +55,7 @@ def pins() -> dict[str, Any]:
             f"{name} {'quick' if quick else 'full'}": {
                 each.name: ids(each) for each in asked(name, quick).scenarios
             }
-            for name in BUILDERS
+            for name in NAMES
             for quick in (False, True)
         },
         "parameters": {

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 
 from experiments import batching
-from llmtrack.run.settings import Settings
 
 
 def runs(*throughputs: tuple[int, float, float]) -> pd.DataFrame:
@@ -31,7 +30,7 @@ def runs(*throughputs: tuple[int, float, float]) -> pd.DataFrame:
 
 
 def test_every_arm_works_off_the_same_prompts():
-    scenarios = batching.build(Settings(), sizes=(1, 3, 12)).scenarios
+    scenarios = batching.build(batching.Config(sizes=(1, 3, 12))).scenarios
     assert [each.name for each in scenarios] == ["batch_1", "batch_3", "batch_12"]
     assert [each.task.batch_size for each in scenarios] == [1, 3, 12]
     assert {len(each.task.prompts) for each in scenarios} == {12}

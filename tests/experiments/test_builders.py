@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import click
 import pytest
 
 from experiments import baseline, perplexity, precision, prompt_length, suite, training
 from llmtrack.errors import UsageError
-from llmtrack.run.settings import CommaList, Dtype, Settings, optional
+from llmtrack.options import taken, tracked
+from llmtrack.run.settings import Settings
 from llmtrack.scenario import (
     DEFAULT_MODEL,
     GenerateTask,
@@ -25,9 +25,9 @@ from llmtrack.scenario import (
 SETTINGS = Settings(model="m", revision="r", device="cpu", max_new_tokens=7, warmup=2, min_repeats=3)
 
 
-@pytest.mark.parametrize("name", suite.BUILDERS)
+@pytest.mark.parametrize("name", suite.NAMES)
 def test_every_experiment(name):
-    experiment = suite.BUILDERS[name](SETTINGS)
+    (experiment,) = suite.experiments_of([name], taken(suite.Config, SETTINGS))
     assert experiment.name == name
     assert experiment.question.endswith("?")
     names = [scenario.name for scenario in experiment.scenarios]
@@ -49,25 +49,25 @@ def test_every_experiment(name):
                 assert scenario.task.max_new_tokens == 7
             assert scenario.task.ignore_eos
             assert scenario.repeat == RepeatPolicy(2, 3, 1.0, 60.0)
-    assert experiment.settings["max_new_tokens"] == 7
+    assert experiment.settings.get("max_new_tokens", 7) == 7, "of those that generate"
     assert all(isinstance(value, (str, int, float, bool)) for value in experiment.settings.values())
 
 
 def test_arms_of_a_comparison_differ_only_in_what_is_compared():
-    for scenario in precision.build(SETTINGS).scenarios:
-        assert scenario.task == precision.build(SETTINGS).scenarios[0].task
-    tasks = [scenario.task for scenario in prompt_length.build(SETTINGS).scenarios]
-    assert len({task.prompts for task in tasks}) == 1
-    assert len({scenario.variant for scenario in prompt_length.build(SETTINGS).scenarios}) == 1
+    scenarios = precision.build(precision.Config()).scenarios
+    assert len({scenario.task for scenario in scenarios}) == 1
+    scenarios = prompt_length.build(prompt_length.Config()).scenarios
+    assert len({scenario.task.prompts for scenario in scenarios}) == 1
+    assert len({scenario.variant for scenario in scenarios}) == 1
 
 
 def test_baseline():
-    (scenario,) = baseline.build(SETTINGS, "some text").scenarios
+    (scenario,) = baseline.build(baseline.Config(prompt="some text")).scenarios
     assert (scenario.name, scenario.task.prompts) == ("baseline", ("some text",))
 
 
 def test_prompt_length():
-    experiment = prompt_length.build(SETTINGS, (64, 16))
+    experiment = prompt_length.build(prompt_length.Config(lengths=(64, 16)))
     assert [(each.name, each.task.prompt_tokens, each.baseline) for each in experiment.scenarios] == [
         ("prompt_64", 64, True),
         ("prompt_16", 16, False),
@@ -76,19 +76,24 @@ def test_prompt_length():
 
 
 def test_precision():
-    experiment = precision.build(SETTINGS, ("bfloat16", "float32"))
+    experiment = precision.build(precision.Config(dtypes=("bfloat16", "float32")))
     assert [(each.name, each.variant.dtype, each.baseline) for each in experiment.scenarios] == [
         ("bfloat16", "bfloat16", True),
         ("float32", "float32", False),
     ]
-    assert [each.name for each in precision.build(SETTINGS).scenarios] == ["float32", "float16", "bfloat16"]
+    assert [each.name for each in precision.build(precision.Config()).scenarios] == [
+        "float32",
+        "float16",
+        "bfloat16",
+    ]
 
 
 def test_perplexity():
     task = PerplexityTask(corpus="c.txt", max_length=100, batch_size=2)
-    (one,) = perplexity.build(SETTINGS, task).scenarios
+    config = taken(perplexity.Config, task)
+    (one,) = perplexity.build(config).scenarios
     assert (one.name, one.variant.dtype, one.task) == ("perplexity_float32", "float32", task)
-    experiment = perplexity.build(SETTINGS, task, ("float32", "bfloat16"))
+    experiment = perplexity.build(replace(config, dtypes=("float32", "bfloat16")))
     assert [each.name for each in experiment.scenarios] == ["perplexity_float32", "perplexity_bfloat16"]
     expected = {"corpus": "c.txt", "max_length": 100, "batch_size": 2, "dtypes": "float32,bfloat16"}
     assert {name: experiment.settings[name] for name in expected} == expected
@@ -96,51 +101,35 @@ def test_perplexity():
 
 def test_credentials_in_a_tracking_uri_are_not_tracked():
     settings = Settings(tracking_uri="http://user:secret@host")
-    assert "secret" not in str(settings.tracked(more=1))
+    assert "secret" not in str(tracked(settings, more=1))
 
 
 def test_settings_by_default():
     assert Settings().variant() == Variant()
     assert Settings().model == DEFAULT_MODEL
     assert Settings().repeat() == RepeatPolicy()
-    assert Settings(revision="none").variant().revision is None
     assert Settings().variant(dtype="bfloat16").dtype == "bfloat16"
-
-
-@pytest.mark.parametrize(("text", "expected"), [("none", None), ("None ", None), ("", None), ("x", "x")])
-def test_none_is_not_given(text, expected):
-    assert optional(text) == expected
-
-
-def test_comma_lists():
-    numbers = CommaList(click.IntRange(min=1))
-    assert numbers("16, 64,16,") == (16, 64)
-    assert CommaList(Dtype())("fp32,FP16,float32") == ("float32", "float16")
-    for bad in ("", " , ", "0", "16;64", "a"):
-        with pytest.raises(click.BadParameter):
-            numbers(bad)
 
 
 def test_training_finds_its_folder_again_to_resume(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    settings = Settings(model="synthetic:tiny")
-    task = TrainTask(steps=5)
+    config = training.Config(model="synthetic:tiny", steps=5)
 
-    def output(settings, task):
-        (scenario,) = training.build(settings, task).scenarios
+    def output(config):
+        (scenario,) = training.build(config).scenarios
         return Path(scenario.task.output)
 
-    first = output(settings, task)
+    first = output(config)
     assert first.is_relative_to(tmp_path / ".llmtrack" / "training")
-    assert output(settings, task) != first, "what is not to be resumed begins in a folder of its own"
+    assert output(config) != first, "what is not to be resumed begins in a folder of its own"
     (first / "checkpoint-000002").mkdir(parents=True)
-    again = replace(settings, resume=True)
-    assert output(again, task) == first
-    assert output(again, replace(task, steps=6)) != first, "another training"
-    named = replace(task, output=str(first))
-    assert output(again, named) == first
+    again = replace(config, resume=True)
+    assert output(again) == first
+    assert output(replace(again, steps=6)) != first, "another training"
+    named = replace(config, output=str(first))
+    assert output(replace(named, resume=True)) == first
     with pytest.raises(UsageError, match="add resume=true"):
-        output(settings, named)
+        output(named)
 
 
 def test_a_training_is_known_by_what_is_asked_and_not_by_where_it_is_kept():
@@ -165,7 +154,8 @@ def test_a_training_is_known_by_what_is_asked_and_not_by_where_it_is_kept():
     ],
 )
 def test_the_learning_rate_follows_from_where_training_begins(model, start, given, rate):
-    assert training.task_of(model, given, "none", start=start).learning_rate == rate
+    config = training.Config(model=model, start=start, learning_rate=given)
+    assert training.task_of(config).learning_rate == rate
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
-import click
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from experiments import edge_prompts
-from experiments.edge_prompts import PROMPT_BY_NAME, PROMPTS, TokenCount, build, plots, reading
+from experiments.edge_prompts import PROMPT_BY_NAME, PROMPTS, Config, build, plots, reading
 from llmtrack import load_engine
+from llmtrack.errors import UsageError
 from llmtrack.measure.prompts import tokenize
+from llmtrack.options import parameters
 from llmtrack.report.outliers import outlier_lines, outliers
 from llmtrack.run.executors import InlineExecutor
-from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
 from llmtrack.tracking.query import runs
 from tests.report.frames import frame, interval, run
@@ -26,7 +27,7 @@ from tests.tracking.conftest import (  # noqa: F401 - fixtures
     uri,
 )
 
-SETTINGS = Settings(
+SETTINGS = Config(
     model="synthetic:tiny",
     device="cpu",
     max_new_tokens=4,
@@ -36,9 +37,11 @@ SETTINGS = Settings(
     executor="inline",
 )
 
+LONG_TOKENS = next(each for each in parameters(Config) if each.name == "long_tokens")
+
 
 def tasks(**settings):
-    return {each.name: each.task for each in build(SETTINGS, **settings).scenarios}
+    return {each.name: each.task for each in build(replace(SETTINGS, **settings)).scenarios}
 
 
 def test_all_prompts_in_their_order_the_plain_one_as_baseline():
@@ -54,7 +57,7 @@ def test_all_prompts_in_their_order_the_plain_one_as_baseline():
 
 
 def test_some_prompts_the_first_as_baseline():
-    scenarios = build(SETTINGS, ("code", "empty")).scenarios
+    scenarios = build(replace(SETTINGS, prompts=("code", "empty"))).scenarios
     assert [(each.name, each.baseline) for each in scenarios] == [("empty", True), ("code", False)]
 
 
@@ -71,15 +74,15 @@ def test_only_the_long_prompts_are_limited():
     assert (tasks()["very_long"].prompt_share, tasks()["beyond_context"].prompt_share) == (1.0, 1.25)
 
 
-@pytest.mark.parametrize(("text", "tokens"), [("none", None), ("0", None), ("64", 64), (64, 64)])
+@pytest.mark.parametrize(("text", "tokens"), [("none", None), ("0", None), ("64", 64)])
 def test_a_number_of_tokens(text, tokens):
-    assert TokenCount().convert(text, None, None) == tokens
+    assert LONG_TOKENS.parse(text) == tokens
 
 
 @pytest.mark.parametrize("text", ["-1", "many", "1.5"])
 def test_a_bad_number_of_tokens(text):
-    with pytest.raises(click.BadParameter):
-        TokenCount()(text)
+    with pytest.raises(UsageError, match="long_tokens"):
+        LONG_TOKENS.parse(text)
 
 
 def test_an_unknown_prompt_is_a_usage_error():

@@ -12,6 +12,8 @@ import click
 import pytest
 import yaml
 
+from docs.project import mlproject, readme
+from experiments import suite
 from llmtrack.cli import main as llmtrack_command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,7 +89,9 @@ def test_the_defaults_are_accepted_by_the_command(name):
     line = shlex.split(ENTRY_POINTS[name]["command"].format(**{k: shlex.quote(v) for k, v in values.items()}))
     arguments = line[4:] if line[2] == "llmtrack" else line[3:]
     command = command_of(name)
-    context = command.make_context(name, arguments)
+    # A command keeps the help option of its first context, so it gets the one that it has in use.
+    parent = click.Context(llmtrack_command, **llmtrack_command.context_settings)
+    context = command.make_context(name, arguments, parent=parent if line[2] == "llmtrack" else None)
     assert set(context.params) >= {options_of(name)[key].name for key in values}
 
 
@@ -98,3 +102,45 @@ def test_every_experiment_is_an_entry_point():
 
 def test_the_environment_file_is_there():
     assert (ROOT / PROJECT["conda_env"]).is_file()
+
+
+def test_mlproject_is_what_the_configs_say():
+    assert (ROOT / "MLproject").read_text(encoding="utf-8") == mlproject(), "run: make docs"
+
+
+def test_readme_lists_every_experiment_with_its_question():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text == readme(text), "run: make docs"
+    for name in suite.NAMES:
+        assert f"| `{name}` | {suite.DECLARED_BY_NAME[name].question}" in text
+
+
+NOTHING = [
+    ("perplexity", ("max_new_tokens", "warmup", "min_repeats", "min_seconds", "max_seconds")),
+    ("training", ("max_new_tokens", "warmup", "min_repeats", "min_seconds", "max_seconds")),
+    ("precision", ("dtype",)),
+    ("quantization", ("dtype", "backend")),
+]
+
+
+@pytest.mark.parametrize(("name", "parameter"), [(name, each) for name, given in NOTHING for each in given])
+@pytest.mark.parametrize("spelling", ["--{}", "--{}="])
+def test_what_would_do_nothing_is_no_parameter_and_refused_in_one_line(name, parameter, spelling, capfd):
+    """`mlflow run -P warmup=3` reaches a command that does not declare it as `--warmup 3`, underscores and all."""
+    assert parameter not in ENTRY_POINTS[name]["parameters"]
+    for word in (parameter, parameter.replace("_", "-")):
+        with pytest.raises(SystemExit) as ended:
+            command_of(name)(
+                [spelling.format(word) + ("3" if "=" in spelling else ""), "3"][: 1 if "=" in spelling else 2]
+            )
+        assert ended.value.code == 2
+        assert capfd.readouterr().err == (
+            f"error: {name} takes no {parameter}, which would change nothing here: leave it out\n"
+        )
+
+
+def test_a_misspelt_parameter_is_refused_with_those_there_are(capfd):
+    with pytest.raises(SystemExit) as ended:
+        command_of("batching")(["--size", "3"])
+    assert ended.value.code == 2
+    assert capfd.readouterr().err.startswith("error: batching has no parameter size: it takes sizes, model, ")

@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from experiments import edge_prompts, quantization
-from experiments.quantization import BASELINE, Options, best_quantized, build, on_best
+from experiments import edge_prompts, quantization, suite
+from experiments.quantization import BASELINE, Config, best_quantized, build, on_best
 from experiments.suite import FOCUSES, chosen_names, experiments_of
 from llmtrack.errors import UsageError
-from llmtrack.run.settings import Settings
-from llmtrack.scenario import PerplexityTask, Scenario
+from llmtrack.scenario import Scenario
 from tests.report.frames import frame, interval, run
 
 
@@ -20,7 +19,7 @@ def variant_of(experiment, name):
 
 
 def test_the_baseline_comes_first_and_is_the_reference_of_all():
-    experiment = build(Settings(), ("onnx/int8-weight-only", "torch/bfloat16"))
+    experiment = build(Config(recipes=("onnx/int8-weight-only", "torch/bfloat16")))
     assert [each.name for each in experiment.scenarios] == [
         "torch-float32", "onnx-int8-weight-only", "torch-bfloat16"
     ]  # fmt: skip
@@ -32,9 +31,10 @@ def test_the_baseline_comes_first_and_is_the_reference_of_all():
 
 
 def test_each_recipe_is_told_what_is_its_own():
-    options = Options(keep_quality="5%", block_size=64, calibration_method="entropy", threads=2)
     labels = ("onnx/int8-static", "onnx/int8-weight-only", "onnx/float32", "torch/bfloat16")
-    experiment = build(Settings(), labels, options)
+    experiment = build(
+        Config(recipes=labels, keep_quality="5%", block_size=64, calibration_method="entropy", threads=2)
+    )
     assert dict(variant_of(experiment, "onnx-int8-static").options) == {
         "calibration": "pydoc", "calibration_method": "entropy", "keep_quality": "5%", "threads": 2
     }  # fmt: skip
@@ -46,7 +46,7 @@ def test_each_recipe_is_told_what_is_its_own():
 
 
 def test_blocks_with_zero_points_can_be_asked_for():
-    experiment = build(Settings(), ("onnx/int4-weight-only",), Options(symmetric=False))
+    experiment = build(Config(recipes=("onnx/int4-weight-only",), symmetric=False))
     assert dict(variant_of(experiment, "onnx-int4-weight-only").options) == {"symmetric": False}
 
 
@@ -76,12 +76,12 @@ def test_all_is_what_can_run_here(monkeypatch):
 )
 def test_an_unknown_recipe_is_refused(label, message):
     with pytest.raises(UsageError, match=message):
-        build(Settings(), (label,))
+        build(Config(recipes=(label,)))
 
 
 def test_a_text_cannot_both_calibrate_and_judge():
     with pytest.raises(UsageError, match="the calibration text is the text that is scored"):
-        build(Settings(), (BASELINE,), quality=PerplexityTask(corpus="pydoc"))
+        build(Config(recipes=(BASELINE,), corpus="pydoc"))
 
 
 def measured(name, prefill, decode, perplexity, **values):
@@ -172,8 +172,7 @@ def test_the_best_quantized_variant_is_the_fastest_at_the_least_cost(runs):
 
 def test_edge_prompts_follow_on_the_best_variant(runs, monkeypatch):
     monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": True)
-    settings = Settings()
-    planned = experiments_of(FOCUSES["quantization"], settings, focus="quantization")
+    planned = experiments_of(FOCUSES["quantization"], suite.Config(focus="quantization"))
     edge = planned[-1]
     assert edge.name == "edge_prompts"
     moved = edge.follow(runs)
@@ -184,22 +183,23 @@ def test_edge_prompts_follow_on_the_best_variant(runs, monkeypatch):
 
 
 def test_without_a_quantized_run_they_stay_as_planned(runs):
-    experiment = edge_prompts.build(Settings())
+    experiment = edge_prompts.build(edge_prompts.Config())
     same = on_best(experiment, {}, runs[runs["scenario"] == "torch-float32"])
     assert same is experiment
 
 
 def test_a_focus_chooses_its_experiments():
-    assert chosen_names((), "quantization") == FOCUSES["quantization"]
-    assert "quantization" in chosen_names(())
-    assert "quantization" not in chosen_names((), quick=True)
-    assert chosen_names(("quantization",), quick=True) == ("quantization",)
+    assert chosen_names(suite.Config(focus="quantization")) == FOCUSES["quantization"]
+    assert "quantization" in chosen_names(suite.Config())
+    assert "quantization" not in chosen_names(suite.Config(quick=True))
+    named = suite.Config(experiments=("quantization",), quick=True)
+    assert chosen_names(named) == ("quantization",)
     with pytest.raises(UsageError, match="either experiments or a focus"):
-        chosen_names(("baseline",), "quantization")
+        chosen_names(suite.Config(experiments=("baseline",), focus="quantization"))
 
 
 def test_a_quality_check_is_part_of_what_is_asked():
-    scenario = build(Settings(), (BASELINE,)).scenarios[0]
+    scenario = build(Config(recipes=(BASELINE,))).scenarios[0]
     assert isinstance(scenario, Scenario)
     assert replace(scenario, quality=None).scenario_id != scenario.scenario_id
     assert replace(scenario, name="other").scenario_id == scenario.scenario_id

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from experiments import perplexity
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
+from llmtrack.options import taken
 from llmtrack.run.events import Event
 from llmtrack.run.scoring import measure_perplexity
-from llmtrack.run.settings import Settings
 from llmtrack.scenario import Measurement, PerplexityTask, Scenario, Variant, from_json, to_json, workload_id
 from llmtrack.tracking.records import params_of
 from llmtrack.tracking.schema import METRIC_BY_NAME, PARAM_BY_NAME
@@ -126,7 +126,7 @@ def test_what_max_tokens_leaves_out_is_counted_without_a_warning() -> None:
 
 def test_the_stride_that_was_used_is_tracked() -> None:
     assert measured(replace(ROLLING, stride=0)).facts["stride"] == 64
-    tracked = perplexity.build(Settings(), replace(ROLLING, stride=0)).settings
+    tracked = perplexity.build(taken(perplexity.Config, replace(ROLLING, stride=0))).settings
     assert (tracked["stride"], tracked["bos_rule"], tracked["max_tokens"]) == (64, "none", 1000)
 
 

@@ -79,13 +79,11 @@ def test_measuring_needs_no_mlflow_and_tracking_no_framework(tmp_path, uri):
 
 def test_no_experiment_imports_a_framework():
     code = """
-import importlib, pathlib, sys
+import experiments, importlib, pathlib, sys
 for path in pathlib.Path("experiments").glob("*.py"):
     importlib.import_module(f"experiments.{path.stem}")
-from experiments.suite import BUILDERS
-from llmtrack.run.settings import Settings
-for build in BUILDERS.values():
-    build(Settings())
+for declared in experiments.declarations().values():
+    declared.build(declared.config())
 print(sorted({"torch", "transformers", "onnxruntime", "optimum"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)

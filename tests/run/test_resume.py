@@ -8,10 +8,10 @@ import pytest
 
 from experiments import perplexity, prompt_length
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.options import taken
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
-from llmtrack.scenario import PerplexityTask
 from llmtrack.tracking.query import runs
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
@@ -47,7 +47,7 @@ def study(tracker, console, experiment, resume=True, **options):
 
 
 def lengths(*values: int, **changes: object):
-    return prompt_length.build(replace(SETTINGS, **changes), values)
+    return prompt_length.build(taken(prompt_length.Config, replace(SETTINGS, **changes), lengths=values))
 
 
 def test_only_what_is_missing_is_measured_and_all_is_reported(tracker, console, uri):
@@ -93,8 +93,8 @@ def test_another_corpus_of_the_same_name_is_scored_again(tracker, console, tmp_p
     corpus = tmp_path / "corpus.txt"
 
     def score():
-        task = PerplexityTask(corpus=str(corpus), max_length=64)
-        return study(tracker, console, perplexity.build(SETTINGS, task))[0]
+        config = taken(perplexity.Config, SETTINGS, corpus=str(corpus), max_length=64)
+        return study(tracker, console, perplexity.build(config))[0]
 
     corpus.write_text("one text", encoding="utf-8")
     assert score() == ["perplexity_float32"]

@@ -12,6 +12,7 @@ from experiments import batching, perplexity, precision, prompt_length
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
+from llmtrack.options import taken
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import outcome_line, run_study
@@ -35,7 +36,7 @@ def scripted(*scripts, context_length=None) -> InlineExecutor:
 
 
 def lengths(*values: int) -> Experiment:
-    return prompt_length.build(SETTINGS, values)
+    return prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=values))
 
 
 def study(tracker, console, experiment, executor=None):
@@ -101,7 +102,11 @@ def test_a_scenario_that_fails_fails_the_study_and_not_the_others(tracker, uri, 
 
 
 def test_a_study_in_which_everything_fails_still_reports(tracker, uri, console):
-    for experiment in (lengths(100), precision.build(SETTINGS), perplexity.build(SETTINGS)):
+    for experiment in (
+        lengths(100),
+        precision.build(taken(precision.Config, SETTINGS)),
+        perplexity.build(taken(perplexity.Config, SETTINGS)),
+    ):
         error = Script(0, 0, error=RuntimeError("no"))
         executor = scripted(error, context_length=16)
         result = study(tracker, console, experiment, executor)
@@ -111,7 +116,9 @@ def test_a_study_in_which_everything_fails_still_reports(tracker, uri, console):
 
 
 def test_a_precision_that_is_forced_is_tracked_as_the_same(tracker, uri, console):
-    result = study(tracker, console, precision.build(SETTINGS, ("float32", "float16")))
+    result = study(
+        tracker, console, precision.build(taken(precision.Config, SETTINGS, dtypes=("float32", "float16")))
+    )
     assert (result.measured, result.failed) == (1, 0)
     tracked = runs(study=result.study.study_id, tracking_uri=uri).set_index("scenario")
     assert tracked.loc["float16", "same_as"] == "float32"
@@ -148,7 +155,12 @@ def test_an_interruption_leaves_nothing_running_and_keeps_what_was_measured(
 ):
     executor = Interrupted(error)
     with pytest.raises(type(error)):
-        study(tracker, console, precision.build(SETTINGS, ("float32", "bfloat16")), executor)
+        study(
+            tracker,
+            console,
+            precision.build(taken(precision.Config, SETTINGS, dtypes=("float32", "bfloat16"))),
+            executor,
+        )
     assert executor.closed
     assert runs(kind=None, status="RUNNING", tracking_uri=uri).empty
     (own,) = studies(tracking_uri=uri).to_dict("records")
@@ -182,7 +194,7 @@ def suite(tracker, console, *experiments, executor=None):
 
 
 def test_a_suite_ties_its_studies_together(tracker, uri, console):
-    result = suite(tracker, console, lengths(4, 8), perplexity.build(SETTINGS))
+    result = suite(tracker, console, lengths(4, 8), perplexity.build(taken(perplexity.Config, SETTINGS)))
     assert result.exit_code == 0
     found = studies(tracking_uri=uri).set_index("experiment")
     assert set(found.index) == {"suite", "prompt_length", "perplexity"}
@@ -215,7 +227,7 @@ def broken_reading(runs):
     ids=["cannot be planned", "raises while it reports"],
 )
 def test_an_experiment_that_breaks_does_not_stop_the_others(tracker, uri, console, broken):
-    result = suite(tracker, console, broken, perplexity.build(SETTINGS))
+    result = suite(tracker, console, broken, perplexity.build(taken(perplexity.Config, SETTINGS)))
     assert result.exit_code == 1
     assert result.results["broken"] is None
     assert result.results["perplexity"].exit_code == 0
@@ -238,7 +250,7 @@ def test_an_interrupted_suite_is_killed_with_its_study(tracker, uri, console):
         suite(
             tracker,
             console,
-            precision.build(SETTINGS, ("float32", "bfloat16")),
+            precision.build(taken(precision.Config, SETTINGS, dtypes=("float32", "bfloat16"))),
             executor=Interrupted(KeyboardInterrupt()),
         )
     assert dict(studies(tracking_uri=uri).set_index("experiment")["status"]) == {
@@ -268,7 +280,9 @@ class SmallMemory(ScriptedEngine):
 def test_out_of_memory_ends_its_batch_size_and_not_the_experiment(tracker, uri, console):
     clock = FakeClock()
     executor = InlineExecutor(lambda v: SmallMemory(clock, Script(0.030, 0.005)), clock)
-    result = study(tracker, console, batching.build(SETTINGS, (1, 2, 4)), executor)
+    result = study(
+        tracker, console, batching.build(taken(batching.Config, SETTINGS, sizes=(1, 2, 4))), executor
+    )
     assert (result.measured, result.failed, result.exit_code) == (2, 1, 1)
     tracked = runs(study=result.study.study_id, tracking_uri=uri).set_index("scenario")
     assert tracked["status"].to_dict() == {"batch_1": "FINISHED", "batch_2": "FINISHED", "batch_4": "FAILED"}

@@ -9,8 +9,9 @@ import pytest
 from mlflow import MlflowClient
 
 from experiments import perplexity, prompt_length
-from experiments.suite import BUILDERS, QUICK_BUILDERS, QUICK_REMARK, experiments_of, quicker
+from experiments.suite import NAMES, Config, experiments_of, quick_remark, quicker
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.options import taken
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.suite import run_suite
@@ -52,8 +53,8 @@ def test_the_report_holds_every_study(tracker, uri, console, tmp_path):
     result = suite(
         tracker,
         console,
-        prompt_length.build(SETTINGS, (4, 8)),
-        perplexity.build(SETTINGS),
+        prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4, 8))),
+        perplexity.build(taken(perplexity.Config, SETTINGS)),
         remarks=("Quick: <less>.",),
     )
     run_id = result.study.run_id
@@ -82,7 +83,12 @@ def test_the_report_holds_every_study(tracker, uri, console, tmp_path):
 
 
 def test_a_failed_scenario_is_in_the_report_with_its_reason(tracker, uri, console, tmp_path):
-    result = suite(tracker, console, prompt_length.build(SETTINGS, (4, 100)), context_length=64)
+    result = suite(
+        tracker,
+        console,
+        prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4, 100))),
+        context_length=64,
+    )
     report = artifact(uri, result.study.run_id, "report.html", tmp_path)
     assert "FAILED (too_long)" in report
     assert "prompt_100 failed: a prompt of 100 tokens" in report
@@ -94,7 +100,9 @@ def broken(*_):
 
 
 def test_an_experiment_whose_reading_breaks_has_its_table_and_its_reason(tracker, uri, console, tmp_path):
-    mistaken = replace(prompt_length.build(SETTINGS, (4, 8)), reading=broken)
+    mistaken = replace(
+        prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4, 8))), reading=broken
+    )
     result = suite(tracker, console, mistaken)
     assert result.exit_code == 1
     assert result.reasons == {"prompt_length": "a <mistake>"}
@@ -105,9 +113,13 @@ def test_an_experiment_whose_reading_breaks_has_its_table_and_its_reason(tracker
 
 
 def test_a_resumed_suite_reports_what_was_measured_before(tracker, uri, console, tmp_path):
-    suite(tracker, console, prompt_length.build(SETTINGS, (4,)))
+    suite(tracker, console, prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4,))))
     again = suite(
-        tracker, console, prompt_length.build(SETTINGS, (4, 8)), perplexity.build(SETTINGS), resume=True
+        tracker,
+        console,
+        prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4, 8))),
+        perplexity.build(taken(perplexity.Config, SETTINGS)),
+        resume=True,
     )
     assert again.results["prompt_length"].measured == 1
     report = artifact(uri, again.study.run_id, "report.html", tmp_path)
@@ -116,11 +128,10 @@ def test_a_resumed_suite_reports_what_was_measured_before(tracker, uri, console,
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_quick_asks_for_less_of_the_same(name):
-    settings = Settings()
-    (full,) = experiments_of([name], settings)
-    (quick,) = experiments_of([name], settings, quick=True)
+    (full,) = experiments_of([name], Config())
+    (quick,) = experiments_of([name], Config(quick=True))
     assert (quick.name, quick.question) == (full.name, full.question)
     assert len(quick.scenarios) <= len(full.scenarios)
     assert sum(each.baseline for each in quick.scenarios) >= 1
@@ -131,31 +142,36 @@ def test_quick_asks_for_less_of_the_same(name):
             assert each.task.max_new_tokens <= 16
 
 
-def test_quick_builders_are_of_the_suite():
-    assert set(QUICK_BUILDERS) <= set(BUILDERS)
-
-
 def test_quick_prompts_are_all_there():
-    (quick,) = experiments_of(["edge_prompts"], Settings(), quick=True)
+    (quick,) = experiments_of(["edge_prompts"], Config(quick=True))
     assert len(quick.scenarios) == 6
 
 
 def test_quicker_keeps_what_is_quick_already():
-    asked = Settings(
+    asked = Config(
         max_new_tokens=4, warmup=0, min_repeats=1, min_seconds=0.0, max_seconds=2.0, dtype="bfloat16"
     )
     assert quicker(asked) == asked
-    assert quicker(Settings()) == replace(
-        Settings(), max_new_tokens=16, min_repeats=2, min_seconds=0.0, max_seconds=8.0
+    assert quicker(Config()) == replace(
+        Config(), max_new_tokens=16, min_repeats=2, min_seconds=0.0, max_seconds=8.0
     )
 
 
 def test_every_precision_that_is_timed_is_scored():
-    (scoring,) = experiments_of(["perplexity"], Settings(dtype="bfloat16"))
+    (scoring,) = experiments_of(["perplexity"], Config(dtype="bfloat16"))
     assert [each.variant.dtype for each in scoring.scenarios] == ["bfloat16", "float32", "float16"]
     assert [each.baseline for each in scoring.scenarios] == [True, False, False]
 
 
-def test_the_remark_says_what_quick_leaves_out():
-    for word in ("16 new tokens", "3 repeats", "prompt lengths", "batch sizes", "edge prompts", "document"):
-        assert word in QUICK_REMARK
+def test_the_remark_says_what_quick_asks_of_each_experiment():
+    remark = quick_remark(NAMES)
+    for words in (
+        "at most 16 new tokens and 3 repeats; ",
+        "prompt_length with lengths 16,128; ",
+        "batching with sizes 1,4, max_new_tokens 8; ",
+        "perplexity with max_length 64; ",
+        "training with model synthetic:tiny, ",
+    ):
+        assert words in remark
+    assert "batching" not in quick_remark(["prompt_length"])
+    assert quick_remark(["baseline"]).startswith("Quick: at most 16 new tokens and 3 repeats. ")

@@ -10,9 +10,7 @@ from llmtrack.engines.registry import load_engine, load_variant
 from llmtrack.quantize.available import available
 from llmtrack.report.console import make_console
 from llmtrack.run.executors import InlineExecutor
-from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
-from llmtrack.scenario import PerplexityTask
 from llmtrack.tracking.mlmodel import mlflow_model
 
 pytestmark = pytest.mark.skipif(
@@ -23,15 +21,19 @@ pytestmark = pytest.mark.skipif(
 def test_a_logged_model_is_loaded_back_and_generates(tracker, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
-    settings = Settings(model="synthetic:tiny", max_new_tokens=4, min_repeats=1, min_seconds=0, max_seconds=1)
-    experiment = quantization.build(
-        settings,
-        ("onnx/int8-weight-only",),
-        quality=PerplexityTask(max_length=16),
+    config = quantization.Config(
+        model="synthetic:tiny",
+        max_new_tokens=4,
+        min_repeats=1,
+        min_seconds=0,
+        max_seconds=1,
+        recipes=("onnx/int8-weight-only",),
+        max_length=16,
         prompt_tokens=8,
         reference_tokens=16,
         log_model=True,
     )
+    experiment = quantization.build(config)
     result = run_study(experiment, tracker=tracker, executor=InlineExecutor(), console=make_console())
     assert result.exit_code == 0
     runs = result.tracked.set_index("scenario")

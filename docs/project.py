@@ -1,0 +1,75 @@
+"""Make MLproject and README's table of experiments from the commands and declarations: python -m docs.project."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from experiments import declarations, suite
+from llmtrack.cli import main as llmtrack_command
+from llmtrack.options import NONE, flag_of, parameters, written
+
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN, END = "<!-- made by `make docs`: experiments -->\n", "<!-- end -->\n"
+HEAD = """# Made by `make docs` from the experiments' configs; a test keeps the two equal. Parameters reach the commands as
+# strings, and the commands check them. `none` means "not given", since MLflow cannot pass an empty one.
+name: llmtrack
+
+conda_env: conda.yaml
+
+entry_points:
+"""
+# `mlflow run` itself decides where runs go.
+NOT_PARAMETERS = ("tracking_uri", "experiment_name")
+# What `llmtrack compare` takes as an entry point.
+COMPARE = ("experiment", "study", "model", "search", "output")
+
+
+def mlproject() -> str:
+    """Return the text of MLproject."""
+    entries = [_experiment(name) for name in (*declarations(), "suite")]
+    known = {parameter.name for parameter in llmtrack_command.commands["compare"].params}
+    assert known.issuperset(COMPARE)
+    entries.append(_entry("compare", "llmtrack compare", [(name, NONE) for name in COMPARE]))
+    return HEAD + "\n".join(entries)
+
+
+def readme(text: str) -> str:
+    """Return README's text with its table of experiments made anew."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + "".join(_rows()) + END + after
+
+
+def _experiment(name: str) -> str:
+    command = importlib.import_module(f"experiments.{name}").main
+    own = [each for each in parameters(command.config) if each.name not in NOT_PARAMETERS]
+    return _entry(name, f"experiments.{name}", [(each.name, written(each.default)) for each in own])
+
+
+def _entry(name: str, module: str, given: Sequence[tuple[str, str]]) -> str:
+    lines = [f"  {name}:", "    parameters:"]
+    lines += [f"      {key}: {{type: string, default: {json.dumps(default)}}}" for key, default in given]
+    command = " ".join([f"python -m {module}", *(f"{flag_of(key)}\0{{{key}}}" for key, _ in given)])
+    wrapped = textwrap.wrap(command, 104, break_on_hyphens=False, break_long_words=False)
+    return (
+        "\n".join([*lines, "    command: >-", *(f"      {line}".replace("\0", " ") for line in wrapped)])
+        + "\n"
+    )
+
+
+def _rows() -> Iterator[str]:
+    yield "| entry point | question |\n| --- | --- |\n"
+    for each in declarations().values():
+        yield f"| `{each.name}` | {' '.join([each.question, each.more]).strip()} |\n"
+    yield f"| `suite` | {suite.QUESTION} {suite.MORE} |\n"
+    yield "| `compare` | The table of what has been tracked so far. |\n"
+
+
+if __name__ == "__main__":
+    (ROOT / "MLproject").write_text(mlproject(), encoding="utf-8")
+    page = ROOT / "README.md"
+    page.write_text(readme(page.read_text(encoding="utf-8")), encoding="utf-8")

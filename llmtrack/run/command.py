@@ -1,0 +1,58 @@
+"""The command of an experiment, made from its config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from llmtrack.experiment import Declaration
+from llmtrack.options import click_options, parameters
+from llmtrack.report.console import make_console
+from llmtrack.run.main import exit_codes, run_experiment
+from llmtrack.run.settings import Settings
+
+USAGE = 2
+
+
+class ConfigCommand(click.Command):
+    """A command whose options are the parameters of a config, which refuses others in one line.
+
+    Attributes:
+        config: the config.
+    """
+
+    def __init__(self, name: str, config: type, run: Callable[[Any], None], **settings: Any) -> None:
+        def callback(**values: Any) -> None:
+            with exit_codes(make_console()):
+                run(config(**values))
+
+        super().__init__(name, callback=callback, params=list(click_options(config)), **settings)
+        self.config = config
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            click.echo(f"error: {self._unknown(error)}", err=True)
+        except click.UsageError as error:
+            click.echo(f"error: {error.format_message()}", err=True)
+        raise click.exceptions.Exit(USAGE)
+
+    def _unknown(self, error: click.NoSuchOption) -> str:
+        # `mlflow run` passes on a parameter that the entry point does not declare, in its own spelling.
+        name = error.option_name.lstrip("-").replace("-", "_")
+        if name in {each.name for each in parameters(Settings)}:
+            return f"{self.name} takes no {name}, which would change nothing here: leave it out"
+        return f"{self.name} has no parameter {name}: it takes {', '.join(each.name for each in parameters(self.config))}"
+
+
+def command(declared: Declaration[Any]) -> ConfigCommand:
+    """Return the command that runs a declared experiment."""
+
+    def run(config: Any) -> None:
+        run_experiment(declared.build(config), config)
+
+    return ConfigCommand(declared.name, declared.config, run, help=declared.question)
