@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 # The convention of a perplexity: figures of two conventions are never compared.
 CONVENTION = ("corpus_digest", "protocol", "max_length", "stride", "bos_rule", "max_tokens")
+# What was really scored, as far as params and metrics tell it: figures of the text need the same text, those per token
+# the same tokens, too. The counts are all that runs of older versions have.
+_SCORED_TEXT = ("bytes_scored", "words_scored", "scored_text_digest")
+_SCORED_TOKENS = ("tokens_scored", "scored_tokens_digest")
 # What a workload's digest is made of, as far as params tell it.
 WORK = (
     "task",
@@ -52,14 +56,43 @@ def why_not(baseline: pd.Series, candidate: pd.Series, metric: str, across_envir
     return ""
 
 
+def scored_key(run: pd.Series, metric: str) -> tuple[str, ...]:
+    """Return what must be equal for a figure of quality of two runs to be compared.
+
+    It depends on the convention, and on what was really scored: a figure of the text (bits per byte, word perplexity)
+    on the text that the scored tokens cover, a figure per token (loss, perplexity) on these tokens as well.
+    """
+    return tuple("" if _missing(run.get(name)) else str(run.get(name)) for name in _scored_by(run, metric))
+
+
+def _scored_by(run: pd.Series, metric: str) -> tuple[str, ...]:
+    """Return the columns of `llmtrack.runs` that a figure of quality depends on.
+
+    Runs of older versions tell no digests: for these one model is one tokenizer, and counts must do for the text.
+    """
+    if metric not in kinds.PER_TOKEN | kinds.PER_TEXT:
+        return CONVENTION
+    names = _SCORED_TOKENS + _SCORED_TEXT if metric in kinds.PER_TOKEN else _SCORED_TEXT
+    digests = [name for name in names if name.endswith("_digest")]
+    return (*CONVENTION, *names, *(("model_id",) if any(_missing(run.get(name)) for name in digests) else ()))
+
+
 def _other_text(baseline: pd.Series, candidate: pd.Series, metric: str) -> str:
-    found = _differing(baseline, candidate, CONVENTION)
-    if found:
+    if found := _differing(baseline, candidate, CONVENTION):
         return f"scored by different conventions ({found})"
-    if metric in kinds.PER_TOKEN and not _equal(baseline, candidate, "tokens_scored"):
-        counts = _differing(baseline, candidate, ("tokens_scored",))
-        return f"the tokenizers differ ({counts}): compare bits_per_byte or word_perplexity"
-    return ""
+    differing = [name for name in _scored_by(baseline, metric) if not _equal(baseline, candidate, name)]
+    if not differing:
+        return ""
+    found = _differing(baseline, candidate, differing)
+    if differing == ["model_id"]:
+        return f"runs that do not say which text was scored, of different models ({found}): score them again"
+    alternative = "compare bits_per_byte or word_perplexity"
+    if not set(differing) & set(_SCORED_TEXT):
+        return f"the tokenizers differ ({found}): {alternative}"
+    both = bool(set(differing) & set(_SCORED_TOKENS))
+    what = "the tokenizers and the scored text differ" if both else "the scored text differs"
+    remedy = f"{alternative}, scored" if metric in kinds.PER_TOKEN else "score"
+    return f"{what} ({found}): {remedy} with bos_rule=model and a max_length that cuts nothing"
 
 
 def _differing_facts(baseline: pd.Series, candidate: pd.Series) -> str:

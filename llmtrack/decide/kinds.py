@@ -22,6 +22,8 @@ QUALITY = frozenset(
         "tokens_scored",
         "bytes_scored",
         "words_scored",
+        "unknown_tokens_scored",
+        "bytes_without_token",
         "windows_scored",
         "tokens_truncated",
         "documents_scored",
@@ -30,6 +32,8 @@ QUALITY = frozenset(
 )
 # Per token of a tokenizer: two tokenizers cut one text into different tokens.
 PER_TOKEN = frozenset({"loss", "loss_stderr", "perplexity", "kl_divergence", "top1_agreement"})
+# Of the text itself, however it is cut into tokens.
+PER_TEXT = frozenset({"bits_per_byte", "word_perplexity"})
 
 _NEEDS: dict[str, Needs] = {
     "model_size_mib": "nothing",

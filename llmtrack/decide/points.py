@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.decide import kinds
-from llmtrack.decide.comparability import CONVENTION
+from llmtrack.decide.comparability import CONVENTION, scored_key
 from llmtrack.decide.matching import newest_of_cell
 from llmtrack.errors import UsageError
 from llmtrack.report.compare import in_order_of_time
@@ -60,6 +60,8 @@ def gather_points(runs: pd.DataFrame, speed: str = SPEED, quality: str = QUALITY
     timed = _commonest(timed, ("environment_id",), "measured in another environment", notes)
     scored = finished[finished[quality].notna()] if quality in finished.columns else finished.iloc[0:0]
     scored = _commonest(scored, CONVENTION, f"whose {quality} is of another convention", notes)
+    scored = scored.assign(scored_key=[str(scored_key(run, quality)) for _, run in scored.iterrows()])
+    scored = _commonest(scored, ("scored_key",), f"whose {quality} is of other tokens or another text", notes)
     return Points(_joined(timed, scored, quality, notes), tuple(notes))
 
 

@@ -64,16 +64,38 @@ class SpecialTokens:
         names: text of each special token by its id.
         bos_id: beginning of a sequence, or None.
         eos_id: end of a sequence, or None.
+        unk_id: what stands for text that the vocabulary does not have, or None.
+        prefix: what the tokenizer puts before every text by itself.
     """
 
     names: Mapping[int, str]
     bos_id: int | None = None
     eos_id: int | None = None
+    unk_id: int | None = None
+    prefix: tuple[int, ...] = ()
 
     @property
     def start_id(self) -> int | None:
-        """The token that a sequence without a prompt starts from: the BOS, or the EOS where there is none."""
-        return self.eos_id if self.bos_id is None else self.bos_id
+        """The token that a sequence without a prompt starts from: the BOS, what texts begin with, or the EOS."""
+        if self.bos_id is not None:
+            return self.bos_id
+        return self.prefix[-1] if self.prefix else self.eos_id
+
+
+@dataclass(frozen=True)
+class Tokenized:
+    """A text as tokens, and which part of it each of them covers.
+
+    Attributes:
+        ids: the token ids.
+        spans: for each token the UTF-8 bytes of the text that it covers, as begin and end: in order and apart, empty
+            where it stands for no text. White space belongs to the token after it. None: the tokenizer does not tell.
+        added: tokens at the front that stand for no text: the tokenizer put them there.
+    """
+
+    ids: list[int]
+    spans: tuple[tuple[int, int], ...] | None
+    added: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,10 +160,15 @@ class Engine(Protocol):
         ...
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text as the model expects them: with a BOS where its tokenizer adds one.
+        """Return the token ids of a text that is to go on, as the model expects them.
 
-        Without `special_tokens` nothing is added.
+        They begin with what the tokenizer puts before every text (a BOS ...), unless the text begins with it already;
+        what it puts after every text is left out. Without `special_tokens` nothing is added.
         """
+        ...
+
+    def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
+        """Return the same token ids, and the part of the text that each of them covers."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from llmtrack.devices import resolve_device
 from llmtrack.engines import tokens
-from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest
+from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest, Tokenized
 from llmtrack.engines.onnx_session import (
     MODEL_FILE,
     OnnxDecoder,
@@ -198,8 +198,12 @@ class OnnxEngine:
         return self._info
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text as the model expects them: with a BOS where its tokenizer adds one."""
-        return tokens.encode(self.tokenizer, text, special_tokens, self._eos_ids)
+        """Return the token ids of a text that is to go on; see `Engine.encode`."""
+        return tokens.encode(self.tokenizer, text, special_tokens)
+
+    def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
+        """Return the same token ids, and the part of the text that each covers."""
+        return tokens.tokenize(self.tokenizer, text, special_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens left out."""

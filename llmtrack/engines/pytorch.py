@@ -12,7 +12,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from llmtrack.devices import resolve_device, resolve_dtype
 from llmtrack.engines import tokens
-from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest
+from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest, Tokenized
 from llmtrack.engines.padding import pad_rows
 from llmtrack.engines.scoring import predicted, sum_nll
 from llmtrack.engines.step import Step, observe_step, stored_tensors
@@ -121,8 +121,12 @@ class TorchEngine:
         return self._info
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text as the model expects them: with a BOS where its tokenizer adds one."""
-        return tokens.encode(self.tokenizer, text, special_tokens, self._eos_ids)
+        """Return the token ids of a text that is to go on; see `Engine.encode`."""
+        return tokens.encode(self.tokenizer, text, special_tokens)
+
+    def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
+        """Return the same token ids, and the part of the text that each covers."""
+        return tokens.tokenize(self.tokenizer, text, special_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens left out."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import accumulate, chain, pairwise, repeat
 from typing import TYPE_CHECKING
 
-from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest, SpecialTokens
+from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest, SpecialTokens, Tokenized
 
 if TYPE_CHECKING:
     import torch
@@ -78,6 +78,13 @@ class ScriptedEngine:
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """Return one id per character."""
         return [min(ord(character), 127) for character in text]
+
+    def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
+        """Return one id per character, which covers its bytes."""
+        ids = self.encode(text, special_tokens)
+        added = len(ids) - len(text)
+        ends = [0] * (added + 1) + list(accumulate(len(character.encode()) for character in text))
+        return Tokenized(ids, tuple(pairwise(ends)), added)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return one character per id, the BOS left out."""

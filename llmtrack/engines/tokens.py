@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.engines.base import SpecialTokens
+from llmtrack.engines.base import SpecialTokens, Tokenized
+from llmtrack.engines.spans import byte_spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+# Texts that some vocabulary has a token for.
+_PROBES = ("a", "0", ".", "\n", "中")
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
@@ -20,21 +24,61 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
     }
     for token in tokenizer.all_special_tokens:
         names[int(tokenizer.convert_tokens_to_ids(token))] = str(token)
-    return SpecialTokens(names, tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return SpecialTokens(
+        names, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, prefix(tokenizer)
+    )
 
 
-def encode(
-    tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool, eos_ids: Collection[int]
-) -> list[int]:
-    """Return the token ids of a text as the model expects them: with a BOS where its tokenizer adds one.
+def prefix(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the ids that a tokenizer puts before every text, found by encoding one with and without them.
 
-    An end-of-sequence token that the tokenizer adds by itself is left out: the text is to go on.
+    The settings that ask for them have many names, and some tokenizers do not heed them.
     """
+    for probe in _PROBES:
+        bare = _ids(tokenizer, probe, special_tokens=False)
+        if not bare:
+            continue
+        if getattr(tokenizer, "is_fast", False):
+            # The mask also tells a token that was added from an unknown one in the same role.
+            encoded = tokenizer(probe, return_special_tokens_mask=True)
+            return tuple(encoded["input_ids"][: encoded["special_tokens_mask"].index(0)])
+        whole = _ids(tokenizer, probe, special_tokens=True)
+        for begin in range(len(whole) - len(bare) + 1):
+            if whole[begin : begin + len(bare)] == bare:
+                return tuple(whole[:begin])
+    return ()
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool) -> list[int]:
+    """Return the token ids of a text that is to go on; see `Engine.encode`."""
+    ids = _ids(tokenizer, text, special_tokens=False)
+    return [*_before(tokenizer, ids), *ids] if special_tokens else ids
+
+
+def tokenize(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool) -> Tokenized:
+    """Return the same token ids, and the part of the text that each covers; see `Engine.tokenize`."""
+    tells = bool(getattr(tokenizer, "is_fast", False))
+    encoded = tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=tells)
+    ids = list(encoded["input_ids"])
+    pieces = tokenizer.convert_ids_to_tokens(ids)
+    spans = byte_spans(text, pieces, encoded["offset_mapping"] if tells else None)
+    before = _before(tokenizer, ids) if special_tokens else []
+    empty = ((0, 0),) * len(before)
+    return Tokenized([*before, *ids], None if spans is None else (*empty, *spans), len(before))
+
+
+def _before(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
+    """Return what is to be put before a text, less what the text itself begins with."""
+    added = list(prefix(tokenizer))
+    doubled = next(
+        size for size in range(len(added), -1, -1) if added[len(added) - size :] == list(ids[:size])
+    )
+    return added[: len(added) - doubled]
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool) -> list[int]:
     # Not verbose: a text longer than the context is no mistake, it is cut into windows later.
-    ids = list(tokenizer(text, add_special_tokens=special_tokens, verbose=False)["input_ids"])
-    while special_tokens and ids and ids[-1] in eos_ids and not text.endswith(tokenizer.decode([ids[-1]])):
-        ids.pop()
-    return ids
+    return list(tokenizer(text, add_special_tokens=special_tokens, verbose=False)["input_ids"])
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

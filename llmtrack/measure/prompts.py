@@ -135,15 +135,15 @@ def _start(engine: Engine, task: GenerateTask, text: str, ids: tuple[int, ...]) 
             "unsupported",
         )
     start = special.start_id
-    role = "the BOS" if special.bos_id is not None else "the EOS, for want of a BOS"
+    role = "the EOS, for want of a BOS" if start == special.eos_id != special.bos_id else "the BOS"
     return _Row((start,), f"empty: starts from {special.names.get(start, start)} ({role})")
 
 
 def _truncate(engine: Engine, ids: tuple[int, ...], limit: _Limit) -> _Row:
-    """Keep the last tokens that fit, and a BOS at the front, which the model expects there."""
+    """Keep the last tokens that fit, and at the front what the model expects before every text."""
     special = engine.info.special_tokens
-    has_bos = special.bos_id is not None and ids[0] == special.bos_id
-    front = ids[:1] if has_bos else ()
+    prefix = special.prefix or ((special.bos_id,) if special.bos_id is not None else ())
+    front = prefix[: limit.tokens] if ids[: len(prefix)] == prefix else ()
     tail = limit.tokens - len(front)
     kept = front + (ids[-tail:] if tail else ())
     rule = f"truncated from {len(ids):,} tokens to the last {len(kept):,}: {limit.reason}"

@@ -11,12 +11,15 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from typing import TypeVar
 
 from llmtrack.errors import UsageError
 from llmtrack.scenario import digest as digest_of
+
+Row = TypeVar("Row")
 
 BUILTIN = "builtin"
 PYDOC = "pydoc"
@@ -41,11 +44,13 @@ class Corpus:
         name: `builtin`, `pydoc` or the file's name; never with folders, since it is tracked.
         texts: the documents in their order, none of them empty, line ends as `\\n`.
         digest: 16 hex digits over the texts and their order, and over nothing else.
+        blank: rows that were left out because they hold no text.
     """
 
     name: str
     texts: tuple[str, ...]
     digest: str
+    blank: int = field(default=0, compare=False)
 
     @classmethod
     def from_texts(cls, name: str, texts: Iterable[str]) -> Corpus:
@@ -57,17 +62,25 @@ class Corpus:
         Raises:
             UsageError: no text is left.
         """
-        kept = tuple(text for text in map(_canonical, texts) if text)
+        rows = [_canonical(text) for text in texts]
+        kept = tuple(text for text in rows if text)
         if not kept:
             raise UsageError(
                 f"corpus {name!r} holds no text: a perplexity needs at least one document that is not blank"
             )
-        return cls(name=name, texts=kept, digest=digest_of(list(kept)))
+        return cls(name, kept, digest_of(list(kept)), len(rows) - len(kept))
 
     @property
     def bytes(self) -> int:
         """UTF-8 bytes of all texts: the denominator of bits per byte."""
         return sum(len(text.encode()) for text in self.texts)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What must be said of the corpus in words."""
+        if not self.blank:
+            return ()
+        return (f"{self.blank} blank row(s) of the corpus {self.name!r} were left out: they hold no text",)
 
 
 def load_corpus(spec: str) -> Corpus:
@@ -79,12 +92,12 @@ def load_corpus(spec: str) -> Corpus:
     - `PATH.txt`: documents are divided by lines that hold only a form feed; in a file without such lines
       by two or more blank lines in a row; in a file without either, the whole file is one document.
     - `PATH.jsonl`: each line is one document: an object with a string field `text`, or a bare JSON string.
-      Blank lines are skipped.
 
-    Files are UTF-8, with or without a byte order mark. `~` is expanded.
+    Documents without text, and blank lines between those of a `.jsonl`, are left out and counted. Files are UTF-8,
+    with or without a byte order mark. `~` is expanded.
 
     Raises:
-        UsageError: no such file, a folder, another extension, unreadable, not UTF-8, a bad line, no text.
+        UsageError: no such file, a folder, another extension, unreadable, not UTF-8, NUL bytes, a bad line, no text.
     """
     if spec == BUILTIN:
         data = resources.files("llmtrack.quality").joinpath("data", "builtin.jsonl").read_bytes()
@@ -146,27 +159,55 @@ def _near(path: Path) -> str:
 
 def _decode(data: bytes, name: str) -> str:
     start = len(_BOM) if data.startswith(_BOM) else 0
+    # ASCII and many other characters of UTF-16 without a mark are UTF-8, too, with NULs between them.
+    nul = data.find(b"\0")
     try:
         text = data[start:].decode("utf-8")
     except UnicodeDecodeError as error:
-        offset = start + error.start
-        encoding = "UTF-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "WINDOWS-1252"
-        raise UsageError(
-            f"corpus {name!r} is not UTF-8 (byte 0x{data[offset]:02x} at offset {offset}): convert it, "
-            f"for example with `iconv -f {encoding} -t UTF-8 OLD > NEW`"
-        ) from error
+        raise _another_encoding(data, name, start + error.start, "is not UTF-8") from error
+    if nul >= 0:
+        raise _another_encoding(data, name, nul, "holds NULs, which no text does")
     return _line_feeds(text)
+
+
+def _another_encoding(data: bytes, name: str, offset: int, what: str) -> UsageError:
+    return UsageError(
+        f"corpus {name!r} {what} (byte 0x{data[offset]:02x} at offset {offset}): convert it, "
+        f"for example with `iconv -f {_probable_encoding(data)} -t UTF-8 OLD > NEW`"
+    )
+
+
+def _probable_encoding(data: bytes) -> str:
+    """Guess an encoding from its mark, or from where NULs are: the high bytes of characters below U+0100."""
+    if data.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
+        return "UTF-32"
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16"
+    nuls = data.count(0)
+    if not nuls:
+        return "WINDOWS-1252"
+    width = 4 if nuls > len(data) / 2 else 2
+    order = "LE" if data[width - 1 :: width].count(0) > data[::width].count(0) else "BE"
+    return f"UTF-{8 * width}{order}"
 
 
 def _plain_text(text: str, name: str) -> list[str]:
     separator = _FORM_FEED_LINE if _FORM_FEED_LINE.search(text) else _BLANK_LINES
-    return separator.split(text)
+    return _without_blank_ends(separator.split(text))
 
 
 def _json_lines(text: str, name: str) -> list[str]:
     # Not splitlines(): it also splits at U+2028 and others, which may stand unescaped in a JSON string.
-    lines = enumerate(text.split("\n"), start=1)
-    return [_json_text(line, f"corpus {name!r}, line {number}") for number, line in lines if line.strip()]
+    lines = _without_blank_ends(list(enumerate(text.split("\n"), start=1)), lambda line: line[1])
+    return [
+        _json_text(line, f"corpus {name!r}, line {number}") if line.strip() else "" for number, line in lines
+    ]
+
+
+def _without_blank_ends(rows: list[Row], text_of: Callable[[Row], str] = str) -> list[Row]:
+    """Leave out what is blank before the first row and after the last: it is the end of a file, not a row."""
+    filled = [number for number, row in enumerate(rows) if text_of(row).strip()]
+    return rows[filled[0] : filled[-1] + 1] if filled else []
 
 
 def _json_text(line: str, where: str) -> str:

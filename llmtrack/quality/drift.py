@@ -73,7 +73,7 @@ def compare_distributions(
         on_row: told how many tokens have been compared, after each text.
 
     Raises:
-        ScenarioError: the vocabularies differ, no text has two tokens, or logits are not finite.
+        ScenarioError: the vocabularies or the tokens of a text differ, no text has two tokens, or logits are not finite.
     """
     if engine.info.vocab_size != reference.info.vocab_size:
         raise ScenarioError(
@@ -84,11 +84,19 @@ def compare_distributions(
     sums = torch.zeros(4, dtype=torch.float64)
     tokens = 0
     for text in texts:
-        ids = encode_text(engine, text, bos_rule, keep=min(max_length, max_tokens - tokens + 1)).ids
-        if len(ids) < 2:
+        keep = min(max_length, max_tokens - tokens + 1)
+        row = encode_text(engine, text, bos_rule, keep)
+        if not row.predicted:
             continue
-        sums += _row(_logits(engine, ids), _logits(reference, ids), ids)
-        tokens += len(ids) - 1
+        if encode_text(reference, text, bos_rule, keep).ids != row.ids:
+            raise ScenarioError(
+                "the reference's tokenizer makes other tokens of the text: their distributions cannot be compared",
+                "unsupported",
+            )
+        first = row.given - 1
+        own, theirs = (_logits(each, row.ids)[first:] for each in (engine, reference))
+        sums += _row(own, theirs, row.ids[first:])
+        tokens += row.predicted
         on_row(tokens)
         if tokens >= max_tokens:
             break

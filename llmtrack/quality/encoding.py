@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from llmtrack.engines.base import Engine
+from llmtrack.engines.base import Engine, Tokenized
 from llmtrack.errors import UsageError
 
 
@@ -13,34 +14,48 @@ class Encoded:
     """A text ready to be scored.
 
     Attributes:
-        ids: its tokens; the first is given, the others are predicted.
-        text: the text of the predicted tokens.
+        ids: its tokens; the first are given, the others are predicted.
+        given: number of the given ones: all that stands before the text, or its first token.
+        text: UTF-8 bytes of the original text that the predicted tokens cover, which may begin or end within a
+            character; None where the tokenizer does not tell.
         cut: tokens at its end that are left out.
+        unknown: predicted tokens that stand for text which the vocabulary does not have.
+        lost: bytes of the text, as far as it was kept, that no token stands for.
     """
 
     ids: list[int]
-    text: str
+    given: int
+    text: bytes | None
     cut: int
+    unknown: int = 0
+    lost: int = 0
 
     @property
-    def bytes(self) -> int:
-        """UTF-8 bytes of the predicted text."""
-        return len(self.text.encode())
+    def predicted(self) -> int:
+        """Number of predicted tokens."""
+        return max(len(self.ids) - self.given, 0)
 
     @property
-    def words(self) -> int:
-        """White-space separated words of the predicted text."""
-        return len(self.text.split())
+    def bytes(self) -> int | None:
+        """UTF-8 bytes of the predicted text; None where the tokenizer does not tell."""
+        return None if self.text is None else len(self.text)
+
+    @property
+    def words(self) -> int | None:
+        """White-space separated words of the predicted text, the parts at its ends included."""
+        return None if self.text is None else len(self.text.decode("utf-8", "replace").split())
 
 
 def encode_text(engine: Engine, text: str, bos_rule: str, keep: int | None = None) -> Encoded:
     """Encode a text by a `bos_rule`.
 
-    - `tokenizer`: as the tokenizer does by itself: some put a beginning-of-sequence token (BOS) before a
-      text, others nothing.
+    - `tokenizer`: with what the tokenizer puts before every text by itself: some put a beginning-of-sequence token
+      (BOS) there, others nothing.
     - `model`: exactly one BOS, or the end-of-sequence token where the tokenizer has no BOS, so that every token
       of the text is predicted. It is what lm-evaluation-harness puts before a rolling log-likelihood.
     - `none`: nothing; the first token of the text is given.
+
+    A text that begins with such a token itself gets no second one. What a tokenizer puts after a text is left out.
 
     Args:
         engine: a loaded engine.
@@ -53,24 +68,48 @@ def encode_text(engine: Engine, text: str, bos_rule: str, keep: int | None = Non
     """
     if bos_rule not in _ENCODERS:
         raise UsageError(f"no bos_rule {bos_rule!r}: use one of {', '.join(_ENCODERS)}")
-    ids = _ENCODERS[bos_rule](engine, text)
-    kept = ids[:keep]
-    # The text itself where all of it is predicted; decoding can lose a leading space.
-    whole = bos_rule == "model" and len(kept) == len(ids)
-    return Encoded(kept, text if whole else engine.decode(kept[1:]), len(ids) - len(kept))
+    tokens = _ENCODERS[bos_rule](engine, text)
+    ids = tokens.ids[:keep]
+    given, cut = max(tokens.added, 1), len(tokens.ids) - len(ids)
+    unknown = _unknown(engine, text, tokens, range(given, len(ids)))
+    if tokens.spans is None:
+        # Of what is known to be all of the text nothing else must be known.
+        return Encoded(ids, given, text.encode() if tokens.added and not cut else None, cut, unknown)
+    data, spans = text.encode(), tokens.spans[: len(ids)]
+    predicted = b"".join(data[begin:end] for begin, end in spans[given:])
+    first = spans[0][1] if spans and not tokens.added else 0
+    last = spans[-1][1] if cut else len(data)
+    return Encoded(ids, given, predicted, cut, unknown, last - first - len(predicted))
 
 
-def _after_prefix(engine: Engine, text: str) -> list[int]:
-    prefix = engine.info.special_tokens.start_id
-    if prefix is None:
+def _unknown(engine: Engine, text: str, tokens: Tokenized, predicted: range) -> int:
+    """Count the unknown among the predicted tokens; where the text itself spells that token, it is known."""
+    special = engine.info.special_tokens
+    if special.unk_id is None:
+        return 0
+    found = [number for number in predicted if tokens.ids[number] == special.unk_id]
+    name = special.names[special.unk_id]
+    if tokens.spans is None:
+        return max(len(found) - text.count(name), 0)
+    data = text.encode()
+    return sum(data[slice(*tokens.spans[number])].strip() != name.encode() for number in found)
+
+
+def _with_start(engine: Engine, text: str) -> Tokenized:
+    start = engine.info.special_tokens.start_id
+    if start is None:
         raise UsageError(
             "bos_rule=model is not possible, the tokenizer has no token to begin with: use bos_rule=none"
         )
-    return [prefix, *engine.encode(text, special_tokens=False)]
+    bare = engine.tokenize(text, special_tokens=False)
+    if bare.ids[:1] == [start]:
+        return bare
+    spans = None if bare.spans is None else ((0, 0), *bare.spans)
+    return Tokenized([start, *bare.ids], spans, added=1)
 
 
-_ENCODERS = {
-    "tokenizer": lambda engine, text: engine.encode(text),
-    "model": _after_prefix,
-    "none": lambda engine, text: engine.encode(text, special_tokens=False),
+_ENCODERS: dict[str, Callable[[Engine, str], Tokenized]] = {
+    "tokenizer": lambda engine, text: engine.tokenize(text),
+    "model": _with_start,
+    "none": lambda engine, text: engine.tokenize(text, special_tokens=False),
 }

@@ -5,12 +5,14 @@ Both weigh by tokens and take the exponential of the global mean; figures of the
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -59,13 +61,17 @@ class Quality:
             is only one.
         perplexity: exp(loss).
         word_perplexity: exp of the nats per white-space separated word of the predicted text; infinity if it
-            has none.
-        bits_per_byte: bits per UTF-8 byte of the predicted text.
+            has none, None where the tokenizer does not tell which text that is.
+        bits_per_byte: bits per UTF-8 byte of the predicted text; None where the tokenizer does not tell, or there is none.
         tokens_scored: predicted tokens.
-        bytes_scored: UTF-8 bytes of their text.
-        words_scored: words of their text.
+        bytes_scored: UTF-8 bytes of the original text that they cover; None where the tokenizer does not tell.
+        words_scored: words of that text; None likewise.
+        unknown_tokens_scored: of the predicted tokens, those that stand for text which the vocabulary does not have.
+        bytes_without_token: bytes of the text, as far as it was kept, that the tokenizer has no token for.
         tokens_truncated: tokens left out: of documents longer than `max_length`, or of the stream after
             `max_tokens`.
+        tokens_digest: digest of the token ids that were read and predicted.
+        text_digest: digest of the text that the predicted tokens cover; None where the tokenizer does not tell.
         batch_losses: mean loss of each batch, in the order they were scored.
         documents_scored: documents with at least one predicted token; None in `rolling`.
         documents_skipped: documents of one token, which predict nothing; None in `rolling`.
@@ -75,16 +81,33 @@ class Quality:
     loss: float
     loss_stderr: float | None
     perplexity: float
-    word_perplexity: float
-    bits_per_byte: float
+    word_perplexity: float | None
+    bits_per_byte: float | None
     tokens_scored: int
-    bytes_scored: int
-    words_scored: int
+    bytes_scored: int | None
+    words_scored: int | None
+    unknown_tokens_scored: int
+    bytes_without_token: int
     tokens_truncated: int
+    tokens_digest: str
+    text_digest: str | None
     batch_losses: tuple[float, ...]
     documents_scored: int | None = None
     documents_skipped: int | None = None
     windows_scored: int | None = None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The numbers that are known, by the names under which they are tracked."""
+        apart = {"batch_losses", "tokens_digest", "text_digest"}
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in apart}
+        return {name: float(value) for name, value in values.items() if value is not None}
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was scored, by the names under which it is tracked."""
+        found = {"scored_tokens_digest": self.tokens_digest, "scored_text_digest": self.text_digest}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 def compute_perplexity(loss: float) -> float:
@@ -127,22 +150,25 @@ def score_documents(
     """
     _check(engine, max_length, batch_size)
     encoded = [encode_text(engine, text, bos_rule, keep=max_length) for text in texts]
-    scorable = [each for each in encoded if len(each.ids) > 1]
+    scorable = [each for each in encoded if each.predicted]
     if not scorable:
         raise ScenarioError(
             "no document has two tokens, so there is nothing to predict: use longer texts", "unsupported"
         )
     order = sorted(range(len(scorable)), key=lambda index: -len(scorable[index].ids))
-    rows: list[Row] = [(ids := scorable[index].ids, Window(0, len(ids), 1)) for index in order]
+    rows: list[Row] = [
+        (each.ids, Window(0, len(each.ids), each.given)) for each in (scorable[index] for index in order)
+    ]
     sorted_sums, batch_losses = _score_rows(engine, rows, batch_size, padding_side, on_batch)
     # Back in the documents' own order, in which the bootstrap draws them.
     sums = [total for _, total in sorted(zip(order, sorted_sums, strict=True))]
-    counts = [len(each.ids) - 1 for each in scorable]
+    counts = [each.predicted for each in scorable]
     return _quality(
         sums,
         counts,
         scorable,
         stderr=stderr_of_ratio(sums, counts),
+        lost=sum(each.lost for each in encoded),
         tokens_truncated=sum(each.cut for each in encoded),
         batch_losses=batch_losses,
         documents_scored=len(scorable),
@@ -185,7 +211,7 @@ def score_rolling(
     """
     _check(engine, max_length, batch_size)
     stream = encode_text(engine, SEPARATOR.join(texts), bos_rule, keep=max_tokens or None)
-    windows = plan_windows(len(stream.ids), max_length, stride or max_length)
+    windows = plan_windows(len(stream.ids), max_length, stride or max_length, stream.given)
     if not windows:
         raise ScenarioError("the text has no token to predict: use a longer one", "unsupported")
     rows: list[Row] = [(stream.ids, window) for window in windows]
@@ -196,6 +222,7 @@ def score_rolling(
         counts,
         [stream],
         stderr=stderr_of_ratio(*gather_blocks(sums, counts, max_length)),
+        lost=stream.lost,
         tokens_truncated=stream.cut,
         batch_losses=batch_losses,
         windows_scored=len(windows),
@@ -251,26 +278,45 @@ def _collate(rows: Sequence[Row], side: str) -> tuple[torch.Tensor, ...]:
 def _quality(
     sums: Sequence[float],
     counts: Sequence[int],
-    texts: Iterable[Encoded],
+    rows: Sequence[Encoded],
     *,
     stderr: float | None,
+    lost: int,
     tokens_truncated: int,
     batch_losses: tuple[float, ...],
     **scored: int,
 ) -> Quality:
     nats, tokens = math.fsum(sums), sum(counts)
-    sizes = [(each.bytes, each.words) for each in texts]
-    scored_bytes, words = sum(size[0] for size in sizes), sum(size[1] for size in sizes)
+    scored_bytes, words = _sum(each.bytes for each in rows), _sum(each.words for each in rows)
+    texts = [each.text for each in rows if each.text is not None]
     return Quality(
         loss=nats / tokens,
         loss_stderr=stderr,
         perplexity=compute_perplexity(nats / tokens),
-        word_perplexity=compute_perplexity(nats / words) if words else math.inf,
-        bits_per_byte=nats / math.log(2) / max(scored_bytes, 1),
+        word_perplexity=None if words is None else compute_perplexity(nats / words) if words else math.inf,
+        bits_per_byte=nats / math.log(2) / scored_bytes if scored_bytes else None,
         tokens_scored=tokens,
         bytes_scored=scored_bytes,
         words_scored=words,
+        unknown_tokens_scored=sum(each.unknown for each in rows),
+        bytes_without_token=lost,
         tokens_truncated=tokens_truncated,
+        tokens_digest=_digest(np.asarray(each.ids, dtype="<i8").tobytes() for each in rows),
+        text_digest=_digest(texts) if len(texts) == len(rows) else None,
         batch_losses=batch_losses,
         **scored,
     )
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    """Return a sum, or None if a part of it is not known."""
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    """Return 16 hex digits that tell the parts, their order and where each ends."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(hashlib.sha256(part).digest())
+    return whole.hexdigest()[:16]

@@ -34,8 +34,8 @@ class Window:
         return self.end - self.first_scored
 
 
-def plan_windows(tokens: int, max_length: int, stride: int) -> tuple[Window, ...]:
-    """Cover a stream with windows so that each token after the first is scored exactly once.
+def plan_windows(tokens: int, max_length: int, stride: int, given: int = 1) -> tuple[Window, ...]:
+    """Cover a stream with windows so that each token after the given ones is scored exactly once.
 
     The first window scores all that it predicts. Each later one reads the `max_length` tokens before its last
     target and scores the `stride` tokens that are new; of the last window, fewer are. So a scored token has at
@@ -48,21 +48,24 @@ def plan_windows(tokens: int, max_length: int, stride: int) -> tuple[Window, ...
         tokens: number of tokens, the given first one included.
         max_length: tokens that the model reads at most.
         stride: new tokens of each window after the first.
+        given: tokens at the beginning that are not scored: more than one where more stands before the text.
 
     Returns:
         The windows in the order of the stream; none if there is nothing to predict.
 
     Raises:
         UsageError: `max_length` or `stride` is under 1, or `stride` is over `max_length`, which would leave
-            tokens without a prediction.
+            tokens without a prediction, or a window does not reach past the given tokens.
     """
     if max_length < 1:
         raise UsageError(f"max_length {max_length} is not possible: use 1 or more")
     if not 1 <= stride <= max_length:
         raise UsageError(f"stride {stride} is not possible: use 1 to max_length, which is {max_length}")
-    if tokens < 2:
+    if not 1 <= given <= max_length:
+        raise UsageError(f"max_length {max_length} is not possible: {given} tokens stand before the text")
+    if tokens <= given:
         return ()
-    windows = [Window(0, min(tokens, max_length + 1), 1)]
+    windows = [Window(0, min(tokens, max_length + 1), given)]
     while (done := windows[-1].end) < tokens:
         end = min(done + stride, tokens)
         windows.append(Window(end - 1 - max_length, end, done))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from llmtrack.engines.base import Engine
 from llmtrack.measure.interference import busy_warning, read_cpu
@@ -24,8 +24,6 @@ from llmtrack.scenario import (
     Variant,
     workload_id,
 )
-
-_FIGURES = tuple(field.name for field in fields(Quality) if field.name != "batch_losses")
 
 
 @dataclass(frozen=True)
@@ -166,8 +164,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     engine.reset_peak_memory()
     quality = _score(task, engine, corpus, on_batch)
     seconds, peak = clock() - start, engine.peak_memory_bytes()
-    figures = {figure: getattr(quality, figure) for figure in _FIGURES}
-    metrics = {figure: float(value) for figure, value in figures.items() if value is not None}
+    metrics = quality.figures
     if seconds > 0:
         metrics["score_tokens_per_sec"] = quality.tokens_scored / seconds
     emit(
@@ -178,9 +175,16 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     facts: dict[str, Scalar] = {
         "corpus": corpus.name,
         "corpus_digest": corpus.digest,
+        "corpus_blank_rows": corpus.blank,
         "stride": task.window_stride,
+        **quality.facts,
     }
-    warnings = _quality_warnings(quality, task) + busy_warning(before, read_cpu())
+    warnings = (
+        corpus.warnings
+        + quality_warnings(quality)
+        + _cut_warnings(quality, task)
+        + busy_warning(before, read_cpu())
+    )
     return Scored(corpus, metrics, facts, warnings, quality.batch_losses, peak)
 
 
@@ -210,7 +214,27 @@ def _score(
     )
 
 
-def _quality_warnings(quality: Quality, task: PerplexityTask) -> tuple[str, ...]:
+def quality_warnings(quality: Quality) -> tuple[str, ...]:
+    """Return what must be said of the text that was scored."""
+    found = []
+    if unknown := quality.unknown_tokens_scored:
+        found.append(
+            f"{unknown} of {quality.tokens_scored} scored tokens stand for text that the vocabulary does not have: to "
+            "predict that something unknown comes is easier than what comes, so figures of the text look too good"
+        )
+    if lost := quality.bytes_without_token:
+        found.append(
+            f"the tokenizer has no token for {lost} bytes of the text: they are neither predicted nor counted"
+        )
+    if quality.bytes_scored is None:
+        found.append(
+            "this tokenizer does not tell which text its tokens cover, so there are no bits_per_byte and no "
+            "word_perplexity: use bos_rule=model and a max_length that cuts nothing, or a fast tokenizer"
+        )
+    return tuple(found)
+
+
+def _cut_warnings(quality: Quality, task: PerplexityTask) -> tuple[str, ...]:
     found = []
     # What max_tokens leaves out of a stream was asked for.
     if quality.tokens_truncated and task.protocol == "documents":

@@ -11,9 +11,10 @@ from llmtrack.engines.base import GenerateRequest
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.statistics import summarize_rate
 from llmtrack.measure.timing import Clock
-from llmtrack.quality.perplexity import Quality, compute_perplexity
+from llmtrack.quality.perplexity import compute_perplexity
 from llmtrack.run.events import Begun, Log, Progress, Steps, Warn
 from llmtrack.run.outcomes import MIB, Emit, engine_metrics, failure_of
+from llmtrack.run.scoring import quality_warnings
 from llmtrack.run.stopping import stop_in_order
 from llmtrack.scenario import Failure, Measurement, Outcome, Scenario, StepValues, TrainTask, workload_id
 from llmtrack.train import checkpoint
@@ -25,8 +26,6 @@ BUNCH_SECONDS = 5.0
 
 PROMPT_TOKENS = 16
 """Tokens of the held-out text that a sample goes on from."""
-
-_FIGURES = tuple(field.name for field in fields(Quality) if field.name != "batch_losses")
 
 
 def measure_training(scenario: Scenario, task: TrainTask, emit: Emit, clock: Clock) -> None:
@@ -162,7 +161,7 @@ class _Training:
         self._emit(Progress(self._scenario.name, f"evaluating after step {step}", step / self._task.steps))
         quality = session.score()
         if not session.before:
-            session.before = _figures(quality)
+            session.before = quality.figures
         if self._task.sample_tokens:
             session.samples[str(step)] = self._sample()
         return quality.loss
@@ -196,7 +195,8 @@ class _Training:
     def _finished(self, how: str, peak: int | None, busy: tuple[str, ...]) -> Measurement:
         session, state = self._session, self._session.state
         session.load_best()
-        metrics = engine_metrics(session.engine) | _figures(session.score())
+        quality = session.score()
+        metrics = engine_metrics(session.engine) | quality.figures
         metrics |= {f"{name}_before": session.before[name] for name in ("loss", "perplexity")}
         metrics |= {
             "train_loss": self._last_loss(),
@@ -219,11 +219,11 @@ class _Training:
         return Measurement(
             scenario=self._scenario,
             workload_id=workload_id(self._task, str(session.facts["corpus_digest"])),
-            facts=session.facts | {"ended": how},
+            facts=session.facts | quality.facts | {"ended": how},
             metrics=metrics,
             summaries=summaries,
             samples=dict.fromkeys(summaries, rates),
-            warnings=busy + session.engine.info.warnings,
+            warnings=busy + session.warnings + quality_warnings(quality) + session.engine.info.warnings,
             sample_text=session.samples.get(str(state.best_step)),
             tags=dict(session.engine.info.tags),
             started_at=session.started_at,
@@ -279,8 +279,3 @@ class _Training:
 def _loop_settings(task: TrainTask, autocast: bool) -> LoopSettings:
     names = [field.name for field in fields(LoopSettings) if field.name != "autocast"]
     return LoopSettings(**{name: getattr(task, name) for name in names}, autocast=autocast)
-
-
-def _figures(quality: Quality) -> dict[str, float]:
-    found = {name: getattr(quality, name) for name in _FIGURES}
-    return {name: float(value) for name, value in found.items() if value is not None}

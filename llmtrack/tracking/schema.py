@@ -307,8 +307,28 @@ METRICS: tuple[Metric, ...] = (
         "best_step", "steps", "-", "the step, from 1, after which the validation loss was lowest", "argmin"
     ),
     Metric("tokens_scored", "tokens", "-", "tokens that were really predicted (after the shift)", "count"),
-    Metric("bytes_scored", "bytes", "-", "UTF-8 bytes of the text that was scored", "count"),
+    Metric(
+        "bytes_scored",
+        "bytes",
+        "-",
+        "UTF-8 bytes of the original text that the scored tokens cover; absent where the tokenizer does not tell",
+        "count",
+    ),
     Metric("words_scored", "words", "-", "white-space separated words of that text", "count"),
+    Metric(
+        "unknown_tokens_scored",
+        "tokens",
+        "lower",
+        "scored tokens that stand for text which the vocabulary does not have",
+        "count",
+    ),
+    Metric(
+        "bytes_without_token",
+        "bytes",
+        "lower",
+        "bytes of the text that the tokenizer makes no token of: neither scored nor in bytes_scored",
+        "count",
+    ),
     Metric("windows_scored", "windows", "-", "windows over the stream, in `rolling`", "count"),
     Metric(
         "tokens_truncated",
@@ -394,6 +414,17 @@ PARAMS: tuple[Param, ...] = (
     Param("repeats", int, "counted calls really made"),
     Param("corpus", str, "corpus that is scored or trained on"),
     Param("corpus_digest", str, "digest of the corpus' text"),
+    Param("corpus_blank_rows", int, "rows of the corpus that were left out because they hold no text"),
+    Param(
+        "scored_text_digest",
+        str,
+        "digest of the original text that the scored tokens cover; absent where the tokenizer does not tell",
+    ),
+    Param(
+        "scored_tokens_digest",
+        str,
+        "digest of the token ids that were read and predicted: what the tokenizer made of the text",
+    ),
     Param("protocol", str, "perplexity protocol; two protocols are never compared"),
     Param(
         "max_length",

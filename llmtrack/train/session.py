@@ -65,6 +65,7 @@ class Session:
         samples: text generated at each evaluation, by its step.
         before: figures of the held-out part before the first step.
         resumed: whether it goes on from a checkpoint.
+        warnings: findings about the corpus in words.
     """
 
     variant: Variant
@@ -83,6 +84,7 @@ class Session:
     samples: dict[str, str] = field(default_factory=dict)
     before: dict[str, float] = field(default_factory=dict)
     resumed: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -196,6 +198,7 @@ def open_session(variant: Variant, task: TrainTask) -> Session:
         optimizer=make_optimizer(engine.model, task.weight_decay),
         dataset=_windows(engine, split, task),
         split=split,
+        warnings=corpus.warnings,
         scoring=replace(task.scoring, bos_rule=_bos_rule(engine)),
         autocast=autocast,
         facts={},

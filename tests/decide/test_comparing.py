@@ -126,6 +126,55 @@ def test_perplexities_of_different_conventions_are_not_compared(tracker, uri, ot
         compare(**chosen, metrics=["perplexity"])
 
 
+SCORED = {"scored_text_digest": "t1", "scored_tokens_digest": "k1"}
+
+
+def of_text(model="m", tokens=499.0, size=499.0, **digests):
+    return {
+        "metrics": {"tokens_scored": tokens, "bytes_scored": size, "words_scored": 90.0},
+        "facts": {**SCORED, **digests, "model_id": model},
+    }
+
+
+@pytest.mark.parametrize(
+    ("other", "metric", "message"),
+    [
+        # Equal counts of tokens, of another stretch of text.
+        (
+            of_text(size=783.0, scored_text_digest="t2", scored_tokens_digest="k2"),
+            "perplexity",
+            "the tokenizers and the scored text differ .*bytes_scored: 499 against 783.*bos_rule=model",
+        ),
+        (of_text(size=783.0, scored_text_digest="t2"), "bits_per_byte", "the scored text differ"),
+        (of_text(scored_text_digest="t2"), "bits_per_byte", "scored_text_digest: t1 against t2"),
+        (of_text(scored_tokens_digest="k2"), "loss", "the tokenizers differ .*compare bits_per_byte"),
+        (of_text(scored_text_digest=None), "perplexity", "scored_text_digest: t1 against not given"),
+    ],
+)
+def test_the_scored_text_and_its_tokens_must_be_equal(tracker, uri, other, metric, message):
+    other["facts"] = {name: value for name, value in other["facts"].items() if value is not None}
+    chosen = tracked_pair(tracker, uri, scored(**of_text()), scored(**other))
+    with pytest.raises(UsageError, match=message):
+        compare(**chosen, metrics=[metric])
+
+
+def test_one_text_cut_into_other_tokens_has_comparable_bits(tracker, uri):
+    other = scored(**of_text("n", tokens=300.0, scored_tokens_digest="k2"))
+    chosen = tracked_pair(tracker, uri, scored(**of_text()), other)
+    assert list(compare(**chosen, metrics=["bits_per_byte"])["verdict"]) == ["same"]
+
+
+@pytest.mark.parametrize(("model", "compared"), [("m", True), ("n", False)])
+def test_runs_that_tell_no_digest_are_compared_within_a_model_only(tracker, uri, model, compared):
+    one, other = ({**of_text(name), "facts": {"model_id": name}} for name in ("m", model))
+    chosen = tracked_pair(tracker, uri, scored(**one), scored(**other))
+    if compared:
+        assert list(compare(**chosen, metrics=["perplexity"])["verdict"]) == ["same"]
+        return
+    with pytest.raises(UsageError, match=r"do not say which text was scored.*m against n.*score them again"):
+        compare(**chosen, metrics=["perplexity"])
+
+
 def test_bits_per_byte_are_compared_across_tokenizers_and_machines(tracker, uri):
     other = scored(metrics={"tokens_scored": 120.0, "bits_per_byte": 1.1}, facts={"dtype": "int8"})
     chosen = tracked_pair(tracker, uri, scored(), other, (ENVIRONMENT, {**ENVIRONMENT, "threads": "4"}))

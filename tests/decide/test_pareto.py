@@ -119,6 +119,32 @@ def test_what_is_not_comparable_is_left_out_and_said():
     ]
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"scored_tokens_digest": "k2", "tokens_scored": 2500.0},
+        {"scored_text_digest": "t2", "bytes_scored": 900.0},
+        {"scored_tokens_digest": None, "scored_text_digest": None},
+    ],
+)
+def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_and_said(other):
+    same = {"scored_tokens_digest": "k", "scored_text_digest": "t", "tokens_scored": 1000.0}
+    same["bytes_scored"] = 4000.0
+    runs = frame(
+        timed("a", 10.0),
+        timed("b", 20.0, quantization="int8"),
+        timed("c", 30.0, quantization="int4"),
+        scored("ppl", 20.0, **same),
+        scored("ppl8", 21.0, quantization="int8", **same),
+        scored("ppl4", 12.0, quantization="int4", **{**same, **other}),
+    )
+    points = gather_points(runs)
+    assert list(points.runs["perplexity"].fillna(0)) == [20.0, 21.0, 0]
+    assert points.notes[0].startswith(
+        "1 runs whose perplexity is of other tokens or another text are left out"
+    )
+
+
 def test_nothing_to_choose_among():
     with pytest.raises(UsageError, match="no finished run has tokens_per_sec"):
         gather_points(frame(scored("ppl", 20.0)))

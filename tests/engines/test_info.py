@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from tokenizers import processors
 
 from llmtrack.engines import pytorch
 from llmtrack.engines.pytorch import TorchEngine
@@ -119,17 +120,9 @@ def test_text_round_trip(engine):
 
 
 def test_an_end_that_the_tokenizer_appends_is_not_part_of_a_prompt(tiny, monkeypatch):
-    eos = tiny.tokenizer.eos_token_id
-
-    class Appending:
-        def __getattr__(self, name):
-            return getattr(tokenizer, name)
-
-        def __call__(self, text, **settings):
-            return {"input_ids": [*tokenizer(text, **settings)["input_ids"], eos]}
-
-    tokenizer = tiny.tokenizer
-    monkeypatch.setattr(tiny, "tokenizer", Appending())
+    appended = processors.TemplateProcessing(single="$A <|pad|>", special_tokens=[("<|pad|>", 258)])
+    monkeypatch.setattr(tiny.tokenizer.backend_tokenizer, "post_processor", appended)
+    assert tiny.tokenizer("ab")["input_ids"] == [97, 98, 258]
     assert tiny.encode("ab") == [97, 98]
 
 

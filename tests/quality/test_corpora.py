@@ -165,6 +165,33 @@ def test_a_bad_jsonl_line_is_named(tmp_path: Path, line: str, parts: list[str]) 
     assert str(tmp_path) not in message
 
 
+@pytest.mark.parametrize(
+    ("content", "blank"),
+    [
+        (jsonl("One.", "Two."), 0),
+        (jsonl("One.", "", {"text": " \n"}, {"text": "\u3000"}, "Two."), 3),
+        (jsonl("", "One.", ""), 2),
+        ('\n\n"One."\n\n  \n"Two."\n\n\n', 2),
+    ],
+)
+def test_blank_rows_are_counted_and_said(tmp_path: Path, content: str, blank: int) -> None:
+    corpus = load_corpus(write(tmp_path, "a.jsonl", content))
+    assert corpus.blank == blank
+    said = [f"{blank} blank row(s) of the corpus 'a.jsonl' were left out: they hold no text"]
+    assert list(corpus.warnings) == (said if blank else [])
+
+
+@pytest.mark.parametrize(
+    ("content", "blank"),
+    [
+        ("One.\n\n\n\n\nTwo.\n\n\n", 0),  # blank lines are what divides
+        ("\f\nOne.\n\f\n \n\f\n\f\nTwo.\n\f\n", 2),
+    ],
+)
+def test_blank_documents_between_form_feeds_are_counted(tmp_path: Path, content: str, blank: int) -> None:
+    assert load_corpus(write(tmp_path, "a.txt", content)).blank == blank
+
+
 # --- either
 
 
@@ -228,6 +255,26 @@ def test_another_encoding_is_refused_with_its_offset(
     assert f"offset {offset})" in message
     assert byte in message
     assert f"iconv -f {encoding} -t UTF-8" in message
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+@pytest.mark.parametrize("text", ['"Plain English."\n', '"Ein Übermaß, 100 °C"\n', '"中文文本, abc"\n'])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+def test_wide_characters_without_a_mark_are_refused(
+    tmp_path: Path, name: str, text: str, encoding: str
+) -> None:
+    message = refusal(write(tmp_path, name, text.encode(encoding)))
+    assert f"iconv -f {encoding.replace('-le', 'LE').replace('-be', 'BE').upper()} -t UTF-8" in message
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_wide_characters_with_a_mark_are_refused(tmp_path: Path, encoding: str) -> None:
+    assert f"iconv -f {encoding.upper()} -t" in refusal(write(tmp_path, "a.txt", "One.".encode(encoding)))
+
+
+def test_a_single_nul_is_named(tmp_path: Path) -> None:
+    message = refusal(write(tmp_path, "a.txt", "café\0 au lait"))
+    assert "holds NULs, which no text does (byte 0x00 at offset 5)" in message
 
 
 def test_a_missing_file_is_refused_with_near_names(tmp_path: Path) -> None:

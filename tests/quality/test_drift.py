@@ -37,6 +37,15 @@ def test_divergence_by_hand():
     assert drift.tokens == 2
 
 
+def test_distributions_over_other_tokens_are_not_compared():
+    class Shouting(Fixed):
+        def encode(self, text, special_tokens=True):
+            return super().encode(text.upper(), special_tokens)
+
+    with pytest.raises(ScenarioError, match="other tokens of the text"):
+        compare_distributions(Fixed(0.5, 0.5), Shouting(0.5, 0.5), ["aab"])
+
+
 def test_agreement_is_the_share_of_equal_first_choices():
     assert compare_distributions(Fixed(0.6, 0.4), Fixed(0.9, 0.1), ["aaa"]).top1_agreement == 1.0
     assert compare_distributions(Fixed(0.4, 0.6), Fixed(0.9, 0.1), ["aaa"]).top1_agreement == 0.0

@@ -50,14 +50,10 @@ def test_by_hand():
 
 
 def test_bits_are_per_byte_and_not_per_token():
-    # Tokens 1 and 2 of two bytes each: twice the bytes, half the bits.
-    class TwoBytes(ScriptedEngine):
-        def decode(self, ids):
-            return "é" * len(ids)
-
-    quality = score_documents(TwoBytes(FakeClock(), Script(1.0, 1.0)), ["abc"])
-    assert (quality.tokens_scored, quality.bytes_scored) == (2, 4)
-    assert quality.bits_per_byte == pytest.approx(0.5 / math.log(2))
+    # b and c are one byte each, é two: 4 bytes of 3 tokens.
+    quality = score_documents(scripted(), ["abcé"])
+    assert (quality.tokens_scored, quality.bytes_scored) == (3, 4)
+    assert quality.bits_per_byte == pytest.approx(0.75 / math.log(2))
 
 
 LN2 = math.log(2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -18,6 +19,7 @@ from llmtrack.run.scoring import measure_perplexity
 from llmtrack.scenario import Measurement, PerplexityTask, Scenario, Variant, from_json, to_json, workload_id
 from llmtrack.tracking.records import params_of
 from llmtrack.tracking.schema import METRIC_BY_NAME, PARAM_BY_NAME
+from tests.quality.tokenizers import SlowTokenizer, TokenizingEngine, word_piece, wrap
 
 ROLLING = PerplexityTask(protocol="rolling", max_length=64, stride=16, bos_rule="none", max_tokens=1000)
 
@@ -86,9 +88,9 @@ def test_a_stride_of_zero_is_the_length_of_a_window() -> None:
     assert PerplexityTask().window_stride == 0
 
 
-def measured(task: PerplexityTask) -> Measurement:
+def measured(task: PerplexityTask, engine: ScriptedEngine | None = None) -> Measurement:
     events: list[Event] = []
-    engine = ScriptedEngine(FakeClock(), Script(1.0, 1.0))
+    engine = engine or ScriptedEngine(FakeClock(), Script(1.0, 1.0))
     measure_perplexity(Scenario("ppl", Variant(), task), task, engine, events.append, FakeClock())
     (outcome,) = [event for event in events if isinstance(event, Measurement)]
     return outcome
@@ -142,3 +144,25 @@ def test_the_reading_states_the_convention() -> None:
     documents = perplexity.reading(pd.DataFrame([run(measured(PerplexityTask(max_length=64)))]))
     assert "at most 64 tokens a document, BOS rule tokenizer;" in documents[1]
     assert "of 25 documents" in documents[2]
+
+
+def test_what_is_left_out_or_unknown_is_counted_and_said(tmp_path: Path) -> None:
+    # [CLS] one [UNK], [CLS] [UNK] and a blank row; the NUL goes without a token.
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text('"one xyz"\n""\n"\\u0000xy"\n', encoding="utf-8")
+    engine = wrap(word_piece(), unk_token="[UNK]")
+    done = measured(PerplexityTask(corpus=str(corpus)), engine)
+    assert done.facts["corpus_blank_rows"] == 1
+    assert (done.metrics["unknown_tokens_scored"], done.metrics["tokens_scored"]) == (2, 3)
+    assert (done.metrics["bytes_scored"], done.metrics["bytes_without_token"]) == (9, 1)
+    for words in ("1 blank row(s)", "2 of 3 scored tokens", "no token for 1 bytes"):
+        assert any(words in warning for warning in done.warnings)
+
+
+def test_a_text_that_cannot_be_told_is_said(tmp_path: Path) -> None:
+    corpus = tmp_path / "a.txt"
+    corpus.write_text("é ab", encoding="utf-8")
+    done = measured(PerplexityTask(corpus=str(corpus)), TokenizingEngine(SlowTokenizer()))
+    assert "bits_per_byte" not in done.metrics
+    assert "scored_text_digest" not in done.facts
+    assert any("does not tell which text its tokens cover" in warning for warning in done.warnings)

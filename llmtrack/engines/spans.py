@@ -1,0 +1,105 @@
+"""Which bytes of a text each of its tokens covers, from the characters that a tokenizer says it covers."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from llmtrack.models.bytelevel import byte_symbols
+
+Span = tuple[int, int]
+
+_BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
+
+
+def byte_spans(text: str, pieces: Sequence[str], offsets: Sequence[Span] | None) -> tuple[Span, ...] | None:
+    """Return the UTF-8 bytes of a text that each token covers, in order and apart; None if nothing tells.
+
+    Where the tokens are spelled in the very bytes of the text, that is all there is to know. Otherwise a tokenizer's
+    offsets tell: they count characters, may leave white space out or share a character. Here white space before a
+    token belongs to it, and after the last to that; accents that a normalizer composed or took away belong to the
+    letter. Of a character that several tokens share each has its own bytes, where tokens are made of bytes; otherwise
+    the last of them has it. What is in no span has no token.
+
+    Args:
+        text: the original text, before it was normalized.
+        pieces: each token as the vocabulary spells it.
+        offsets: first character and one past the last of each token; None where the tokenizer does not tell.
+    """
+    own = _own_bytes(pieces, text.encode())
+    if own is not None:
+        return tuple(pairwise(accumulate(own, initial=0)))
+    return None if offsets is None else _from_offsets(text, pieces, offsets)
+
+
+def _from_offsets(text: str, pieces: Sequence[str], offsets: Sequence[Span]) -> tuple[Span, ...]:
+    spans = _widened(text, offsets)
+    size = list(accumulate((len(character.encode()) for character in text), initial=0))
+    found: list[Span] = []
+    first = 0
+    while first < len(spans):
+        last = first
+        while last + 1 < len(spans) and spans[last + 1][0] < spans[last][1]:
+            last += 1
+        group = spans[first : last + 1]
+        begin, end = group[0][0], group[-1][1]
+        ends = [size[min(each[1], after[0])] for each, after in pairwise(group)]
+        if ends:
+            own = _own_bytes(pieces[first : last + 1], text[begin:end].encode())
+            ends = ends if own is None else [size[begin] + count for count in accumulate(own[:-1])]
+        found += pairwise([size[begin], *ends, size[end]])
+        first = last + 1
+    return tuple(found)
+
+
+def _widened(text: str, offsets: Sequence[Span]) -> list[Span]:
+    """Give the characters between tokens to one of them where they belong to it."""
+    spans: list[Span] = []
+    done = 0
+    for begin, end in offsets:
+        # What a normalizer put between characters is said to be before them.
+        begin, end = begin if begin < end else max(begin, done), max(end, done)
+        if begin > done:
+            marks = _run(text, done, begin)
+            if spans and marks > done:
+                spans[-1] = (spans[-1][0], marks)
+            begin = marks + len(text[marks:begin].rstrip())
+        spans.append((begin, end))
+        done = end
+    if spans:
+        marks = _run(text, done, len(text))
+        end = len(text) if not text[marks:].strip() else marks
+        spans[-1] = (spans[-1][0], end)
+    return spans
+
+
+def _run(text: str, begin: int, end: int) -> int:
+    """Return where a run of combining marks ends."""
+    while begin < end and unicodedata.category(text[begin]).startswith("M"):
+        begin += 1
+    return begin
+
+
+def _own_bytes(pieces: Sequence[str], covered: bytes) -> list[int] | None:
+    """Return how many bytes each piece has of what they cover together; None if they are not made of these bytes."""
+    for spell in (_byte_level, _byte_fallback):
+        parts = [spell(piece) for piece in pieces]
+        joined = b"".join(parts)
+        # Some tokenizers put a space before a text that is not there.
+        extra = len(joined) - len(covered)
+        if parts and extra in (0, 1) and joined == b" " * extra + covered:
+            return [len(parts[0]) - extra, *map(len, parts[1:])]
+    return None
+
+
+def _byte_level(piece: str) -> bytes:
+    if all(symbol in _BYTE_OF_SYMBOL for symbol in piece):
+        return bytes(_BYTE_OF_SYMBOL[symbol] for symbol in piece)
+    return piece.encode()  # an added token is spelled as it is
+
+
+def _byte_fallback(piece: str) -> bytes:
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes.fromhex(piece[3:5])
+    return piece.replace("\u2581", " ").encode()
