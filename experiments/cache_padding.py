@@ -13,6 +13,7 @@ from llmtrack.report.plots import bar_plot, line_plot, measured
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, Scenario
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,7 +100,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
     done = measured(cache, "total_latency_s")
     lines = []
     longest = done[done["max_new_tokens"] == done["max_new_tokens"].max()]
-    with_cache, without = longest[longest["use_cache"]], longest[~longest["use_cache"]]
+    with_cache, without = (longest[ask.where(longest, "use_cache", used)] for used in CACHES)
     if len(with_cache) and len(without):
         on, off = with_cache.iloc[0], without.iloc[0]
         lines.append(
@@ -112,7 +113,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
 
 
 def _parts(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    padded = runs["scenario"].str.startswith("pad_")
+    padded = runs["scenario"].str.startswith("pad_").fillna(False).astype(bool)
     return runs[~padded], runs[padded]
 
 

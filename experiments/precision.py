@@ -14,6 +14,7 @@ from llmtrack.report.plots import bar_plot, measured
 from llmtrack.run.command import command
 from llmtrack.run.settings import BackendOption, ModelOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, Scenario
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,13 +76,13 @@ def reading(runs: pd.DataFrame) -> list[str]:
     lines = [f"Fastest: {fastest['dtype']} with {fastest['tokens_per_sec']:.2f} tokens/s."]
     base = done.iloc[0]
     for _, run in done.iloc[1:].iterrows():
-        same = "the same" if run["output_digest"] == base["output_digest"] else "other"
+        same = "the same" if ask.equal(run, base, "output_digest") else "other"
         lines.append(
             f"{run['dtype']} against {base['dtype']}: the call takes {say.change(base, run, 'total_latency_s')}, "
             f"the weights take {run['model_size_mib'] / base['model_size_mib']:.0%} of the memory, "
             f"and greedy decoding gives {same} tokens."
         )
-    for _, run in runs[runs["outcome"] == "same_as"].iterrows():
+    for _, run in runs[ask.where(runs, "outcome", "same_as")].iterrows():
         lines.append(f"{run['scenario']} was not measured on its own: {run['reason']}.")
     lines.append(
         "Speed is half of the choice: the perplexity experiment with the same dtype tells what it costs."

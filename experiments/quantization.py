@@ -18,6 +18,7 @@ from llmtrack.report.table import Focus
 from llmtrack.run.command import command
 from llmtrack.run.settings import ModelOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, PerplexityTask, QualityCheck, Scalar, Scenario, Variant
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -163,7 +164,7 @@ def on_best(experiment: Experiment, variants: Mapping[str, Variant], runs: pd.Da
         variants: the variants of this one's scenarios, by the scenario's name.
         runs: tracked runs, this experiment's among them.
     """
-    best = best_quantized(runs[runs["experiment"] == "quantization"])
+    best = best_quantized(runs[ask.where(runs, "experiment", "quantization")])
     if best is None:
         return experiment
     moved = tuple(replace(each, variant=variants[best]) for each in experiment.scenarios)
@@ -173,8 +174,8 @@ def on_best(experiment: Experiment, variants: Mapping[str, Variant], runs: pd.Da
 def best_quantized(runs: pd.DataFrame) -> str | None:
     """Return the scenario that decodes fastest at a small cost in perplexity, or at a larger one, or else the nearest."""
     done = measured(runs, "perplexity")
-    bases = done[done["baseline"].fillna(False).astype(bool)]
-    quantized = done[(done["quantization"] != "none") & done["decode_tokens_per_sec"].notna()]
+    bases = done[ask.marked(done, "baseline")]
+    quantized = done[~ask.where(done, "quantization", "none") & ask.present(done, "decode_tokens_per_sec")]
     if bases.empty or quantized.empty:
         return None
     increase = quantized["perplexity"] / bases.iloc[0]["perplexity"] - 1
@@ -247,8 +248,8 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
 def reading(runs: pd.DataFrame) -> list[str]:
     """Say which recipe to take for long prompts and for long answers, and which not to trust."""
     done = measured(runs, "perplexity")
-    done = done[done["prefill_tokens_per_sec"].notna()]
-    bases = done[done["baseline"].fillna(False).astype(bool)]
+    done = done[ask.present(done, "prefill_tokens_per_sec")]
+    bases = done[ask.marked(done, "baseline")]
     if bases.empty:
         return ["The baseline was not measured, so there is nothing to compare with.", *say.doubts(runs)]
     base = bases.iloc[0]

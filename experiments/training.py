@@ -17,6 +17,7 @@ from llmtrack.report.plots import curves_plot, measured, step_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions
 from llmtrack.scenario import Scenario, TrainTask
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,7 +120,9 @@ def reading(runs: pd.DataFrame) -> list[str]:
             f"{run['train_tokens_per_sec']:,.0f} tokens/s (median){_mfu(run)}; last training loss {run['train_loss']:.4f}.",
             f"Convention: protocol rolling, {run['tokens_scored']:,.0f} held-out tokens (split by {run['split']}), windows of "
             f"{run['max_length']}; the best checkpoint was chosen on the same text, so expect a little less on other text.",
-            f"Use it: --model runs:/{run['run_id']}/checkpoint" if run["log_checkpoint"] != "none" else "",
+            f"Use it: --model runs:/{run['run_id']}/checkpoint"
+            if ask.text(run, "log_checkpoint") not in ("", "none")
+            else "",
         ]
         if change >= 0:
             lines.append("Training did not help: try a smaller learning_rate, fewer steps, or more text.")

@@ -212,7 +212,7 @@ def compare(
 @click.option("--kind", type=click.Choice(["scenario", "study"]), default="scenario", show_default=True)
 @click.option(
     "--status",
-    type=click.Choice(["FINISHED", "FAILED", "KILLED", "RUNNING"]),
+    type=click.Choice(["FINISHED", "FAILED", "KILLED", "RUNNING", "SCHEDULED"]),
     help="Only runs in this state.",
 )
 @click.option(

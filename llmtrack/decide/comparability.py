@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.decide import kinds
+from llmtrack.tracking import ask
 from llmtrack.tracking.environment import NOT_SPEED
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def scored_key(run: pd.Series, metric: str) -> tuple[str, ...]:
     It depends on the convention, and on what was really scored: a figure of the text (bits per byte, word perplexity)
     on the text that the scored tokens cover, a figure per token (loss, perplexity) on these tokens as well.
     """
-    return tuple("" if _missing(run.get(name)) else str(run.get(name)) for name in _scored_by(run, metric))
+    return tuple("" if ask.missing(run.get(name)) else str(run.get(name)) for name in _scored_by(run, metric))
 
 
 def _scored_by(run: pd.Series, metric: str) -> tuple[str, ...]:
@@ -74,7 +75,11 @@ def _scored_by(run: pd.Series, metric: str) -> tuple[str, ...]:
         return CONVENTION
     names = _SCORED_TOKENS + _SCORED_TEXT if metric in kinds.PER_TOKEN else _SCORED_TEXT
     digests = [name for name in names if name.endswith("_digest")]
-    return (*CONVENTION, *names, *(("model_id",) if any(_missing(run.get(name)) for name in digests) else ()))
+    return (
+        *CONVENTION,
+        *names,
+        *(("model_id",) if any(ask.missing(run.get(name)) for name in digests) else ()),
+    )
 
 
 def _other_text(baseline: pd.Series, candidate: pd.Series, metric: str) -> str:
@@ -112,19 +117,10 @@ def _differing(baseline: pd.Series, candidate: pd.Series, names: Iterable[str]) 
 
 
 def _equal(baseline: pd.Series, candidate: pd.Series, name: str) -> bool:
-    one, other = baseline.get(name), candidate.get(name)
-    if _missing(one) or _missing(other):
-        return _missing(one) and _missing(other)
-    return bool(one == other)
-
-
-def _missing(value: Any) -> bool:
-    import pandas as pd
-
-    return value is None or bool(pd.isna(value))
+    return ask.equal(baseline, candidate, name)
 
 
 def _shown(value: Any) -> str:
-    if _missing(value):
+    if ask.missing(value):
         return "not given"
     return f"{value:g}" if isinstance(value, float) else str(value)

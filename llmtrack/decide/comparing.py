@@ -15,7 +15,7 @@ from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.selectors import select_all
 from llmtrack.decide.significance import ALPHA
 from llmtrack.errors import UsageError
-from llmtrack.tracking import schema
+from llmtrack.tracking import ask, schema
 from llmtrack.tracking.samples import raw_samples
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def samples_of(pairs: Sequence[Pair], tracking_uri: str | None) -> dict[str, Sam
         str(run["run_id"])
         for pair in pairs
         for run in (pair.baseline, pair.candidate)
-        if run["status"] == "FINISHED"
+        if ask.is_finished(run)
     )
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         found = pool.map(lambda run_id: raw_samples(run_id, tracking_uri), ids)
@@ -179,10 +179,7 @@ def known_metric(name: str, among: Sequence[str] = ()) -> str:
 
 def value_of(run: pd.Series, metric: str) -> float | None:
     """Return a metric of a run, or None."""
-    import pandas as pd
-
-    value = run.get(metric)
-    return None if value is None or pd.isna(value) else float(value)
+    return ask.number(run, metric)
 
 
 def _chosen(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
@@ -197,14 +194,11 @@ def _cell(
 ) -> Difference | tuple[str, str]:
     """Return a difference, or the verdict and the words of why there is none."""
     candidate = pair.candidate
-    if candidate["status"] != "FINISHED":
-        return (
-            "failed",
-            f"{str(candidate['status']).lower()}: {_text(candidate.get('reason')) or 'no reason tracked'}",
-        )
+    if not ask.is_finished(candidate):
+        return ("failed" if ask.text(candidate, "status") == "FAILED" else "missing"), ask.state(candidate)
     then, now = value_of(pair.baseline, metric), value_of(candidate, metric)
-    if now is None and candidate.get("outcome") == "same_as":
-        return "missing", f"not measured again: {_text(candidate.get('reason'))}"
+    if now is None and ask.text(candidate, "outcome") == "same_as":
+        return "missing", f"not measured again: {ask.text(candidate, 'reason')}"
     if then is None or now is None:
         sides = [side for side, value in (("baseline", then), ("candidate", now)) if value is None]
         return "missing", f"no {metric} of the {' and '.join(sides)}"
@@ -219,14 +213,14 @@ def _cell(
 
 def _row(pair: Pair, metric: str, cell: Difference | tuple[str, str]) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "scenario": pair.candidate["scenario"],
+        "scenario": ask.name(pair.candidate),
         "metric": metric,
         "unit": kinds.unit(metric),
         "better": kinds.better(metric),
         "baseline": value_of(pair.baseline, metric),
         "candidate": value_of(pair.candidate, metric),
         "experiment": pair.candidate["experiment"],
-        "baseline_scenario": pair.baseline["scenario"],
+        "baseline_scenario": ask.name(pair.baseline),
         "run_id": pair.candidate["run_id"],
         "baseline_run_id": pair.baseline["run_id"],
     }
@@ -245,9 +239,3 @@ def _remedy(refused: pd.DataFrame) -> str:
     if refused["words"].str.contains("different environments").any():
         return "; pass across_environments (--across-environments) to compare nevertheless"
     return ""
-
-
-def _text(value: Any) -> str:
-    import pandas as pd
-
-    return "" if value is None or pd.isna(value) else str(value)

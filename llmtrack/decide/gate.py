@@ -12,6 +12,7 @@ from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.rules import Check, Rule, check_samples, check_values, decide, parse_rule
 from llmtrack.decide.significance import ALPHA
 from llmtrack.errors import UsageError
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,9 +106,9 @@ def _check(rule: Rule, pair: Pair, samples: Mapping[str, Samples], across_enviro
     then, now = value_of(pair.baseline, rule.metric), value_of(pair.candidate, rule.metric)
     if then is None and now is None:
         return None
-    if pair.candidate["status"] != "FINISHED":
-        reason = " ".join(str(pair.candidate.get("reason")).split())
-        return Check(rule, "broken", why=f"{str(pair.candidate['status']).lower()}: {reason}")
+    if not ask.is_finished(pair.candidate):
+        failed = ask.text(pair.candidate, "status") == "FAILED"
+        return Check(rule, "broken" if failed else "cannot tell", why=ask.state(pair.candidate))
     if then is None or now is None:
         return Check(
             rule, "cannot tell", why=f"the {'baseline' if then is None else 'candidate'} has no {rule.metric}"
@@ -134,7 +135,8 @@ def _refuse_to_check_nothing(rules: Sequence[Rule], asked: Sequence[PairCheck]) 
 
 
 def _notes(baselines: pd.DataFrame, pairs: Sequence[Pair], unmatched: Sequence[str]) -> list[str]:
-    paired = {str(pair.baseline["scenario"]) for pair in pairs}
-    left = [name for name in map(str, baselines["scenario"].unique()) if name not in paired]
+    paired = {ask.name(pair.baseline) for pair in pairs}
+    there = dict.fromkeys(ask.name(run) for _, run in baselines.iterrows())
+    left = [name for name in there if name not in paired]
     notes = [f"{name} is not in the baseline: not checked" for name in unmatched]
     return notes + [f"{name} is only in the baseline: not checked" for name in left]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
 from llmtrack.report.compare import in_order_of_time
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,15 +36,15 @@ def match(baselines: pd.DataFrame, candidates: pd.DataFrame) -> tuple[list[Pair]
     Raises:
         UsageError: no two different runs can be paired.
     """
-    finished = baselines[baselines["status"] == "FINISHED"]
+    finished = ask.finished(baselines)
     if finished.empty:
-        raise UsageError("the baseline has no finished run")
+        raise UsageError(f"the baseline has no finished run{_why(baselines)}")
     single = len(finished[["experiment", "scenario"]].drop_duplicates()) == 1
     pairs, unmatched = [], []
     for _, candidate in in_order_of_time(newest_of_cell(candidates)).iterrows():
         counterparts = finished if single else _of_the_same_name(finished, candidate)
         if counterparts.empty:
-            unmatched.append(str(candidate["scenario"]))
+            unmatched.append(ask.name(candidate))
             continue
         baseline = _closest(counterparts, candidate)
         if baseline["run_id"] != candidate["run_id"]:
@@ -69,15 +70,21 @@ def newest_of_cell(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_the_same_name(baselines: pd.DataFrame, candidate: pd.Series) -> pd.DataFrame:
-    named = baselines[baselines["scenario"] == candidate["scenario"]]
-    same_experiment = named[named["experiment"] == candidate["experiment"]]
+    named = baselines[ask.where(baselines, "scenario", candidate.get("scenario"))]
+    same_experiment = named[ask.where(named, "experiment", candidate.get("experiment"))]
     return same_experiment if len(same_experiment) else named
 
 
 def _closest(baselines: pd.DataFrame, candidate: pd.Series) -> pd.Series:
     """Return the newest of the same work and machine, else of the same work, else the newest."""
     for keys in (["workload_id", "environment_id"], ["workload_id"]):
-        same = baselines[(baselines[keys] == candidate[keys]).fillna(False).all(axis=1)]
+        same = baselines
+        for key in keys:
+            same = same[ask.where(same, key, candidate.get(key))]
         if len(same):
             return same.iloc[0]
     return baselines.iloc[0]
+
+
+def _why(runs: pd.DataFrame) -> str:
+    return f": {ask.name(runs.iloc[0])} {ask.state(runs.iloc[0])}" if len(runs) else ""

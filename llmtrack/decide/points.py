@@ -16,6 +16,7 @@ from llmtrack.decide.comparability import CONVENTION, scored_key
 from llmtrack.decide.matching import newest_of_cell
 from llmtrack.errors import UsageError
 from llmtrack.report.compare import in_order_of_time
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,15 +51,14 @@ def gather_points(runs: pd.DataFrame, speed: str = SPEED, quality: str = QUALITY
     Raises:
         UsageError: nothing was timed.
     """
-    newest = in_order_of_time(newest_of_cell(runs[runs["kind"] == "scenario"]))
-    finished = newest[newest["status"] == "FINISHED"]
-    timed = finished[finished[speed].notna()] if speed in finished.columns else finished.iloc[0:0]
+    finished = in_order_of_time(newest_of_cell(ask.finished(runs[ask.where(runs, "kind", "scenario")])))
+    timed = finished[ask.present(finished, speed)]
     if timed.empty:
         raise UsageError(f"no finished run has {speed}: nothing can be chosen among")
     notes: list[str] = []
     timed = _commonest(timed, ("workload_id",), "of another workload", notes)
     timed = _commonest(timed, ("environment_id",), "measured in another environment", notes)
-    scored = finished[finished[quality].notna()] if quality in finished.columns else finished.iloc[0:0]
+    scored = finished[ask.present(finished, quality)]
     scored = _commonest(scored, CONVENTION, f"whose {quality} is of another convention", notes)
     scored = scored.assign(scored_key=[str(scored_key(run, quality)) for _, run in scored.iterrows()])
     scored = _commonest(scored, ("scored_key",), f"whose {quality} is of other tokens or another text", notes)

@@ -11,6 +11,7 @@ from llmtrack.decide import kinds
 from llmtrack.decide.comparing import known_metric, value_of
 from llmtrack.decide.points import MEMORY, QUALITY, SPEED, gather_points
 from llmtrack.errors import UsageError
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,7 +116,7 @@ def parse_percent(text: str) -> float:
 def _reference(points: pd.DataFrame, baseline: str | None) -> pd.Series | None:
     """Return the run whose perplexity the others' are compared with."""
     if baseline is not None:
-        named = points[points["scenario"] == baseline]
+        named = points[ask.where(points, "scenario", baseline)]
         if named.empty:
             raise UsageError(
                 f"there is no timed scenario {baseline!r}: use one of {', '.join(points['scenario'])}"
@@ -124,7 +125,7 @@ def _reference(points: pd.DataFrame, baseline: str | None) -> pd.Series | None:
     scored = points[points[QUALITY].notna()]
     if scored.empty:
         return None
-    marked = scored[scored["baseline"].fillna(False).astype(bool)]
+    marked = scored[ask.marked(scored, "baseline")]
     return marked.iloc[0] if len(marked) else scored.sort_values(QUALITY, kind="stable").iloc[0]
 
 
@@ -191,9 +192,11 @@ def _nothing(points: pd.DataFrame, reasons: Sequence[str], limits: Limits) -> st
 
 
 def _failed(runs: pd.DataFrame, points: pd.DataFrame) -> list[tuple[str, str]]:
-    failed = runs[(runs["status"] == "FAILED") & runs["experiment"].isin(points["experiment"].unique())]
-    failed = failed[~failed["scenario"].isin(points["scenario"])].drop_duplicates("scenario")
-    return [(str(run["scenario"]), f"failed: {run['reason']}") for _, run in failed.iterrows()]
+    left = runs[
+        ~ask.where(runs, "status", ask.FINISHED) & runs["experiment"].isin(points["experiment"].unique())
+    ]
+    left = left[~left["scenario"].isin(points["scenario"])].drop_duplicates("scenario")
+    return [(ask.name(run), ask.state(run)) for _, run in left.iterrows()]
 
 
 def _how_far(run: pd.Series, best: pd.Series, objective: str) -> str:

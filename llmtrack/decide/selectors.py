@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
-from llmtrack.tracking import schema
+from llmtrack.tracking import ask, schema
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.query import runs
 
@@ -55,9 +55,9 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
         raise UsageError(f"no tracked scenario run is meant by {selector!r}{_hint(selector)}")
     if not scenario:
         return found
-    chosen = found[found["scenario"] == scenario].reset_index(drop=True)
+    chosen = found[ask.where(found, "scenario", scenario)].reset_index(drop=True)
     if chosen.empty:
-        there = ", ".join(map(str, found["scenario"].unique()[:8]))
+        there = ", ".join(map(str, found["scenario"].dropna().unique()[:8]))
         raise UsageError(f"{named!r} has no scenario {scenario!r}: it has {there}")
     return chosen
 
@@ -97,9 +97,9 @@ def _found(selector: str, experiment: str | None, uri: str | None) -> pd.DataFra
 
 def _run_or_study(run_id: str, uri: str | None) -> pd.DataFrame:
     found = runs(kind=None, search=f"attributes.run_id = '{run_id}'", tracking_uri=uri)
-    if len(found) and found["kind"].iloc[0] == "study":
+    if len(found) and ask.text(found.iloc[0], "kind") == "study":
         return runs(study=str(found["study_id"].iloc[0]), tracking_uri=uri)
-    return found[found["kind"].eq("scenario").fillna(False)]
+    return found[ask.where(found, "kind", "scenario")]
 
 
 def _not_understood(selector: str) -> UsageError:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.report.table import CONDITIONS, DASH, METRICS, Column, Table
+from llmtrack.tracking import ask
 from llmtrack.tracking.frame import ID_COLUMNS
 from llmtrack.tracking.schema import METRIC_BY_NAME, PARAM_BY_NAME
 
@@ -44,7 +45,7 @@ def with_columns(table: Table, runs: pd.DataFrame, names: Sequence[str]) -> Tabl
 
 def with_differing_params(table: Table, runs: pd.DataFrame) -> Table:
     """Return a table of runs with a column more for each other param in which finished runs differ."""
-    finished = runs[runs["status"] == "FINISHED"]
+    finished = ask.finished(runs)
     known = {column.key for column in CONDITIONS}
     columns = [column_of(name, runs) for name in params_in(runs) if name not in known]
     # To have no value differs too; what failed has none for want of being measured.
@@ -91,10 +92,8 @@ def column_of(name: str, runs: pd.DataFrame) -> Column:
 
 def cell(run: pd.Series, column: Column) -> str:
     """Return what a table shows of a run in a column: a dash where it has no value."""
-    import pandas as pd
-
     value = run.get(column.key)
-    return DASH if value is None or pd.isna(value) else column.render(value)
+    return DASH if ask.missing(value) else column.render(value)
 
 
 def _rebuilt(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrack.decide.matching import Pair
 from llmtrack.report.columns import cell, column_of, params_in, shared_conditions
 from llmtrack.report.table import DASH, Table
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,5 +69,5 @@ def _what_differs(pair: Pair, runs: pd.DataFrame) -> str:
 
 
 def _same_baseline(pairs: Sequence[Pair]) -> list[str]:
-    names = {(str(pair.baseline["scenario"]), str(pair.baseline["run_id"])) for pair in pairs}
+    names = {(ask.name(pair.baseline), str(pair.baseline["run_id"])) for pair in pairs}
     return [f"baseline: {name} ({run_id[:8]})" for name, run_id in names] if len(names) == 1 else []

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 from llmtrack.decide.comparing import value_of
 from llmtrack.decide.gate import GateResult, PairCheck
 from llmtrack.report.table import DASH, Table
+from llmtrack.tracking import ask
 
 # What XML 1.0 cannot hold, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -50,7 +51,7 @@ def to_junit(result: GateResult) -> str:
         case = ElementTree.SubElement(
             suite,
             "testcase",
-            classname=_xml(f"{each.pair.candidate['experiment']}.{each.pair.candidate['scenario']}"),
+            classname=_xml(f"{ask.text(each.pair.candidate, 'experiment')}.{ask.name(each.pair.candidate)}"),
             name=f"not {each.check.rule}",
         )
         told = _xml(f"{each.check.outcome}: {', '.join(filter(None, (each.check.change, each.check.why)))}")
@@ -67,7 +68,7 @@ def _row(each: PairCheck) -> tuple[str, ...]:
     values = (value_of(run, each.check.rule.metric) for run in (each.pair.baseline, each.pair.candidate))
     shown = (DASH if value is None else f"{value:,.4g}" for value in values)
     check = each.check
-    scenario = str(each.pair.candidate["scenario"])
+    scenario = ask.name(each.pair.candidate)
     return str(check.rule), scenario, check.outcome, *shown, check.change or DASH, check.why
 
 

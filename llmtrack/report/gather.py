@@ -12,6 +12,7 @@ from llmtrack.report.phases import Call
 from llmtrack.report.reading import has
 from llmtrack.report.table import Focus, summary_table
 from llmtrack.report.takeaways import plain_call
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -146,7 +147,7 @@ def conditions(runs: pd.DataFrame) -> tuple[tuple[str, str], ...]:
         values = runs[column].dropna().unique() if column in runs.columns else ()
         if len(values):
             found.append((label, ", ".join(form.format(value) for value in values)))
-    if "env.git_dirty" in runs.columns and (runs["env.git_dirty"] == "true").any():
+    if ask.where(runs, "env.git_dirty", "true").any():
         found.append(("git state", "with changes that are not committed"))
     began = runs["start_time"].dropna()
     if len(began):
@@ -173,7 +174,7 @@ def samples(runs: pd.DataFrame, text_of: TextOf) -> tuple[Sample, ...]:
     """Return the texts that were generated; scenarios that generated the same one share it."""
     names: dict[str, list[str]] = {}
     for _, run in runs.iterrows():
-        if run["status"] == "FINISHED" and has(run, "output_digest"):
+        if ask.is_finished(run) and has(run, "output_digest"):
             text = text_of(run["run_id"], "sample.txt")
             if text.strip():
                 names.setdefault(_shorten(text), []).append(str(run["scenario"]))
@@ -181,11 +182,11 @@ def samples(runs: pd.DataFrame, text_of: TextOf) -> tuple[Sample, ...]:
 
 
 def _kind(run: pd.Series) -> str:
-    if run["status"] != "FINISHED":
+    if not ask.is_finished(run):
         return "failed"
-    if has(run, "outcome") and run["outcome"] == "same_as":
+    if ask.text(run, "outcome") == "same_as":
         return "same_as"
-    return "baseline" if run["baseline"] is True else ""
+    return "baseline" if ask.is_true(run, "baseline") else ""
 
 
 def _plot(name: str, figure: Figure) -> Plot:

@@ -7,6 +7,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING
 
 from llmtrack.report.labels import label_points
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,9 +21,7 @@ LINE_COLORS = (COLOR, "#c2571a", "#3a7d44", "#7b4ea3")
 
 def measured(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Return the runs that finished and have a metric."""
-    if metric not in runs.columns:
-        return runs.iloc[0:0]
-    return runs[(runs["status"] == "FINISHED") & runs[metric].notna()]
+    return runs[ask.where(runs, "status", ask.FINISHED) & ask.present(runs, metric)]
 
 
 def line_plot(
@@ -67,7 +66,7 @@ def bar_plot(runs: pd.DataFrame, label: str, y: str, *, title: str, y_label: str
     figure, axes = canvas(title, "", y_label)
     bars = measured(runs, y)
     names = [str(name) for name in bars[label]]
-    colors = [OTHER if base else COLOR for base in bars["baseline"].fillna(False)]
+    colors = [OTHER if base else COLOR for base in ask.marked(bars, "baseline")]
     # By position: bars of one name would stand on top of each other.
     drawn = axes.bar(
         range(len(bars)), bars[y].to_numpy(), yerr=_error_bars(bars, y), capsize=4, color=colors, width=0.6
@@ -87,7 +86,7 @@ def scatter_plot(
     figure, axes = canvas(title, x_label, y_label)
     points = measured(runs, y)
     points = points[points[x].notna()].sort_values(y)
-    colors = [OTHER if base else COLOR for base in points["baseline"].fillna(False)]
+    colors = [OTHER if base else COLOR for base in ask.marked(points, "baseline")]
     xs, ys = points[x].astype(float).tolist(), points[y].astype(float).tolist()
     axes.scatter(xs, ys, color=colors, zorder=3)
     axes.margins(x=0.12, y=0.12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmtrack.report.table import intervals_overlap
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,9 +18,7 @@ SPIKE = 1.1
 
 def has(run: pd.Series, key: str) -> bool:
     """Return whether a run has a value."""
-    import pandas as pd
-
-    return key in run.index and not pd.isna(run[key])
+    return ask.has(run, key)
 
 
 def change(before: pd.Series, after: pd.Series, key: str) -> str:
@@ -79,13 +78,8 @@ def memory(run: pd.Series) -> list[str]:
 
 def doubts(runs: pd.DataFrame) -> list[str]:
     """Say how many runs failed or carry warnings; nothing if none does."""
-    lines = []
-    failed = runs[runs["status"] != "FINISHED"]
-    if len(failed):
-        lines.append(f"{len(failed)} of {len(runs)} scenarios failed: {', '.join(failed['scenario'])}.")
-    warned = runs[runs["warnings"].fillna("") != ""]
-    if len(warned):
-        lines.append(
-            f"Read with care: {', '.join(warned['scenario'])} carried warnings (see their warnings.txt)."
-        )
+    lines = ask.unfinished(runs)
+    warned = [ask.text(run, "scenario") for _, run in runs.iterrows() if ask.text(run, "warnings")]
+    if warned:
+        lines.append(f"Read with care: {', '.join(warned)} carried warnings (see their warnings.txt).")
     return lines

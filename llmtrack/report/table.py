@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmtrack.tracking import ask
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
@@ -176,14 +178,13 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None, focus: 
 
 def note(run: pd.Series) -> str:
     """Return why a run has no numbers, or none to rely on; empty if all is well."""
-    import pandas as pd
-
-    if run.get("outcome") == "same_as":
-        return f"{run['scenario']} was not measured again: {_text(run.get('reason'))}"
-    if run["status"] != "FINISHED":
-        return f"{run['scenario']} failed: {_text(run.get('reason')) or 'no reason was tracked'}"
-    ratio = run.get("reference_perplexity_ratio")
-    if not pd.isna(ratio) and ratio > _SPIKE:
+    name = ask.name(run)
+    if ask.text(run, "outcome") == "same_as":
+        return f"{name} was not measured again: {ask.text(run, 'reason')}"
+    if not ask.is_finished(run):
+        return f"{name} {ask.state(run)}"
+    ratio = ask.number(run, "reference_perplexity_ratio")
+    if ratio is not None and ratio > _SPIKE:
         return f"{run['scenario']} loses quality: its perplexity is {ratio:.2f} times the reference's"
     return ""
 
@@ -192,13 +193,13 @@ def change_from_baseline(
     run: pd.Series, runs: pd.DataFrame, compared: Sequence[str] = _COMPARED_BY_DEFAULT
 ) -> str:
     """Say how a run differs from the baseline of its study, in those of some metrics that both have."""
-    import pandas as pd
-
-    if run.get("outcome") == "same_as":
-        return f"= {_text(run.get('same_as'))}"
-    if run["status"] != "FINISHED":
-        return f"{run['status']} ({_text(run.get('failure')) or 'no reason was tracked'})"
-    if run.get("baseline") is True:
+    if ask.text(run, "outcome") == "same_as":
+        return f"= {ask.text(run, 'same_as')}"
+    if not ask.is_finished(run):
+        status, failure = ask.text(run, "status") or DASH, ask.text(run, "failure")
+        reason = failure or ("no reason was tracked" if status in ("FAILED", "KILLED") else "")
+        return f"{status} ({reason})" if reason else status
+    if ask.is_true(run, "baseline"):
         return "baseline"
     base = baseline_of(run, runs)
     if base is None:
@@ -206,8 +207,8 @@ def change_from_baseline(
     parts = []
     for key in compared:
         title, as_multiple = COMPARED[key]
-        now, then = run.get(key), base.get(key)
-        if pd.isna(now) or pd.isna(then) or not then:
+        now, then = ask.number(run, key), ask.number(base, key)
+        if now is None or not then:
             continue
         change = f"{now / then:.2f}x" if as_multiple else f"{now / then - 1:+.1%}"
         parts.append(f"{change} {title}{_noise(run, base, key)}")
@@ -216,18 +217,13 @@ def change_from_baseline(
 
 def _spread(column: Column, run: pd.Series) -> str:
     """Return half the 95 % interval of a metric as a share of its median, such as ` ±2%`; empty where none was taken."""
-    import pandas as pd
-
-    low, high, value = (run.get(key) for key in (*_interval(column.key), column.key))
-    if (
-        not column.spread
-        or pd.isna(low)
-        or pd.isna(high)
-        or not value
-        or run.get(f"spread/{column.key}.n", 0) < 2
-    ):
+    if not column.spread:
         return ""
-    return f" ±{(float(high) - float(low)) / 2 / float(value):.0%}"
+    low, high, value = (ask.number(run, key) for key in (*_interval(column.key), column.key))
+    count = ask.number(run, f"spread/{column.key}.n") or 0
+    if low is None or high is None or not value or count < 2:
+        return ""
+    return f" ±{(high - low) / 2 / value:.0%}"
 
 
 def _interval(key: str) -> tuple[str, str]:
@@ -235,7 +231,8 @@ def _interval(key: str) -> tuple[str, str]:
 
 
 def _noise(run: pd.Series, base: pd.Series, key: str) -> str:
-    if min(run.get(f"spread/{key}.n", 2), base.get(f"spread/{key}.n", 2)) < 2:
+    counts = [ask.number(each, f"spread/{key}.n") for each in (run, base)]
+    if any(count is not None and count < 2 for count in counts):
         return " (one repeat: noise unknown)"
     return " (within noise)" if intervals_overlap(run, base, key) else ""
 
@@ -246,22 +243,19 @@ def baseline_of(run: pd.Series, runs: pd.DataFrame) -> pd.Series | None:
     A study that asks several things has several baselines: the one of the same work is meant, and where none is,
     the study's only one.
     """
-    baselines = runs[(runs["study_id"] == run["study_id"]) & runs["baseline"].fillna(False).astype(bool)]
-    if "workload_id" in runs.columns:
-        same_work = baselines[(baselines["workload_id"] == run["workload_id"]).fillna(False)]
-        if len(same_work):
-            return same_work.iloc[0]
+    baselines = runs[ask.where(runs, "study_id", run.get("study_id")) & ask.marked(runs, "baseline")]
+    same_work = baselines[ask.where(baselines, "workload_id", run.get("workload_id"))]
+    if len(same_work):
+        return same_work.iloc[0]
     return baselines.iloc[0] if len(baselines) == 1 else None
 
 
 def intervals_overlap(one: pd.Series, other: pd.Series, key: str) -> bool:
     """Return whether the tracked 95 % intervals of a metric's medians overlap; False without intervals."""
-    import pandas as pd
-
-    ends = [run.get(f"spread/{key}.{end}") for run in (one, other) for end in ("ci_low", "ci_high")]
-    if any(end is None or pd.isna(end) for end in ends):
+    ends = [ask.number(run, f"spread/{key}.{end}") for run in (one, other) for end in ("ci_low", "ci_high")]
+    if None in ends:
         return False
-    low, high, other_low, other_high = (float(end) for end in ends if end is not None)
+    low, high, other_low, other_high = (end for end in ends if end is not None)
     return low <= other_high and other_low <= high
 
 
@@ -338,9 +332,7 @@ def to_figure(table: Table, title: str) -> Figure:
 
 
 def _worth_a_column(values: list[Any]) -> bool:
-    import pandas as pd
-
-    return any(not pd.isna(value) and value != 0 for value in values)
+    return any(not ask.missing(value) and value != 0 for value in values)
 
 
 def _shown(runs: pd.DataFrame, column: Column) -> set[str]:
@@ -352,17 +344,7 @@ def _values(runs: pd.DataFrame, key: str) -> list[Any]:
 
 
 def _show(column: Column, value: Any) -> str:
-    import pandas as pd
-
-    if value is None or pd.isna(value):
-        return DASH
-    return column.render(value)
-
-
-def _text(value: Any) -> str:
-    import pandas as pd
-
-    return "" if value is None or pd.isna(value) else str(value)
+    return DASH if ask.missing(value) else column.render(value)
 
 
 def _shorten(text: str, width: int) -> str:

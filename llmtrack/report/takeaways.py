@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmtrack.report.plots import measured
 from llmtrack.report.reading import bandwidth, has
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +62,7 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
         lines.append("Nothing beat the baseline of its experiment beyond noise.")
     if losses:
         lines.append(_loss(min(losses, key=lambda gain: gain.ratio)))
-    return lines + _where_time_goes(runs) + _failures(runs)
+    return lines + _where_time_goes(runs) + ask.unfinished(runs, experiments=True)
 
 
 def gains(runs: pd.DataFrame) -> list[Gain]:
@@ -68,12 +70,11 @@ def gains(runs: pd.DataFrame) -> list[Gain]:
 
     Runs of other work are not compared: a shorter prompt is no win.
     """
-    if "tokens_per_sec" not in runs.columns:
-        return []
-    timed = runs[(runs["status"] == "FINISHED") & runs["tokens_per_sec"].notna()]
+    timed = measured(runs, "tokens_per_sec")
     found = []
-    for _, same_work in timed.groupby(["study_id", "workload_id"], sort=False):
-        bases = same_work[same_work["baseline"].fillna(False).astype(bool)]
+    known = timed.reindex(columns=[*timed.columns.union(["study_id", "workload_id"], sort=False)])
+    for _, same_work in known.groupby(["study_id", "workload_id"], sort=False):
+        bases = same_work[ask.marked(same_work, "baseline")]
         for _, run in same_work.iterrows() if len(bases) else ():
             if run["run_id"] != bases.iloc[0]["run_id"]:
                 gain = _gain(run, bases.iloc[0])
@@ -167,14 +168,12 @@ def _quality(gain: Gain, runs: pd.DataFrame) -> str:
 
 
 def _differ(one: pd.Series, other: pd.Series, key: str) -> bool:
-    return has(one, key) != has(other, key) or (has(one, key) and bool(one[key] != other[key]))
+    return not ask.equal(one, other, key)
 
 
 def _perplexities(gain: Gain, runs: pd.DataFrame) -> tuple[float, float] | None:
     """Return the perplexity of the baseline's variant and of the winner's, scored by one convention."""
-    if "perplexity" not in runs.columns:
-        return None
-    scored = runs[(runs["status"] == "FINISHED") & runs["perplexity"].notna()]
+    scored = measured(runs, "perplexity")
     found = []
     for wanted in (gain.base, gain.run):
         alike = [run for _, run in scored.iterrows() if not any(_differ(run, wanted, key) for key in VARIANT)]
@@ -191,15 +190,15 @@ def plain_call(runs: pd.DataFrame) -> pd.Series | None:
     needed = ["time_to_first_token_ms", "inter_token_latency_ms", "total_latency_s", "prompt_tokens_total"]
     if any(key not in runs.columns for key in needed):
         return None
-    timed = runs[
-        (runs["status"] == "FINISHED")
-        & runs[needed].notna().all(axis="columns")
-        & (runs["batch_size"] == 1).fillna(False)
-        & (runs["prompt_tokens"] == runs["prompt_tokens_total"]).fillna(False)
-        & runs["use_cache"].fillna(True).astype(bool)
+    timed = ask.finished(runs)
+    timed = timed[
+        timed[needed].notna().all(axis="columns")
+        & ask.where(timed, "batch_size", 1)
+        & (timed["prompt_tokens"] == timed["prompt_tokens_total"]).fillna(False)
+        & ~ask.where(timed, "use_cache", False)
     ]
-    is_base = timed["baseline"].fillna(False).astype(bool)
-    for preferred in (timed[timed["experiment"] == "baseline"], timed[is_base], timed):
+    ours, is_base = ask.where(timed, "experiment", "baseline"), ask.marked(timed, "baseline")
+    for preferred in (timed[ours], timed[is_base], timed):
         if len(preferred):
             return preferred.iloc[0]
     return None
@@ -216,11 +215,3 @@ def _where_time_goes(runs: pd.DataFrame) -> list[str]:
         f"prefill is {share:.0%} of the call."
     )
     return [" ".join([line, *bandwidth(run)])]
-
-
-def _failures(runs: pd.DataFrame) -> list[str]:
-    failed = runs[runs["status"] != "FINISHED"]
-    if failed.empty:
-        return []
-    names = ", ".join(f"{run['scenario']} ({run['experiment']})" for _, run in failed.iterrows())
-    return [f"{len(failed)} of {len(runs)} scenarios failed: {names}."]

@@ -108,7 +108,8 @@ def test_a_failed_run_says_why():
     assert table.notes == ("big failed: needs 9 GiB",)
     silent = table_of(BASE, run("lost", status="KILLED"))
     assert silent.rows[1][-1] == "KILLED (no reason was tracked)"
-    assert silent.notes == ("lost failed: no reason was tracked",)
+    # Killed is no failure: nothing went wrong but the end.
+    assert silent.notes == ("lost was killed",)
 
 
 def test_a_failed_baseline_compares_nothing():

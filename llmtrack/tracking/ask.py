@@ -1,0 +1,126 @@
+"""Ask tracked runs (rows of `llmtrack.runs`) for values of which any may be missing, or the whole column.
+
+A run in progress has no outcome, a killed one no metrics, a foreign one no tags of ours: their values are `<NA>`, whose
+truth is an error. So nothing compares such a value by itself; it asks here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FINISHED = "FINISHED"
+
+# Status of a run that is not finished to what is said of it: one, several.
+_STATES = {
+    "FAILED": ("failed", "failed"),
+    "KILLED": ("was killed", "were killed"),
+    "RUNNING": ("is still running", "are still running"),
+    "SCHEDULED": ("has not begun", "have not begun"),
+}
+
+
+def missing(value: Any) -> bool:
+    """Return whether a value is None, NaN or `<NA>`."""
+    import pandas as pd
+
+    return value is None or bool(pd.isna(value))
+
+
+def has(run: pd.Series, key: str) -> bool:
+    """Return whether a run has a value."""
+    return not missing(run.get(key))
+
+
+def text(run: pd.Series, key: str) -> str:
+    """Return a value as text on one line; empty if it is missing."""
+    value = run.get(key)
+    return "" if missing(value) else " ".join(str(value).split())
+
+
+def name(run: pd.Series) -> str:
+    """Return what a run is called: its scenario or, of a run that has none, its own name or id."""
+    return text(run, "scenario") or text(run, "run_name") or text(run, "run_id")
+
+
+def number(run: pd.Series, key: str) -> float | None:
+    """Return a value as a number, or None if it is missing or NaN."""
+    value: Any = run.get(key)
+    return None if missing(value) else float(value)
+
+
+def is_true(run: pd.Series, key: str) -> bool:
+    """Return whether a value is there and true."""
+    value = run.get(key)
+    return not missing(value) and bool(value)
+
+
+def equal(one: pd.Series, other: pd.Series, key: str) -> bool:
+    """Return whether two runs agree in a value; to have none on both sides is to agree."""
+    left, right = one.get(key), other.get(key)
+    if missing(left) or missing(right):
+        return missing(left) and missing(right)
+    return bool(left == right)
+
+
+def where(runs: pd.DataFrame, key: str, value: Any) -> pd.Series:
+    """Return which runs have this value in a column: plain booleans, False where it is missing."""
+    import pandas as pd
+
+    if key not in runs.columns or missing(value):
+        return pd.Series(False, index=runs.index)
+    return (runs[key] == value).fillna(False).astype(bool)
+
+
+def marked(runs: pd.DataFrame, key: str) -> pd.Series:
+    """Return where a column of booleans is true: plain booleans, False where it is missing."""
+    return where(runs, key, True)
+
+
+def present(runs: pd.DataFrame, key: str) -> pd.Series:
+    """Return which runs have a value in a column."""
+    import pandas as pd
+
+    return runs[key].notna() if key in runs.columns else pd.Series(False, index=runs.index)
+
+
+def finished(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs that came to their end."""
+    return runs[where(runs, "status", FINISHED)]
+
+
+def is_finished(run: pd.Series) -> bool:
+    """Return whether a run came to its end."""
+    return text(run, "status") == FINISHED
+
+
+def state(run: pd.Series) -> str:
+    """Say how a run that is not finished stands: `failed: out of memory`, `is still running`."""
+    status = text(run, "status")
+    words = _STATES.get(status, (f"is {status or 'of no known status'}",))[0]
+    reason = text(run, "reason")
+    if not reason and status == "FAILED":
+        reason = "no reason was tracked"
+    return f"{words}: {reason}" if reason else words
+
+
+def unfinished(runs: pd.DataFrame, experiments: bool = False) -> list[str]:
+    """Name the runs that have no figures since they are not finished, a line for each state.
+
+    Args:
+        runs: tracked runs.
+        experiments: name the experiment of each, too.
+    """
+    named: dict[str, list[str]] = {}
+    for _, run in runs.iterrows():
+        if not is_finished(run):
+            called = f"{name(run)} ({text(run, 'experiment')})" if experiments else name(run)
+            named.setdefault(text(run, "status"), []).append(called)
+    lines = []
+    for status, names in named.items():
+        one, several = _STATES.get(status, (f"is {status}", f"are {status}"))
+        words = one if len(names) == 1 else several
+        lines.append(f"{len(names)} of {len(runs)} scenarios {words}: {', '.join(names)}.")
+    return lines

@@ -1,0 +1,140 @@
+"""Runs in every state stand in every command: a run in progress, a killed one and a bare one are shown, never a traceback."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from click.testing import CliRunner
+from mlflow import MlflowClient
+from mlflow.entities import Param
+
+from experiments import baseline as baseline_experiment
+from experiments import (
+    batching,
+    cache_padding,
+    edge_prompts,
+    perplexity,
+    precision,
+    prompt_length,
+    quantization,
+    training,
+)
+from llmtrack.cli import main
+from llmtrack.decide.points import gather_points
+from llmtrack.report.gather import conditions, rows_of
+from llmtrack.report.takeaways import takeaways
+from llmtrack.tracking import ask
+from tests.decide.scripted import measure
+from tests.report.frames import frame, run
+
+pytestmark = pytest.mark.usefixtures("_clean_environment")
+
+STATES = ["RUNNING", "KILLED", "SCHEDULED", "FAILED"]
+
+
+@pytest.fixture
+def store(tracker, monkeypatch):
+    """A study of two finished runs with further ones in each other state, with all of our tags or hardly any."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
+    study = measure(tracker, 1).study
+    client = MlflowClient(tracker.tracking_uri)
+    ids = {}
+    for state, bare in itertools.product(STATES, (False, True)):
+        tags = {"llmtrack.kind": "scenario", "llmtrack.study_id": study.study_id}
+        if not bare:
+            tags |= {"llmtrack.experiment": "prompt_length", "llmtrack.baseline": "false"}
+        run_id = client.create_run(study.experiment_id, tags=tags, run_name=state).info.run_id
+        if not bare:
+            ids[state] = run_id
+            client.log_batch(run_id, params=[Param("scenario", f"on_{state}"), Param("model", "m")])
+        client.update_run(run_id, status=state)
+    return ids
+
+
+WORDS = {
+    "RUNNING": "is still running",
+    "KILLED": "was killed",
+    "SCHEDULED": "has not begun",
+    "FAILED": "failed: no reason was tracked",
+}
+COMMANDS = [
+    (["runs"], "on_RUNNING"),
+    (["runs", "--format", "csv"], "SCHEDULED"),
+    (["compare", "--all", "--sort", "-tokens_per_sec"], "on_KILLED was killed"),
+    (["compare", "--format", "json"], '"against baseline": "SCHEDULED"'),
+    (["compare", "--baseline", "latest#prompt_8", "--candidate", "latest"], "is still running"),
+    (["pareto", "--quality", "peak_memory_mib"], "prompt_8"),
+    (["recommend"], "prompt_8"),
+    (["gate", "--baseline", "latest#prompt_8", "--candidate", "latest", "--fail-if", "model_size_mib > 1%"], "kept"),
+]  # fmt: skip
+
+
+def test_every_command_bears_runs_in_every_state(store):
+    for command, part in COMMANDS:
+        result = CliRunner().invoke(main, command)
+        assert result.exception is None or isinstance(result.exception, SystemExit), (command, result.output)
+        assert part in result.output, (command, result.output)
+    told = CliRunner().invoke(main, ["compare", "--all"]).output
+    for state, words in WORDS.items():
+        assert f"on_{state} {words}" in told
+    assert CliRunner().invoke(main, ["alias", "odd", store["RUNNING"]]).exit_code == 0
+    of_alias = CliRunner().invoke(main, ["compare", "--baseline", "alias:odd", "--candidate", "latest"])
+    assert of_alias.exit_code == 2
+    assert "the baseline has no finished run: on_RUNNING is still running" in of_alias.stderr
+
+
+READINGS = [
+    baseline_experiment, batching, cache_padding, edge_prompts, perplexity, precision, prompt_length, quantization, training
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_readings_and_pages_bear_runs_in_every_state(state):
+    found = frame(run("a", status=state, outcome=None, baseline=None, use_cache=None), run("b", status=state))
+    for experiment in READINGS:
+        lines = experiment.reading(found)
+        assert any("2 of 2 scenarios" in line for line in lines) or "Nothing" in lines[0]
+    assert takeaways(found) == ask.unfinished(found, experiments=True)
+    rows_of(found)
+    conditions(found)
+
+
+@pytest.mark.parametrize("column", ["outcome", "baseline", "status", "warnings", "use_cache", "workload_id"])
+def test_columns_may_be_missing_altogether(column):
+    found = frame(run("a", baseline=True, total_latency_s=1.0, tokens_per_sec=32.0), run("b")).drop(
+        columns=column
+    )
+    rows_of(found)
+    takeaways(found)
+    for experiment in (batching, quantization):
+        experiment.reading(found)
+
+
+def test_values_that_are_missing_are_neither_equal_nor_unequal_to_one():
+    one, other = (row for _, row in frame(run("a", outcome=None), run("b", outcome=None)).iterrows())
+    assert ask.equal(one, other, "outcome")
+    assert not ask.is_true(one, "outcome")
+    assert ask.text(one, "outcome") == ""
+    assert ask.number(one, "perplexity") is None
+    assert not ask.where(frame(run("a", outcome=None)), "outcome", "finished").any()
+    assert not ask.where(frame(run("a")), "no such column", 1).any()
+
+
+def test_states_are_named_each_on_a_line():
+    found = frame(
+        run("a"), run("b", status="FAILED"), run("c", status="KILLED"), run("d", status="RUNNING"),
+        run("e", status="RUNNING"),
+    )  # fmt: skip
+    assert ask.unfinished(found) == [
+        "1 of 5 scenarios failed: b.",
+        "1 of 5 scenarios was killed: c.",
+        "2 of 5 scenarios are still running: d, e.",
+    ]
+
+
+def test_the_newest_finished_run_counts_while_a_newer_one_is_in_progress():
+    done = run("a", tokens_per_sec=1.0, model="m")
+    again = {**done, "run_id": "newer", "start_time": "2026-11-29T10:00:00Z", "tokens_per_sec": None}
+    points = gather_points(frame(done, {**again, "status": "RUNNING", "outcome": None}))
+    assert list(points.runs["run_id"]) == ["id-a"]
