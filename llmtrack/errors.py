@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def in_words(error: BaseException) -> str:
+    """Return what an exception says in one line, or its name if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 class LlmtrackError(Exception):
     """Something the user can act on; commands print it as one line and exit with code 2."""
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import time
 from functools import cache
 
+from llmtrack.errors import ScenarioError
+from llmtrack.measure.memory import available_bytes
+
 MIB = 2**20
+
+LARGEST, LARGEST_ON_GPU, SMALLEST = 256 * MIB, 1024 * MIB, 64 * MIB
+"""Bytes of a buffer. The smallest pair is still larger than what caches hold."""
+
+SHARE = 8
+"""Where memory is short, a buffer takes this part of what is free, and the copy as much again."""
 
 
 @cache
@@ -13,12 +22,48 @@ def copy_bandwidth(device: str) -> float:
     """Return the device's copy bandwidth in bytes per second, reads and writes both counted.
 
     The best of several copies of a buffer far larger than any cache: the bandwidth that the hardware can
-    give, not the average that it gives while other programs run.
+    give, not the average that it gives while other programs run. Where memory is short the buffer is smaller.
+
+    Raises:
+        ScenarioError: there is no memory for a buffer that says anything.
     """
     import torch
 
     on_gpu = device.startswith("cuda")
-    source = torch.ones((1024 if on_gpu else 256) * MIB, dtype=torch.uint8, device=device)
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_bytes()
+    size = buffer_bytes(free, LARGEST_ON_GPU if on_gpu else LARGEST)
+    while True:
+        try:
+            return _measure(device, size)
+        # What is free by the system's word may still be refused: by an address-space limit, or by fragmentation.
+        except (RuntimeError, MemoryError) as error:
+            if size // 2 < SMALLEST:
+                raise ScenarioError(
+                    f"no memory for two buffers of {SMALLEST // MIB} MiB", "out_of_memory"
+                ) from error
+            size //= 2
+
+
+def buffer_bytes(free: int, largest: int) -> int:
+    """Return how large a buffer to copy: the largest, or less where little is free.
+
+    Raises:
+        ScenarioError: too little is free.
+    """
+    size = min(largest, free // SHARE)
+    if size < SMALLEST:
+        raise ScenarioError(
+            f"only {free // MIB} MiB are free: two buffers of {SMALLEST // MIB} MiB would crowd what runs",
+            "out_of_memory",
+        )
+    return size
+
+
+def _measure(device: str, size: int) -> float:
+    import torch
+
+    on_gpu = device.startswith("cuda")
+    source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     best = float("inf")
     for _ in range(8):

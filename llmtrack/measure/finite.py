@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmtrack.engines.base import Engine, GenerateRequest
-from llmtrack.errors import ScenarioError
+from llmtrack.errors import ScenarioError, in_words
+
+NON_FINITE = "non_finite"
+"""Kind of the failure."""
 
 PROBE_TOKENS = 64
 """Tokens of a call's first row whose logits are looked at one by one."""
@@ -26,7 +29,7 @@ def check_finite(
         new_ids: what they generated, per row over all calls.
 
     Returns:
-        Findings in words: that an engine cannot show its logits.
+        Findings in words: that the logits could not be looked at.
 
     Raises:
         ScenarioError: a distribution is not finite; of kind `non_finite`.
@@ -39,6 +42,11 @@ def check_finite(
             first += len(request.prompt_ids)
     except NotImplementedError:
         return ("this engine does not show its logits: whether they are finite is not known",)
+    except Exception as error:
+        if isinstance(error, ScenarioError) and error.kind == NON_FINITE:
+            raise
+        # The look is beside the measurement: what it cannot tell does not end it.
+        return (f"whether the logits are finite is not known: {in_words(error)}",)
     return ()
 
 
@@ -46,7 +54,7 @@ def not_finite(what: str, engine: Engine) -> ScenarioError:
     """Return the error that says that a model computes something that is no number."""
     return ScenarioError(
         f"{what} not finite in {engine.info.dtype_label}: use dtype=float32 or bfloat16, or look for damaged weights",
-        "non_finite",
+        NON_FINITE,
     )
 
 

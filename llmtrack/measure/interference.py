@@ -39,8 +39,13 @@ def others_share(before: CpuReading, after: CpuReading) -> float:
     return max(0.0, others / available)
 
 
-def busy_warning(before: CpuReading, after: CpuReading) -> tuple[str, ...]:
-    """Return a warning in words when other programs took a notable share of the CPU time."""
+def busy_warning(before: CpuReading | None, after: CpuReading) -> tuple[str, ...]:
+    """Return a warning in words when other programs took a notable share of the CPU time.
+
+    Nothing is known of it without a reading from before.
+    """
+    if before is None:
+        return ()
     share = others_share(before, after)
     if share <= BUSY_SHARE:
         return ()

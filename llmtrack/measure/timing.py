@@ -14,6 +14,7 @@ from functools import partial
 from itertools import chain, zip_longest
 
 from llmtrack.engines.base import Engine, Generated, GenerateRequest
+from llmtrack.measure.beside import Beside
 from llmtrack.measure.finite import check_finite
 from llmtrack.measure.metrics import GenerationTrace, derive, token_gaps_ms
 from llmtrack.measure.prompts import prompt_ids
@@ -216,15 +217,16 @@ class _Repeats:
         self.repeats: list[tuple[GenerationTrace, ...]] = []
         self.outputs: list[tuple[tuple[int, ...], ...]] = []
         self.peaks: list[int] = []
+        self.beside = Beside()
 
     @property
     def durations(self) -> list[float]:
         return [math.fsum(map(_seconds, calls)) for calls in self.repeats]
 
     def add(self, engine: Engine, requests: Sequence[GenerateRequest], clock: Clock) -> None:
-        engine.reset_peak_memory()
+        self.beside.get("the peak memory", engine.reset_peak_memory, None)
         done = [trace_generate(engine, request, clock) for request in requests]
-        peak = engine.peak_memory_bytes()
+        peak = self.beside.get("the peak memory", engine.peak_memory_bytes, None)
         self.repeats.append(tuple(trace for trace, _ in done))
         self.outputs.append(tuple(row for _, generated in done for row in generated.new_ids))
         if peak is not None:
@@ -254,6 +256,7 @@ class _Repeats:
                 summarize([gap for gap in step if gap is not None]).median for step in zip_longest(*gaps)
             ),
             new_ids=self.outputs[-1],
-            warnings=warnings,
-            peak_memory_bytes=max(self.peaks, default=None),
+            warnings=warnings + self.beside.warnings,
+            # Of repeats whose peak is unknown, the highest may be one.
+            peak_memory_bytes=None if self.beside.warnings else max(self.peaks, default=None),
         )

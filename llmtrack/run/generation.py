@@ -8,7 +8,8 @@ from dataclasses import replace
 from statistics import fmean
 
 from llmtrack.engines.base import Engine, GenerateRequest
-from llmtrack.measure.interference import busy_warning, gpu_warning, read_cpu
+from llmtrack.measure.beside import Beside
+from llmtrack.measure.interference import CpuReading, busy_warning, gpu_warning, read_cpu
 from llmtrack.measure.metrics import decode_step_bytes, memory_bandwidth_utilization
 from llmtrack.measure.prompts import Prompts, tokenize
 from llmtrack.measure.timing import Arm, Clock, Timing, requests_for, time_arms
@@ -39,14 +40,13 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
         started.setdefault(name, time.time())
         emit(Progress(name, f"repeat {repeat}" if repeat else "warm-up"))
 
-    before = read_cpu()
+    before = Beside().get("the load of the machine", read_cpu, None)
     for name, result in time_arms(engine, arms, clock, on_call):
         scenario, task, prompts = asked[name]
         try:
             if isinstance(result, Exception):
                 raise result
-            busy = busy_warning(before, read_cpu()) + gpu_warning(engine.info.device)
-            emit(_measurement(scenario, task, prompts, arms[name], result, engine, busy, started[name]))
+            emit(_measurement(scenario, task, prompts, arms[name], result, engine, before, started[name]))
         except Exception as error:
             emit(failure_of(scenario, error, started[name], engine))
 
@@ -58,20 +58,34 @@ def _measurement(
     arm: Arm,
     timing: Timing,
     engine: Engine,
-    busy: tuple[str, ...],
+    cpu_before: CpuReading | None,
     started: float,
 ) -> Measurement:
+    beside = Beside()
+    busy = beside.get("the load of the machine", lambda: busy_warning(cpu_before, read_cpu()), ())
+    busy += beside.get("what else uses the GPU", lambda: gpu_warning(engine.info.device), ())
     metrics = dict(timing.metrics) | engine_metrics(engine) | {"pad_share": pad_share(arm.requests)}
     facts = engine_facts(engine) | _prompt_facts(arm.requests) | dict(prompts.facts)
     facts["output_digest"] = digest(timing.new_ids)
     if timing.peak_memory_bytes is not None:
         metrics["peak_memory_mib"] = timing.peak_memory_bytes / MIB
     if task.use_cache and "inter_token_latency_ms" in metrics:
-        metrics |= _bandwidth_metrics(engine, arm.requests, metrics["inter_token_latency_ms"])
+        step_ms = metrics["inter_token_latency_ms"]
+        metrics |= beside.get(
+            "the copy bandwidth", lambda: _bandwidth_metrics(engine, arm.requests, step_ms), {}
+        )
     if task.compare_unpadded:
-        differing = rows_differing(engine, arm.requests, timing.new_ids)
-        metrics["rows_equal_unpadded"] = 1 - len(differing) / len(timing.new_ids)
-        facts["rows_differing"] = ",".join(map(str, differing)) or "none"
+        differing = beside.get(
+            "the comparison with unpadded rows",
+            lambda: rows_differing(engine, arm.requests, timing.new_ids),
+            None,
+        )
+        if differing is not None:
+            metrics["rows_equal_unpadded"] = 1 - len(differing) / len(timing.new_ids)
+            facts["rows_differing"] = ",".join(map(str, differing)) or "none"
+    sample = beside.get(
+        "the sample text", lambda: "\n---\n".join(map(engine.decode, timing.new_ids[:SAMPLE_ROWS])), None
+    )
     return Measurement(
         scenario=scenario,
         workload_id=workload_id(task),
@@ -83,8 +97,9 @@ def _measurement(
         + timing.warnings
         + _padding_warning(arm.requests)
         + busy
+        + beside.warnings
         + engine.info.warnings,
-        sample_text="\n---\n".join(engine.decode(row) for row in timing.new_ids[:SAMPLE_ROWS]),
+        sample_text=sample,
         tags=dict(engine.info.tags),
         series={"token_latency_ms": timing.gaps_ms, **engine.info.series},
         texts=dict(engine.info.texts),

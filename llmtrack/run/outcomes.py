@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 
 from llmtrack.engines.base import Engine
-from llmtrack.errors import ScenarioError
+from llmtrack.errors import ScenarioError, in_words
 from llmtrack.run.events import Event
 from llmtrack.scenario import Failure, Scalar, Scenario
 
@@ -51,7 +51,7 @@ def failure_of(
     return Failure(
         scenario=scenario,
         kind=kind or failure_kind(error),
-        reason=" ".join(str(error).split()) or type(error).__name__,
+        reason=in_words(error),
         details="".join(traceback.format_exception(error)),
         facts=engine_facts(engine) if engine else {},
         tags=dict(engine.info.tags) if engine else {},

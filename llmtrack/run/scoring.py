@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from llmtrack.engines.base import Engine
+from llmtrack.errors import in_words
+from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.timing import Clock
 from llmtrack.quality.corpora import Corpus, load_corpus
@@ -94,7 +96,7 @@ def with_quality(
     except Exception as error:
         if failure_kind(error) == "non_finite":
             return failure_of(timed.scenario, error, timed.started_at, engine)
-        reason = f"its quality could not be scored: {' '.join(str(error).split())}"
+        reason = f"its quality could not be scored: {in_words(error)}"
         return replace(timed, warnings=(*timed.warnings, reason), ended_at=time.time())
     drift, found = _drift(name, check, scored.corpus, engine, load, timed.scenario.variant, emit)
     metrics: dict[str, float] = {}
@@ -144,7 +146,7 @@ def _drift(
         finally:
             reference.close()
     except Exception as error:
-        return None, (f"it could not be compared with the reference: {' '.join(str(error).split())}",)
+        return None, (f"it could not be compared with the reference: {in_words(error)}",)
     emit(
         Log(f"    against the reference: KL {drift.kl_divergence:.4f} nats, top-1 {drift.top1_agreement:.1%}")
     )
@@ -160,10 +162,13 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
             emit(Log(str(batch)))
 
     corpus = load_corpus(task.corpus)
-    before, start = read_cpu(), clock()
-    engine.reset_peak_memory()
+    beside = Beside()
+    before = beside.get("the load of the machine", read_cpu, None)
+    beside.get("the peak memory", engine.reset_peak_memory, None)
+    start = clock()
     quality = _score(task, engine, corpus, on_batch)
-    seconds, peak = clock() - start, engine.peak_memory_bytes()
+    seconds = clock() - start
+    peak = beside.get("the peak memory", engine.peak_memory_bytes, None)
     metrics = quality.figures
     if seconds > 0:
         metrics["score_tokens_per_sec"] = quality.tokens_scored / seconds
@@ -183,7 +188,8 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
         corpus.warnings
         + quality_warnings(quality)
         + _cut_warnings(quality, task)
-        + busy_warning(before, read_cpu())
+        + beside.get("the load of the machine", lambda: busy_warning(before, read_cpu()), ())
+        + beside.warnings
     )
     return Scored(corpus, metrics, facts, warnings, quality.batch_losses, peak)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 
-from llmtrack.errors import LlmtrackError
+from llmtrack.errors import LlmtrackError, in_words
 from llmtrack.experiment import Experiment
 from llmtrack.report.gather import section, suite_report
 from llmtrack.report.html import Section
@@ -112,7 +112,7 @@ def run_suite(
                     console.print(escape("".join(traceback.format_exception(error))), soft_wrap=True)
                 console.print(f"  FAILED: {escape(str(error))}", soft_wrap=True)
                 results[experiment.name] = None
-                reasons[experiment.name] = " ".join(str(error).split()) or type(error).__name__
+                reasons[experiment.name] = in_words(error)
             run.append(experiment)
         result = SuiteResult(suite, results, reasons)
         _report(result, run, tracker, console, question, remarks)

@@ -6,8 +6,10 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 
 from llmtrack.engines.base import GenerateRequest
+from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.statistics import summarize_rate
 from llmtrack.measure.timing import Clock
@@ -83,19 +85,21 @@ class _Training:
         self._emit, self._clock = emit, clock
         self._hooks = Hooks(self._evaluate, self._save, self._on_step, self._on_evaluated, should_stop)
         self._rates: list[float] = []
-        self._flops, self._peak_flops = session.flops_per_token(), session.peak_flops()
+        self._beside = Beside()
+        self._flops = self._beside.get("the model's FLOP count", session.flops_per_token, 0)
+        self._peak_flops = self._beside.get("the device's peak FLOP/s", session.peak_flops, None)
         self._explanation = ""
 
     def run(self) -> Outcome:
         """Train, telling what happens, and return the outcome."""
-        session = self._session
+        session, beside = self._session, self._beside
         self._introduce()
-        before = read_cpu()
+        before = beside.get("the load of the machine", read_cpu, None)
         try:
             if self._task.explain:
-                self._explanation = session.explain()
+                self._explanation = beside.get("the explanation of the loss", session.explain, "")
                 self._emit(Log(self._explanation))
-            session.engine.reset_peak_memory()
+            beside.get("the peak memory", session.engine.reset_peak_memory, None)
             how = fit(
                 session.engine.model,
                 session.optimizer,
@@ -105,7 +109,8 @@ class _Training:
                 self._hooks,
                 self._clock,
             )
-            peak, busy = session.engine.peak_memory_bytes(), busy_warning(before, read_cpu())
+            peak = beside.get("the peak memory", session.engine.peak_memory_bytes, None)
+            busy = beside.get("the load of the machine", lambda: busy_warning(before, read_cpu()), ())
             self._teller.flush()
             return self._interrupted() if how == "interrupted" else self._finished(how, peak, busy)
         except Exception as error:
@@ -153,7 +158,7 @@ class _Training:
         self._emit(Progress(self._scenario.name, f"step {done.step}/{steps}", done.step / steps))
 
     def _speed(self, rate: float) -> dict[str, float]:
-        mfu = {"mfu": rate * self._flops / self._peak_flops} if self._peak_flops else {}
+        mfu = {"mfu": rate * self._flops / self._peak_flops} if self._flops and self._peak_flops else {}
         return {"train_tokens_per_sec": rate, **mfu}
 
     def _evaluate(self) -> float:
@@ -163,7 +168,7 @@ class _Training:
         if not session.before:
             session.before = quality.figures
         if self._task.sample_tokens:
-            session.samples[str(step)] = self._sample()
+            session.samples[str(step)] = self._beside.get("a sample of its text", self._sample, "")
         return quality.loss
 
     def _sample(self) -> str:
@@ -212,9 +217,7 @@ class _Training:
         if peak is not None:
             metrics["peak_memory_mib"] = peak / MIB
         best = checkpoint.path_of(session.folder, state.best_step)
-        how_kept = self._task.log_checkpoint
-        kept = [] if how_kept == "none" else checkpoint.model_files(best)
-        model = checkpoint.export_model(best, session.folder / "model") if how_kept == "model" else ""
+        kept, model = self._beside.get("the tracked checkpoint", lambda: self._kept(best), ([], ""))
         self._emit(Log(f"  best checkpoint: {best}"))
         return Measurement(
             scenario=self._scenario,
@@ -223,7 +226,11 @@ class _Training:
             metrics=metrics,
             summaries=summaries,
             samples=dict.fromkeys(summaries, rates),
-            warnings=busy + session.warnings + quality_warnings(quality) + session.engine.info.warnings,
+            warnings=busy
+            + self._beside.warnings
+            + session.warnings
+            + quality_warnings(quality)
+            + session.engine.info.warnings,
             sample_text=session.samples.get(str(state.best_step)),
             tags=dict(session.engine.info.tags),
             started_at=session.started_at,
@@ -232,8 +239,16 @@ class _Training:
             steps=tuple(session.history),
             texts=self._texts(),
             files={f"checkpoint/{path.name}": str(path) for path in kept},
-            model_folder=str(model),
+            model_folder=model,
         )
+
+    def _kept(self, best: Path) -> tuple[list[Path], str]:
+        """Return what is tracked of a checkpoint: its files, and the folder of the MLflow model if one is asked for."""
+        how = self._task.log_checkpoint
+        files = [] if how == "none" else checkpoint.model_files(best)
+        return files, str(
+            checkpoint.export_model(best, self._session.folder / "model")
+        ) if how == "model" else ""
 
     def _interrupted(self) -> Failure:
         reason = (

@@ -1,0 +1,183 @@
+"""What is measured beside a result never decides over it: whatever breaks, the result stands and says what is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+import time
+
+import pytest
+
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import ScenarioError
+from llmtrack.measure import bandwidth
+from llmtrack.measure.bandwidth import buffer_bytes
+from llmtrack.measure.memory import available_bytes
+from llmtrack.run import generation, scoring, training
+from llmtrack.run.measuring import EngineCache, measure_group
+from llmtrack.scenario import Measurement, PerplexityTask, QualityCheck, Scenario, TrainTask, Variant
+from llmtrack.train.session import Session
+from tests.run.scenarios import generating
+from tests.run.scenarios import scoring as scored
+
+MIB = 2**20
+
+
+def broken(*_arguments, **_settings):
+    raise RuntimeError("no such\nthing here")
+
+
+def measure(scenario, **replaced):
+    clock = FakeClock()
+    engine = ScriptedEngine(clock, Script(0.03, 0.005))
+    for name, function in replaced.items():
+        setattr(engine, name, function)
+    events = []
+    measure_group([scenario], EngineCache(lambda variant: engine), events.append, clock)
+    return events[-1]
+
+
+SIDES = {
+    "copy bandwidth": (bandwidth, "copy_bandwidth", "copy_bandwidth_gb_per_s"),
+    "load of the machine": (generation, "read_cpu", None),
+    "load of the machine, at the end": (generation, "busy_warning", None),
+    "what else uses the GPU": (generation, "gpu_warning", None),
+    "comparison with unpadded rows": (generation, "rows_differing", "rows_equal_unpadded"),
+}
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.usefixtures("_known_bandwidth")
+def test_a_timing_stands_without_what_is_beside_it(monkeypatch, side):
+    where, name, metric = SIDES[side]
+    monkeypatch.setattr(where, name, broken)
+    done = measure(generating("one", prompts=("abcd", "ab"), compare_unpadded=True))
+    assert isinstance(done, Measurement), done
+    assert done.metrics["tokens_per_sec"] > 0
+    assert metric not in done.metrics
+    assert [w for w in done.warnings if side.partition(",")[0] in w and "missing: no such thing here" in w]
+
+
+@pytest.mark.parametrize("method", ["reset_peak_memory", "peak_memory_bytes"])
+@pytest.mark.parametrize("scenario", [generating("one"), scored("ppl")], ids=["timed", "scored"])
+@pytest.mark.usefixtures("_known_bandwidth")
+def test_a_result_stands_without_its_peak_memory(method, scenario):
+    done = measure(scenario, **{method: broken})
+    assert isinstance(done, Measurement), done
+    assert done.metrics.get("tokens_per_sec", done.metrics.get("perplexity")) > 0
+    assert "peak_memory_mib" not in done.metrics, "of a peak that was not reset nothing is known either"
+    assert "the peak memory is missing: no such thing here" in done.warnings
+
+
+@pytest.mark.usefixtures("_known_bandwidth")
+def test_a_timing_stands_without_its_sample_text():
+    done = measure(generating("one"), decode=broken)
+    assert done.metrics["tokens_per_sec"] > 0
+    assert done.sample_text is None
+    assert "the sample text is missing: no such thing here" in done.warnings
+
+
+@pytest.mark.parametrize("name", ["read_cpu", "busy_warning"])
+def test_a_score_stands_without_the_load_of_the_machine(monkeypatch, name):
+    monkeypatch.setattr(scoring, name, broken)
+    done = measure(scored("ppl"))
+    assert done.metrics["perplexity"] > 1
+    assert any("the load of the machine is missing" in warning for warning in done.warnings)
+
+
+@pytest.mark.usefixtures("_known_bandwidth")
+def test_a_timing_stands_without_its_quality():
+    check = QualityCheck(PerplexityTask(corpus="builtin", max_length=8), Variant("reference"))
+    done = measure(dataclasses.replace(generating("one"), quality=check), score=broken)
+    assert done.metrics["tokens_per_sec"] > 0
+    assert "perplexity" not in done.metrics
+
+
+def test_a_training_stands_without_what_is_beside_it(monkeypatch, tmp_path):
+    for name in ("explain", "flops_per_token", "peak_flops", "prompt"):
+        monkeypatch.setattr(Session, name, broken)
+    for name in ("read_cpu", "busy_warning"):
+        monkeypatch.setattr(training, name, broken)
+    monkeypatch.setattr(training.checkpoint, "model_files", broken)
+    task = TrainTask(
+        corpus="builtin", steps=2, eval_every=1, sequence_length=16, batch_size=2, warmup_steps=1,
+        validation_tokens=50, sample_tokens=3, explain=True, output=str(tmp_path),
+    )  # fmt: skip
+    events = []
+    asked = Scenario("t", Variant("synthetic:tiny", device="cpu"), task)
+    training.measure_training(asked, task, events.append, time.perf_counter)
+    done = events[-1]
+    assert isinstance(done, Measurement), done
+    assert done.metrics["steps_done"] == 2
+    for what in (
+        "explanation of the loss",
+        "FLOP count",
+        "sample",
+        "load of the machine",
+        "tracked checkpoint",
+    ):
+        assert any(f"{what}" in w and "is missing" in w for w in done.warnings), what
+
+
+def test_the_buffers_of_the_probe_are_smaller_where_memory_is_short():
+    assert buffer_bytes(10_000 * MIB, 256 * MIB) == 256 * MIB
+    assert buffer_bytes(800 * MIB, 256 * MIB) == 100 * MIB
+    assert buffer_bytes(512 * MIB, 256 * MIB) == 64 * MIB
+    with pytest.raises(ScenarioError, match="only 511 MiB are free"):
+        buffer_bytes(511 * MIB, 256 * MIB)
+
+
+def test_the_probe_tries_smaller_buffers_where_large_ones_are_refused(monkeypatch):
+    asked = []
+
+    def refuse(device, size):
+        asked.append(size // MIB)
+        if size > 100 * MIB:
+            raise RuntimeError("can't allocate memory")
+        return 7.0
+
+    monkeypatch.setattr(bandwidth, "available_bytes", lambda: 100_000 * MIB)
+    monkeypatch.setattr(bandwidth, "_measure", refuse)
+    bandwidth.copy_bandwidth.cache_clear()
+    assert bandwidth.copy_bandwidth("cpu") == 7.0
+    assert asked == [256, 128, 64]
+    bandwidth.copy_bandwidth.cache_clear()
+    monkeypatch.setattr(bandwidth, "_measure", broken)
+    with pytest.raises(ScenarioError, match="no memory for two buffers of 64 MiB"):
+        bandwidth.copy_bandwidth("cpu")
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS knows no limit of the address space")
+def test_an_address_space_limit_costs_the_probe_and_nothing_else():
+    """In a process of its own, whose limit leaves no room for buffers once torch is there."""
+    code = """
+import resource, torch
+from tests.run.test_beside import measure
+from tests.run.scenarios import generating
+torch.ones(1) @ torch.ones(1)
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 100 * 2**20, resource.RLIM_INFINITY))
+done = measure(generating("one"))
+print(type(done).__name__, "copy_bandwidth_gb_per_s" in done.metrics, *done.warnings)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.startswith("Measurement False"), done.stdout + done.stderr
+    assert "the copy bandwidth is missing: " in done.stdout
+
+
+def test_free_memory_is_what_the_tightest_limit_leaves(monkeypatch, tmp_path):
+    from llmtrack.measure import memory
+
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    for folder, limit, used in ((inner, "max", 10), (inner.parent, 500, 300)):
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text(f"{used}\n")
+        (folder / "memory.stat").write_text("anon 100\ninactive_file 50\n")
+    (tmp_path / "cgroup").write_text("0::/outer/inner\n")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "cgroup")
+    assert available_bytes() == 500 - 300 + 50
+    monkeypatch.setattr(memory, "CGROUP", tmp_path / "gone")
+    assert available_bytes() > 500
