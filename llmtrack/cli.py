@@ -274,6 +274,9 @@ def runs(
 )
 @click.option("--strict", is_flag=True, help="Fail also where the samples cannot tell.")
 @click.option(
+    "--allow-missing", is_flag=True, help="Accept that a side has no figure, or one that is not a number."
+)
+@click.option(
     "--alpha",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     default=0.05,
@@ -292,15 +295,17 @@ def gate(
     experiment: str | None,
     across_environments: bool,
     strict: bool,
+    allow_missing: bool,
     alpha: float,
     junit: Path | None,
     style: str,
     tracking_uri: str | None,
 ) -> None:
-    """Check rules for CI: exit code 3 if a tracked run breaks one with significance.
+    """Check rules for CI: exit code 3 if a tracked run breaks one with significance, 2 if one cannot be checked.
 
-    Of each rule and scenario it says whether it is broken, kept, or cannot be told from noise.
+    Of each rule and scenario it says whether it is broken, kept, missing, or cannot be told from noise.
     """
+    from llmtrack.decide.gate import NOT_CHECKED
     from llmtrack.decide.gate import gate as check
     from llmtrack.report.formats import render
     from llmtrack.report.gate import gate_summary, gate_table, to_junit
@@ -312,13 +317,19 @@ def gate(
         experiment=experiment,
         across_environments=across_environments,
         strict=strict,
+        allow_missing=allow_missing,
         alpha=alpha,
         tracking_uri=tracking_uri,
     )
     if junit is not None:
         write_text(junit, to_junit(result))
     click.echo(render(gate_table(result), style), nl=False)
-    click.echo(gate_summary(result), err=style in ("csv", "json"))
+    if style in ("csv", "json"):
+        for note in result.notes:
+            click.echo(note, err=True)
+    # A gate that could not check everything is a mistake to mend, and said where mistakes are.
+    told, mistaken = gate_summary(result), result.exit_code == NOT_CHECKED
+    click.echo(f"error: {told}" if mistaken else told, err=mistaken or style in ("csv", "json"))
     sys.exit(result.exit_code)
 
 

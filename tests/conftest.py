@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,6 +50,14 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(folder)
             done.touch()
     return folder
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no timed scenario notice what else runs here: what a test sees must not depend on how busy the machine is."""
+    generation = sys.modules.get("llmtrack.run.generation")
+    if generation is not None:
+        monkeypatch.setattr(generation, "busy_warning", lambda before, after: ())
 
 
 @pytest.fixture(scope="session")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.decide.comparability import why_not
-from llmtrack.decide.comparing import Samples, as_runs, samples_of, value_of
+from llmtrack.decide.comparing import Samples, as_runs, samples_of
 from llmtrack.decide.matching import Pair, match
-from llmtrack.decide.rules import Check, Rule, check_samples, check_values, decide, parse_rule
+from llmtrack.decide.rules import Check, Rule, check_samples, check_values, decide, parse_rules
 from llmtrack.decide.significance import ALPHA
 from llmtrack.errors import UsageError
 from llmtrack.tracking import ask
@@ -17,7 +17,7 @@ from llmtrack.tracking import ask
 if TYPE_CHECKING:
     import pandas as pd
 
-GATE_FAILED = 3
+NOT_CHECKED, GATE_FAILED = 2, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,13 +34,17 @@ class GateResult:
 
     Attributes:
         checks: every rule of every pair that it applies to.
-        notes: scenarios that are on one side only.
+        notes: scenarios that are on one side only, and the warnings that the runs carry themselves.
         strict: whether a check that cannot be told fails the gate too.
+        unchecked: rules that check nothing, each with the reason.
+        allow_missing: whether a figure that one side does not have is accepted.
     """
 
     checks: tuple[PairCheck, ...]
     notes: tuple[str, ...] = ()
     strict: bool = False
+    unchecked: tuple[str, ...] = ()
+    allow_missing: bool = False
 
     @property
     def failing(self) -> tuple[PairCheck, ...]:
@@ -49,9 +53,20 @@ class GateResult:
         return tuple(each for each in self.checks if each.check.outcome in bad)
 
     @property
+    def missing(self) -> tuple[PairCheck, ...]:
+        """The checks that have no figure to check, and that nobody accepted."""
+        return () if self.allow_missing else self.of("missing")
+
+    @property
     def exit_code(self) -> int:
-        """0 if the gate passes, else 3."""
-        return GATE_FAILED if self.failing else 0
+        """The worst of all rules: 3 if one is broken, else 2 if one could not be checked, else 0."""
+        if self.failing:
+            return GATE_FAILED
+        return NOT_CHECKED if self.missing or self.unchecked else 0
+
+    def of(self, outcome: str) -> tuple[PairCheck, ...]:
+        """Return the checks of an outcome."""
+        return tuple(each for each in self.checks if each.check.outcome == outcome)
 
 
 def gate(
@@ -62,6 +77,7 @@ def gate(
     experiment: str | None = None,
     across_environments: bool = False,
     strict: bool = False,
+    allow_missing: bool = False,
     alpha: float = ALPHA,
     tracking_uri: str | None = None,
 ) -> GateResult:
@@ -74,17 +90,18 @@ def gate(
         experiment: only runs of this llmtrack or MLflow experiment.
         across_environments: compare speed and memory of different machines or versions too.
         strict: fail also where the samples cannot tell.
+        allow_missing: accept that a figure is missing on one side (never measured, or not a number).
         alpha: chance of a false alarm that is accepted, over all checks together.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Raises:
-        UsageError: a rule or selector is not understood, nothing can be paired, or a rule applies to nothing: a gate
-            that checks nothing must not pass.
+        UsageError: a rule or selector is not understood, nothing can be paired, or no rule checks anything: a gate that
+            checks nothing must not pass. Where only some rules check nothing, the result says so.
         TrackingError: the store cannot be read.
     """
     if not fail_if:
         raise UsageError("a gate needs a rule: --fail-if 'tokens_per_sec < -5%'")
-    rules = [parse_rule(text) for text in fail_if]
+    rules = parse_rules(fail_if)
     baselines = as_runs(baseline, experiment, tracking_uri)
     candidates = as_runs(candidate, experiment, tracking_uri)
     pairs, unmatched = match(baselines, candidates)
@@ -95,24 +112,26 @@ def gate(
         for pair in pairs
         if (check := _check(rule, pair, samples, across_environments)) is not None
     ]
-    _refuse_to_check_nothing(rules, asked)
+    unchecked = tuple(filter(None, (_checks_nothing(rule, asked) for rule in rules)))
+    if len(unchecked) == len(rules):
+        raise UsageError("; ".join(unchecked))
     decided = decide([each.check for each in asked], alpha)
     checks = tuple(PairCheck(each.pair, check) for each, check in zip(asked, decided, strict=True))
-    return GateResult(checks, tuple(_notes(baselines, pairs, unmatched)), strict)
+    notes = (*_notes(baselines, pairs, unmatched), *_doubts(pairs))
+    return GateResult(checks, notes, strict, unchecked, allow_missing)
 
 
 def _check(rule: Rule, pair: Pair, samples: Mapping[str, Samples], across_environments: bool) -> Check | None:
     """Return a check, decided or not; None if the rule does not apply to the pair."""
-    then, now = value_of(pair.baseline, rule.metric), value_of(pair.candidate, rule.metric)
+    then, now = (ask.number(run, rule.metric) for run in (pair.baseline, pair.candidate))
     if then is None and now is None:
         return None
     if not ask.is_finished(pair.candidate):
         failed = ask.text(pair.candidate, "status") == "FAILED"
-        return Check(rule, "broken" if failed else "cannot tell", why=ask.state(pair.candidate))
+        return Check(rule, "broken" if failed else "missing", why=ask.state(pair.candidate))
     if then is None or now is None:
-        return Check(
-            rule, "cannot tell", why=f"the {'baseline' if then is None else 'candidate'} has no {rule.metric}"
-        )
+        lacking, side = (pair.baseline, "baseline") if then is None else (pair.candidate, "candidate")
+        return Check(rule, "missing", why=f"the {side} has no {rule.metric}{_why_none(lacking)}")
     refused = why_not(pair.baseline, pair.candidate, rule.metric, across_environments)
     if refused:
         return Check(rule, "cannot tell", why=f"not comparable: {refused}")
@@ -124,14 +143,19 @@ def _check(rule: Rule, pair: Pair, samples: Mapping[str, Samples], across_enviro
     return check_values(rule, then, now)
 
 
-def _refuse_to_check_nothing(rules: Sequence[Rule], asked: Sequence[PairCheck]) -> None:
-    for rule in rules:
-        whys = [each.check.why for each in asked if each.check.rule == rule]
-        if not whys:
-            raise UsageError(f"the rule '{rule}' checks nothing: no run has {rule.metric}")
-        if all(why.startswith("not comparable") for why in whys):
-            remedy = "; --across-environments compares nevertheless" if "environments" in whys[0] else ""
-            raise UsageError(f"the rule '{rule}' checks nothing, the runs are {whys[0]}{remedy}")
+def _why_none(run: pd.Series) -> str:
+    return f" ({ask.text(run, 'reason')})" if ask.text(run, "outcome") == "same_as" else ""
+
+
+def _checks_nothing(rule: Rule, asked: Sequence[PairCheck]) -> str:
+    """Return why a rule checks nothing; empty if it checks something."""
+    whys = [each.check.why for each in asked if each.check.rule == rule]
+    if not whys:
+        return f"the rule '{rule}' checks nothing: no run has {rule.metric}"
+    if all(why.startswith("not comparable") for why in whys):
+        remedy = "; --across-environments compares nevertheless" if "environments" in whys[0] else ""
+        return f"the rule '{rule}' checks nothing, the runs are {whys[0]}{remedy}"
+    return ""
 
 
 def _notes(baselines: pd.DataFrame, pairs: Sequence[Pair], unmatched: Sequence[str]) -> list[str]:
@@ -140,3 +164,14 @@ def _notes(baselines: pd.DataFrame, pairs: Sequence[Pair], unmatched: Sequence[s
     left = [name for name in there if name not in paired]
     notes = [f"{name} is not in the baseline: not checked" for name in unmatched]
     return notes + [f"{name} is only in the baseline: not checked" for name in left]
+
+
+def _doubts(pairs: Sequence[Pair]) -> list[str]:
+    """Return the warnings that the runs carry themselves, each with the run's name and side."""
+    sides = [side for pair in pairs for side in (("baseline", pair.baseline), ("candidate", pair.candidate))]
+    lines = (
+        f"read with care: {ask.name(run)} ({side}): {line}"
+        for side, run in sides
+        for line in ask.lines(run, "warnings")
+    )
+    return list(dict.fromkeys(lines))

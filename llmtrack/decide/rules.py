@@ -14,7 +14,7 @@ from llmtrack.decide.differences import interval_in_words, percent, sampled_rati
 from llmtrack.decide.significance import ALPHA, holm, least_p, mann_whitney_p
 from llmtrack.errors import UsageError
 
-Outcome = Literal["broken", "kept", "cannot tell"]
+Outcome = Literal["broken", "kept", "cannot tell", "missing"]
 
 _RULE = re.compile(r"\s*([\w./]+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
 
@@ -43,7 +43,7 @@ class Check:
 
     Attributes:
         rule: the rule.
-        outcome: `broken`, `kept` or `cannot tell`.
+        outcome: `broken`, `kept`, `cannot tell`, or `missing` where a side has no figure.
         change: the measured change with its interval, or empty.
         why: the reason of the outcome.
         p_broken: one-sided p-value of a change beyond the limit; None where nothing is tested.
@@ -71,6 +71,23 @@ def parse_rule(text: str) -> Rule:
             "such as 'tokens_per_sec < -5%' or 'perplexity > +1%'"
         )
     return Rule(known_metric(found[1]), found[2] == "<", float(found[3]) / 100)
+
+
+def parse_rules(texts: Sequence[str]) -> list[Rule]:
+    """Read several rules, equal ones once.
+
+    Raises:
+        UsageError: any of them is not understood; the message names all of those.
+    """
+    rules, mistakes = [], []
+    for text in texts:
+        try:
+            rules.append(parse_rule(text))
+        except UsageError as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise UsageError("; ".join(mistakes))
+    return list(dict.fromkeys(rules))
 
 
 def check_samples(rule: Rule, baseline: Sequence[float], candidate: Sequence[float]) -> Check:

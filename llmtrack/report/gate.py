@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from llmtrack.decide.comparing import value_of
-from llmtrack.decide.gate import GateResult, PairCheck
+from llmtrack.decide.gate import GATE_FAILED, NOT_CHECKED, GateResult, PairCheck
 from llmtrack.report.table import DASH, Table
 from llmtrack.tracking import ask
+
+_OUTCOMES = {0: "passed", NOT_CHECKED: "not passed, it could not check everything", GATE_FAILED: "failed"}
 
 # What XML 1.0 cannot hold, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -28,23 +31,35 @@ def gate_table(result: GateResult) -> Table:
 
 def gate_summary(result: GateResult) -> str:
     """Return the gate's outcome in one line."""
-    counts = {
-        outcome: sum(each.check.outcome == outcome for each in result.checks)
-        for outcome in ("broken", "kept", "cannot tell")
-    }
+    counts = {outcome: len(result.of(outcome)) for outcome in ("broken", "kept", "cannot tell", "missing")}
     found = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    return f"gate {'failed' if result.failing else 'passed'}: {found}"
+    told = [found]
+    if not counts["broken"] and not counts["kept"] and counts["cannot tell"]:
+        told.append("nothing could be told: measure more repeats (--strict fails then)")
+    if result.missing:
+        told.append(f"{_first(result.missing)}: measure it, or accept it by --allow-missing")
+    told += result.unchecked
+    return f"gate {_OUTCOMES[result.exit_code]}: {'; '.join(filter(None, told))}"
+
+
+def _first(checks: Sequence[PairCheck]) -> str:
+    name, more = ask.name(checks[0].pair.candidate), len(checks) - 1
+    return f"{name}: {checks[0].check.why}" + (f" and {more} more" if more else "")
 
 
 def to_junit(result: GateResult) -> str:
-    """Return JUnit XML: a broken rule is a failure, one that cannot be told is skipped (strict: a failure)."""
-    skipped = [each for each in result.checks if each.check.outcome == "cannot tell" and not result.strict]
+    """Return JUnit XML: a broken rule is a failure, one that cannot be told is skipped (strict: a failure).
+
+    What could not be checked is an error: a missing figure that nobody accepted, a rule that checks nothing.
+    """
+    bad = (*result.failing, *result.missing)
+    skipped = [each for each in result.checks if each.check.outcome != "kept" and each not in bad]
     suite = ElementTree.Element(
         "testsuite",
         name="llmtrack gate",
-        tests=str(len(result.checks)),
+        tests=str(len(result.checks) + len(result.unchecked)),
         failures=str(len(result.failing)),
-        errors="0",
+        errors=str(len(result.missing) + len(result.unchecked)),
         skipped=str(len(skipped)),
     )
     for each in result.checks:
@@ -57,9 +72,16 @@ def to_junit(result: GateResult) -> str:
         told = _xml(f"{each.check.outcome}: {', '.join(filter(None, (each.check.change, each.check.why)))}")
         if each in result.failing:
             ElementTree.SubElement(case, "failure", message=told).text = _runs(each)
+        elif each in result.missing:
+            ElementTree.SubElement(case, "error", message=told).text = _runs(each)
         elif each in skipped:
             ElementTree.SubElement(case, "skipped", message=told)
         ElementTree.SubElement(case, "system-out").text = f"{told}\n{_runs(each)}"
+    for line in result.unchecked:
+        case = ElementTree.SubElement(suite, "testcase", classname="llmtrack", name=_xml(line))
+        ElementTree.SubElement(case, "error", message=_xml(line))
+    if result.notes:
+        ElementTree.SubElement(suite, "system-out").text = _xml("\n".join(result.notes))
     ElementTree.indent(suite)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
 

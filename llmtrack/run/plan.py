@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from llmtrack.devices import choose_dtype
 from llmtrack.engines.registry import backends
@@ -71,6 +72,14 @@ def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan
         first_of[identity] = scenario
         groups.setdefault(scenario.variant, []).append(scenario)
     return Plan(tuple(tuple(group) for group in groups.values()), tuple(same))
+
+
+def model_folders(scenarios: Sequence[Scenario]) -> tuple[Path, ...]:
+    """Return where the models of scenarios lie, of those that are local folders or files."""
+    models = dict.fromkeys(scenario.variant.model for scenario in scenarios)
+    sources = (source for model in models for source in parse_candidates(model))
+    local = (Path(each.location).absolute() for each in sources if each.kind in ("folder", "gguf"))
+    return tuple(path for path in local if path.exists())
 
 
 def _check(variant: Variant, machine: Mapping[str, str]) -> None:

@@ -20,7 +20,7 @@ from llmtrack.report.table import summary_table, to_markdown
 from llmtrack.report.write import print_report, write_html, write_report
 from llmtrack.run.events import Begun, Event, Log, Progress, Steps, Warn
 from llmtrack.run.executors import Executor
-from llmtrack.run.plan import make_plan
+from llmtrack.run.plan import make_plan, model_folders
 from llmtrack.run.progress import StudyProgress, SuiteProgress
 from llmtrack.run.resume import finished_already
 from llmtrack.scenario import Failure, Measurement
@@ -90,7 +90,7 @@ def run_study(
     machine = executor.machine()
     fetch_checkpoints(experiment.scenarios, tracker.tracking_uri)
     plan = make_plan(experiment.scenarios, machine)
-    facts = environment(machine)
+    facts = environment(machine, model_folders(experiment.scenarios))
     console.print(f"[bold]{escape(experiment.name)}[/bold]: {escape(experiment.question)}")
     study = tracker.start_study(
         experiment.name, experiment.question, experiment.settings, facts, suite_id=suite_id

@@ -40,6 +40,12 @@ def text(run: pd.Series, key: str) -> str:
     return "" if missing(value) else " ".join(str(value).split())
 
 
+def lines(run: pd.Series, key: str) -> tuple[str, ...]:
+    """Return a value's lines that are not blank; none if it is missing."""
+    value = run.get(key)
+    return () if missing(value) else tuple(filter(None, map(str.strip, str(value).splitlines())))
+
+
 def name(run: pd.Series) -> str:
     """Return what a run is called: its scenario or, of a run that has none, its own name or id."""
     return text(run, "scenario") or text(run, "run_name") or text(run, "run_id")

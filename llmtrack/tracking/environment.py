@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -40,21 +40,41 @@ INSTRUCTION_SETS = (
 
 # These say which code or machine it was, but two machines that differ only in them are equally fast.
 NOT_SPEED = frozenset(
-    {"git_branch", "git_commit", "git_dirty", "llmtrack_version", "mlflow_version", "hostname", "os"}
+    {
+        "git_branch",
+        "git_commit",
+        "git_dirty",
+        "llmtrack_version",
+        "llmtrack_git_commit",
+        "llmtrack_git_dirty",
+        "mlflow_version",
+        "hostname",
+        "os",
+    }
 )
 
 # A build server checks out a commit and no branch; these say which it was: of a pull request, then of a push.
 _BRANCH_VARIABLES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "BRANCH_NAME")
 
 _GIT_TIMEOUT_S = 10
+_OWN_FOLDER = Path(llmtrack.__file__).absolute().parent
 
 
-def environment(worker_facts: Mapping[str, str] | None = None) -> dict[str, str]:
+def environment(
+    worker_facts: Mapping[str, str] | None = None, model_folders: Sequence[Path] = ()
+) -> dict[str, str]:
     """Return facts about this machine and code, with the worker's own (torch, threads, GPU) merged in.
 
     Never fails: what cannot be found out is left out.
+
+    Args:
+        worker_facts: what the worker says of itself.
+        model_folders: where the models lie: `git_branch` and its like are of the user's repository, which may be theirs.
     """
-    return {**_machine(), **_git(), **{key: str(value) for key, value in (worker_facts or {}).items()}}
+    # The branch that a build server names is the user's.
+    own = {f"llmtrack_{key}": value for key, value in _git((_OWN_FOLDER,)).items() if key != "git_branch"}
+    facts = {**_machine(), **_git(_user_folders(model_folders)), **own}
+    return {**facts, **{key: str(value) for key, value in (worker_facts or {}).items()}}
 
 
 def environment_id(facts: Mapping[str, str]) -> str:
@@ -96,9 +116,9 @@ def _machine() -> dict[str, str]:
 
 
 @cache
-def _git() -> dict[str, str]:
-    """Return commit, branch and dirty state of the project that the code runs from, if git can tell."""
-    for folder in _code_folders():
+def _git(folders: tuple[Path, ...]) -> dict[str, str]:
+    """Return commit, branch and dirty state of the first folder that is in a repository, if git can tell."""
+    for folder in folders:
         # A virtual environment inside somebody's repository is not that repository's code.
         if _run_git(folder, "check-ignore", "--quiet", ".") is not None:
             continue
@@ -120,10 +140,22 @@ def _branch(folder: Path) -> str:
     return branch or next(filter(None, map(os.environ.get, _BRANCH_VARIABLES)), "")
 
 
-def _code_folders() -> list[Path]:
-    """Return the folder of the program (a notebook has none: where it runs), then llmtrack's own."""
+def _user_folders(model_folders: Sequence[Path]) -> tuple[Path, ...]:
+    """Return where the user's repository may be: where the program was started, where the models lie, where it lies.
+
+    MLflow starts a project in the project's own folder; so llmtrack's own repository comes last.
+    """
     program = getattr(sys.modules.get("__main__"), "__file__", None)
-    return [Path(program).absolute().parent if program else Path.cwd(), Path(llmtrack.__file__).parent]
+    folders = [Path.cwd(), *model_folders, *([Path(program).absolute().parent] if program else [])]
+    found = list(dict.fromkeys(folder if folder.is_dir() else folder.parent for folder in folders))
+    own = _repository(_OWN_FOLDER)
+    return tuple(sorted(found, key=lambda folder: own != "" and _repository(folder) == own))
+
+
+@cache
+def _repository(folder: Path) -> str:
+    """Return the root of the repository that a folder is in; empty if it is in none."""
+    return _run_git(folder, "rev-parse", "--show-toplevel") or ""
 
 
 def _run_git(folder: Path, *arguments: str) -> str | None:

@@ -568,7 +568,10 @@ def render_markdown() -> str:
         "## Tags",
         _table(("tag", "meaning"), tag_rows),
         f"Facts about the machine, the versions and the model's origin (`weights_digest`, `config_digest`, `tokenizer_digest`) are tags "
-        f"`{ENV_TAG_PREFIX}KEY`. An alias that was given by `llmtrack alias` is a tag `{ALIAS_PREFIX}NAME`, its value "
+        f"`{ENV_TAG_PREFIX}KEY`, of a package `{ENV_TAG_PREFIX}version.PACKAGE`, such as "
+        f"`{ENV_TAG_PREFIX}version.transformers`. `{ENV_TAG_PREFIX}git_branch`, `git_commit` and `git_dirty` are of the "
+        f"user's repository (where the program was started, or else where the model lies), those of llmtrack's own code "
+        f"are `{ENV_TAG_PREFIX}llmtrack_version` and `{ENV_TAG_PREFIX}llmtrack_git_commit`. An alias that was given by `llmtrack alias` is a tag `{ALIAS_PREFIX}NAME`, its value "
         "the time in nanoseconds.",
     ]
     return "\n\n".join(parts) + "\n"

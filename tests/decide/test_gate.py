@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from xml.etree import ElementTree
 
@@ -21,6 +22,7 @@ from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
 from llmtrack.tracking.aliases import set_alias
 from tests.decide.scripted import measure
+from tests.report.frames import frame, run
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
@@ -193,9 +195,115 @@ def test_a_failed_candidate_breaks_the_gate_and_strict_wants_certainty(tracker, 
     assert found.exit_code == 3
     assert found.checks[0].check.why == "failed: out of memory: needs 9 GiB"
     other = tracker.log(study, measurement("p64", metrics={"load_time_s": 2.0, "total_latency_s": 1.5}))
+    # A gate that checks nothing must not pass.
     lost = gate(base, other, ["tokens_per_sec < -5%"], tracking_uri=uri)
-    assert (lost.exit_code, lost.checks[0].check.why) == (0, "the candidate has no tokens_per_sec")
-    assert gate(base, other, ["tokens_per_sec < -5%"], tracking_uri=uri, strict=True).exit_code == 3
+    assert (lost.exit_code, lost.checks[0].check.why) == (2, "the candidate has no tokens_per_sec")
+
+
+SPEED = "tokens_per_sec < -5%"
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate"),
+    [({}, None), (None, {}), ({}, {"tokens_per_sec": math.nan}), ({"tokens_per_sec": math.nan}, {})],
+    ids=["candidate", "baseline", "candidate-nan", "baseline-nan"],
+)
+def test_a_figure_that_one_side_lacks_is_one_line_and_exit_2_unless_accepted(
+    tracker, uri, baseline, candidate
+):
+    study = tracker.start_study("e", "q", {}, ENVIRONMENT)
+    metrics = {"total_latency_s": 1.5}
+    ids = [
+        tracker.log(
+            study,
+            measurement(
+                "p64",
+                metrics=metrics if own is None else {"tokens_per_sec": 10.0, **metrics, **own},
+                samples={},
+                summaries={},
+                facts={"side": side},
+            ),
+        )
+        for side, own in (("one", baseline), ("other", candidate))
+    ]
+    arguments = ["--baseline", ids[0], "--candidate", ids[1], "--fail-if", SPEED]
+    told = run_gate(uri, *arguments)
+    assert told.exit_code == 2
+    (line,) = told.stderr.splitlines()
+    assert line.startswith("error: gate not passed")
+    assert "has no tokens_per_sec: measure it, or accept it by --allow-missing" in line
+    accepted = run_gate(uri, *arguments, "--allow-missing", "--junit", "gate.xml")
+    assert (accepted.exit_code, accepted.stderr) == (0, "")
+    assert accepted.stdout.endswith("gate passed: 1 missing\n")
+    assert ElementTree.parse("gate.xml").getroot().get("skipped") == "1"
+
+
+def pair_of(tracker, *, one=ENVIRONMENT, other=ENVIRONMENT, **changes):
+    return [
+        tracker.log(tracker.start_study("e", "q", {}, facts), measurement(**changes))
+        for facts in (one, other)
+    ]
+
+
+def test_where_no_rule_can_be_told_the_last_line_says_so_and_strict_fails(tracker, uri):
+    base, other = pair_of(tracker, warnings=())
+    arguments = ["--baseline", base, "--candidate", other, "--fail-if", "total_latency_s > 5%"]
+    told = run_gate(uri, *arguments)
+    assert told.exit_code == 0
+    assert told.stdout.splitlines()[-1] == (
+        "gate passed: 1 cannot tell; nothing could be told: measure more repeats (--strict fails then)"
+    )
+    assert run_gate(uri, *arguments, "--strict").exit_code == 3
+
+
+def test_the_warnings_of_both_runs_are_said(tracker, uri):
+    base, other = pair_of(tracker, warnings=("the machine was busy: 82%", "noisy: 134%"))
+    arguments = ["--baseline", base, "--candidate", other, "--fail-if", "total_latency_s > 5%"]
+    told = run_gate(uri, *arguments, "--junit", "gate.xml")
+    for side in ("baseline", "candidate"):
+        for warning in ("the machine was busy: 82%", "noisy: 134%"):
+            assert f"read with care: p64 ({side}): {warning}" in told.stdout
+    assert "82%" in ElementTree.parse("gate.xml").getroot().findtext("system-out")
+    assert "82%" in run_gate(uri, *arguments, "--format", "json").stderr
+
+
+def test_a_rule_that_cannot_be_compared_hides_no_other_and_the_worst_code_wins(tracker, uri):
+    metrics = {"total_latency_s": 1.5, "tokens_per_sec": 10.0, "model_size_mib": 100.0}
+    study = tracker.start_study("e", "q", {}, ENVIRONMENT)
+    base = tracker.log(study, measurement("p64", metrics=metrics))
+    elsewhere = tracker.start_study("e", "q", {}, {**ENVIRONMENT, "threads": "8"})
+    same = tracker.log(elsewhere, measurement("p64", metrics=metrics))
+    larger = tracker.log(elsewhere, measurement("p64", metrics=metrics | {"model_size_mib": 200.0}))
+    rules = [
+        "--fail-if",
+        "tokens_per_sec < -5%",
+        "--fail-if",
+        "model_size_mib > 1%",
+        "--fail-if",
+        "loss > 1%",
+    ]
+    told = run_gate(uri, "--baseline", base, "--candidate", same, *rules)
+    assert told.exit_code == 2
+    assert "1 kept" in told.stderr
+    assert "'tokens_per_sec < -5%' checks nothing, the runs are not comparable" in told.stderr
+    assert "'loss > +1%' checks nothing: no run has loss" in told.stderr
+    worst = run_gate(uri, "--baseline", base, "--candidate", larger, *rules)
+    assert worst.exit_code == 3
+    assert "1 broken" in worst.stdout
+    assert "'loss > +1%' checks nothing" in worst.stdout
+    both = run_gate(uri, "--baseline", base, "--candidate", same, "--fail-if", "x < 1", "--fail-if", "y < 1")
+    assert both.exit_code == 2
+    assert all(rule in both.stderr for rule in ("'x < 1'", "'y < 1'"))
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "KILLED", "SCHEDULED"])
+def test_a_candidate_that_is_not_finished_is_no_pass(tracker, uri, state):
+    row = run("p", tokens_per_sec=10.0, experiment="e", model="m", status=state)
+    found = gate(
+        frame({**row, "status": "FINISHED", "run_id": "0" * 32}), frame(row), [SPEED], tracking_uri=uri
+    )
+    assert found.exit_code == 2
+    assert found.checks[0].check.outcome == "missing"
 
 
 @pytest.mark.parametrize(
@@ -225,7 +333,7 @@ def test_scenarios_on_one_side_are_named(tracker, uri):
     one, other = (tracker.start_study("e", "q", {}, ENVIRONMENT) for _ in range(2))
     for study, names in ((one, ("a", "b")), (other, ("b", "c"))):
         for name in names:
-            tracker.log(study, measurement(name))
+            tracker.log(study, measurement(name, warnings=()))
     found = gate(
         f"study:{one.study_id}", f"study:{other.study_id}", ["total_latency_s > 5%"], tracking_uri=uri
     )

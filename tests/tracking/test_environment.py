@@ -42,6 +42,31 @@ def test_the_commit_is_that_of_the_project_the_code_runs_from(tmp_path, monkeypa
     module._git.cache_clear()
 
 
+def test_the_repository_is_the_users_and_llmtracks_own_is_told_apart(tmp_path, monkeypatch):
+    theirs, models, own = (tmp_path / name for name in ("theirs", "models", "own"))
+    for folder in (theirs, models, own):
+        folder.mkdir()
+        (folder / "file").write_text(folder.name)
+    commits = {folder.name: commit_in(folder) for folder in (theirs, models, own)}
+    subprocess.run(["git", "checkout", "-q", "-b", "main"], cwd=models, check=False)
+    monkeypatch.setattr(module, "_OWN_FOLDER", own)
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+
+    def commit(folder: Path, *model_folders: Path) -> str | None:
+        monkeypatch.chdir(folder)
+        module._git.cache_clear()
+        facts = environment(None, model_folders)
+        assert facts["llmtrack_git_commit"] == commits["own"]
+        return facts.get("git_commit")
+
+    assert commit(theirs) == commit(theirs, models / "file") == commits["theirs"]
+    assert commit(own, models) == commit(own, models / "file") == commits["models"]
+    assert commit(own) == commits["own"], "who works on llmtrack itself is its user"
+    assert commit(tmp_path, models) == commits["models"]
+    assert commit(tmp_path) is None
+    module._git.cache_clear()
+
+
 def test_the_branch_is_the_one_checked_out_or_what_a_build_server_names(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("1")
     commit_in(tmp_path)
@@ -69,6 +94,8 @@ def test_a_virtual_environment_inside_a_repository_is_not_its_code(tmp_path, mon
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     commit = commit_in(tmp_path)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / ".venv/bin/tool"), raising=False)
+    # Started in the repository itself, that would be the user's.
+    monkeypatch.chdir(tmp_path / ".venv")
     module._git.cache_clear()
     assert environment().get("git_commit") != commit
     module._git.cache_clear()
@@ -84,6 +111,7 @@ def test_without_git_nothing_fails(monkeypatch):
 def test_the_id_depends_on_what_affects_speed_only():
     facts = {"cpu": "A", "threads": "2", "git_commit": "abc", "git_dirty": "false", "llmtrack_version": "1"}
     same = {**facts, "git_commit": "def", "git_branch": "main", "git_dirty": "true", "llmtrack_version": "2"}
+    same |= {"llmtrack_git_commit": "ghi", "llmtrack_git_dirty": "true"}
     assert environment_id(same) == environment_id(facts)
     assert environment_id({**facts, "threads": "4"}) != environment_id(facts)
 
