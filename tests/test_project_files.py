@@ -52,3 +52,8 @@ def test_a_workflow_runs_what_is_there(workflow):
         else:
             assert command[0] == "bash"
             assert (ROOT / command[1]).is_file()
+
+
+def test_every_folder_of_modules_is_a_package_that_a_wheel_takes_along():
+    folders = {path.parent for path in (ROOT / "llmtrack").rglob("*.py")}
+    assert {folder for folder in folders if not (folder / "__init__.py").is_file()} == set()

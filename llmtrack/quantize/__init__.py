@@ -1,0 +1,1 @@
+"""Quantization after training: recipes as data, and the search for what must stay in float."""
