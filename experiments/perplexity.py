@@ -70,7 +70,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
     base = done.iloc[0]
     lines = [
         f"{base['model_id']} in {base['dtype']}: loss {base['loss']:.4f}{_error(base)} nats per token, "
-        f"perplexity {base['perplexity']:.3f}, {base['bits_per_byte']:.4f} bits per byte.",
+        f"perplexity {base['perplexity']:.3f}{_bits(base)}.",
         convention(base),
         f"Scored {base['tokens_scored']:,.0f} tokens of {_extent(base)}, "
         f"{base['tokens_truncated']:,.0f} tokens were cut, at {base['score_tokens_per_sec']:,.0f} tokens/s.",
@@ -98,6 +98,10 @@ def convention(run: pd.Series) -> str:
 
 def _error(run: pd.Series) -> str:
     return f" ± {run['loss_stderr']:.4f}" if say.has(run, "loss_stderr") else ""
+
+
+def _bits(run: pd.Series) -> str:
+    return f", {run['bits_per_byte']:.4f} bits per byte" if say.has(run, "bits_per_byte") else ""
 
 
 def _extent(run: pd.Series) -> str:

@@ -47,8 +47,10 @@ def why_not(baseline: pd.Series, candidate: pd.Series, metric: str, across_envir
         across_environments: compare speed and memory of different machines or versions too.
     """
     needs = kinds.needs(metric)
-    if needs == "text":
-        return _other_text(baseline, candidate, metric)
+    if needs == "text" or metric in kinds.PER_TOKEN:
+        found = _other_text(baseline, candidate, metric)
+        if found or needs == "text":
+            return found
     if needs == "work and machine" and not _equal(baseline, candidate, "workload_id"):
         found = _differing(baseline, candidate, WORK) or "the texts of the prompts"
         return f"the workloads differ ({found})"

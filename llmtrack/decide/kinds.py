@@ -15,10 +15,13 @@ QUALITY = frozenset(
         "loss",
         "loss_stderr",
         "perplexity",
+        "loss_before",
+        "perplexity_before",
         "word_perplexity",
         "bits_per_byte",
         "kl_divergence",
         "top1_agreement",
+        "reference_perplexity_ratio",
         "tokens_scored",
         "bytes_scored",
         "words_scored",
@@ -31,7 +34,19 @@ QUALITY = frozenset(
     }
 )
 # Per token of a tokenizer: two tokenizers cut one text into different tokens.
-PER_TOKEN = frozenset({"loss", "loss_stderr", "perplexity", "kl_divergence", "top1_agreement"})
+PER_TOKEN = frozenset(
+    {
+        "loss",
+        "loss_stderr",
+        "perplexity",
+        "loss_before",
+        "perplexity_before",
+        "train_loss",
+        "kl_divergence",
+        "top1_agreement",
+        "reference_perplexity_ratio",
+    }
+)
 # Of the text itself, however it is cut into tokens.
 PER_TEXT = frozenset({"bits_per_byte", "word_perplexity"})
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # Texts that some vocabulary has a token for.
 _PROBES = ("a", "0", ".", "\n", "中")
+# Characters that few vocabularies have: of Egyptian, Linear B and runes.
+_RARE = ("\U00013000", "\U00010080", "\u16a0")
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
@@ -24,9 +26,10 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
     }
     for token in tokenizer.all_special_tokens:
         names[int(tokenizer.convert_tokens_to_ids(token))] = str(token)
-    return SpecialTokens(
-        names, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, prefix(tokenizer)
-    )
+    unknown = unknown_id(tokenizer)
+    if unknown is not None:
+        names.setdefault(unknown, str(tokenizer.convert_ids_to_tokens(unknown)))
+    return SpecialTokens(names, tokenizer.bos_token_id, tokenizer.eos_token_id, unknown, prefix(tokenizer))
 
 
 def prefix(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
@@ -47,6 +50,19 @@ def prefix(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
             if whole[begin : begin + len(bare)] == bare:
                 return tuple(whole[:begin])
     return ()
+
+
+def unknown_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the id of text that the vocabulary does not have: what rare characters become that it does not spell.
+
+    The tokenizer's own `unk_token` is believed only where they tell nothing: it may be unset, or never be used.
+    """
+    found = set()
+    for rare in _RARE:
+        ids = _ids(tokenizer, rare, special_tokens=False)
+        if ids and byte_spans(rare, tokenizer.convert_ids_to_tokens(ids), None) is None:
+            found.add(ids[-1])
+    return found.pop() if len(found) == 1 else tokenizer.unk_token_id
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool) -> list[int]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmtrack.decide import kinds
+from llmtrack.decide.comparability import why_not
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -208,7 +210,8 @@ def change_from_baseline(
     for key in compared:
         title, as_multiple = COMPARED[key]
         now, then = ask.number(run, key), ask.number(base, key)
-        if now is None or not then:
+        # Quality is of a text and its tokens, which one study can have several of.
+        if now is None or not then or (kinds.needs(key) == "text" and why_not(base, run, key)):
             continue
         change = f"{now / then:.2f}x" if as_multiple else f"{now / then - 1:+.1%}"
         parts.append(f"{change} {title}{_noise(run, base, key)}")

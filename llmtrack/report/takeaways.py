@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmtrack.decide.comparability import why_not
 from llmtrack.report.plots import measured
 from llmtrack.report.reading import bandwidth, has
 from llmtrack.tracking import ask
@@ -172,7 +173,7 @@ def _differ(one: pd.Series, other: pd.Series, key: str) -> bool:
 
 
 def _perplexities(gain: Gain, runs: pd.DataFrame) -> tuple[float, float] | None:
-    """Return the perplexity of the baseline's variant and of the winner's, scored by one convention."""
+    """Return the perplexity of the baseline's variant and of the winner's, scored by one convention on the same tokens."""
     scored = measured(runs, "perplexity")
     found = []
     for wanted in (gain.base, gain.run):
@@ -180,7 +181,7 @@ def _perplexities(gain: Gain, runs: pd.DataFrame) -> tuple[float, float] | None:
         found.append(alike)
     for before in found[0]:
         for after in found[1]:
-            if not _differ(before, after, "workload_id"):
+            if not _differ(before, after, "workload_id") and not why_not(before, after, "perplexity"):
                 return float(before["perplexity"]), float(after["perplexity"])
     return None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tokenizers import processors
+from tokenizers import Tokenizer, processors
 
 from llmtrack.engines import tokens
 from llmtrack.measure.prompts import prompt_ids
@@ -88,3 +88,20 @@ def test_only_what_is_missing_is_put_before_a_text() -> None:
 def test_an_overlong_prompt_keeps_what_the_tokenizer_puts_before_it() -> None:
     task = GenerateTask(prompts=("a" * 9,), max_new_tokens=1, max_prompt_tokens=4, overlong_prompt="truncate")
     assert prompt_ids(engine("<s> </s> $A"), task) == ((BOS, EOS, A, A),)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "roles", "unknown"),
+    [
+        (made.unigram(), {}, 0),
+        (made.word_piece(), {}, 0),
+        (made.word_piece(), {"unk_token": "[SEP]"}, 0),
+        (made.byte_fallback(), {}, None),
+        (made.byte_level(), {"unk_token": "</s>"}, EOS),  # never used
+        (made.without_unknown(), {}, None),
+    ],
+)
+def test_the_unknown_token_is_found_by_what_the_tokenizer_does(
+    tokenizer: Tokenizer, roles: dict[str, str], unknown: int | None
+) -> None:
+    assert made.wrap(tokenizer, **roles).info.special_tokens.unk_id == unknown

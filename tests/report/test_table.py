@@ -9,7 +9,15 @@ import pytest
 from rich.console import Console
 
 from llmtrack.report.block import metrics_block
-from llmtrack.report.table import intervals_overlap, summary_table, to_csv, to_figure, to_markdown, to_rich
+from llmtrack.report.table import (
+    DASH,
+    intervals_overlap,
+    summary_table,
+    to_csv,
+    to_figure,
+    to_markdown,
+    to_rich,
+)
 from llmtrack.report.write import print_report, write_report
 from tests.report.frames import frame, interval, run
 
@@ -91,6 +99,11 @@ def test_without_an_interval_nothing_is_called_noise():
 def test_perplexity_is_compared_too():
     rows = (run("a", baseline=True, perplexity=20.0), run("b", perplexity=21.0))
     assert table_of(*rows).rows[1][-1] == "+5.0% perplexity"
+
+
+def test_perplexity_of_other_tokens_is_not_compared():
+    base = run("a", perplexity=20.0, baseline=True, scored_tokens_digest="k1")
+    assert table_of(base, run("b", perplexity=10.0, scored_tokens_digest="k2")).rows[1][-1] == DASH
 
 
 def test_runs_are_compared_with_the_baseline_of_their_own_study():

@@ -46,6 +46,12 @@ def test_perplexities_of_another_convention_are_not_compared():
     assert takeaways(runs)[1] == "What it costs: the generated tokens are other than the baseline's."
 
 
+def test_perplexities_of_other_tokens_are_not_compared():
+    other = scored("bfloat16", 9.0, scored_tokens_digest="k2")
+    runs = frame(BASE, FASTER, scored("float32", 18.0, scored_tokens_digest="k1"), other)
+    assert takeaways(runs)[1] == "What it costs: the generated tokens are other than the baseline's."
+
+
 def test_quality_that_was_not_measured_is_said_to_be_so():
     unknown = {"output_digest": None}
     assert takeaways(frame(BASE | unknown, FASTER | unknown))[1] == "What it costs: quality was not measured."
