@@ -28,6 +28,7 @@ from llmtrack.engines.scoring import predicted, sum_nll
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.cache import damage, read_manifest
+from llmtrack.models.context import context_length
 from llmtrack.models.load import identify
 from llmtrack.quantize.build import EXPORT_FACTS, onnx_folder
 from llmtrack.quantize.recipe import NONE, find_recipe
@@ -179,7 +180,7 @@ class OnnxEngine:
             model_size_bytes=stored,
             step_weight_bytes=read,
             kv_bytes_per_token=decoder.kv_bytes_per_token,
-            context_length=config.get("max_position_embeddings") or config.get("n_positions"),
+            context_length=context_length(config),
             vocab_size=int(config["vocab_size"]),
             load_time_s=load_time_s,
             file_size_bytes=sum(path.stat().st_size for path in folder.glob(f"{MODEL_FILE}*")),

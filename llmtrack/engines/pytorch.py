@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,6 +17,8 @@ from llmtrack.engines.scoring import predicted, sum_nll
 from llmtrack.engines.step import Step, observe_step, stored_tensors
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.measure.metrics import CacheGrowth
+from llmtrack.models.context import context_length
+from llmtrack.models.decoder import forward_inputs
 from llmtrack.models.load import load_model
 from llmtrack.quantize.recipe import NONE, find_recipe
 from llmtrack.scenario import Scalar, Variant
@@ -88,7 +89,6 @@ class TorchEngine:
         self._device = next(model.parameters()).device
         self._pad_id = tokens.pad_id(tokenizer)
         self._eos_ids = tokens.eos_ids(model.generation_config, tokenizer)
-        self._takes_positions = "position_ids" in inspect.signature(model.forward).parameters
         self._head: torch.nn.Module | None = None
         self._head_checked = False
         peak_is_resettable = self._device.type == "cuda" or reset_peak_rss()
@@ -105,7 +105,7 @@ class TorchEngine:
             kv_bytes_per_token=step.cache.per_token,
             kv_windows=step.cache.windows,
             state_bytes=step.cache.constant,
-            context_length=getattr(model.config.get_text_config(), "max_position_embeddings", None),
+            context_length=context_length(model.config.get_text_config().to_dict()),
             vocab_size=int(model.config.get_text_config().vocab_size),
             load_time_s=load_time_s,
             file_size_bytes=file_size_bytes,
@@ -246,10 +246,7 @@ class TorchEngine:
         return head if plain else None
 
     def _forward(self, module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": False}
-        if self._takes_positions:
-            inputs["position_ids"] = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
-        return module(**inputs)
+        return module(**forward_inputs(module, input_ids, attention_mask))
 
 
 def parameter_dtype(model: torch.nn.Module) -> str:

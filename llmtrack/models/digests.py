@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.compat import portable_rope, portable_tokenizer
+from llmtrack.errors import ModelLoadError
 from llmtrack.models.cache import cache_root, sha256_of
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SAFETENSORS, _PICKLE = "*.safetensors", "pytorch_model*.bin"
 
 NO_FILES = "none"
 """The digest of files that are not there."""
@@ -157,17 +157,36 @@ def _sha256(content: Any) -> str:
 
 
 def weight_files(folder: Path) -> tuple[str, list[Path]]:
-    """Return the format and the files of a model folder's weights: safetensors before pickle.
+    """Return the format and the files of a model folder's weights: those that loading reads, in its order.
+
+    One file comes before an index of several, and safetensors before pickle. What else lies there (the same weights
+    in the form of another program, adapters, parts that no index names) is not the model.
 
     Returns:
         `safetensors`, `pickle` or `none`, and the files sorted by name.
+
+    Raises:
+        ModelLoadError: the index is damaged, or names a file that is not there.
     """
-    for name, pattern in (("safetensors", _SAFETENSORS), ("pickle", _PICKLE)):
-        # Adapters are not the model's own weights.
-        files = sorted(path for path in folder.glob(pattern) if not path.name.startswith("adapter_"))
-        if files:
-            return name, files
+    for kind, single in (("safetensors", "model.safetensors"), ("pickle", "pytorch_model.bin")):
+        index = folder / f"{single}.index.json"
+        if (folder / single).is_file():
+            return kind, [folder / single]
+        if index.is_file():
+            return kind, _indexed(index)
     return "none", []
+
+
+def _indexed(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelLoadError(f"{index.name} is damaged: fetch it again") from error
+    if missing := [name for name in names if not (index.parent / name).is_file()]:
+        raise ModelLoadError(
+            f"{missing[0]} is not there, which {index.name} names: {len(missing)} of {len(names)} files are missing"
+        )
+    return [index.parent / name for name in names]
 
 
 def folder_digest(folder: Path) -> str:

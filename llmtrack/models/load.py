@@ -5,14 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import gguf, hub, packaged, synthetic
 from llmtrack.models.cache import read_manifest
+from llmtrack.models.decoder import (
+    refuse_adapter,
+    refuse_incomplete,
+    refuse_other_architectures,
+    refuse_peeking,
+)
 from llmtrack.models.digests import ModelDigests, model_digests, weight_files
-from llmtrack.models.reasons import one_line
+from llmtrack.models.reasons import one_line, quantized_explained, tokenizer_explained
 from llmtrack.models.source import ModelSource, missing_path, parse_candidates
 
 if TYPE_CHECKING:
@@ -89,6 +96,7 @@ def _identify(source: ModelSource, revision: str | None) -> ModelIdentity:
     if folder is None:
         digests = synthetic.digests(source.location, SEED, "cpu")
         return ModelIdentity(source, None, None, digests, (RANDOM_WEIGHTS,))
+    refuse_adapter(folder)
     return ModelIdentity(source, folder, commit, _digests(source, folder))
 
 
@@ -150,6 +158,7 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
     else:
         model, tokenizer = load_folder(folder, device=device, dtype=dtype)
         seconds = time.perf_counter() - start
+        refuse_peeking(model, tokenizer)
         weights = weight_files(folder)[0]
         digests = _digests(source, folder)
         if weights == "pickle":
@@ -189,38 +198,46 @@ def load_folder(
     """Load a model folder without the network and without running code that it may hold.
 
     Raises:
-        ModelLoadError: weights or tokenizer are missing or incomplete.
+        ModelLoadError: weights or tokenizer are missing or incomplete, or it is no causal decoder by its config.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from llmtrack.compat import restore_rope
 
+    refuse_adapter(folder)
     kind, files = weight_files(folder)
     if not files:
         raise ModelLoadError(
-            f"{folder} holds no *.safetensors or pytorch_model.bin: give a whole model folder"
+            f"{folder} holds no model.safetensors or pytorch_model.bin, nor an index of their parts: give a whole model "
+            "folder"
         )
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     config = AutoConfig.from_pretrained(str(folder), **safe)
+    refuse_other_architectures(config)
     restore_rope(config)
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), **safe)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        str(folder),
-        config=config,
-        dtype=dtype,
-        use_safetensors=kind == "safetensors",
-        weights_only=True,
-        output_loading_info=True,
-        **safe,
-    )
-    model, loading = loaded
-    # transformers fills missing weights with random numbers and only logs it.
-    if missing := sorted(loading["missing_keys"]):
-        raise ModelLoadError(
-            f"the checkpoint lacks {len(missing)} weights of {type(model).__name__} ({missing[0]} ...): "
-            "it is incomplete, or not a causal language model"
+    _use_plain_kernels(config, device)
+    with tokenizer_explained(folder):
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), **safe)
+    with quantized_explained(config):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            str(folder),
+            config=config,
+            dtype=dtype,
+            use_safetensors=kind == "safetensors",
+            weights_only=True,
+            output_loading_info=True,
+            **safe,
         )
+    model, loading = loaded
+    refuse_incomplete(model, loading, files)
     return model.to(device).eval(), tokenizer
+
+
+def _use_plain_kernels(config: Any, device: str) -> None:
+    """Let a hybrid model compute its recurrence in plain PyTorch where the kernels that it asks for cannot be there."""
+    kernels = device.startswith("cuda") and all(map(find_spec, ("mamba_ssm", "causal_conv1d")))
+    if getattr(config, "use_mamba_kernels", False) and not kernels:
+        config.use_mamba_kernels = False
 
 
 def clean_generation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

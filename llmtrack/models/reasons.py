@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from llmtrack.errors import LlmtrackError
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from llmtrack.errors import LlmtrackError, ModelLoadError
 
 MAX_CHARACTERS = 400
 
@@ -36,8 +42,75 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Unrecognized configuration class",
         "it is not a causal language model: choose a decoder-only one",
     ),
+    (
+        "ValueError",
+        "Unrecognized model in",
+        "its config.json is missing or names no model_type: give a whole model folder",
+    ),
+    (
+        "RuntimeError",
+        "size mismatch",
+        "the checkpoint's weights have other shapes than config.json says: they do not belong together",
+    ),
     ("SafetensorError", "", "its safetensors file is damaged: fetch it again"),
 )
+
+# What reads weights that were quantized before they were saved, as transformers names the methods.
+_QUANTIZERS = {
+    "gptq": "gptqmodel optimum",
+    "bitsandbytes": "bitsandbytes",
+    "awq": "autoawq",
+    "compressed-tensors": "compressed-tensors",
+    "hqq": "hqq",
+    "aqlm": "aqlm[gpu,cpu]",
+    "torchao": "torchao",
+}
+_SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+
+
+@contextmanager
+def quantized_explained(config: Any) -> Iterator[None]:
+    """Turn whatever fails while quantized weights are read into a line that says what is needed.
+
+    Args:
+        config: the model's config.
+    """
+    stored = getattr(config, "quantization_config", None)
+    try:
+        yield
+    except Exception as error:
+        if stored is None or "OutOfMemory" in type(error).__name__:
+            raise
+        settings = stored if isinstance(stored, dict) else stored.to_dict()
+        method = str(settings.get("quant_method") or "bitsandbytes")
+        package = _QUANTIZERS.get(method.rsplit(".", 1)[-1].lower())
+        install = (
+            f"install what reads them (pip install {package}; most need a GPU)" if package else "use a GPU"
+        )
+        raise ModelLoadError(
+            f"its weights were stored by {method} and cannot be read here: {install}, or choose the model with float "
+            f"weights and quantize it with quantization=... ({type(error).__name__}: {_flat(str(error))[:160]})"
+        ) from error
+
+
+@contextmanager
+def tokenizer_explained(folder: Path) -> Iterator[None]:
+    """Turn whatever fails while a tokenizer is read into a line that says what is needed, where that is known."""
+    try:
+        yield
+    except Exception as error:
+        pieces = [name for name in _SENTENCEPIECE if (folder / name).is_file()]
+        if pieces and find_spec("sentencepiece") is None:
+            raise ModelLoadError(
+                f"its tokenizer is a SentencePiece file ({pieces[0]}), and the package that reads it is not installed: pip "
+                "install sentencepiece protobuf"
+            ) from error
+        if not pieces and not any(folder.glob("tokenizer.*")) and not any(folder.glob("vocab*")):
+            raise ModelLoadError(
+                f"{folder} holds no tokenizer (tokenizer.json, tokenizer.model, vocab.json): copy it from the model that "
+                "these weights were made from"
+            ) from error
+        raise
 
 
 def one_line(error: BaseException) -> str:

@@ -56,7 +56,7 @@ def test_if_all_fail_each_has_a_line_with_its_reason(tmp_path):
     lines = str(caught.value).splitlines()
     assert len(lines) == 4
     assert "/nowhere/a: " in lines[1]
-    assert "holds no *.safetensors" in lines[2]
+    assert "holds no model.safetensors" in lines[2]
     assert "/nowhere/b.gguf: GGUF file" in lines[3]
 
 

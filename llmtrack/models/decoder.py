@@ -1,0 +1,234 @@
+"""Whether what a folder holds is a causal decoder, whether all of it was loaded, and whether nothing looks ahead."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmtrack.errors import ModelLoadError
+from llmtrack.models.digests import weight_files
+
+if TYPE_CHECKING:
+    import torch
+
+ADAPTER = "adapter_config.json"
+
+# Tasks that transformers names architectures after, and that are about the next token.
+_NEXT_TOKEN = ("CausalLM", "ConditionalGeneration")
+_TASK = re.compile(r"For([A-Z]\w+)$")
+
+# What older versions saved beside the weights, and what speeds up decoding without changing it: masks, tables of
+# angles, numbers of versions, and heads that guess several tokens ahead.
+_HARMLESS = re.compile(
+    r"(^|\.)(inv_freq|original_inv_freq|masked_bias|causal_mask|position_ids|token_type_ids|cos_cached|sin_cached|version)$"
+    r"|(^|\.)mtp\b"
+)
+
+_PROBE_TOKENS, _PROBES = 16, 3
+_PEEK, _PEEK_16_BIT = 1e-4, 2e-2
+"""Change of earlier logits, as a share of their standard deviation, that is no rounding: without future tokens most
+models change by exactly nothing, mixtures of experts by 1e-6, and random bidirectional ones by 2e-3 or more."""
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Refuse a folder with an adapter in it: whose numbers they would be could not be said.
+
+    Raises:
+        ModelLoadError: there is one, alone or beside its base.
+    """
+    if (folder / ADAPTER).is_file() or next(folder.glob("adapter_model.*"), None) is not None:
+        beside = "beside its base " if weight_files(folder)[1] else ""
+        raise ModelLoadError(
+            f"{folder} holds an adapter (LoRA) {beside}that is not merged: merge it (merge_and_unload of peft) and give "
+            "that folder, or give the base model alone"
+        )
+
+
+def refuse_other_architectures(config: Any) -> None:
+    """Refuse what is no causal decoder by its own config.
+
+    Raises:
+        ModelLoadError: it is an encoder-decoder, or was saved for another task.
+    """
+    names = ", ".join(getattr(config, "architectures", None) or ()) or config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise ModelLoadError(f"{names} is an encoder-decoder: choose a decoder-only model")
+    for name in getattr(config, "architectures", None) or ():
+        task = _TASK.search(name)
+        if task and not task[1].startswith(_NEXT_TOKEN):
+            raise ModelLoadError(
+                f"it is a {name}, which was not made to predict the next token: choose a causal language model"
+            )
+
+
+def refuse_incomplete(model: Any, loading: dict[str, Any], files: Sequence[Path]) -> None:
+    """Refuse a model that is not what its files hold: too little, too much, or another head.
+
+    Args:
+        model: the loaded model.
+        loading: what `from_pretrained` says of loading it.
+        files: the files of the weights.
+
+    Raises:
+        ModelLoadError: weights are missing or left over.
+    """
+    name = type(model).__name__
+    # transformers fills missing weights with random numbers and only logs it.
+    if missing := sorted(loading["missing_keys"]):
+        raise ModelLoadError(
+            f"the checkpoint lacks {len(missing)} weights of {name} ({missing[0]} ...): "
+            "it is incomplete, or not a causal language model"
+        )
+    left = sorted(key for key in loading["unexpected_keys"] if not is_harmless(key, model))
+    if left:
+        raise ModelLoadError(
+            f"the checkpoint holds {len(left)} weights that {name} does not use ({left[0]} ...): config.json does not "
+            "describe it (number of layers, biases), or it was made for another task"
+        )
+    if other := _other_head(model, files):
+        raise ModelLoadError(
+            f"config.json ties the head to the embedding, and the checkpoint holds a head of its own ({other}), which "
+            "would be left out: set tie_word_embeddings to false"
+        )
+
+
+def is_harmless(key: str, model: Any) -> bool:
+    """Return whether a tensor of a checkpoint that a model does not use is none of its weights."""
+    if _HARMLESS.search(key):
+        return True
+    # The causal mask of old checkpoints is called `bias`, on a module that is no layer itself.
+    path, _, last = key.rpartition(".")
+    return bool(last == "bias" and re.search(r"att(n|ention)$", path)) and any(
+        next(module.children(), None) is not None
+        for name, module in model.named_modules()
+        if name and (name == path or name.endswith(f".{path}") or path.endswith(f".{name}"))
+    )
+
+
+def _other_head(model: Any, files: Sequence[Path]) -> str | None:
+    """Return the name of a head in the files that differs from the embedding that it is tied to, or None."""
+    import torch
+
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or embedding is None or getattr(head, "weight", None) is not embedding.weight:
+        return None
+    names = {
+        name for name, each in model.named_parameters(remove_duplicate=False) if each is embedding.weight
+    }
+    # A body may be saved without the name of the whole before its own.
+    names |= {name.removeprefix(f"{model.base_model_prefix}.") for name in names}
+    held = dict(_tensors(files, names))
+    if len(held) < 2:
+        return None
+    first, *others = sorted(held)
+    differing = [other for other in others if not torch.equal(held[first], held[other])]
+    if not differing:
+        return None
+    return next((name for name in sorted(held) if "head" in name), differing[0])
+
+
+def _tensors(files: Sequence[Path], names: Iterable[str]) -> Iterable[tuple[str, torch.Tensor]]:
+    import torch
+    from safetensors import safe_open
+
+    for path in files:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as held:
+                yield from ((name, held.get_tensor(name)) for name in set(names) & set(held.keys()))
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            yield from ((name, content[name]) for name in set(names) & set(content))
+
+
+def refuse_peeking(model: Any, tokenizer: Any) -> None:
+    """Refuse a model in which a later token changes earlier logits: what it scores, it has read.
+
+    Raises:
+        ModelLoadError: it looks ahead, or gives no logits for each token.
+    """
+    if looks_ahead(model, tokenizer.all_special_ids):
+        raise ModelLoadError(
+            f"a later token changes earlier logits of {type(model).__name__}: it reads in both directions and is no causal "
+            "decoder (of BERT's kin, is_decoder must be true in config.json)"
+        )
+
+
+def looks_ahead(model: Any, special_ids: Iterable[int] = ()) -> bool:
+    """Return whether the logits of the first half of a row change with the tokens of the second.
+
+    Several rows are tried before a model is said to: the experts that a token is sent to can hang on rounding.
+
+    Args:
+        model: a transformers model in `eval()`.
+        special_ids: ids that are not used, beside those that the config names.
+    """
+    import torch
+
+    config = model.config.get_text_config()
+    vocabulary = int(config.vocab_size)
+    context = getattr(config, "max_position_embeddings", None) or 0
+    # Some count positions from beyond the pad's id, so that their table is longer than what they can read.
+    length = max(2, min(_PROBE_TOKENS, context // 2)) if context > 0 else _PROBE_TOKENS
+    avoided = {*special_ids, *_ids_of(model.config), *_ids_of(config)}
+    usable = [each for each in range(min(vocabulary, 4096)) if each not in avoided]
+    usable = usable if len(usable) > 1 else list(range(vocabulary))
+    half = length // 2
+    random = torch.Generator().manual_seed(0)
+    for _ in range(_PROBES):
+        chosen = torch.randint(len(usable), (half * 2,), generator=random)
+        other = chosen.clone()
+        other[half:] = (other[half:] + 1 + len(usable) // 2) % len(usable)
+        rows = torch.tensor(usable)[torch.stack([chosen, other])].to(model.device)
+        logits, changed = (_logits(model, row[None])[:half] for row in rows)
+        # Where logits are no numbers, the measuring says so.
+        difference = (logits - changed).nan_to_num(0.0, 0.0, 0.0).abs().max()
+        share = _PEEK if logits.dtype in (torch.float32, torch.float64) else _PEEK_16_BIT
+        if not difference or not difference > share * logits[logits.isfinite()].float().std():
+            return False
+    return True
+
+
+def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return the (tokens, vocabulary) logits of one row."""
+    import torch
+
+    with torch.inference_mode():
+        logits: Any = model(**forward_inputs(model, ids, torch.ones_like(ids))).logits
+    if logits.ndim != 3 or logits.shape[:2] != ids.shape:
+        raise ModelLoadError(
+            f"{type(model).__name__} gives no logits for each token: it is no language model of text"
+        )
+    return logits[0]
+
+
+def forward_inputs(module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
+    """Return the arguments of a pass without a cache, as far as the module takes them.
+
+    Args:
+        module: a transformers model, or the body of one.
+        input_ids: (rows, length) token ids.
+        attention_mask: (rows, length), 1 for real tokens; pads on either side.
+    """
+    takes = inspect.signature(module.forward).parameters
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in takes.values())
+    inputs: dict[str, Any] = {"input_ids": input_ids}
+    for name, value in (("attention_mask", attention_mask), ("use_cache", False)):
+        if takes_any or name in takes:
+            inputs[name] = value
+    if "position_ids" in takes:
+        inputs["position_ids"] = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+    return inputs
+
+
+def _ids_of(config: Any) -> set[int]:
+    """Return the ids that a config gives a role: pads, ends, images."""
+    found: set[int] = set()
+    for name, value in config.to_dict().items():
+        if name.endswith(("_token_id", "_token_index")):
+            found.update(
+                each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)
+            )
+    return found
