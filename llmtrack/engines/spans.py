@@ -71,7 +71,9 @@ def _widened(text: str, offsets: Sequence[Span]) -> list[Span]:
         marks = _run(text, done, len(text))
         end = len(text) if not text[marks:].strip() else marks
         spans[-1] = (spans[-1][0], end)
-    return spans
+    # A token that is said to be behind a character can be amid those that the character became.
+    begins = list(accumulate((begin for begin, _ in reversed(spans)), min))[::-1]
+    return [(begin, end) for begin, (_, end) in zip(begins, spans, strict=True)]
 
 
 def _run(text: str, begin: int, end: int) -> int:

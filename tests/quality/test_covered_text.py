@@ -131,6 +131,40 @@ def test_a_character_that_becomes_several_counts_with_the_last_of_them() -> None
     assert [encode_text(engine, "x\ufb01x", "none", keep).bytes for keep in (2, 3, 4)] == [0, 3, 4]
 
 
+def normalized(tokenizer: Tokenizer, normalizer: normalizers.Normalizer) -> made.TokenizingEngine:
+    tokenizer.normalizer = normalizer
+    return made.wrap(tokenizer, bos_token="<s>")
+
+
+def test_a_character_that_becomes_words_counts_once() -> None:
+    # U+FDFA is 3 bytes, and by NFKC 4 words of Arabic: the spaces between them are said to be behind it.
+    engine = normalized(made.byte_level(trim_offsets=True), normalizers.NFKC())
+    assert len(encode_text(engine, "\ufdfa", "model").ids) == 1 + 33
+    assert encode_text(engine, "a\ufdfab", "model").text == "a\ufdfab".encode()
+    assert encode_text(engine, "a\ufdfab", "model", keep=20).text == b"a"
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        normalized(made.byte_level(trim_offsets=True), normalizers.NFKC()),
+        normalized(made.byte_level(), normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])),
+        normalized(made.byte_fallback(), normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])),
+    ],
+    ids=["NFKC", "accents", "Nmt"],
+)
+@given(text=st.text(alphabet="ab é\u0301中\u2460\ufb01\ufdfa\u0130\u200b\x01\n", min_size=1, max_size=10))
+def test_what_is_covered_grows_with_each_token_up_to_all_that_is_not_lost(
+    engine: made.TokenizingEngine, text: str
+) -> None:
+    whole = encode_text(engine, text, "model")
+    kept = [encode_text(engine, text, "model", keep) for keep in range(1, len(whole.ids) + 1)]
+    sizes = [each.bytes or 0 for each in kept]
+    assert sizes == sorted(sizes)
+    assert all(each.lost >= 0 for each in kept)
+    assert sizes[-1] + whole.lost == len(text.encode())
+
+
 def test_what_no_token_stands_for_is_not_covered_and_is_told() -> None:
     # a [12] b [中] c: a is given, b and c are covered with the space before each.
     encoded = encode_text(made.wrap(made.without_unknown()), "a 12 b中 c", "none")
