@@ -150,7 +150,7 @@ def run(config: Config) -> None:
             remarks=(quick_remark(chosen),) if config.quick else (),
             resume=config.resume,
         )
-        say_where(console, tracker)
+        say_where(console, tracker, result.study)
         sys.exit(result.exit_code)
 
 

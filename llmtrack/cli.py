@@ -28,10 +28,15 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
+        from llmtrack.report.console import replace_unknown
+
+        replace_unknown(sys.stdout)
         try:
             return super().invoke(ctx)
         except LlmtrackError as error:
-            click.echo(f"error: {error}", err=True)
+            from llmtrack.report.escape import on_one_line
+
+            click.echo(f"error: {on_one_line(str(error))}", err=True)
             ctx.exit(2)
         except BrokenPipeError:
             # The reader of a pipe has seen enough, as `head` does; nothing must be written at exit either.
@@ -395,6 +400,30 @@ def _runs_of(chosen: dict[str, Any]) -> Any:
 
     tags = chosen.pop("tag")
     return query(**chosen, tags=tags, progress=sys.stderr.isatty())
+
+
+@main.command()
+@click.argument("study")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder to write the report's files to, too.",
+)
+@tracking_uri_option
+def report(study: str, output: Path | None, tracking_uri: str | None) -> None:
+    """Make the report of a study or suite again from its tracked runs, and keep it with its run.
+
+    STUDY is its id, the id of its run, or latest. For where the report failed, or the server was away until
+    `llmtrack sync`. Exit code 1 if a part of it cannot be made.
+    """
+    from llmtrack.report.console import make_console
+    from llmtrack.report.remake import remake_report
+
+    problems = remake_report(study, make_console(), tracking_uri, output)
+    for problem in problems:
+        click.echo(f"warning: {problem}", err=True)
+    if problems:
+        sys.exit(1)
 
 
 @main.command()

@@ -14,7 +14,7 @@ from rich.console import Console
 from llmtrack.errors import UsageError
 from llmtrack.report.columns import with_columns, with_differing_params
 from llmtrack.report.compare import in_order_of_time, newest_of_each
-from llmtrack.report.console import make_console
+from llmtrack.report.console import make_console, say
 from llmtrack.report.formats import render
 from llmtrack.report.table import Table, summary_table, to_markdown
 from llmtrack.report.write import print_report, write_report
@@ -88,9 +88,7 @@ def compare_runs(
     if output is not None:
         files = write_report(output, "llmtrack compare", table, tracked)
         if layout.style == "table":
-            console.print(
-                f"Written: {', '.join(str(path) for path in files.values())}", markup=False, soft_wrap=True
-            )
+            say(console, f"Written: {', '.join(str(path) for path in files.values())}")
     if "MLFLOW_RUN_ID" in os.environ:
         from llmtrack.tracking.environment import environment
         from llmtrack.tracking.tracker import Tracker

@@ -7,15 +7,8 @@ import html
 import io
 import json
 
+from llmtrack.report.escape import in_latex, on_one_line
 from llmtrack.report.table import Table, to_markdown, to_rich
-
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "–": "--",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-}
 
 
 def render(table: Table, style: str, title: str = "") -> str:
@@ -40,8 +33,9 @@ def _text(table: Table, title: str) -> str:
     # As wide as the table needs: a terminal wraps what is wider, and nothing of it is lost.
     console = Console(file=buffer, width=10_000, highlight=False)
     console.print(to_rich(table))
-    lines = [title, " · ".join(table.conditions), *(line.rstrip() for line in buffer.getvalue().splitlines())]
-    return "\n".join([*filter(None, lines), *(f"- {note}" for note in table.notes)]) + "\n"
+    head = filter(None, (on_one_line(title), on_one_line(" · ".join(table.conditions))))
+    body = filter(None, (line.rstrip() for line in buffer.getvalue().split("\n")))
+    return "\n".join([*head, *body, *(f"- {on_one_line(note)}" for note in table.notes)]) + "\n"
 
 
 def _csv(table: Table) -> str:
@@ -81,16 +75,12 @@ def _latex(table: Table, title: str) -> str:
     r"""Return a `table` environment; it needs `\usepackage{booktabs}`."""
 
     def row(cells: tuple[str, ...]) -> str:
-        return " & ".join(map(_escaped, cells)) + r" \\"
+        return " & ".join(map(in_latex, cells)) + r" \\"
 
     caption = " · ".join(filter(None, [title, *table.conditions]))
     lines = [r"\begin{table}", r"\centering"]
-    lines += [rf"\caption{{{_escaped(caption)}}}"] if caption else []
+    lines += [rf"\caption{{{in_latex(caption)}}}"] if caption else []
     lines += [rf"\begin{{tabular}}{{{''.join('r' if numeric else 'l' for numeric in table.numeric)}}}"]
     lines += [r"\toprule", row(table.titles), r"\midrule", *map(row, table.rows), r"\bottomrule"]
-    lines += [r"\end{tabular}", *(rf"\par\footnotesize {_escaped(note)}" for note in table.notes)]
+    lines += [r"\end{tabular}", *(rf"\par\footnotesize {in_latex(note)}" for note in table.notes)]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.experiment import Experiment
+from llmtrack.report.drawing import save
 from llmtrack.report.html import Plot, Report, Rows, Sample, Section
 from llmtrack.report.phases import Call
 from llmtrack.report.reading import has
@@ -192,7 +193,7 @@ def _kind(run: pd.Series) -> str:
 def _plot(name: str, figure: Figure) -> Plot:
     titles = [axes.get_title(loc) for axes in figure.axes for loc in ("left", "center")]
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
+    save(figure, buffer)
     return Plot(name, ". ".join(filter(None, titles)) or name, buffer.getvalue())
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
+from llmtrack.report.escape import shown
 from llmtrack.report.phases import Call, Timeline, timeline
 from llmtrack.report.table import METRICS, Table
 
@@ -139,6 +140,7 @@ def _templates() -> Environment:
         loader=PackageLoader("llmtrack.report"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=lambda value: shown(value) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

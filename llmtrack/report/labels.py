@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from llmtrack.report.escape import as_label
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -39,7 +41,7 @@ def label_points(
     room = axes.get_window_extent()
     labels = []
     for own, (x, y, text) in enumerate(zip(xs, ys, texts, strict=True)):
-        label = axes.annotate(text, (x, y), xytext=(0, 0), textcoords="offset points", fontsize=8)
+        label = axes.annotate(as_label(text), (x, y), xytext=(0, 0), textcoords="offset points", fontsize=8)
         others = [centre for number, centre in enumerate(centres) if number != own]
         taken.append(_place(axes, label, taken, room, centres[own], others))
         labels.append(label)

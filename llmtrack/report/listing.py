@@ -6,6 +6,8 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from llmtrack.report.escape import on_one_line, plain
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -47,7 +49,7 @@ def _table(runs: pd.DataFrame, listed: Mapping[str, int]) -> str:
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in listed:
         numeric = name in runs.columns and pd.api.types.is_float_dtype(runs[name])
-        drawn.add_column(name, justify="right" if numeric else "left", no_wrap=True)
+        drawn.add_column(plain(name), justify="right" if numeric else "left", no_wrap=True)
     for _, run in runs.iterrows():
         cells = []
         for name in listed:
@@ -60,7 +62,7 @@ def _table(runs: pd.DataFrame, listed: Mapping[str, int]) -> str:
                 cells.append(f"{value:,.2f}" if abs(value) >= 1 else f"{value:.3g}")
             else:
                 cells.append(str(value)[:8] if name == "run_id" and listed is LISTED else str(value))
-        drawn.add_row(*cells)
+        drawn.add_row(*(plain(on_one_line(cell)) for cell in cells))
     buffer = io.StringIO()
     console = Console(file=buffer, width=10_000 if listed is not LISTED else sum(LISTED.values()) + 40)
     console.print(drawn)

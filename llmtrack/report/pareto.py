@@ -14,7 +14,8 @@ from llmtrack.decide.pareto import pareto_front
 from llmtrack.decide.points import MEMORY, Points, gather_points
 from llmtrack.errors import UsageError
 from llmtrack.report.columns import cell, column_of, shared_conditions
-from llmtrack.report.console import make_console
+from llmtrack.report.console import make_console, say
+from llmtrack.report.drawing import drawing, save
 from llmtrack.report.formats import render
 from llmtrack.report.labels import label_points
 from llmtrack.report.plots import COLOR, OTHER, canvas
@@ -67,9 +68,10 @@ def show_pareto(
     else:
         console.file.write(render(table, style, "Pareto front"))
     if output is not None:
-        pareto_plot(points, speed, quality).savefig(output)
+        with drawing():
+            save(pareto_plot(points, speed, quality), output)
         if style == "table":
-            console.print(f"Written: {output}", markup=False, soft_wrap=True)
+            say(console, f"Written: {output}")
 
 
 def front_of(points: Points, respects: Sequence[str]) -> list[bool]:

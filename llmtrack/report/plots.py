@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from llmtrack.report.drawing import new_figure
+from llmtrack.report.escape import as_label, in_plot
 from llmtrack.report.labels import label_points
 from llmtrack.tracking import ask
 
@@ -48,7 +50,7 @@ def line_plot(
             capsize=4,
             color=color,
             linewidth=1.5,
-            label=name,
+            label=as_label(str(name)),
         )
     if group and len(points):
         axes.legend(frameon=False)
@@ -65,7 +67,7 @@ def bar_plot(runs: pd.DataFrame, label: str, y: str, *, title: str, y_label: str
     """Draw a bar per run, with its 95 % interval and its value; the baseline is grey."""
     figure, axes = canvas(title, "", y_label)
     bars = measured(runs, y)
-    names = [str(name) for name in bars[label]]
+    names = [as_label(str(name)) for name in bars[label]]
     colors = [OTHER if base else COLOR for base in ask.marked(bars, "baseline")]
     # By position: bars of one name would stand on top of each other.
     drawn = axes.bar(
@@ -109,20 +111,20 @@ def curves_plot(
     figure, axes = canvas(title, x_label, y_label)
     for (name, (xs, ys)), color in zip(curves.items(), cycle(LINE_COLORS)):
         few = len(xs) <= 40
-        axes.plot(xs, ys, marker="o" if few else "", color=color, linewidth=2 if few else 1, label=name)
+        axes.plot(
+            xs, ys, marker="o" if few else "", color=color, linewidth=2 if few else 1, label=as_label(name)
+        )
     axes.legend(frameon=False)
     return figure
 
 
 def canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     """Return an empty plot in the style of all others."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), dpi=130, layout="constrained")
+    figure = new_figure(figsize=(7, 4.2), dpi=130, layout="constrained")
     axes = figure.subplots()
-    axes.set_title(title, fontsize=11, loc="left")
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+    axes.set_title(in_plot(title), fontsize=11, loc="left")
+    axes.set_xlabel(in_plot(x_label))
+    axes.set_ylabel(in_plot(y_label))
     axes.grid(axis="y", color="#e3e6ea", linewidth=0.8)
     axes.set_axisbelow(True)
     for side in ("top", "right"):

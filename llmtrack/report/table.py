@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack.decide import kinds
 from llmtrack.decide.comparability import why_not
+from llmtrack.report.drawing import new_figure
+from llmtrack.report.escape import in_markdown, in_plot, on_one_line, plain
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 DASH = "–"
 # Characters of a cell in a picture: as many as the longest change from the baseline in three metrics takes.
 WIDEST = 110
+# Rows of a picture; a longer one is over what Matplotlib draws, and nobody would read it.
+MOST_DRAWN = 100
 
 
 @dataclass(frozen=True)
@@ -266,31 +270,34 @@ def to_rich(table: Table, title: str = "") -> RichTable:
     """Return the table for a terminal."""
     from rich import box
     from rich.table import Table as RichTable
-    from rich.text import Text
 
-    drawn = RichTable(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    drawn = RichTable(
+        title=plain(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for heading, numeric in zip(table.titles, table.numeric, strict=True):
         # Only the last column may be wrapped: a figure that is cut reads as another figure.
         wraps = heading == table.titles[-1]
-        drawn.add_column(heading, justify="right" if numeric else "left", no_wrap=not wraps, overflow="fold")
+        drawn.add_column(
+            plain(heading), justify="right" if numeric else "left", no_wrap=not wraps, overflow="fold"
+        )
     for row in table.rows:
-        drawn.add_row(*(Text(cell) for cell in row))
+        drawn.add_row(*(plain(on_one_line(cell)) for cell in row))
     return drawn
 
 
 def to_markdown(table: Table, links: tuple[str, ...] = ()) -> str:
     """Return the table as Markdown, its conditions first; the scenario links to its run where links are given."""
-    lines = [" · ".join(table.conditions), ""] if table.conditions else []
-    lines.append("| " + " | ".join(table.titles) + " |")
+    lines = [" · ".join(map(in_markdown, table.conditions)), ""] if table.conditions else []
+    lines.append("| " + " | ".join(map(in_markdown, table.titles)) + " |")
     lines.append("|" + "|".join("---:" if numeric else ":---" for numeric in table.numeric) + "|")
     linked = table.titles.index("scenario")
     for index, row in enumerate(table.rows):
-        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
+        cells = list(map(in_markdown, row))
         if links:
             cells[linked] = f"[{cells[linked]}]({links[index]})"
         lines.append("| " + " | ".join(cells) + " |")
     if table.notes:
-        lines += ["", *(f"- {note}" for note in table.notes)]
+        lines += ["", *(f"- {in_markdown(note)}" for note in table.notes)]
     return "\n".join(lines) + "\n"
 
 
@@ -305,17 +312,17 @@ def to_csv(runs: pd.DataFrame) -> str:
 
 def to_figure(table: Table, title: str) -> Figure:
     """Return the table as a picture."""
-    from matplotlib.figure import Figure
-
-    widths = [max(len(title), *(len(row[i]) for row in table.rows)) for i, title in enumerate(table.titles)]
+    left_out = len(table.rows) - MOST_DRAWN
+    rows = table.rows[:MOST_DRAWN]
+    widths = [max(len(title), *(len(row[i]) for row in rows)) for i, title in enumerate(table.titles)]
     widths = [min(width, WIDEST) + 2 for width in widths]
-    figure = Figure(figsize=(max(6.0, 0.085 * sum(widths)), 1.0 + 0.3 * (len(table.rows) + 1)), dpi=150)
+    figure = new_figure(figsize=(max(6.0, 0.085 * sum(widths)), 1.0 + 0.3 * (len(rows) + 1)), dpi=150)
     axes = figure.subplots()
     axes.axis("off")
-    cells = [[_shorten(cell, WIDEST) for cell in row] for row in table.rows]
+    cells = [[in_plot(_shorten(on_one_line(cell), WIDEST)) for cell in row] for row in rows]
     drawn = axes.table(
         cellText=cells,
-        colLabels=list(table.titles),
+        colLabels=list(map(in_plot, table.titles)),
         colWidths=[width / sum(widths) for width in widths],
         cellLoc="right",
         loc="center",
@@ -329,7 +336,9 @@ def to_figure(table: Table, title: str) -> Figure:
         if row == 0:
             cell.set_text_props(weight="bold")
             cell.set_facecolor("#eef2f7")
-    axes.set_title("\n".join(filter(None, [title, " · ".join(table.conditions)])), fontsize=9, loc="left")
+    more = f"the first {MOST_DRAWN} of {len(table.rows)} rows; table.csv has all" if left_out > 0 else ""
+    head = filter(None, (title, " · ".join(table.conditions), more))
+    axes.set_title("\n".join(in_plot(on_one_line(line)) for line in head), fontsize=9, loc="left")
     figure.tight_layout()
     return figure
 

@@ -11,15 +11,16 @@ from types import FrameType
 from typing import NoReturn
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
-from llmtrack.report.console import make_console
+from llmtrack.report.console import make_console, say
+from llmtrack.report.escape import on_one_line
 from llmtrack.run.executors import Executor, InlineExecutor, ProcessExecutor
 from llmtrack.run.settings import RunOptions
 from llmtrack.run.study import run_study
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.tracking.tracker import Study, Tracker
 
 INTERRUPTED, TERMINATED, USAGE = 130, 143, 2
 
@@ -36,7 +37,7 @@ def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
         result = run_study(
             experiment, tracker=tracker, executor=executor, console=console, resume=settings.resume
         )
-        say_where(console, tracker)
+        say_where(console, tracker, result.study)
         sys.exit(result.exit_code)
 
 
@@ -79,24 +80,24 @@ def exit_codes(console: Console) -> Iterator[None]:
 
 def fail(console: Console, error: LlmtrackError) -> NoReturn:
     """Print a user's error and exit with code 2."""
-    console.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
+    console.print(Text.assemble(("error: ", "bold red"), on_one_line(str(error))), soft_wrap=True)
     sys.exit(USAGE)
 
 
-def say_where(console: Console, tracker: Tracker) -> None:
+def say_where(console: Console, tracker: Tracker, study: Study) -> None:
     """Say where the runs are and how to look at them, or that they wait in the spool."""
     if tracker.offline:
-        console.print(
-            "The tracking server could not be reached: the measurements are kept; send them with: llmtrack sync"
+        say(
+            console,
+            "The tracking server could not be reached: the measurements are kept; send them with: llmtrack sync, "
+            f"then make the table and plots with: llmtrack report {study.study_id}",
         )
         return
     uri = tracker.display_uri
-    console.print(f"Tracked in {escape(uri)}", soft_wrap=True)
+    say(console, f"Tracked in {uri}")
     server = uri if uri.startswith("http") else "http://127.0.0.1:5000"
     if server != uri:
-        console.print(
-            f"See the runs: mlflow ui --backend-store-uri {escape(shlex.quote(uri))}", soft_wrap=True
-        )
+        say(console, f"See the runs: mlflow ui --backend-store-uri {shlex.quote(uri)}")
     # MLflow opens an experiment at its traces unless told that this is model training.
     page = f"{server.rstrip('/')}/#/experiments/{tracker.experiment_id}/runs?workflowType=machine_learning"
-    console.print(f"{'  and open' if server != uri else 'See the runs:'} {escape(page)}", soft_wrap=True)
+    say(console, f"{'  and open' if server != uri else 'See the runs:'} {page}")

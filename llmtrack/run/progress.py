@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from llmtrack.report.console import say
+from llmtrack.report.escape import on_one_line
 from llmtrack.run.events import Progress as Step
 
 Clock = Callable[[], float]
@@ -113,10 +114,10 @@ class StudyProgress:
         self._shares: dict[str, float] = {}
         self._warned: set[str] = set()
         self._bar = Progress(
-            TextColumn("{task.fields[where]}"),
+            TextColumn("{task.fields[where]}", markup=False),
             BarColumn(bar_width=20),
             _Clock(self),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -144,10 +145,7 @@ class StudyProgress:
 
     def line(self, text: str) -> None:
         """Print a line above the bar."""
-        # A model may say control characters, and a terminal would obey them.
-        shown = "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
-        # A log is read by programs too: its lines are not wrapped at a guessed width.
-        self._console.print(escape(shown), highlight=False, soft_wrap=True)
+        say(self._console, text)
 
     def warn(self, text: str) -> None:
         """Print a warning, the first time that it is given."""
@@ -159,7 +157,7 @@ class StudyProgress:
         """Show what is being done."""
         if step.done is not None:
             self._shares[step.scenario] = step.done
-        self._bar.update(self._task, description=escape(f"{step.scenario}: {step.step}"))
+        self._bar.update(self._task, description=on_one_line(f"{step.scenario}: {step.step}"))
         self._show()
 
     def ended(self, scenario: str, text: str) -> None:
@@ -178,7 +176,7 @@ class StudyProgress:
     def _show(self) -> None:
         count = f"scenario {min(self._ended + 1, self._scenarios)}/{self._scenarios}"
         where = f"{self._suite.current}, {count}" if self._suite else count
-        self._bar.update(self._task, completed=self._done, where=escape(where))
+        self._bar.update(self._task, completed=self._done, where=on_one_line(where))
 
 
 class _Clock(ProgressColumn):

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from llmtrack.experiment import Experiment
-from llmtrack.report.block import metrics_block
-from llmtrack.report.gather import study_report
-from llmtrack.report.table import summary_table, to_markdown
-from llmtrack.report.write import print_report, write_html, write_report
+from llmtrack.report.console import say
+from llmtrack.report.escape import on_one_line
+from llmtrack.report.parts import Parts
+from llmtrack.report.study import Written, say_incomplete, write_study
 from llmtrack.run.events import Begun, Event, Log, Progress, Steps, Warn
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan, model_folders
@@ -27,8 +26,6 @@ from llmtrack.scenario import Failure, Measurement
 from llmtrack.tracking.checkpoints import fetch_checkpoints
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
-from llmtrack.tracking.series import series
-from llmtrack.tracking.texts import artifact_text
 from llmtrack.tracking.tracker import Study, Tracker
 
 if TYPE_CHECKING:
@@ -45,6 +42,7 @@ class StudyResult:
         failed: scenarios that were not.
         reading: what the tracked runs say; empty if they could not be read back.
         tracked: the study's runs as read back, those taken over from earlier studies among them, or None.
+        problems: what of its report could not be made, and why.
     """
 
     study: Study
@@ -52,11 +50,21 @@ class StudyResult:
     failed: int
     reading: tuple[str, ...] = ()
     tracked: pd.DataFrame | None = None
+    problems: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
-        """0 if every scenario was measured, else 1."""
-        return 1 if self.failed else 0
+        """0 if every scenario was measured and reported, else 1."""
+        return 1 if self.failed or self.problems else 0
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What became of a study's report; the attributes of the same names of `StudyResult`."""
+
+    reading: tuple[str, ...] = ()
+    tracked: pd.DataFrame | None = None
+    problems: tuple[str, ...] = ()
 
 
 def run_study(
@@ -91,7 +99,8 @@ def run_study(
     fetch_checkpoints(experiment.scenarios, tracker.tracking_uri)
     plan = make_plan(experiment.scenarios, machine)
     facts = environment(machine, model_folders(experiment.scenarios))
-    console.print(f"[bold]{escape(experiment.name)}[/bold]: {escape(experiment.question)}")
+    head = Text.assemble((on_one_line(experiment.name), "bold"), ": ", on_one_line(experiment.question))
+    console.print(head, soft_wrap=True)
     study = tracker.start_study(
         experiment.name, experiment.question, experiment.settings, facts, suite_id=suite_id
     )
@@ -99,8 +108,9 @@ def run_study(
     if resume and not tracker.offline:
         earlier = finished_already(experiment.scenarios, environment_id(facts), tracker.tracking_uri)
         plan = plan.without(set(earlier["scenario"]))
-        console.print(
-            f"  resume: {len(earlier)} of {len(experiment.scenarios)} scenarios are measured already and skipped"
+        say(
+            console,
+            f"  resume: {len(earlier)} of {len(experiment.scenarios)} scenarios are measured already and skipped",
         )
     counts = {Measurement: 0, Failure: 0}
     with killed_if_interrupted(tracker, study, executor):
@@ -134,8 +144,8 @@ def run_study(
                     study, same.scenario, {"dtype": same.dtype_label}, same.measured.name, note
                 )
                 progress.line(f"  {same.scenario.name}: not measured again, {note}")
-        reading, tracked = _report(experiment, study, tracker, console, bool(counts[Failure]), earlier)
-    return StudyResult(study, counts[Measurement], counts[Failure], reading, tracked)
+        reported = _report(experiment, study, tracker, console, bool(counts[Failure]), earlier)
+    return StudyResult(study, counts[Measurement], counts[Failure], **vars(reported))
 
 
 def outcome_line(outcome: Measurement | Failure) -> str:
@@ -162,8 +172,7 @@ def outcome_line(outcome: Measurement | Failure) -> str:
 
 
 def _one_line(text: str, width: int = 100) -> str:
-    # A model may say control characters, and a terminal would obey them.
-    joined = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
+    joined = on_one_line(text)
     return joined if len(joined) <= width else joined[: width - 1] + "…"
 
 
@@ -187,48 +196,44 @@ def _report(
     console: Console,
     failed: bool,
     earlier: pd.DataFrame | None,
-) -> tuple[tuple[str, ...], pd.DataFrame | None]:
+) -> Reported:
     """Read the study's runs back, print and track the table, plots and reading, and finish the study.
 
-    Runs that were taken over from earlier studies are read as if they were this one's.
+    Runs that were taken over from earlier studies are read as if they were this one's. What of the report fails
+    is a warning: the study has ended as its measurements did.
     """
     outcome = "failed" if failed else "finished"
     if tracker.offline:
         tracker.finish_study(study, outcome)
-        return (), None
+        return Reported()
+    parts, written, tracked = Parts(), Written(), None
+    with ExitStack() as stack:
+        with parts.part("report"):
+            tracked = _read_back(experiment, study, tracker, earlier)
+            written = write_study(
+                experiment,
+                tracked,
+                run_id=study.run_id,
+                experiment_id=study.experiment_id,
+                tracking_uri=tracker.tracking_uri,
+                folder=Path(stack.enter_context(tempfile.TemporaryDirectory())),
+                console=console,
+                parts=parts,
+            )
+        tracker.finish_study(study, outcome, note=written.note, files=written.files, warnings=parts.problems)
+    say_incomplete(console, study.study_id, parts.problems, kept=tracker.offline)
+    return Reported(written.reading, tracked, tuple(parts.problems))
+
+
+def _read_back(
+    experiment: Experiment, study: Study, tracker: Tracker, earlier: pd.DataFrame | None
+) -> pd.DataFrame:
     import pandas as pd
 
     tracked = runs(study=study.study_id, tracking_uri=tracker.tracking_uri)
     if earlier is not None and len(earlier):
         tracked = pd.concat([tracked, earlier.assign(study_id=study.study_id)], ignore_index=True)
-    tracked = in_order(tracked, experiment)
-    table = summary_table(tracked, focus=experiment.focus)
-    reading = experiment.reading(tracked)
-    if experiment.show_block:
-        for _, run in tracked.iterrows():
-            console.print("\n".join(metrics_block(run)), markup=False, highlight=False)
-    print_report(console, experiment.name, table, reading)
-    links = [f"#/experiments/{study.experiment_id}/runs/{run_id}" for run_id in table.run_ids]
-    note = "\n".join(
-        [
-            f"**{experiment.question}**",
-            "",
-            to_markdown(table, tuple(links)),
-            *(f"- {line}" for line in reading),
-        ]
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        files = write_report(Path(folder), experiment.name, table, tracked, reading)
-        figures = experiment.plots(tracked, partial(series, tracking_uri=tracker.tracking_uri))
-        for name, figure in figures.items():
-            path = Path(folder, f"{name}.png")
-            figure.savefig(path)
-            files[f"plots/{name}.png"] = path
-        text_of = partial(artifact_text, tracking_uri=tracker.tracking_uri)
-        html = study_report(experiment, study.run_id, tracked, reading, figures, text_of)
-        files["report.html"] = write_html(Path(folder), html)
-        tracker.finish_study(study, outcome, note=note, files=files)
-    return tuple(reading), tracked
+    return in_order(tracked, experiment)
 
 
 def in_order(tracked: pd.DataFrame, experiment: Experiment) -> pd.DataFrame:

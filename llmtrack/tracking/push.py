@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from llmtrack.errors import TrackingError
 from llmtrack.scenario import StepValues
 from llmtrack.tracking.limits import Fitted, fit, redact, shorten
 from llmtrack.tracking.records import RUNNING, RunRecord
@@ -30,6 +31,7 @@ _MAX_DATASET_NAME = 500
 _MAX_DIGEST = 36
 
 _RECORD_ID = "llmtrack.record_id"
+_TEXT_SUFFIXES = frozenset({".csv", ".html", ".json", ".log", ".md", ".svg", ".txt", ".yaml", ".yml"})
 
 
 def push(
@@ -218,6 +220,22 @@ def _log_artifacts(client: MlflowClient, run_id: str, record: RunRecord, files: 
             client.log_artifacts(run_id, folder)
     if files is not None and files.is_dir():
         client.log_artifacts(run_id, str(files))
+
+
+def clean_content(path: Path, secrets: tuple[str, ...]) -> bytes | Path:
+    """Return a text file's content without credentials; other files are copied as they are.
+
+    Raises:
+        TrackingError: it cannot be read.
+    """
+    if path.suffix.lower() not in _TEXT_SUFFIXES:
+        return path
+    try:
+        return redact(path.read_text(encoding="utf-8"), secrets).encode()
+    except UnicodeDecodeError:
+        return path
+    except OSError as error:
+        raise TrackingError(f"cannot read the file {path} of a study: {error.strerror}") from error
 
 
 def safe_path(name: str) -> str:

@@ -89,6 +89,23 @@ def studies(
     return runs(experiment=experiment, kind="study", search=search, status=status, tracking_uri=tracking_uri)
 
 
+def study_run(study: str, tracking_uri: str | None = None) -> pd.Series:
+    """Return the run of one study or suite.
+
+    Args:
+        study: its id, the id of its run, or `latest`.
+        tracking_uri: as in `runs`.
+
+    Raises:
+        UsageError: there is no such study.
+        TrackingError: the store cannot be read.
+    """
+    found = runs(study=study, kind="study", tracking_uri=tracking_uri)
+    if found.empty:
+        raise UsageError(f"the run of study {study!r} is not in this store: send it with llmtrack sync")
+    return found.iloc[0]
+
+
 def _gather(
     client: MlflowClient,
     experiment_ids: Sequence[str],

@@ -514,7 +514,10 @@ TAGS: tuple[Tag, ...] = (
     ),
     Tag("llmtrack.failure", "kind of a failure, one word"),
     Tag("llmtrack.reason", "why a scenario failed, or was not measured twice, in one line"),
-    Tag("llmtrack.warnings", "findings about the quality of the measurement, one a line"),
+    Tag(
+        "llmtrack.warnings",
+        "findings about the quality of the measurement, one a line; of a study, what of its report could not be made",
+    ),
     Tag("llmtrack.same_as", "name of the scenario whose measurement also holds for this one"),
     Tag("llmtrack.scenario_id", "digest of what was asked"),
     Tag("llmtrack.workload_id", "digest of the prompts and lengths, or of the corpus and convention"),

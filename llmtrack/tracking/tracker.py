@@ -20,7 +20,7 @@ from llmtrack.tracking import store, sync
 from llmtrack.tracking.environment import environment_tags
 from llmtrack.tracking.limits import fit_key, redact, secrets_of
 from llmtrack.tracking.mlmodel import mlflow_model
-from llmtrack.tracking.push import now_ms, push_steps, redacted, reopen, safe_path
+from llmtrack.tracking.push import clean_content, now_ms, push_steps, redacted, reopen, safe_path
 from llmtrack.tracking.records import (
     FAILED,
     FINISHED,
@@ -42,7 +42,6 @@ STATUS_OF_OUTCOME = {"finished": FINISHED, "failed": FAILED, "killed": KILLED}
 _LOCK_WAIT_S = 15.0
 _FINAL_LOCK_WAIT_S = 60.0
 _FIRST_RETRY_S = 30.0
-_TEXT_SUFFIXES = frozenset({".csv", ".html", ".json", ".log", ".md", ".svg", ".txt", ".yaml", ".yml"})
 # The names that MLflow makes up, such as nosy-bear-123.
 _MADE_UP_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
 
@@ -262,6 +261,7 @@ class Tracker:
         files: Mapping[str, Path] | None = None,
         metrics: Mapping[str, float] | None = None,
         reason: str = "",
+        warnings: Sequence[str] = (),
     ) -> str | None:
         """Write a study's results and end its run; return its id, or None if it stays in the spool.
 
@@ -272,6 +272,7 @@ class Tracker:
             files: artifact path to the file to upload.
             metrics: values of the study as a whole.
             reason: why it failed or was killed, in one line.
+            warnings: what is not as it should be, such as a part of its report that could not be made.
 
         Raises:
             KeyError: the outcome is none of the three.
@@ -282,6 +283,8 @@ class Tracker:
             tags["mlflow.note.content"] = note
         if reason:
             tags["llmtrack.reason"] = reason
+        if warnings:
+            tags["llmtrack.warnings"] = "\n".join(warnings)
         record = dataclasses.replace(
             study.record,
             status=STATUS_OF_OUTCOME[outcome],
@@ -289,7 +292,7 @@ class Tracker:
             tags=tags,
             metrics=dict(metrics or {}),
         )
-        kept = {safe_path(name): self._content(path) for name, path in (files or {}).items()}
+        kept = {safe_path(name): clean_content(path, self._secrets) for name, path in (files or {}).items()}
         run_id = self._write(record, run_id=study.run_id, files=kept, known=True, last=True)
         if run_id is not None and self.spool.names():
             self.sync()  # What was kept while the store did not answer.
@@ -412,17 +415,6 @@ class Tracker:
             self.offline = False
             self._notify(f"tracking store {self.display_uri} answers again")
             self.sync()
-
-    def _content(self, path: Path) -> bytes | Path:
-        """Return a text file's content without credentials; other files are copied as they are."""
-        if path.suffix.lower() not in _TEXT_SUFFIXES:
-            return path
-        try:
-            return redact(path.read_text(encoding="utf-8"), self._secrets).encode()
-        except UnicodeDecodeError:
-            return path
-        except OSError as error:
-            raise TrackingError(f"cannot read the file {path} of a study: {error.strerror}") from error
 
 
 def new_study_id(experiment: str) -> str:

@@ -14,6 +14,7 @@ from llmtrack.measure import bandwidth
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
     said,
+    spooled,
     tracker,
     uri,
 )

@@ -218,15 +218,8 @@ def broken_reading(runs):
     raise ZeroDivisionError("a bug in a reading")
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        replace(lengths(4), name="broken", scenarios=(generating("a"), generating("a"))),
-        replace(lengths(4), name="broken", reading=broken_reading),
-    ],
-    ids=["cannot be planned", "raises while it reports"],
-)
-def test_an_experiment_that_breaks_does_not_stop_the_others(tracker, uri, console, broken):
+def test_an_experiment_that_breaks_does_not_stop_the_others(tracker, uri, console):
+    broken = replace(lengths(4), name="broken", scenarios=(generating("a"), generating("a")))
     result = suite(tracker, console, broken, perplexity.build(taken(perplexity.Config, SETTINGS)))
     assert result.exit_code == 1
     assert result.results["broken"] is None
@@ -236,6 +229,18 @@ def test_an_experiment_that_breaks_does_not_stop_the_others(tracker, uri, consol
     assert found.loc["perplexity", "status"] == "FINISHED"
     assert runs(kind=None, status="RUNNING", tracking_uri=uri).empty
     assert "broken could not be run" in console.file.getvalue()
+
+
+def test_a_report_that_fails_in_a_suite_is_named_and_costs_no_measurement(tracker, uri, console):
+    broken = replace(lengths(4), name="broken", reading=broken_reading)
+    result = suite(tracker, console, broken, perplexity.build(taken(perplexity.Config, SETTINGS)))
+    assert result.exit_code == 1
+    assert result.results["broken"].problems == ("reading: ZeroDivisionError: a bug in a reading",)
+    assert dict(studies(tracking_uri=uri).set_index("experiment")["status"]) == {
+        "suite": "FINISHED",
+        "broken": "FINISHED",
+        "perplexity": "FINISHED",
+    }
 
 
 def test_a_suite_of_which_nothing_runs_says_so(tracker, uri, console):

@@ -1,0 +1,77 @@
+"""Make a text from outside (a folder's name, a prompt, a reason) mean itself wherever it is shown.
+
+Each kind of page has its own characters that it would obey instead of showing them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rich.text import Text
+
+# What a terminal obeys, or what changes the order of the text around it: control characters, marks of direction,
+# other line ends, and halves of a character. Joiners stay: emoji and Persian need them.
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+_IN_MARKDOWN = {character: f"\\{character}" for character in "\\`*[]|~"} | {
+    "&": "&amp;",
+    "<": "&lt;",
+    ">": "&gt;",
+    "$": "&#36;",
+}
+# Between letters or digits it is only itself, as in prompt_16.
+_EMPHASIS = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
+_IN_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "|": r"\textbar{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "–": "--",
+    # Behind the end of a row a bracket would begin an argument.
+    "[": "{[}",
+    "]": "{]}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+_LONGEST_IN_PLOT = 60
+
+
+def shown(text: str) -> str:
+    """Return a text whose control characters are seen and not obeyed; line ends and tabs stay."""
+    return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+
+
+def on_one_line(text: str) -> str:
+    """Return a text as one line in which nothing is obeyed."""
+    return " ".join(shown(text).split())
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Return a text for a console, in which neither markup nor `:emoji:` is looked for."""
+    return Text(shown(text), style=style)
+
+
+def in_markdown(text: str) -> str:
+    """Return a text for one line or cell of Markdown: no links, no HTML, no emphasis, no formulas."""
+    escaped = "".join(_IN_MARKDOWN.get(character, character) for character in on_one_line(text))
+    return _EMPHASIS.sub(r"\\_", escaped)
+
+
+def in_latex(text: str) -> str:
+    """Return a text for LaTeX."""
+    return "".join(_IN_LATEX.get(character, character) for character in on_one_line(text))
+
+
+def in_plot(text: str) -> str:
+    """Return a text for Matplotlib, where no `$` begins a formula; its lines stay."""
+    escaped = shown(text).replace("$", r"\$")
+    # A label that begins with an underscore is left out of legends.
+    return f" {escaped}" if escaped.startswith("_") else escaped
+
+
+def as_label(text: str) -> str:
+    """Return a name for an axis or a legend of a plot, cut where it would push the plot away."""
+    line = on_one_line(text)
+    return in_plot(line if len(line) <= _LONGEST_IN_PLOT else line[: _LONGEST_IN_PLOT - 1] + "…")

@@ -1,0 +1,149 @@
+"""Make the report of a study or suite again from its tracked runs, and keep it with its run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+import llmtrack
+from llmtrack.experiment import Experiment
+from llmtrack.report.console import say
+from llmtrack.report.parts import Parts
+from llmtrack.report.reading import doubts
+from llmtrack.report.study import Written, write_study
+from llmtrack.report.suite import Member, write_suite
+from llmtrack.tracking.amend import add_report
+from llmtrack.tracking.filters import quoted
+from llmtrack.tracking.query import runs, study_run
+from llmtrack.tracking.schema import SETTING_PREFIX
+from llmtrack.tracking.store import experiment_of_run, open_existing, resolve_tracking_uri
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EXPERIMENTS = "experiments"
+SUITE = "suite"
+
+
+def remake_report(
+    study: str, console: Console, tracking_uri: str | None = None, output: Path | None = None
+) -> tuple[str, ...]:
+    """Print the report of a study or suite, and keep its table, plots and page with its run.
+
+    Args:
+        study: its id, the id of its run, or `latest`.
+        console: where to print.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+        output: folder to write the files to, too.
+
+    Returns:
+        What could not be made and why, one line for each part.
+
+    Raises:
+        UsageError: there is no such study.
+        TrackingError: the store cannot be used.
+    """
+    uri = resolve_tracking_uri(tracking_uri)
+    own = study_run(study, uri)
+    parts = Parts()
+    with ExitStack() as stack:
+        folder = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        make = _suite if own["experiment"] == SUITE else _study
+        written = make(own, uri, folder, console, parts)
+        add_report(str(own["run_id"]), written.note, written.files or {}, parts.problems, uri)
+    if output is not None:
+        say(console, f"Written: {', '.join(map(str, (written.files or {}).values()))}")
+    return tuple(parts.problems)
+
+
+def _study(own: pd.Series, uri: str, folder: Path, console: Console, parts: Parts) -> Written:
+    return write_study(
+        _experiment(own, parts),
+        _in_order(runs(study=str(own["study_id"]), tracking_uri=uri)),
+        run_id=str(own["run_id"]),
+        experiment_id=_experiment_id(str(own["run_id"]), uri),
+        tracking_uri=uri,
+        folder=folder,
+        console=console,
+        parts=parts,
+    )
+
+
+def _suite(own: pd.Series, uri: str, folder: Path, console: Console, parts: Parts) -> Written:
+    search = f"tags.`llmtrack.suite_id` = {quoted(str(own['study_id']))}"
+    found = _in_order(runs(search=search, tracking_uri=uri))
+    members = []
+    for _, study in _in_order(runs(kind="study", search=search, tracking_uri=uri)).iterrows():
+        experiment = _experiment(study, parts)
+        tracked = found[found["study_id"] == study["study_id"]].reset_index(drop=True)
+        reading: Sequence[str] = ()
+        with parts.part(f"reading of {experiment.name}"):
+            reading = experiment.reading(tracked)
+        members.append(Member(experiment, str(study["run_id"]), tracked, tuple(reading)))
+    quick = str(own.get(f"{SETTING_PREFIX}quick")).lower() == "true"
+    return write_suite(
+        members,
+        question=str(own["question"]),
+        run_id=str(own["run_id"]),
+        experiment_id=_experiment_id(str(own["run_id"]), uri),
+        tracking_uri=uri,
+        folder=folder,
+        console=console,
+        parts=parts,
+        remarks=[getattr(_module(SUITE), "QUICK_REMARK", "A quick suite: a first look only.")]
+        if quick
+        else (),
+    )
+
+
+def _experiment_id(run_id: str, uri: str) -> str:
+    return experiment_of_run(open_existing(uri), run_id)[0]
+
+
+def _experiment(own: pd.Series, parts: Parts) -> Experiment:
+    """Return an experiment as far as a report needs it: what drew and read its runs."""
+    name = str(own["experiment"])
+    module = _module(name)
+    if module is None:
+        parts.problems.append(
+            f"plots and reading: {EXPERIMENTS}/{name}.py is not here; run it in the project's folder"
+        )
+    reading: Callable[[pd.DataFrame], list[str]] = getattr(module, "reading", doubts)
+    settings = {
+        str(key).removeprefix(SETTING_PREFIX): str(value)
+        for key, value in own.dropna().items()
+        if str(key).startswith(SETTING_PREFIX)
+    }
+    return Experiment(
+        name=name,
+        question=str(own["question"]),
+        scenarios=(),
+        plots=getattr(module, "plots", lambda runs, series: {}),
+        reading=reading,
+        settings=settings,
+        focus=getattr(module, "FOCUS", None),
+    )
+
+
+def _module(name: str) -> ModuleType | None:
+    """Return the module of an experiment of this project, or None if there is none of that name."""
+    for folder in (Path(llmtrack.__file__).parents[1], Path.cwd()):
+        if name.isidentifier() and (folder / EXPERIMENTS / f"{name}.py").is_file():
+            if str(folder) not in sys.path:
+                sys.path.append(str(folder))
+            return importlib.import_module(f"{EXPERIMENTS}.{name}")
+    return None
+
+
+def _in_order(tracked: pd.DataFrame) -> pd.DataFrame:
+    """Sort runs as they were measured."""
+    return tracked.sort_values(["start_time", "end_time"], kind="stable").reset_index(drop=True)

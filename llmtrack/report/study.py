@@ -1,0 +1,113 @@
+"""Make the report of a study from its tracked runs: print it, and write its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from llmtrack.experiment import Experiment
+from llmtrack.report.block import metrics_block
+from llmtrack.report.console import say
+from llmtrack.report.drawing import drawing, save
+from llmtrack.report.escape import in_markdown
+from llmtrack.report.gather import study_report
+from llmtrack.report.parts import Parts
+from llmtrack.report.table import summary_table, to_markdown
+from llmtrack.report.write import print_report, write_html, write_report
+from llmtrack.tracking.series import series
+from llmtrack.tracking.texts import artifact_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a report consists of.
+
+    Attributes:
+        reading: what the runs say.
+        note: Markdown for the page of the study's run.
+        files: artifact path to the file.
+    """
+
+    reading: tuple[str, ...] = ()
+    note: str = ""
+    files: Mapping[str, Path] | None = None
+
+
+def write_study(
+    experiment: Experiment,
+    tracked: pd.DataFrame,
+    *,
+    run_id: str | None,
+    experiment_id: str | None,
+    tracking_uri: str,
+    folder: Path,
+    console: Console,
+    parts: Parts,
+) -> Written:
+    """Print a study's table and reading and write its report.
+
+    Args:
+        experiment: what was asked.
+        tracked: its runs, in the order of the table.
+        run_id: the study's run.
+        experiment_id: the MLflow experiment, for links.
+        tracking_uri: the store that the runs are in.
+        folder: where files are written.
+        console: where to print.
+        parts: is told what fails.
+    """
+    reading: list[str] = []
+    figures: dict[str, Figure] = {}
+    files: dict[str, Path] = {}
+    with parts.part("reading"):
+        reading = experiment.reading(tracked)
+    with parts.part("table"):
+        table = summary_table(tracked, focus=experiment.focus)
+        if experiment.show_block:
+            for _, run in tracked.iterrows():
+                say(console, "\n".join(metrics_block(run)))
+        print_report(console, experiment.name, table, reading)
+        files |= write_report(folder, experiment.name, table, tracked, reading, parts)
+    with parts.part("plots"), drawing():
+        figures = dict(experiment.plots(tracked, partial(series, tracking_uri=tracking_uri)))
+    for name, figure in tuple(figures.items()):
+        with parts.part(f"plot {name}"):
+            path = folder / f"{name}.png"
+            del figures[name]  # Drawn anew in the page, where it would fail once more.
+            save(figure, path)
+            figures[name], files[f"plots/{name}.png"] = figure, path
+    with parts.part("report.html"):
+        text_of = partial(artifact_text, tracking_uri=tracking_uri)
+        page = study_report(experiment, run_id, tracked, reading, figures, text_of)
+        files["report.html"] = write_html(folder, page)
+    note = ""
+    with parts.part("note"):
+        linked = to_markdown(summary_table(tracked, focus=experiment.focus), links(experiment_id, tracked))
+        head = f"**{in_markdown(experiment.question)}**"
+        note = "\n".join([head, "", linked, *(f"- {in_markdown(line)}" for line in reading)])
+    return Written(tuple(reading), note, files)
+
+
+def links(experiment_id: str | None, tracked: pd.DataFrame) -> tuple[str, ...]:
+    """Return where MLflow shows each run."""
+    return tuple(f"#/experiments/{experiment_id}/runs/{run_id}" for run_id in tracked["run_id"])
+
+
+def say_incomplete(console: Console, study_id: str, problems: Sequence[str], kept: bool = False) -> None:
+    """Say which parts of a report failed, and how it is made again."""
+    for problem in problems:
+        say(console, f"warning: the report is not complete: {problem}")
+    if problems:
+        first = "llmtrack sync, then " if kept else ""
+        say(
+            console, f"What was measured is tracked; make the report again: {first}llmtrack report {study_id}"
+        )

@@ -1,0 +1,54 @@
+"""Add a report to the run of a study that has ended."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from llmtrack.errors import TrackingError
+from llmtrack.tracking import store
+from llmtrack.tracking.limits import MAX_TAG_VALUE, redact, secrets_of, shorten
+from llmtrack.tracking.push import clean_content, safe_path
+
+_WARNINGS = "llmtrack.warnings"
+
+
+def add_report(
+    run_id: str,
+    note: str,
+    files: Mapping[str, Path],
+    warnings: Sequence[str] = (),
+    tracking_uri: str | None = None,
+) -> None:
+    """Write a report's note and files to a study's run, in place of those that it has.
+
+    Args:
+        run_id: the study's run.
+        note: Markdown for its page; empty: the page keeps what it has.
+        files: artifact path to the file.
+        warnings: what could not be made, in place of what could not be made before.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+
+    Raises:
+        TrackingError: the store cannot be written.
+    """
+    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    secrets = secrets_of(os.environ)
+    tags = {"mlflow.note.content": note, _WARNINGS: "\n".join(warnings)}
+    try:
+        for key, text in tags.items():
+            if text:
+                client.set_tag(run_id, key, shorten(redact(text, secrets), MAX_TAG_VALUE))
+        if not warnings and _WARNINGS in client.get_run(run_id).data.tags:
+            client.delete_tag(run_id, _WARNINGS)
+        with tempfile.TemporaryDirectory(prefix="llmtrack-") as folder:
+            for name, path in files.items():
+                target = Path(folder, safe_path(name))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                content = clean_content(path, secrets)
+                target.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+            client.log_artifacts(run_id, folder)
+    except Exception as error:
+        raise TrackingError(f"cannot write the report to run {run_id}: {store.one_line(error)}") from error

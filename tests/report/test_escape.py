@@ -1,0 +1,228 @@
+"""Texts from outside mean themselves on every kind of page."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+from rich.console import Console
+
+from llmtrack.report.console import lossy, say
+from llmtrack.report.drawing import drawing, save
+from llmtrack.report.escape import as_label, in_latex, in_markdown, shown
+from llmtrack.report.formats import render
+from llmtrack.report.html import Report, Rows, Section, render_report
+from llmtrack.report.listing import render_runs
+from llmtrack.report.plots import bar_plot, curves_plot, line_plot, scatter_plot
+from llmtrack.report.table import MOST_DRAWN, summary_table, to_figure, to_markdown
+from llmtrack.report.write import print_report
+from tests.report.frames import frame, run
+
+HOSTILE = (
+    "x$_$",
+    "$",
+    r"$\frac$",
+    r"\$x$",
+    "a^b_c{d}",
+    "\\",
+    "tail\\",
+    "[v2]",
+    "[red]x[/red]",
+    "[/]",
+    "[link=http://x]y",
+    ":warning:",
+    "🦙👨‍👩‍👧",
+    "a\u202eb\u2066c",
+    "\x1b[31mred\x1b[0m",
+    "bell\x07null\x00",
+    "two\nlines\r\nthree",
+    "<script>alert(1)</script>",
+    "](javascript:alert(1))",
+    "[x](javascript:alert(1))",
+    "`code`",
+    "a|b",
+    "_hidden_",
+    "**bold**",
+    "{braces} {0}",
+    "中文 שלום",
+    "n" * 300,
+)
+
+
+def table_of(name: str):
+    rows = frame(
+        run(name, baseline=True, tokens_per_sec=10.0), run(f"{name}2", model_id=name, tokens_per_sec=2.0)
+    )
+    return summary_table(rows), rows
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_console_prints_a_text_as_it_is_and_obeys_nothing_in_it(name):
+    out = io.StringIO()
+    console = Console(file=out, width=2000, force_terminal=True)
+    say(console, name)
+    print_report(console, name, table_of(name)[0], [name])
+    text = out.getvalue()
+    assert all(line in text for line in shown(name).split("\n"))
+    # What remains of escape sequences is rich's own bold.
+    own = text.replace("\x1b[1m", "").replace("\x1b[0m", "")
+    assert shown(own) == own
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_tables_and_lists_for_a_terminal_obey_nothing(name):
+    table, rows = table_of(name)
+    for text in (
+        render(table, "table", name),
+        render_runs(rows),
+        render_runs(rows[["scenario"]], chosen=True),
+    ):
+        assert shown(text) == text
+        assert shown(" ".join(name.split()))[:20] in text
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_markdown_has_no_html_no_links_no_code_and_the_same_cells(name):
+    table, _ = table_of(name)
+    text = to_markdown(table, ("#/one", "#/two"))
+    assert "<" not in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 4
+    # Split at bars that are not escaped: every row has the same number of cells.
+    cells = [len(line.replace("\\\\", "").replace("\\|", "").split("|")) for line in lines]
+    assert len(set(cells)) == 1
+    bare = text.replace("\\\\", "").replace("\\]", "").replace("\\[", "")
+    assert "](javascript" not in bare
+    assert bare.count("](#/") == 2
+
+
+def test_half_a_character_is_replaced():
+    # Runs that were read back have none: tracking replaces it, too.
+    assert shown("\ud800lone") == in_markdown("\ud800lone") == as_label("\ud800lone") == "\ufffdlone"
+
+
+def test_markdown_leaves_plain_names_as_they_are():
+    for name in ("prompt_16", "onnx/int8-weight-only", "x2.00 (0.05 s to 0.10 s)", "float16 (forced on CPU)"):
+        assert in_markdown(name) == name
+    assert in_markdown("_a_ *b* <c> [d](e) `f` ~g~ $h$ i|j") == (
+        r"\_a\_ \*b\* &lt;c&gt; \[d\](e) \`f\` \~g\~ &#36;h&#36; i\|j"
+    )
+
+
+def test_latex_takes_every_text():
+    assert in_latex("[v2] a_b $x$ <s> |\n\\") == (
+        r"{[}v2{]} a\_b \$x\$ \textless{}s\textgreater{} \textbar{} \textbackslash{}"
+    )
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_html_shows_what_it_could_run(name):
+    table, _ = table_of(name)
+    rows = Rows(table, ("baseline", ""))
+    section = Section(name, name, name, rows, (name,), settings={name: name})
+    page = render_report(Report(name, name, name, ((name, name),), (name,), (section,)))
+    assert "<script" not in page
+    assert shown(page) == page
+
+
+def test_plots_draw_every_text():
+    words = {"title": "\n".join(HOSTILE), "x_label": HOSTILE[0], "y_label": HOSTILE[5]}
+    names = dict(enumerate(HOSTILE))
+    rows = frame(
+        *(
+            run(name, prompt_tokens=number, tokens_per_sec=1.0 + number, perplexity=2.0, dtype=name)
+            for number, name in names.items()
+        )
+    )
+    with drawing():
+        figures = (
+            line_plot(rows, "prompt_tokens", "tokens_per_sec", group="dtype", **words),
+            bar_plot(rows, "scenario", "tokens_per_sec", title=HOSTILE[0], y_label=HOSTILE[0]),
+            scatter_plot(rows.iloc[:4], "tokens_per_sec", "perplexity", **words),
+            curves_plot({name: ([1, 2], [1.0, 2.0]) for name in HOSTILE}, **words),
+            to_figure(summary_table(rows), HOSTILE[0]),
+        )
+    for figure in figures:
+        figure.set_dpi(30)
+        picture = io.BytesIO()
+        save(figure, picture)
+        assert picture.getvalue().startswith(b"\x89PNG")
+    (legend,) = (axes.get_legend() for axes in figures[0].axes)
+    assert [text.get_text() for text in legend.get_texts()] == list(map(as_label, HOSTILE))
+
+
+def test_a_picture_of_a_long_table_has_its_first_rows_and_says_so():
+    rows = frame(*(run(f"s{number}", tokens_per_sec=1.0) for number in range(MOST_DRAWN + 900)))
+    figure = to_figure(summary_table(rows), "many")
+    assert f"the first {MOST_DRAWN} of {MOST_DRAWN + 900} rows" in figure.axes[0].get_title(loc="left")
+    assert figure.get_size_inches()[1] < 40
+
+
+PLOT = """
+import warnings, io
+from llmtrack.report.drawing import drawing, new_figure, save
+with drawing():
+    figure = new_figure(); figure.subplots().set_title("\U0010ffff x")
+out = io.BytesIO(); save(figure, out)
+print(out.getvalue()[:4])
+"""
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense", ""])
+def test_pictures_are_drawn_whatever_backend_and_style_are_set(backend, tmp_path):
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\nsavefig.format: pdf\nfont.family: Nowhere\n")
+    environment = os.environ | {
+        "MPLBACKEND": backend,
+        "MATPLOTLIBRC": str(tmp_path),
+        "PYTHONWARNINGS": "error::UserWarning",
+    }
+    done = subprocess.run([sys.executable, "-c", PLOT], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "PNG" in done.stdout
+    assert done.stderr == ""
+
+
+PRINT = """
+from llmtrack.report.console import make_console, say
+from llmtrack.report.write import print_report
+from llmtrack.report.table import Table
+console = make_console()
+say(console, "± – · … × 中 🦙")
+print_report(console, "t", Table(("a: é", "b"), ("scenario", "tokens/s"), (False, True), (("中", "1"),), ("r",), ("n –",)))
+for _ in range(2000):
+    say(console, "a line that fills the pipe " * 5)
+"""
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_stream_replaces_what_it_cannot_show(encoding):
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run([sys.executable, "-c", PRINT], env=environment, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+    if encoding.startswith("ascii"):
+        assert done.stdout.splitlines()[0] == b"+/- - | ... x ? ?"
+
+
+def test_a_reader_that_goes_away_ends_nothing():
+    worker = subprocess.Popen([sys.executable, "-c", PRINT], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    worker.stdout.readline()
+    worker.stdout.close()
+    assert worker.wait(60) == 0
+    assert worker.stderr.read() == b""
+
+
+def test_a_full_disk_behind_the_output_ends_nothing():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", PRINT], stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_closed_stream_ends_nothing():
+    stream = io.StringIO()
+    kept = lossy(stream)
+    stream.close()
+    assert kept.write("x") == 1
+    kept.flush()

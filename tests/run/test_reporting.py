@@ -1,0 +1,160 @@
+"""Whatever happens to the report, what was measured stays, is said to be, and can be reported again."""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from mlflow import MlflowClient
+
+from llmtrack.cli import main
+from llmtrack.tracking import store
+from llmtrack.tracking.query import runs, studies
+from tests.report.test_escape import HOSTILE
+from tests.run.scenarios import generating
+from tests.run.test_study import artifacts, lengths, study, suite
+
+pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+
+FULL = {
+    "plots/latency.png",
+    "plots/tokens_per_sec.png",
+    "reading.md",
+    "report.html",
+    "table.csv",
+    "table.md",
+    "table.png",
+}
+
+
+def breaks(*_: object, **__: object) -> None:
+    raise ValueError("no [v2] of $_$ here: http://me:secret@host/")
+
+
+def full_disk(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("target", "lost"),
+    [
+        ("llmtrack.report.study.summary_table", {"table.csv", "table.md", "table.png", "reading.md"}),
+        ("llmtrack.report.study.print_report", {"table.csv", "table.md", "table.png", "reading.md"}),
+        ("llmtrack.report.write.to_figure", {"table.png"}),
+        ("llmtrack.report.write.to_csv", {"table.csv"}),
+        ("llmtrack.report.study.save", {"plots/latency.png", "plots/tokens_per_sec.png"}),
+        ("llmtrack.report.study.study_report", {"report.html"}),
+        ("llmtrack.run.study.runs", FULL),
+        ("tempfile.TemporaryDirectory", FULL),
+    ],
+)
+def test_a_part_of_the_report_that_fails_is_named_and_the_rest_is_kept(
+    tracker, uri, console, monkeypatch, target, lost
+):
+    how = full_disk if "write" in target or "tempfile" in target else breaks
+    real = tempfile.TemporaryDirectory
+    calls = []
+
+    def first_fails(*given, **named):
+        calls.append(1)
+        return how() if len(calls) == 1 else real(*given, **named)
+
+    monkeypatch.setattr(target, first_fails if target.startswith("tempfile") else how)
+    if target.startswith("tempfile"):
+        calls.append(1)  # Until the report begins.
+        monkeypatch.setattr("llmtrack.run.study.in_order", lambda *given: (calls.clear(), given[0])[1])
+    result = study(tracker, console, lengths(4, 8))
+    monkeypatch.undo()
+    assert (result.measured, result.failed, result.exit_code) == (2, 0, 1)
+    assert list(runs(tracking_uri=uri)["status"]) == ["FINISHED", "FINISHED"]
+    (own,) = studies(tracking_uri=uri).to_dict("records")
+    assert (own["status"], own["outcome"]) == ("FINISHED", "finished")
+    assert own["warnings"] == "\n".join(result.problems)
+    assert set(artifacts(uri, own["run_id"])) == FULL - lost
+    printed = console.file.getvalue()
+    for problem in result.problems:
+        assert f"warning: the report is not complete: {problem}" in printed
+    assert f"llmtrack report {result.study.study_id}" in printed
+    assert "secret" not in printed + own["warnings"]
+
+
+def report(*arguments):
+    return CliRunner().invoke(main, ["report", *arguments])
+
+
+def test_a_report_is_made_again_from_the_tracked_runs(tracker, uri, console, monkeypatch, tmp_path):
+    monkeypatch.setattr("llmtrack.run.study.write_study", breaks)
+    result = study(tracker, console, lengths(4, 8))
+    monkeypatch.undo()
+    assert artifacts(uri, result.study.run_id) == []
+    done = report(result.study.study_id, "--tracking-uri", uri, "--output", str(tmp_path / "out"))
+    assert done.exit_code == 0, done.output
+    assert "prompt_4" in done.output
+    assert set(artifacts(uri, result.study.run_id)) == FULL
+    assert (tmp_path / "out" / "report.html").is_file()
+    assert list(studies(tracking_uri=uri)["status"]) == ["FINISHED"]
+    tags = MlflowClient(tracking_uri=uri).get_run(result.study.run_id).data.tags
+    assert "llmtrack.warnings" not in tags
+    note = tags["mlflow.note.content"]
+    assert note.startswith("**What does a longer prompt cost?**")
+    assert "(#/experiments/" in note
+
+
+def test_the_report_of_a_study_whose_store_was_away_is_made_after_sync(
+    tracker, uri, console, monkeypatch, spooled
+):
+    def away(*_: object, **__: object) -> None:
+        raise store.UnreachableError("no answer")
+
+    monkeypatch.setattr("llmtrack.run.study.runs", away)
+    monkeypatch.setattr("llmtrack.tracking.sync.push_entry", away)
+    result = study(tracker, console, lengths(4, 8))
+    assert result.measured == 2
+    monkeypatch.undo()
+    assert spooled()
+    missing = report(result.study.study_id, "--tracking-uri", uri)
+    assert missing.exit_code == 2
+    assert missing.output.count("\n") == 1
+    tracker.sync()
+    done = report("latest", "--tracking-uri", uri)
+    assert done.exit_code == 0, done.output
+    (own,) = studies(tracking_uri=uri).to_dict("records")
+    assert set(artifacts(uri, own["run_id"])) == FULL
+    assert own["status"] == "FINISHED"
+
+
+def test_the_report_of_a_suite_is_made_again(tracker, uri, console, monkeypatch):
+    monkeypatch.setattr("llmtrack.run.suite.write_suite", breaks)
+    result = suite(tracker, console, lengths(4, 8))
+    assert result.exit_code == 1
+    monkeypatch.undo()
+    done = report(result.study.study_id, "--tracking-uri", uri)
+    assert done.exit_code == 0, done.output
+    assert "report.html" in artifacts(uri, result.study.run_id)
+    assert "plots/prompt_length/latency.png" in artifacts(uri, result.study.run_id)
+
+
+def test_an_experiment_of_another_project_is_reported_without_plots_and_says_so(tracker, uri, console):
+    result = study(tracker, console, replace(lengths(4, 8), name="elsewhere"))
+    done = report(result.study.study_id, "--tracking-uri", uri)
+    assert done.exit_code == 1
+    assert "experiments/elsewhere.py is not here" in done.output
+
+
+def test_hostile_names_reach_every_page_of_a_study(tracker, uri, console):
+    names = HOSTILE
+    # Each asks for something of its own: of what is the same only one is measured.
+    scenarios = tuple(generating(name, max_new_tokens=2 + number) for number, name in enumerate(names))
+    experiment = replace(lengths(4), question="[/] $_$ <script>", scenarios=scenarios)
+    result = study(tracker, console, experiment)
+    assert (result.measured, result.problems) == (len(names), ())
+    assert set(artifacts(uri, result.study.run_id)) == FULL
+    for name in ("[v2]", "x$_$", "[red]x[/red]"):
+        assert f"  {name}: 0." in console.file.getvalue()
+    note = MlflowClient(tracking_uri=uri).get_run(result.study.run_id).data.tags["mlflow.note.content"]
+    assert "<script" not in note
+    assert Path(MlflowClient(tracking_uri=uri).download_artifacts(result.study.run_id, "table.md")).is_file()
