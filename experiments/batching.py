@@ -29,7 +29,7 @@ NAME, QUESTION = (
 class Config(EngineOptions, TimingOptions, RunOptions):
     """What the experiment takes."""
 
-    sizes: Annotated[tuple[int, ...], Option("Batch sizes.", min=1)] = (1, 2, 4, 8)
+    sizes: Annotated[tuple[int, ...], Option("Batch sizes.", min=1, max=16_384)] = (1, 2, 4, 8)
 
 
 def build(config: Config) -> Experiment:

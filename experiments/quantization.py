@@ -70,7 +70,7 @@ class Options(Checked):
         str,
         Option("int8-static: how ranges are found.", choices=("minmax", "percentile", "entropy")),
     ] = "minmax"
-    threads: Annotated[int, Option("Threads of ONNX Runtime; 0: as PyTorch.", min=0)] = 0
+    threads: Annotated[int, Option("Threads of ONNX Runtime; 0: as PyTorch.", min=0, max=1_024)] = 0
     provider: Annotated[str, Option("Execution provider of ONNX Runtime.", min=1)] = "auto"
     graph_optimization: Annotated[
         str,

@@ -24,7 +24,7 @@ from llmtrack.errors import LlmtrackError, UsageError
 NONE = "none"
 # More tokens, calls or seconds than any machine has; what a context or a memory holds is checked where it is known.
 LARGEST = 1_000_000_000
-MOST_VALUES = 1_000
+MOST_VALUES = 100
 _SHOWN = 60
 _TRUE, _FALSE = {"true", "t", "1", "yes", "y", "on"}, {"false", "f", "0", "no", "n", "off"}
 

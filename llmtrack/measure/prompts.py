@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from llmtrack.engines.base import Engine
 from llmtrack.errors import ScenarioError
+from llmtrack.measure.room import check_context, check_memory
 from llmtrack.scenario import GenerateTask, Scalar
 
 
@@ -41,6 +42,7 @@ def tokenize(engine: Engine, task: GenerateTask) -> Prompts:
     Raises:
         ScenarioError: a prompt has no tokens, or is longer than the context allows, and no rule helps.
     """
+    _check_asked(engine, task)
     rows = [_row(engine, task, text) for text in task.prompts]
     facts: dict[str, Scalar] = {}
     if rules := dict.fromkeys(row.rule for row in rows if row.rule):
@@ -51,6 +53,19 @@ def tokenize(engine: Engine, task: GenerateTask) -> Prompts:
     facts["special_tokens_in_prompt"] = sum(token in special.names for row in rows for token in row.ids)
     warnings = tuple(dict.fromkeys(f"prompt {row.rule}" for row in rows if row.truncated))
     return Prompts(tuple(row.ids for row in rows), facts, warnings)
+
+
+def _check_asked(engine: Engine, task: GenerateTask) -> None:
+    """Refuse what cannot fit whatever the texts are, before one is repeated to a length or encoded."""
+    length = task.prompt_tokens or 1
+    if task.prompt_share is not None and engine.info.context_length is None:
+        length = math.ceil(task.prompt_share * (task.max_prompt_tokens or 1))
+    check_context(
+        engine.info, 1 if task.overlong_prompt == "truncate" else task.prompt_tokens or 1, task.max_new_tokens
+    )
+    rows = min(task.batch_size or len(task.prompts), len(task.prompts))
+    padded = -(-length // task.pad_to_multiple) * task.pad_to_multiple
+    check_memory(engine.info, rows, padded + task.max_new_tokens, cached=task.use_cache)
 
 
 @dataclass(frozen=True)
@@ -151,13 +166,8 @@ def _truncate(engine: Engine, ids: tuple[int, ...], limit: _Limit) -> _Row:
 
 
 def _too_long(engine: Engine, task: GenerateTask, length: int, limit: _Limit) -> ScenarioError:
-    context = engine.info.context_length
-    if context is not None and length + task.max_new_tokens > context:
-        return ScenarioError(
-            f"a prompt of {length} tokens and {task.max_new_tokens} new ones exceed the context of {context} "
-            f"tokens of {engine.info.model_id}: ask for at most {max(context - task.max_new_tokens, 0)} prompt tokens",
-            "too_long",
-        )
+    """Return why a prompt is too long: for the context, which is raised, or for what the task allows."""
+    check_context(engine.info, length, task.max_new_tokens)
     return ScenarioError(
         f"a prompt of {length} tokens is longer than the {limit.tokens} allowed: {limit.reason}", "too_long"
     )

@@ -18,6 +18,7 @@ from llmtrack.measure.beside import Beside
 from llmtrack.measure.finite import check_finite
 from llmtrack.measure.metrics import GenerationTrace, derive, token_gaps_ms
 from llmtrack.measure.prompts import prompt_ids
+from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import findings, should_stop, summarize, summarize_rate
 from llmtrack.scenario import GenerateTask, RepeatPolicy, Summary
 
@@ -167,6 +168,15 @@ def _warm_up(engine: Engine, arm: Arm, clock: Clock, on_call: Callable[[], None]
 
     They keep to the cap on time, too: no further round starts that would end beyond it.
     """
+    for request in arm.requests:
+        check_batch(
+            engine.info,
+            len(request.prompt_ids),
+            max(map(len, request.prompt_ids)),
+            request.max_new_tokens,
+            padded=request.padded_length,
+            cached=request.use_cache,
+        )
     rounds = _Repeats()
     for _ in range(arm.policy.warmup):
         on_call()

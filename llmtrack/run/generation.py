@@ -48,7 +48,7 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
                 raise result
             emit(_measurement(scenario, task, prompts, arms[name], result, engine, before, started[name]))
         except Exception as error:
-            emit(failure_of(scenario, error, started[name], engine))
+            emit(failure_of(scenario, error, started.get(name, time.time()), engine))
 
 
 def _measurement(

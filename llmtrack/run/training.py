@@ -11,6 +11,7 @@ from pathlib import Path
 from llmtrack.engines.base import GenerateRequest
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
+from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import summarize_rate
 from llmtrack.measure.timing import Clock
 from llmtrack.quality.perplexity import compute_perplexity
@@ -174,7 +175,11 @@ class _Training:
     def _sample(self) -> str:
         engine = self._session.engine
         prompt = self._session.prompt(PROMPT_TOKENS)
-        made = engine.generate(GenerateRequest((prompt,), self._task.sample_tokens), lambda: None)
+        context, wanted = engine.info.context_length, self._task.sample_tokens
+        if context is not None:
+            wanted = min(wanted, max(context - len(prompt), 1))
+        check_batch(engine.info, 1, len(prompt), wanted)
+        made = engine.generate(GenerateRequest((prompt,), wanted), lambda: None)
         return f"{engine.decode(prompt)} [...] {engine.decode(made.new_ids[0])}"
 
     def _on_evaluated(self, state: State) -> None:

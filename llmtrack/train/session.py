@@ -16,6 +16,7 @@ from llmtrack.devices import resolve_device, resolve_dtype
 from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.engines.pytorch import load as load_engine
 from llmtrack.errors import UsageError
+from llmtrack.measure.room import check_batch
 from llmtrack.models import synthetic
 from llmtrack.models.load import clean_generation, load_folder
 from llmtrack.models.source import parse_candidates
@@ -259,6 +260,8 @@ def _windows(engine: TorchEngine, split: Split, task: TrainTask) -> WindowDatase
         raise UsageError(
             f"sequence_length {task.sequence_length} is over the model's context of {context}: use at most {context}"
         )
+    # The way back needs keys and values of every layer, so no training takes less.
+    check_batch(engine.info, task.batch_size, task.sequence_length)
     ids = encode_text(engine, SEPARATOR.join(split.train), _bos_rule(engine)).ids
     windows = plan_windows(len(ids), task.sequence_length, task.window_stride)
     if not windows:

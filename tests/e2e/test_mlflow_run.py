@@ -101,7 +101,7 @@ def test_perplexity_of_the_real_model(mlflow_run, tracked, smollm2_spec):
 def test_a_corpus_path_with_a_space_reaches_the_experiment(mlflow_run, tracked, tmp_path):
     corpus = tmp_path / "my corpus.txt"
     corpus.write_text("One small text to score.", encoding="utf-8")
-    ok(mlflow_run("perplexity", corpus=corpus, **TINY))
+    ok(mlflow_run("perplexity", corpus=corpus, model="synthetic:tiny"))
     assert tracked.runs()["corpus"].tolist() == ["my corpus.txt"]
 
 
@@ -141,7 +141,7 @@ def test_edge_prompts_all_run(mlflow_run, tracked):
 
 def test_training_learns_and_its_checkpoint_is_a_model_to_others(mlflow_run, tracked, tmp_path):
     small = {"corpus": "builtin", "steps": 6, "eval_every": 3, "sequence_length": 32, "batch_size": 2}
-    ok(mlflow_run("training", output=tmp_path / "out", sample_tokens=4, **small, **TINY))
+    ok(mlflow_run("training", output=tmp_path / "out", sample_tokens=4, model="synthetic:tiny", **small))
     (_, run), *others = tracked.runs().iterrows()
     assert not others
     assert run["status"] == "FINISHED"
@@ -157,7 +157,7 @@ def test_training_learns_and_its_checkpoint_is_a_model_to_others(mlflow_run, tra
     held_out.write_text(tracked.text(run["run_id"], "validation.jsonl"), encoding="utf-8")
     spec = f"runs:/{run['run_id']}/checkpoint"
     scoring = {"protocol": "rolling", "max_length": 32, "bos_rule": "model", "corpus": held_out}
-    ok(mlflow_run("perplexity", **{**TINY, "model": spec, **scoring}))
+    ok(mlflow_run("perplexity", model=spec, **scoring))
     scored = tracked.runs(experiment="perplexity").iloc[0]
     assert scored["model_id"] == spec
     assert scored["perplexity"] == pytest.approx(run["perplexity"], rel=1e-6)

@@ -106,7 +106,9 @@ def test_a_truncated_prompt_keeps_its_bos():
 
 def test_no_room_at_all_is_an_error_under_every_rule():
     for settings in ({"prompt_share": 1.0}, {}):
-        with pytest.raises(ScenarioError, match="at most 0 prompt tokens"):
+        with pytest.raises(
+            ScenarioError, match="10 new tokens leave no room for a prompt in the context of 10 tokens"
+        ):
             prompt_ids(engine(10), task("abc", overlong_prompt="truncate", **settings))
 
 

@@ -73,7 +73,7 @@ def test_time_generate_takes_one_text_or_many():
 def test_time_generate_refuses_an_empty_prompt_and_one_beyond_the_context():
     engine = ScriptedEngine(FakeClock(), Script(0.03, 0.005), context_length=10)
     with pytest.raises(ScenarioError, match="has no tokens"):
-        time_generate(engine, "")
+        time_generate(engine, "", 4)
     with pytest.raises(ScenarioError, match="ask for at most 6 prompt tokens") as caught:
         time_generate(engine, "abcdefgh", 4)
     assert caught.value.kind == "too_long"

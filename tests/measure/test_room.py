@@ -1,0 +1,123 @@
+"""A batch that cannot be held is refused by context and memory, before anything of it is made."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmtrack import time_generate
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import ScenarioError
+from llmtrack.measure import room
+from llmtrack.measure.room import check_batch
+from llmtrack.options import LARGEST
+from llmtrack.run.generation import measure_generation
+from llmtrack.scenario import Failure, GenerateTask, Measurement, RepeatPolicy, Scenario, Variant
+
+MIB = 2**20
+
+
+def engine(context=None):
+    return ScriptedEngine(FakeClock(), Script(0.03, 0.005), context_length=context)
+
+
+@pytest.mark.parametrize(
+    ("rows", "prompt", "new", "settings", "needed"),
+    [
+        (1, 10, 6, {}, 16 * (32 + 10)),
+        (3, 10, 6, {}, 3 * 16 * (32 + 10)),
+        (3, 10, 6, {"cached": False}, 3 * 16 * 32),
+        (3, 10, 6, {"padded": 64}, 3 * 70 * (32 + 10)),
+    ],
+)
+def test_the_least_that_a_batch_takes(rows, prompt, new, settings, needed):
+    check_batch(engine().info, rows, prompt, new, free=needed, **settings)
+    with pytest.raises(ScenarioError, match="ask for fewer rows or tokens") as refused:
+        check_batch(engine().info, rows, prompt, new, free=needed - 1, **settings)
+    assert refused.value.kind == "out_of_memory"
+
+
+def test_the_context_comes_before_memory():
+    check_batch(engine(16).info, 1, 10, 6, free=MIB)
+    with pytest.raises(ScenarioError, match="ask for at most 10 prompt tokens") as refused:
+        check_batch(engine(16).info, LARGEST, 11, 6, free=0)
+    assert refused.value.kind == "too_long"
+    with pytest.raises(
+        ScenarioError, match="1,000,000,000 new tokens leave no room for a prompt in the context of 16"
+    ):
+        check_batch(engine(16).info, 1, 1, LARGEST, free=0)
+
+
+def test_pads_are_no_part_of_the_context():
+    check_batch(engine(16).info, 1, 10, 6, padded=64, free=MIB)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        GenerateTask(("a",), max_new_tokens=LARGEST),
+        GenerateTask(("a",), prompt_tokens=LARGEST),
+        GenerateTask(("a",), pad_to_multiple=LARGEST),
+        GenerateTask(("a",), prompt_share=1.0, max_prompt_tokens=LARGEST),
+        GenerateTask(("a",) * 200_000),
+    ],
+)
+def test_what_is_absurd_is_refused_before_a_text_is_read(task, monkeypatch):
+    made = engine()
+    monkeypatch.setattr(room, "free_memory", lambda device: MIB)
+    monkeypatch.setattr(made, "encode", None)
+    (failed,) = measured(made, task)
+    assert (failed.kind, made.calls) == ("out_of_memory", 0)
+
+
+def test_a_batch_is_checked_again_once_its_texts_are_read(monkeypatch):
+    made = engine()
+    monkeypatch.setattr(room, "free_memory", lambda device: MIB)
+    with pytest.raises(ScenarioError, match="2 rows of 20,005 tokens"):
+        time_generate(made, ["a" * 20_000, "b"], 5)
+    assert made.calls == 0
+
+
+def measured(made, task):
+    outcomes = []
+    scenario = Scenario("s", Variant(), task, RepeatPolicy(0, 1, 0.0, 1.0))
+    measure_generation((scenario,), made, outcomes.append, made.clock)
+    return [each for each in outcomes if isinstance(each, (Failure, Measurement))]
+
+
+COUNTS = st.one_of(st.integers(1, 64), st.integers(1, LARGEST))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    task=st.builds(
+        GenerateTask,
+        st.tuples(st.text("ab ", max_size=5), st.text("ab", max_size=5)),
+        prompt_tokens=st.none() | COUNTS,
+        max_new_tokens=COUNTS,
+        use_cache=st.booleans(),
+        batch_size=st.none() | COUNTS,
+        pad_to_multiple=COUNTS,
+        prompt_share=st.none() | st.floats(0.1, 2.0),
+        max_prompt_tokens=st.none() | COUNTS,
+        empty_prompt=st.sampled_from(["error", "bos"]),
+        overlong_prompt=st.sampled_from(["error", "truncate"]),
+    ),
+    context=st.none() | st.integers(1, 4096),
+)
+def test_every_task_is_measured_or_refused_in_one_line_and_little_memory(task, context):
+    tracemalloc.start()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(room, "free_memory", lambda device: MIB // 16)
+            (outcome,) = measured(engine(context), task)
+        # What is imported on first use is part of it.
+        assert tracemalloc.get_traced_memory()[1] < 256 * MIB
+    finally:
+        tracemalloc.stop()
+    if isinstance(outcome, Failure):
+        assert outcome.kind in ("too_long", "out_of_memory", "unsupported"), outcome.details
+        assert "\n" not in outcome.reason
