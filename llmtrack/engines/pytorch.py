@@ -12,7 +12,9 @@ from transformers.generation.streamers import BaseStreamer
 from llmtrack.devices import resolve_device, resolve_dtype
 from llmtrack.engines import tokens
 from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest, Tokenized
+from llmtrack.engines.forgetting import reset_rope
 from llmtrack.engines.padding import pad_rows
+from llmtrack.engines.rows import sharing_of
 from llmtrack.engines.scoring import predicted, sum_nll
 from llmtrack.engines.step import Step, observe_step, stored_tensors
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
@@ -96,6 +98,7 @@ class TorchEngine:
             warnings += ("peak memory is that of the whole process: this system cannot reset it",)
         dtype_name = parameter_dtype(model)
         step, unseen = _step_of(model)
+        self._sharing = sharing_of(model, self._logits, recurrent=step.cache.constant > 0)
         self._info = EngineInfo(
             model_id=model_id or getattr(model.config, "_name_or_path", "") or type(model).__name__,
             device=str(self._device),
@@ -111,7 +114,10 @@ class TorchEngine:
             file_size_bytes=file_size_bytes,
             facts=facts or {},
             tags=tags or {},
-            warnings=warnings + unseen + _emulation_warning(dtype_name, self._device),
+            warnings=warnings
+            + unseen
+            + self._sharing.warnings
+            + _emulation_warning(dtype_name, self._device),
             special_tokens=tokens.special_tokens(tokenizer),
         )
 
@@ -134,7 +140,14 @@ class TorchEngine:
 
     @torch.inference_mode()
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
-        """Generate greedily through `model.generate`, calling `on_step` for each step."""
+        """Generate greedily through `model.generate`, calling `on_step` for each step.
+
+        Raises:
+            ScenarioError: the rows have pads, which would change what this model says.
+        """
+        lengths = [len(row) for row in request.prompt_ids]
+        self._sharing.check(lengths, request.padded_length, request.max_new_tokens)
+        reset_rope(self.model)
         input_ids, attention_mask = pad_rows(
             request.prompt_ids, self._pad_id, request.padding_side, request.padded_length
         )
@@ -162,19 +175,41 @@ class TorchEngine:
     def score(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score next-token prediction over padded rows; see `Engine.score`."""
-        input_ids, attention_mask = input_ids.to(self._device), attention_mask.to(self._device)
-        valid = predicted(attention_mask, None if scored is None else scored.to(self._device))
+        """Score next-token prediction over padded rows; see `Engine.score`.
+
+        Rows that may not share a batch are computed one class after the other, each padded anew.
+        """
+        real = attention_mask.bool()
+        counts = predicted(attention_mask, scored).sum(dim=1)
+        # The last token of a row is nobody's context.
+        classes = self._sharing.classes((real.sum(dim=1) - 1).tolist())
+        if not self._sharing.reason or (len(classes) == 1 and real.all()):
+            return self._sums(input_ids, attention_mask, scored), counts
+        sums = torch.zeros(len(counts), dtype=torch.float64)
+        flags = torch.ones_like(real) if scored is None else scored
+        for rows in classes:
+            ids, mask = pad_rows([input_ids[row][real[row]].tolist() for row in rows], 0, "right")
+            wanted, _ = pad_rows([flags[row][real[row]].tolist() for row in rows], 0, "right")
+            sums[rows] = self._sums(ids, mask, wanted.bool())
+        return sums, counts
+
+    def _sums(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the summed negative log-likelihood of rows that share a batch."""
+        valid = predicted(attention_mask, scored).to(self._device)
         if not valid.any():
-            return torch.zeros(len(valid), dtype=torch.float64), valid.sum(dim=1).cpu()
+            return torch.zeros(len(valid), dtype=torch.float64)
+        input_ids, attention_mask = input_ids.to(self._device), attention_mask.to(self._device)
+        reset_rope(self.model)
         # The last column is nobody's context, so it is not read.
         hidden, head = self._hidden_states(input_ids[:, :-1], attention_mask[:, :-1])
-        sums = sum_nll(hidden, input_ids[:, 1:], valid, head, self._info.vocab_size)
-        return sums.cpu(), valid.sum(dim=1).cpu()
+        return sum_nll(hidden, input_ids[:, 1:], valid, head, self._info.vocab_size).cpu()
 
     @torch.inference_mode()
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+        reset_rope(self.model)
         row = torch.tensor([list(ids)], device=self._device)
         return self._forward(self.model, row, torch.ones_like(row)).logits[0].float().cpu()
 
@@ -244,6 +279,12 @@ class TorchEngine:
             and torch.equal(seen["made"].to(logits.dtype), logits)
         )
         return head if plain else None
+
+    def _logits(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return self._forward(
+                self.model, input_ids.to(self._device), attention_mask.to(self._device)
+            ).logits
 
     def _forward(self, module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
         return module(**forward_inputs(module, input_ids, attention_mask))

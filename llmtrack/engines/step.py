@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 from transformers import GenerationConfig, PretrainedConfig
 
+from llmtrack.engines.forgetting import ModuleState
 from llmtrack.measure.metrics import CacheGrowth
 
 _PROMPTS = (2, 6)
@@ -46,15 +47,18 @@ def observe_step(model: Any) -> Step:
 
     Of the weights, what operators read counts, however the model picks it (modules that are called or not, slices or
     gathered rows of a stacked tensor): of a mixture of experts those that one row is sent to. Of the state, the
-    tensors that are there count, whichever object holds them.
+    tensors that are there count, whichever object holds them; modules that hold some themselves are made to forget
+    them before calls without a cache.
 
     Args:
-        model: a transformers model that can generate, in `eval()`.
+        model: a transformers model that can generate, in `eval()` and not run before.
 
     Raises:
         Exception: whatever the model raises where it cannot generate.
     """
-    short, long = (_watch(model, tokens) for tokens in _PROMPTS)
+    modules = ModuleState(model)
+    short, long = (_watch(model, tokens, modules) for tokens in _PROMPTS)
+    modules.forget_unless_cached()
     windows: Counter[int] = Counter()
     growing = constant = 0
     for path, held in long.state.items():
@@ -85,8 +89,7 @@ class _Watched:
     state: Mapping[tuple[str, ...], _Held]
 
 
-def _watch(model: Any, tokens: int) -> _Watched:
-    before = {id(tensor) for _, tensor, _ in _on_modules(model)}
+def _watch(model: Any, tokens: int, modules: ModuleState) -> _Watched:
     reads = _Reads(model.state_dict(keep_vars=True).values())
     calls: list[Mapping[str, Any]] = []
 
@@ -121,10 +124,12 @@ def _watch(model: Any, tokens: int) -> _Watched:
             hook.remove()
     state: dict[int, tuple[tuple[str, ...], _Held]] = {}
     bounded: set[int] = set()
-    for path, tensor, window in (*_tensors(calls[1], ()), *_on_modules(model)):
+    names = {module: name for name, module in model.named_modules()}
+    held_by_modules = (((names[at], key), value, None) for (at, key), value in modules.found().items())
+    for path, tensor, window in (*_tensors(calls[1], ()), *held_by_modules):
         storage = tensor.untyped_storage().data_ptr()
         # What a bounded layer keeps may be the end of a tensor that other layers are given whole.
-        if id(tensor) in before or not tensor.numel() or (window is None and storage in bounded):
+        if not tensor.numel() or (window is None and storage in bounded):
             continue
         if window is not None:
             bounded.add(storage)
@@ -153,14 +158,6 @@ def _tensors(value: Any, path: tuple[str, ...], window: int | None = None) -> It
             window = int(value.sliding_window)
     for name, each in items:
         yield from _tensors(each, (*path, str(name)), window)
-
-
-def _on_modules(model: Any) -> Iterator[_Found]:
-    """Yield the tensors that modules hold as plain attributes: the state of models that have no cache object."""
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            if isinstance(value, torch.Tensor):
-                yield ("module", name, key), value, None
 
 
 def stored_tensors(values: Any) -> Iterator[torch.Tensor]:

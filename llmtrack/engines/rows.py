@@ -1,0 +1,127 @@
+"""Which rows may share a batch: in most models all, in some only rows of one length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from llmtrack.errors import ScenarioError
+
+_PROBE_TOKENS, _PROBE_PADS = 6, 3
+# Of the logits' standard deviation: rounding in the order of sums, and in 16 bits.
+_TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
+_HALF_TOLERANCE = 0.3
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Which rows may share a batch without changing what the model says of them.
+
+    Attributes:
+        unequal_up_to: tokens up to which rows of unequal lengths may; beyond, only rows of one length.
+        reason: why not all rows may, in words; empty where all may.
+    """
+
+    unequal_up_to: float = math.inf
+    reason: str = ""
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is said of it in every run."""
+        if not self.reason:
+            return ()
+        longer = f" of more than {self.unequal_up_to:,.0f} tokens" if self.unequal_up_to else ""
+        return (f"{self.reason}: rows{longer} are computed alone, or beside rows of the same length",)
+
+    def classes(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Return the indices of rows, by the tokens that the model reads of each, in groups that may share a batch."""
+        groups: dict[float, list[int]] = {}
+        for index, length in enumerate(lengths):
+            groups.setdefault(0 if length <= self.unequal_up_to else length, []).append(index)
+        return list(groups.values())
+
+    def check(self, lengths: Sequence[int], padded_length: int, new_tokens: int) -> None:
+        """Refuse a batch to generate from, if its pads would change the text.
+
+        Raises:
+            ScenarioError: a row has pads, and rows with pads may not be so long.
+        """
+        if any(length != padded_length for length in lengths) and (
+            padded_length + new_tokens > self.unequal_up_to
+        ):
+            raise ScenarioError(
+                f"{self.reason}, so rows of unequal lengths cannot be generated from in one batch: use batch_size=1 and "
+                "pad_to_multiple=1, or prompts of one length (prompt_tokens)",
+                "unsupported",
+            )
+
+
+def sharing_of(
+    model: Any, forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], recurrent: bool
+) -> Sharing:
+    """Find out which rows of a model may share a batch.
+
+    Args:
+        model: a transformers model.
+        forward: turns ids and attention mask, both (rows, length), into logits.
+        recurrent: whether the model has a state that does not grow.
+    """
+    if recurrent:
+        return Sharing(0, "pads pass through the recurrent state of this model")
+    if changed_by_pads(forward, model.config.get_text_config().vocab_size):
+        return Sharing(0, "left pads change what this model says")
+    rope = length_dependent_rope(model.config.get_text_config().to_dict())
+    if rope is None:
+        return Sharing()
+    kind, tokens = rope
+    return Sharing(tokens, f"the rotary angles of this model ({kind}) depend on the longest row of a batch")
+
+
+def length_dependent_rope(config: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return the kind of rotary embedding whose angles depend on a sequence's length, and the tokens up to which not.
+
+    Where several lengths are given, the shortest: beyond it rows of one length are always right.
+
+    Args:
+        config: content of a model's config.
+    """
+    for rope in _rope_settings(config):
+        kind = str(rope.get("rope_type") or rope.get("type") or "")
+        if "dynamic" in kind or kind in ("longrope", "su"):
+            lengths = (
+                rope.get("original_max_position_embeddings"),
+                config.get("original_max_position_embeddings"),
+                config.get("max_position_embeddings"),
+            )
+            return kind, min((length for length in lengths if length), default=0)
+    return None
+
+
+def _rope_settings(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the rotary settings of a config, in either spelling; kinds of layers may have their own."""
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(settings := config.get(name), Mapping):
+            yield settings
+            yield from (each for each in settings.values() if isinstance(each, Mapping))
+
+
+def changed_by_pads(forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], vocab_size: int) -> bool:
+    """Return whether left pads before a row change the logits of its last token.
+
+    They do where a model counts positions by itself and takes pads for tokens.
+
+    Args:
+        forward: turns ids and attention mask, both (rows, length), into logits.
+        vocab_size: number of ids.
+    """
+    ids = torch.arange(1, 1 + _PROBE_TOKENS)[None] % vocab_size
+    padded = torch.nn.functional.pad(ids, (_PROBE_PADS, 0))
+    mask = torch.nn.functional.pad(torch.ones_like(ids), (_PROBE_PADS, 0))
+    alone = forward(ids, torch.ones_like(ids))[0, -1]
+    beside = forward(padded, mask)[0, -1]
+    tolerance = _TOLERANCES.get(alone.dtype, _HALF_TOLERANCE)
+    return bool((alone - beside).abs().max() > tolerance * alone.float().std().clamp(min=1e-6))

@@ -1,0 +1,196 @@
+"""The same text gives the same numbers whatever rows stand beside it and came before it, or its batch is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from llmtrack.engines.base import GenerateRequest
+from llmtrack.engines.padding import pad_rows
+from llmtrack.engines.rows import Sharing, changed_by_pads, length_dependent_rope
+from llmtrack.errors import ScenarioError
+from llmtrack.quality.drift import compare_distributions
+from llmtrack.quality.perplexity import score_documents, score_rolling
+from tests.engines.models import small
+
+FACTORS = {"short_factor": [1.0] * 2, "long_factor": [4.0] * 2}
+LONGROPE = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 12, **FACTORS}
+MAMBA = {"mamba_d_state": 4, "mamba_n_heads": 4, "mamba_d_head": 4, "mamba_n_groups": 1}
+
+MODELS = {
+    "longrope": ("llama", {"rope_scaling": LONGROPE, "original_max_position_embeddings": 12}),
+    "phi3": (
+        "phi3",
+        {
+            "original_max_position_embeddings": 12,
+            "rope_scaling": {"type": "longrope", **FACTORS},
+            "head_dim": ...,
+        },
+    ),
+    "dynamic": (
+        "llama",
+        {"max_position_embeddings": 12, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+    ),
+    "mamba": ("mamba", {"state_size": 3}),
+    "bamba": ("bamba", {"attn_layer_indices": [1], **MAMBA}),
+    "recurrent gemma": (
+        "recurrent_gemma",
+        {"num_hidden_layers": 3, "lru_width": 8, "attention_window_size": 16},
+    ),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
+}
+# On both sides of 12 tokens, and exactly so many: a row of 13 is read up to its twelfth.
+LENGTHS = (3, 30, 12, 13, 14, 9, 40, 2, 14)
+ROWS = [[(7 * row + 13 * at) % 250 + 1 for at in range(length)] for row, length in enumerate(LENGTHS)]
+
+
+def make(name):
+    architecture, settings = MODELS[name]
+    engine = small(architecture, **settings)
+    # Biases of zero would hide what pads do to a convolution.
+    with torch.no_grad():
+        for parameter in engine.model.parameters():
+            if parameter.ndim == 1 and not parameter.any():
+                parameter.fill_(0.2)
+    return engine
+
+
+def alone(name, row):
+    """The summed loss of a row by a model that has seen nothing else."""
+    with torch.no_grad():
+        logits = make(name).model(torch.tensor([row[:-1]]), use_cache=False).logits[0].double()
+    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_row_scores_as_it_does_alone_in_any_batch_padded_on_any_side_in_any_order(name):
+    engine = make(name)
+    expected = [alone(name, row) for row in ROWS]
+    for size, side, step in (
+        (1, "right", 1),
+        (4, "left", -1),
+        (4, "right", 1),
+        (9, "left", 1),
+        (9, "right", -1),
+    ):
+        rows = ROWS[::step]
+        sums: list[float] = []
+        for first in range(0, len(rows), size):
+            sums += engine.score(*pad_rows(rows[first : first + size], 0, side))[0].tolist()
+        assert sums == pytest.approx(expected[::step], rel=1e-5), (size, side, step)
+
+
+@pytest.mark.parametrize("name", ["longrope", "dynamic", "bamba"])
+def test_both_protocols_and_drift_agree_at_any_batch(name):
+    engine = make(name)
+    texts = ["a" * 3, "The harbour lay still, and the boats", "wind and water", "thirteen char", "z" * 40]
+    limits = {"max_length": 12 if name == "dynamic" else 40}
+    documents = {
+        score_documents(engine, texts, batch_size=size, padding_side=side, **limits).loss
+        for size in (1, 4, 9)
+        for side in ("left", "right")
+    }
+    assert max(documents) - min(documents) < 1e-6
+    rolling = {score_rolling(engine, texts, batch_size=size, stride=5, **limits).loss for size in (1, 4)}
+    assert max(rolling) - min(rolling) < 1e-6
+    drift = compare_distributions(engine, make(name), texts, **limits)
+    assert drift.kl_divergence == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_generation_does_not_depend_on_what_was_said_before(name):
+    first = make(name).generate(GenerateRequest((tuple(ROWS[0]),), 6), lambda: None)
+    engine = make(name)
+    engine.generate(GenerateRequest((tuple(ROWS[6][:20]),), 6), lambda: None)
+    engine.score(*pad_rows(ROWS[:4], 0, "right"))
+    assert engine.generate(GenerateRequest((tuple(ROWS[0]),), 6), lambda: None) == first
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_whose_pads_would_tell_is_refused_and_one_of_equal_rows_is_not(name):
+    engine = make(name)
+    with pytest.raises(
+        ScenarioError, match="cannot be generated from in one batch: use batch_size=1"
+    ) as caught:
+        engine.generate(GenerateRequest((tuple(ROWS[0]), tuple(ROWS[1])), 2), lambda: None)
+    assert caught.value.kind == "unsupported"
+    with pytest.raises(ScenarioError, match="pad_to_multiple=1"):
+        engine.generate(GenerateRequest((tuple(ROWS[1]),), 2, pad_to_multiple=16), lambda: None)
+    rows = (tuple(ROWS[4]), tuple(ROWS[8]))
+    together = engine.generate(GenerateRequest(rows, 4), lambda: None).new_ids
+    assert together == tuple(
+        engine.generate(GenerateRequest((row,), 4), lambda: None).new_ids[0] for row in rows
+    )
+
+
+def test_unequal_rows_within_the_original_context_go_on_together():
+    engine = make("longrope")
+    rows = (tuple(ROWS[0]), tuple(ROWS[5]))
+    together = engine.generate(GenerateRequest(rows, 3), lambda: None).new_ids
+    assert together == tuple(
+        engine.generate(GenerateRequest((row,), 3), lambda: None).new_ids[0] for row in rows
+    )
+    with pytest.raises(ScenarioError):
+        engine.generate(GenerateRequest(rows, 4), lambda: None)
+
+
+def test_what_is_done_is_said_in_every_run():
+    assert make("longrope").info.warnings == (
+        "the rotary angles of this model (longrope) depend on the longest row of a batch: rows of more than 12 tokens "
+        "are computed alone, or beside rows of the same length",
+    )
+    assert "rows are computed alone" in make("mamba").info.warnings[0]
+    assert small("llama").info.warnings == ()
+
+
+def test_classes_by_hand():
+    assert Sharing().classes([3, 9, 5]) == [[0, 1, 2]]
+    assert Sharing(5, "x").classes([3, 9, 5, 6, 9]) == [[0, 2], [1, 4], [3]]
+    assert Sharing(0, "x").classes([3, 3, 4]) == [[0, 1], [2]]
+    assert Sharing().unequal_up_to == math.inf
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"rope_scaling": None}, None),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}, "max_position_embeddings": 64}, None),
+        ({"rope_scaling": {"type": "yarn"}, "max_position_embeddings": 64}, None),
+        ({"rope_scaling": {"type": "dynamic"}, "max_position_embeddings": 64}, ("dynamic", 64)),
+        ({"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 16}, ("su", 16)),
+        (
+            {
+                "rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 8},
+                "max_position_embeddings": 64,
+            },
+            ("longrope", 8),
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "dynamic"},
+                    "sliding_attention": {"rope_type": "default"},
+                },
+                "max_position_embeddings": 64,
+            },
+            ("dynamic", 64),
+        ),
+    ],
+)
+def test_rotary_embeddings_that_depend_on_the_length_are_found_in_either_spelling(config, expected):
+    assert length_dependent_rope(config) == expected
+
+
+def test_a_model_that_counts_pads_as_positions_is_found():
+    table = torch.linspace(-1, 1, 40).view(10, 4)
+
+    def counting(ids, mask):
+        return table[torch.arange(ids.shape[1])][None]
+
+    def masked(ids, mask):
+        return table[(mask.cumsum(1) - 1).clamp(min=0)]
+
+    assert changed_by_pads(counting, 8)
+    assert not changed_by_pads(masked, 8)
