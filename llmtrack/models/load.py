@@ -79,22 +79,27 @@ class ModelIdentity:
 Found = TypeVar("Found", LoadedModel, ModelIdentity)
 
 
-def identify(spec: str, revision: str | None = None) -> ModelIdentity:
+def identify(spec: str, revision: str | None = None, device: str = "cpu") -> ModelIdentity:
     """Fetch or convert the first candidate of a comma list that there is, and tell which weights it has.
+
+    Args:
+        spec: as `load_model` takes it.
+        revision: branch, tag or commit of a hub model.
+        device: where random weights would be drawn, which are others on another kind of device.
 
     Raises:
         UsageError: the spec is not understood.
         ModelLoadError: no candidate is there; the message has a line for each.
     """
-    return _first(spec, lambda source: _identify(source, revision))
+    return _first(spec, lambda source: _identify(source, revision, device))
 
 
-def _identify(source: ModelSource, revision: str | None) -> ModelIdentity:
+def _identify(source: ModelSource, revision: str | None, device: str) -> ModelIdentity:
     if problem := missing_path(source):
         raise ModelLoadError(problem)
     folder, commit = _folder_of(source, revision)
     if folder is None:
-        digests = synthetic.digests(source.location, SEED, "cpu")
+        digests = synthetic.digests(source.location, SEED, device)
         return ModelIdentity(source, None, None, digests, (RANDOM_WEIGHTS,))
     refuse_adapter(folder)
     return ModelIdentity(source, folder, commit, _digests(source, folder))

@@ -40,6 +40,8 @@ FACTS = (
     ("instruction sets", "env.cpu_instruction_sets", "{}"),
     ("cores", "env.cpu_cores", "{}"),
     ("usable CPUs", "env.cpu_available", "{}"),
+    ("CPU quota", "env.cpu_quota", "{} CPUs"),
+    ("CPU affinity", "env.cpu_affinity", "{}"),
     ("threads", "env.threads", "{}"),
     ("memory", "env.memory_gib", "{} GiB"),
     ("GPU", "env.gpu", "{}"),

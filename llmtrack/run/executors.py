@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import llmtrack
 from llmtrack.engines.base import Engine
@@ -33,6 +33,10 @@ class Executor(Protocol):
         """Return facts about the machine and the installation that measure (see `run.machine.describe`)."""
         ...
 
+    def identify(self, scenario: Scenario) -> Mapping[str, str]:
+        """Return the tags that a run of a scenario would have of its model (see `run.identity.identify`)."""
+        ...
+
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
         """Measure scenarios of one variant; emit a Measurement or a Failure for each as it ends."""
         ...
@@ -46,7 +50,9 @@ class InlineExecutor:
     """Measures in this process: for tests, debuggers and notebooks.
 
     Args:
-        load: turns a variant into an engine; by default through the installed backends.
+        load: turns a variant into an engine; by default through the installed backends. One of its own knows which
+            model it loads, so the files that a scenario names tell nothing of it.
+        clock: times it.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class InlineExecutor:
         from llmtrack.run.measuring import EngineCache
 
         self._engines = EngineCache(load or load_variant)
+        self._by_files = load is None
         self._clock = clock
 
     def machine(self) -> Mapping[str, str]:
@@ -65,6 +72,12 @@ class InlineExecutor:
         from llmtrack.run.machine import describe
 
         return describe()
+
+    def identify(self, scenario: Scenario) -> Mapping[str, str]:
+        """Return the tags that a run of a scenario would have of its model."""
+        from llmtrack.run.identity import identify
+
+        return identify(scenario) if self._by_files else {}
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
         """Measure scenarios of one variant, one after the other."""
@@ -90,16 +103,11 @@ class ProcessExecutor:
 
     def machine(self) -> Mapping[str, str]:
         """Return facts about the machine and the installation that measure, as a worker sees them."""
-        worker = self._start()
-        self._send({"describe": True})
-        assert worker.stdout is not None
-        line = worker.stdout.readline()
-        if not line:
-            raise LlmtrackError(
-                f"the worker process ended with exit code {worker.wait()} before it could start: see its last lines "
-                "above, and `llmtrack doctor`"
-            )
-        return dict(json.loads(line)["machine"])
+        return dict(self._ask({"describe": True})["machine"])
+
+    def identify(self, scenario: Scenario) -> Mapping[str, str]:
+        """Return the tags that a run of a scenario would have of its model, as a worker finds them."""
+        return dict(self._ask({"identify": to_json(scenario)})["identity"])
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
         """Measure scenarios of one variant in its worker."""
@@ -180,6 +188,19 @@ class ProcessExecutor:
             self._worker.stdin.flush()
         except BrokenPipeError:
             pass  # a worker that died is noticed, and reported, when its events are read
+
+    def _ask(self, question: object) -> dict[str, Any]:
+        """Return what a worker answers in one line."""
+        worker = self._start()
+        self._send(question)
+        assert worker.stdout is not None
+        line = worker.stdout.readline()
+        if not line:
+            raise LlmtrackError(
+                f"the worker process ended with exit code {worker.wait()} before it could start: see its last lines "
+                "above, and `llmtrack doctor`"
+            )
+        return dict(json.loads(line))
 
     def _events(self) -> Iterator[Event]:
         """Yield what the worker tells until it is done with its job, or dead."""

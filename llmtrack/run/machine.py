@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from pathlib import Path, PurePosixPath
 
 from llmtrack.devices import supports_bfloat16
 
@@ -24,7 +27,8 @@ def describe() -> dict[str, str]:
     """Return versions, thread counts, devices and their abilities.
 
     Keys: `version.PACKAGE`, `threads`, `interop_threads`, `devices` (comma list), `bfloat16` (the kinds of
-    device that have it, comma list), `gpu`, `gpu_driver` and `cuda` where there is one.
+    device that have it, comma list), `cpu_quota` (CPUs' worth of time that the control group allows) and `cpu_affinity`
+    (numbers of the CPUs that may be used) where they are limited, `gpu`, `gpu_driver` and `cuda` where there is one.
     """
     import torch
 
@@ -34,6 +38,10 @@ def describe() -> dict[str, str]:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         if name in os.environ:
             facts[name.lower()] = os.environ[name]
+    if (quota := cpu_quota()) is not None:
+        facts["cpu_quota"] = f"{quota:g}"
+    if affinity := cpu_affinity():
+        facts["cpu_affinity"] = affinity
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     facts["devices"] = ",".join(["cpu", *(f"cuda:{index}" for index in range(gpus))])
     facts["bfloat16"] = ",".join(kind for kind in ("cpu", "cuda") if supports_bfloat16(kind))
@@ -43,6 +51,70 @@ def describe() -> dict[str, str]:
         facts["cuda"] = str(torch.version.cuda)
         facts["gpu_driver"] = _gpu_driver()
     return facts
+
+
+def cpu_quota(root: Path = Path("/")) -> float | None:
+    """Return how many CPUs' worth of time the control groups of this process allow; None: as many as there are.
+
+    A container on a part of a CPU has all CPUs of its host, and is slower: the smallest limit of the group and of
+    those it is in counts, by version 2 (`cpu.max`) or 1 (`cpu.cfs_quota_us`).
+
+    Args:
+        root: where `proc` and `sys` are.
+    """
+    return min(_quotas(root), default=None)
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    mount = root / "sys/fs/cgroup"
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if number == "0" and not controllers:
+            for folder in _groups((mount, mount / "unified"), group):
+                yield from _limit(*_text(folder / "cpu.max").split()[:2])
+        elif "cpu" in controllers.split(","):
+            for folder in _groups((mount / controllers, mount / "cpu"), group):
+                yield from _limit(
+                    _text(folder / "cpu.cfs_quota_us").strip(), _text(folder / "cpu.cfs_period_us").strip()
+                )
+
+
+def _groups(mounts: Iterable[Path], group: str) -> Iterator[Path]:
+    """Yield the folders of a control group and of those it is in; a container may see only the mount itself."""
+    path = PurePosixPath(group.lstrip("/"))
+    for mount in mounts:
+        for part in (path, *path.parents):
+            yield mount / part
+
+
+def _limit(quota: str = "", period: str = "") -> Iterator[float]:
+    if quota.isdecimal() and period.isdecimal() and int(quota) and int(period):
+        yield round(int(quota) / int(period), 2)
+
+
+def cpu_affinity() -> str:
+    """Return the numbers of the CPUs that this process may use, such as `0-3,8`; empty where it may use all."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ""
+    usable = sorted(os.sched_getaffinity(0))
+    return "" if len(usable) == os.cpu_count() else ranges(usable)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Return sorted numbers as text, those that follow one another as `first-last`."""
+    groups = (
+        [number for _, number in group]
+        for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    )
+    return ",".join(f"{group[0]}-{group[-1]}" if len(group) > 1 else str(group[0]) for group in groups)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
 
 
 def _version(package: str) -> str | None:

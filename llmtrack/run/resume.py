@@ -1,12 +1,13 @@
-"""Find scenarios that are measured already: asked alike, of the same work, on the same machine."""
+"""Find scenarios that are measured already: asked alike, of the same model and work, on the same machine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.scenario import GenerateTask, Scenario, workload_id
+from llmtrack.tracking import ask
 from llmtrack.tracking.query import runs
 
 if TYPE_CHECKING:
@@ -15,14 +16,22 @@ if TYPE_CHECKING:
 IDS = ["scenario_id", "workload_id", "environment_id"]
 
 
+MODEL = ("weights_digest", "config_digest", "tokenizer_digest")
+"""What tells of a run which model it measured: a name or a folder can hold another one by now."""
+
+
 def finished_already(
-    scenarios: Sequence[Scenario], environment_id: str, tracking_uri: str | None = None
+    scenarios: Sequence[Scenario],
+    environment_id: str,
+    identify: Callable[[Scenario], Mapping[str, str]],
+    tracking_uri: str | None = None,
 ) -> pd.DataFrame:
     """Return the newest finished run of each scenario that has one, under the scenario's present name.
 
     Args:
         scenarios: what is to be measured.
         environment_id: id of this machine and installation.
+        identify: returns the tags that a run of a scenario would have of its model, as it is now.
         tracking_uri: the store.
     """
     found = runs(
@@ -30,19 +39,31 @@ def finished_already(
         search=f"tags.`llmtrack.environment_id` = '{environment_id}' and tags.`llmtrack.outcome` = 'finished'",
         tracking_uri=tracking_uri,
     )
-    # Newest first, so that the first of equal ones is kept.
-    newest = found.drop_duplicates(IDS).set_index(IDS, drop=False)
     asked = {
         (scenario.scenario_id, _workload_id(scenario), environment_id): scenario for scenario in scenarios
     }
-    kept = newest[newest.index.isin(list(asked))]
-    scored = (_scored_text(asked[ids]) for ids in kept.index)
-    kept = kept[
-        [not text or text == then for text, then in zip(scored, kept["corpus_digest"], strict=True)]
-    ].copy()
-    kept["scenario"] = [asked[ids].name for ids in kept.index]
-    kept["baseline"] = [asked[ids].baseline for ids in kept.index]
-    return kept.reset_index(drop=True)
+    kept, names, models = [], [], dict[Scenario, Mapping[str, str]]()
+    for position, ids in enumerate(found[IDS].itertuples(index=False, name=None)):
+        if (scenario := asked.get(ids)) is None:
+            continue
+        if scenario not in models:
+            models[scenario] = identify(scenario)
+        if _is_of(found.iloc[position], models[scenario], _scored_text(scenario)):
+            # Newest first, so that the first of equal ones is kept.
+            del asked[ids]
+            kept.append(position)
+            names.append(scenario)
+    earlier = found.iloc[kept].copy()
+    earlier["scenario"] = [scenario.name for scenario in names]
+    earlier["baseline"] = [scenario.baseline for scenario in names]
+    return earlier.reset_index(drop=True)
+
+
+def _is_of(run: pd.Series, model: Mapping[str, str], scored: str) -> bool:
+    """Return whether a run measured a model and scored a text; where nothing tells models apart, their names do."""
+    columns = {"revision": "revision"} | {name: f"env.{name}" for name in MODEL}
+    same_model = all(ask.text(run, columns[name]) == model[name] for name in columns if name in model)
+    return same_model and scored in ("", ask.text(run, "corpus_digest"))
 
 
 def _workload_id(scenario: Scenario) -> str:

@@ -106,7 +106,9 @@ def run_study(
     )
     earlier = None
     if resume and not tracker.offline:
-        earlier = finished_already(experiment.scenarios, environment_id(facts), tracker.tracking_uri)
+        earlier = finished_already(
+            experiment.scenarios, environment_id(facts), executor.identify, tracker.tracking_uri
+        )
         plan = plan.without(set(earlier["scenario"]))
         say(
             console,

@@ -40,6 +40,10 @@ def main() -> None:
             from llmtrack.run.machine import describe
 
             tell({"machine": describe()})
+        elif "identify" in job:
+            from llmtrack.run.identity import identify
+
+            tell({"identity": identify(from_json(job["identify"], Scenario))})
         else:
             measure_group([from_json(each, Scenario) for each in job["measure"]], engines, emit)
             tell({"done": True})

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from experiments import perplexity, prompt_length
+from llmtrack.engines.registry import load_engine
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.models import hub
 from llmtrack.options import taken
-from llmtrack.run.executors import InlineExecutor
+from llmtrack.run import resume
+from llmtrack.run.executors import InlineExecutor, ProcessExecutor
+from llmtrack.run.identity import identify
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
+from llmtrack.scenario import TrainTask
 from llmtrack.tracking.query import runs
+from tests.engines.models import small
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
 
@@ -101,3 +108,84 @@ def test_another_corpus_of_the_same_name_is_scored_again(tracker, console, tmp_p
     assert score() == []
     corpus.write_text("another text", encoding="utf-8")
     assert score() == ["perplexity_float32"]
+
+
+class Real(InlineExecutor):
+    """Loads real models, and counts what it is asked to measure."""
+
+    names: list[str]
+
+    def run(self, scenarios, emit):
+        self.names = [scenario.name for scenario in scenarios]
+        super().run(scenarios, emit)
+
+
+def measured(tracker, console, experiment):
+    executor = Real()
+    executor.names = []
+    run_study(experiment, tracker=tracker, executor=executor, console=console, resume=True)
+    return executor.names
+
+
+def save(folder, seed=0, **settings):
+    """Save a small model and its tokenizer."""
+    engine = small("llama", seed, **settings)
+    engine.model.save_pretrained(folder)
+    engine.tokenizer.save_pretrained(folder)
+
+
+def test_another_model_of_the_same_folder_is_measured_again(tracker, console, tmp_path):
+    def timed():
+        return measured(tracker, console, lengths(4, model=str(tmp_path)))
+
+    save(tmp_path)
+    assert timed() == ["prompt_4"]
+    assert timed() == []
+    save(tmp_path, seed=1)
+    assert timed() == ["prompt_4"], "other weights"
+    assert timed() == []
+    save(tmp_path, seed=1, rope_theta=50.0)
+    assert timed() == ["prompt_4"], "the same weights and another config"
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text().replace("<|reserved_300|>", "<|else|>"))
+    assert timed() == ["prompt_4"], "another tokenizer"
+    save(tmp_path)
+    assert timed() == [], "the first model again: its run is an older one"
+
+
+def test_a_synthetic_model_and_what_is_trained_from_scratch_count_as_finished(tmp_path):
+    scenario = lengths(4).scenarios[0]
+    found = identify(scenario)
+    assert found["weights_digest"].startswith("synthetic:")
+    assert found == dict(load_engine("synthetic:tiny", device="cpu").info.tags)
+    trained = replace(scenario, task=TrainTask(output=str(tmp_path)))
+    assert identify(trained) == {}
+
+
+def test_a_hub_model_is_told_by_its_commit(monkeypatch, tmp_path):
+    save(tmp_path)
+    commits = iter(("a" * 40, "b" * 40))
+    monkeypatch.setattr(hub, "snapshot", lambda repo, revision: (tmp_path, next(commits)))
+    scenario = lengths(4, model="some/model").scenarios[0]
+    first, second = identify(scenario), identify(scenario)
+    assert (first["revision"], second["revision"]) == ("a" * 40, "b" * 40)
+    run = pd.Series({f"env.{name}": value for name, value in first.items()} | {"revision": "a" * 40})
+    assert resume._is_of(run, first, "")
+    assert not resume._is_of(run, second, "")
+    assert not resume._is_of(run.drop("env.config_digest"), first, ""), (
+        "tracked before there was such a digest"
+    )
+
+
+def test_a_model_that_is_gone_is_no_run_s(tmp_path):
+    scenario = lengths(4, model=f"{tmp_path}/gone,{tmp_path}/gone_too").scenarios[0]
+    assert not resume._is_of(pd.Series({"env.weights_digest": "safetensors:0"}), identify(scenario), "")
+
+
+def test_a_worker_process_identifies_as_this_process_does():
+    executor = ProcessExecutor()
+    scenario = lengths(4).scenarios[0]
+    try:
+        assert executor.identify(scenario) == identify(scenario)
+    finally:
+        executor.close()
