@@ -10,7 +10,6 @@ from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.options import Option, tracked
 from llmtrack.report import reading as say
 from llmtrack.report.plots import line_plot, measured
-from llmtrack.report.table import intervals_overlap
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, Scenario
@@ -81,10 +80,13 @@ def reading(runs: pd.DataFrame) -> list[str]:
     if done.empty:
         return ["Nothing was measured."]
     first, best = done.iloc[0], knee(done)
+    grown = say.compare(first, best, "tokens_per_sec", len(done) - 1)
     lines = [
         f"Throughput grows up to a batch size of {best['batch_size']}: {best['tokens_per_sec']:.1f} tokens/s, "
-        f"{best['tokens_per_sec'] / first['tokens_per_sec']:.2f}x that of batch size {first['batch_size']}."
+        f"{best['tokens_per_sec'] / first['tokens_per_sec']:.2f}x that of batch size {first['batch_size']}"
+        f"{say.in_doubt(grown)}."
     ]
+    lines += say.cannot_tell(best, [run for _, run in done.iterrows()], "tokens_per_sec")
     if best["batch_size"] == done.iloc[-1]["batch_size"] and len(done) > 1:
         lines.append("That is the largest one tried, so a larger one may do more: raise sizes.")
     if say.has(best, "batch_latency_s") and best["batch_size"] != first["batch_size"]:
@@ -109,8 +111,7 @@ def knee(done: pd.DataFrame) -> pd.Series:
     """
     best = done.iloc[0]
     for _, run in done.iloc[1:].iterrows():
-        grows = run["tokens_per_sec"] > best["tokens_per_sec"]
-        if grows and not intervals_overlap(best, run, "tokens_per_sec"):
+        if say.compare(best, run, "tokens_per_sec", len(done) - 1).verdict == "better":
             best = run
     return best
 

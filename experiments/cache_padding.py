@@ -134,7 +134,7 @@ def _padding_lines(done: pd.DataFrame) -> list[str]:
         alone, left = by_name["pad_none"], by_name["pad_left"]
         lines.append(
             f"One batch of {left['batch_size']} prompts, {left['pad_share']:.0%} pads, makes "
-            f"{left['tokens_per_sec'] / alone['tokens_per_sec']:.2f}x the tokens/s of one prompt at a time."
+            f"{say.times(say.compare(alone, left, 'tokens_per_sec'), 'tokens/s of one prompt at a time')}."
         )
     texts = [
         f"{name} {run['rows_equal_unpadded']:.0%}"

@@ -76,9 +76,11 @@ def reading(runs: pd.DataFrame) -> list[str]:
         f"{base['tokens_truncated']:,.0f} tokens were cut, at {base['score_tokens_per_sec']:,.0f} tokens/s.",
     ]
     for _, run in done.iloc[1:].iterrows():
-        lines.append(
-            f"{run['dtype']}: perplexity {run['perplexity'] / base['perplexity'] - 1:+.2%} against {base['dtype']}."
-        )
+        found = say.compare(base, run, "perplexity")
+        change = f"perplexity {run['perplexity'] / base['perplexity'] - 1:+.2%} against {base['dtype']}"
+        if found.verdict == "same":
+            change += f", {found.words}"
+        lines.append(f"{run['dtype']}: {found.words if found.verdict == 'not comparable' else change}.")
     return lines + say.doubts(runs)
 
 

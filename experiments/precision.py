@@ -72,13 +72,14 @@ def reading(runs: pd.DataFrame) -> list[str]:
     done = measured(runs, "tokens_per_sec")
     if done.empty:
         return ["Nothing was measured."]
-    fastest = done.iloc[done["tokens_per_sec"].argmax()]
-    lines = [f"Fastest: {fastest['dtype']} with {fastest['tokens_per_sec']:.2f} tokens/s."]
-    base = done.iloc[0]
+    fastest, base = done.iloc[done["tokens_per_sec"].argmax()], done.iloc[0]
+    others = [run for _, run in done.iterrows() if run["run_id"] != fastest["run_id"]]
+    behind = say.all_behind(fastest, others, "total_latency_s")
+    lines = [f"Fastest: {fastest['dtype']} with {fastest['tokens_per_sec']:.2f} tokens/s{behind}."]
     for _, run in done.iloc[1:].iterrows():
         same = "the same" if ask.equal(run, base, "output_digest") else "other"
         lines.append(
-            f"{run['dtype']} against {base['dtype']}: the call takes {say.change(base, run, 'total_latency_s')}, "
+            f"{run['dtype']} against {base['dtype']}: the call takes {say.change(base, run, 'total_latency_s', len(done) - 1)}, "
             f"the weights take {run['model_size_mib'] / base['model_size_mib']:.0%} of the memory, "
             f"and greedy decoding gives {same} tokens."
         )

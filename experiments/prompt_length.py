@@ -75,14 +75,14 @@ def reading(runs: pd.DataFrame) -> list[str]:
     short, long = done.iloc[0], done.iloc[-1]
     lines = [
         f"From {short['prompt_tokens_total']} to {long['prompt_tokens_total']} prompt tokens the call takes "
-        f"{say.change(short, long, 'total_latency_s')} ({short['total_latency_s']:.2f} s to {long['total_latency_s']:.2f} s)."
+        f"{say.change(short, long, 'total_latency_s', across_work=True)} ({short['total_latency_s']:.2f} s to {long['total_latency_s']:.2f} s)."
     ]
     more = int(long["prompt_tokens_total"] - short["prompt_tokens_total"])
     extra = long["time_to_first_token_ms"] - short["time_to_first_token_ms"]
     lines.append(f"Each further prompt token costs {extra / more:.2f} ms of the time to the first token.")
     if say.has(short, "inter_token_latency_ms") and say.has(long, "inter_token_latency_ms"):
         lines.append(
-            f"Decoding behind the longer prompt takes {say.change(short, long, 'inter_token_latency_ms')} per token "
+            f"Decoding behind the longer prompt takes {say.change(short, long, 'inter_token_latency_ms', across_work=True)} per token "
             f"({short['inter_token_latency_ms']:.1f} ms to {long['inter_token_latency_ms']:.1f} ms)."
         )
     share = long["time_to_first_token_ms"] / 1000 / long["total_latency_s"]

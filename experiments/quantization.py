@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT
+from llmtrack.decide.differences import Difference
+from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.options import Checked, Option, tracked
@@ -257,11 +259,13 @@ def reading(runs: pd.DataFrame) -> list[str]:
         f"{base['model_id']} on {base['device']}, PyTorch in float32: prefill {base['prefill_tokens_per_sec']:.0f} and decode "
         f"{base['decode_tokens_per_sec']:.1f} tokens/s, perplexity {base['perplexity']:.3f} ({base['corpus']})."
     ]
+    done, refused = _comparable(done, base)
+    lines += refused
     for key, use in (("decode_tokens_per_sec", "long answers"), ("prefill_tokens_per_sec", "long prompts")):
         best = [_fastest(done, base, key, cost) for cost in (SMALL_COST, LARGER_COST)]
-        lines.append(_advice(best[0], base, key, use, SMALL_COST))
+        lines.append(_advice(best[0], base, done, key, use, SMALL_COST))
         if best[1]["scenario"] != best[0]["scenario"]:
-            lines.append(_advice(best[1], base, key, use, LARGER_COST))
+            lines.append(_advice(best[1], base, done, key, use, LARGER_COST))
     for _, run in done.iterrows():
         ratio = run["perplexity"] / base["perplexity"]
         if ratio > say.SPIKE:
@@ -282,13 +286,41 @@ def _fastest(done: pd.DataFrame, base: pd.Series, key: str, cost: float) -> pd.S
     return allowed.loc[allowed[key].idxmax()]
 
 
-def _advice(best: pd.Series, base: pd.Series, key: str, use: str, cost: float) -> str:
+def _comparable(done: pd.DataFrame, base: pd.Series) -> tuple[pd.DataFrame, list[str]]:
+    """Return the runs whose perplexity may be compared with the baseline's, and why the others may not."""
+    found = tell(base, [run for _, run in done.iterrows()], "perplexity")
+    refused = [
+        f"{name}: {each.words}."
+        for name, each in zip(done["scenario"], found, strict=True)
+        if not _given(each)
+    ]
+    return done[[_given(each) for each in found]], refused
+
+
+def _given(found: Difference) -> bool:
+    return found.verdict not in ("not comparable", "missing", "failed")
+
+
+def _advice(best: pd.Series, base: pd.Series, done: pd.DataFrame, key: str, use: str, cost: float) -> str:
     phase = key.split("_")[0]
+    start = f"For {use} at up to {cost:.0%} more perplexity"
     if best["scenario"] == base["scenario"]:
-        return f"For {use} at up to {cost:.0%} more perplexity nothing beats the baseline."
+        return f"{start} nothing beats the baseline."
+    # The fastest was picked out of all of them, so that as many comparisons were made.
+    found = say.compare(base, best, key, len(done) - 1)
+    if found.verdict == "same":
+        return f"{start} nothing beats the baseline beyond noise ({found.words}){say.in_doubt(found)}."
+    if not found.told or found.ratio is None:
+        return (
+            f"{start} nothing can be told yet of {best['scenario']} against the baseline ({found.words}): "
+            f"measure more: {measure_more(base, found.repeats_needed)}"
+        )
+    within = done[done["perplexity"] / base["perplexity"] - 1 <= cost]
+    rivals = [run for _, run in within.iterrows() if run["run_id"] not in (best["run_id"], base["run_id"])]
     return (
-        f"For {use} at up to {cost:.0%} more perplexity: {best['scenario']}, {best[key] / base[key]:.2f} times the baseline's "
-        f"{phase} speed at {best['perplexity'] / base['perplexity'] - 1:+.2%} perplexity."
+        f"{start}: {best['scenario']}, {found.ratio.value:.2f} times the baseline's {phase} speed "
+        f"at {best['perplexity'] / base['perplexity'] - 1:+.2%} perplexity{say.all_behind(best, rivals, key)}"
+        f"{say.in_doubt(found)}."
     )
 
 

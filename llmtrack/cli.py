@@ -379,17 +379,19 @@ def recommend(
 ) -> None:
     """Say in a sentence how to run the model under constraints, and what ruled the others out.
 
-    Exit code 1 if nothing fits.
+    Exit code 1 if nothing fits, or if it cannot be told which is best: then it says how to measure more.
     """
     from llmtrack.decide.recommending import Limits, parse_percent, parse_size
     from llmtrack.decide.recommending import recommend as choose
+    from llmtrack.decide.verdicts import with_samples
     from llmtrack.report.recommendation import render_recommendation
 
     limits = Limits(
         None if max_perplexity_increase is None else parse_percent(max_perplexity_increase),
         None if max_memory is None else parse_size(max_memory),
     )
-    found = choose(_runs_of(chosen), limits, objective, baseline)
+    runs = with_samples(_runs_of(chosen), chosen["tracking_uri"])
+    found = choose(runs, limits, objective, baseline)
     click.echo(render_recommendation(found, style), nl=False)
     if found.scenario is None:
         sys.exit(1)

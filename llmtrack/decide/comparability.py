@@ -37,7 +37,13 @@ _NOT_MACHINE = NOT_SPEED | {"weights_digest", "config_digest", "tokenizer_digest
 _MOST_NAMED = 3
 
 
-def why_not(baseline: pd.Series, candidate: pd.Series, metric: str, across_environments: bool = False) -> str:
+def why_not(
+    baseline: pd.Series,
+    candidate: pd.Series,
+    metric: str,
+    across_environments: bool = False,
+    across_work: bool = False,
+) -> str:
     """Return why a metric of two runs cannot be compared, naming what differs; empty if it can.
 
     Args:
@@ -45,17 +51,18 @@ def why_not(baseline: pd.Series, candidate: pd.Series, metric: str, across_envir
         candidate: another.
         metric: name of the metric.
         across_environments: compare speed and memory of different machines or versions too.
+        across_work: compare speed and memory of different work too, where that is what is asked about.
     """
     needs = kinds.needs(metric)
     if needs == "text" or metric in kinds.PER_TOKEN:
         found = _other_text(baseline, candidate, metric)
         if found or needs == "text":
             return found
-    if needs == "work and machine" and not _equal(baseline, candidate, "workload_id"):
+    if needs == "work and machine" and not across_work and not _equal(baseline, candidate, "workload_id"):
         found = _differing(baseline, candidate, WORK) or "the texts of the prompts"
         return f"the workloads differ ({found})"
     if needs != "nothing" and not across_environments and not _equal(baseline, candidate, "environment_id"):
-        return f"measured in different environments ({_differing_facts(baseline, candidate)})"
+        return f"measured in different environments ({differing_facts(baseline, candidate)})"
     return ""
 
 
@@ -102,7 +109,8 @@ def _other_text(baseline: pd.Series, candidate: pd.Series, metric: str) -> str:
     return f"{what} ({found}): {remedy} with bos_rule=model and a max_length that cuts nothing"
 
 
-def _differing_facts(baseline: pd.Series, candidate: pd.Series) -> str:
+def differing_facts(baseline: pd.Series, candidate: pd.Series) -> str:
+    """Name the facts about machine and versions in which two runs differ."""
     names = [str(name) for name in baseline.index if str(name).startswith(_ENV)]
     facts = [name for name in names if name.removeprefix(_ENV) not in _NOT_MACHINE]
     return _differing(baseline, candidate, facts) or _differing(baseline, candidate, ["environment_id"])

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.decide import kinds
-from llmtrack.decide.comparability import why_not
-from llmtrack.decide.differences import Difference, difference, judge
+from llmtrack.decide.differences import Difference
 from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.selectors import select_all
 from llmtrack.decide.significance import ALPHA
+from llmtrack.decide.verdicts import Samples, tell_pairs
 from llmtrack.errors import UsageError
 from llmtrack.tracking import ask, schema
 from llmtrack.tracking.samples import raw_samples
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Samples = Mapping[str, Sequence[float]]
 
 # Compared unless others are named, in this order, where any run has them.
 HEADLINES = (
@@ -50,6 +47,7 @@ COLUMNS: dict[str, str] = {
     "p_adjusted": "float64",
     "verdict": "string",
     "words": "string",
+    "doubts": "string",
     "experiment": "string",
     "baseline_scenario": "string",
     "run_id": "string",
@@ -57,6 +55,7 @@ COLUMNS: dict[str, str] = {
 }
 
 _AT_ONCE = 8
+_COMPARED = ("better", "worse", "changed", "same", "unknown")
 
 
 def compare(
@@ -86,8 +85,8 @@ def compare(
         the headline values `baseline` and `candidate` in that unit; `ratio` of the medians (candidate over baseline)
         with its 95 % bootstrap interval `ratio_low` to `ratio_high`; the numbers of raw samples; `p_value`
         (Mann-Whitney, two-sided) and `p_adjusted` (Holm, over the candidates); `verdict` (`better`, `worse`,
-        `changed`, `same`, `unknown`, `not comparable`, `failed` or `missing`) and the same in `words`; where the
-        runs are found. Dtypes are those of `COLUMNS`; what is not known is NaN or `<NA>`.
+        `changed`, `same`, `unknown`, `not comparable`, `failed` or `missing`) and the same in `words`; `doubts`, the
+        warnings that either run carries itself, one a line; where the runs are found. Dtypes are those of `COLUMNS`; what is not known is NaN or `<NA>`.
 
     Raises:
         UsageError: a selector or metric is not understood, nothing can be paired, or nothing of it be compared.
@@ -150,11 +149,15 @@ def compare_pairs(
 
     rows: list[dict[str, Any]] = []
     for metric in _chosen(pairs, metrics):
-        cells = [_cell(pair, metric, samples, across_environments) for pair in pairs]
-        judged = iter(judge([cell for cell in cells if isinstance(cell, Difference)], alpha))
-        for number, (pair, cell) in enumerate(zip(pairs, cells, strict=True)):
-            values = next(judged) if isinstance(cell, Difference) else cell
-            rows.append({"_pair": number, **_row(pair, metric, values)})
+        found = tell_pairs(
+            [(pair.baseline, pair.candidate) for pair in pairs],
+            metric,
+            across_environments=across_environments,
+            samples=samples,
+            alpha=alpha,
+        )
+        for number, (pair, each) in enumerate(zip(pairs, found, strict=True)):
+            rows.append({"_pair": number, **_row(pair, metric, each)})
     table = pd.DataFrame(rows, columns=["_pair", *COLUMNS]).sort_values("_pair", kind="stable")
     table = table.drop(columns="_pair").reset_index(drop=True).astype(COLUMNS)
     refused = table[table["verdict"] == "not comparable"]
@@ -189,50 +192,30 @@ def _chosen(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
     return [known_metric(name, list(map(str, runs[0].index))) for name in metrics]
 
 
-def _cell(
-    pair: Pair, metric: str, samples: Mapping[str, Samples], across_environments: bool
-) -> Difference | tuple[str, str]:
-    """Return a difference, or the verdict and the words of why there is none."""
-    candidate = pair.candidate
-    if not ask.is_finished(candidate):
-        return ("failed" if ask.text(candidate, "status") == "FAILED" else "missing"), ask.state(candidate)
-    then, now = value_of(pair.baseline, metric), value_of(candidate, metric)
-    if now is None and ask.text(candidate, "outcome") == "same_as":
-        return "missing", f"not measured again: {ask.text(candidate, 'reason')}"
-    if then is None or now is None:
-        sides = [side for side, value in (("baseline", then), ("candidate", now)) if value is None]
-        return "missing", f"no {metric} of the {' and '.join(sides)}"
-    reason = why_not(pair.baseline, candidate, metric, across_environments)
-    if reason:
-        return "not comparable", f"{metric} is not comparable: {reason}"
-    before, after = (
-        samples.get(str(run["run_id"]), {}).get(metric, ()) for run in (pair.baseline, candidate)
-    )
-    return difference(metric, then, now, before, after)
-
-
-def _row(pair: Pair, metric: str, cell: Difference | tuple[str, str]) -> dict[str, Any]:
+def _row(pair: Pair, metric: str, found: Difference) -> dict[str, Any]:
     row: dict[str, Any] = {
         "scenario": ask.name(pair.candidate),
         "metric": metric,
         "unit": kinds.unit(metric),
         "better": kinds.better(metric),
-        "baseline": value_of(pair.baseline, metric),
-        "candidate": value_of(pair.candidate, metric),
+        "baseline": found.baseline,
+        "candidate": found.candidate,
+        "p_value": found.p_value,
+        "p_adjusted": found.p_adjusted,
+        "verdict": found.verdict,
+        "words": found.words,
+        "doubts": "\n".join(found.doubts) or None,
         "experiment": pair.candidate["experiment"],
         "baseline_scenario": ask.name(pair.baseline),
         "run_id": pair.candidate["run_id"],
         "baseline_run_id": pair.baseline["run_id"],
     }
-    if not isinstance(cell, Difference):
-        return row | {"verdict": cell[0], "words": cell[1]}
-    values = dataclasses.asdict(cell)
-    ratio = values.pop("ratio") or {"value": None, "low": None, "high": None}
-    return (
-        row
-        | values
-        | {f"ratio{key}": ratio[name] for key, name in (("", "value"), ("_low", "low"), ("_high", "high"))}
-    )
+    if found.verdict not in _COMPARED:
+        return row
+    counts = {"n_baseline": found.n_baseline, "n_candidate": found.n_candidate}
+    ratio = found.ratio
+    ends = {} if ratio is None else {"ratio": ratio.value, "ratio_low": ratio.low, "ratio_high": ratio.high}
+    return row | counts | ends
 
 
 def _remedy(refused: pd.DataFrame) -> str:

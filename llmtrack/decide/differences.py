@@ -10,7 +10,7 @@ from typing import Literal
 from llmtrack.decide import kinds
 from llmtrack.decide.significance import ALPHA, Ratio, holm, least_p, mann_whitney_p, ratio_of_medians
 
-Verdict = Literal["better", "worse", "changed", "same", "unknown"]
+Verdict = Literal["better", "worse", "changed", "same", "unknown", "not comparable", "failed", "missing"]
 
 _MOST_REPEATS_ASKED = 100
 # Unit to the words for more and for less of it.
@@ -25,14 +25,18 @@ class Difference:
         metric: its name.
         baseline: headline value of the baseline, in the metric's unit.
         candidate: headline value of the candidate.
-        ratio: candidate over baseline; with a 95 % bootstrap interval where there are raw samples, otherwise both
-            ends are the value. None where the baseline is 0.
-        n_baseline: raw samples of the baseline; 1 where there are none.
-        n_candidate: raw samples of the candidate.
+        ratio: candidate over baseline; with a 95 % bootstrap interval where there are raw samples, or else the widest
+            that the tracked intervals of both medians allow; without either, both ends are the value. None where a value
+            is not above 0.
+        n_baseline: repeats of the baseline; 1 where it is one value.
+        n_candidate: repeats of the candidate.
         p_value: of the Mann-Whitney test, two-sided; None without raw samples.
         p_adjusted: corrected for how many were compared (Holm).
-        verdict: `better`, `worse`, `changed` (neither direction is better), `same` or `unknown`.
+        verdict: `better`, `worse`, `changed` (neither direction is better), `same`, `unknown` (it cannot be told), or why
+            nothing is compared: `not comparable`, `failed`, `missing`.
         words: the verdict in words.
+        doubts: the warnings that either run carries itself, with the run's name.
+        repeats_needed: repeats of each side that could tell, where there are too few; else 0.
     """
 
     metric: str
@@ -45,6 +49,27 @@ class Difference:
     p_adjusted: float | None = None
     verdict: Verdict = "unknown"
     words: str = ""
+    doubts: tuple[str, ...] = ()
+    repeats_needed: int = 0
+
+    @property
+    def repeated(self) -> bool:
+        """Whether a side was repeated, so that noise is known."""
+        return max(self.n_baseline, self.n_candidate) > 1
+
+    @property
+    def told(self) -> bool:
+        """Whether the two are known to differ."""
+        return self.verdict in ("better", "worse", "changed")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What is tracked of a metric's repeats: how many, and the 95 % interval of their median."""
+
+    n: int
+    low: float
+    high: float
 
 
 def difference(
@@ -53,6 +78,7 @@ def difference(
     candidate: float,
     baseline_samples: Sequence[float] = (),
     candidate_samples: Sequence[float] = (),
+    spreads: tuple[Spread, Spread] | None = None,
 ) -> Difference:
     """Return a metric's difference, not judged yet: see `judge`.
 
@@ -62,13 +88,11 @@ def difference(
         candidate: headline value.
         baseline_samples: raw samples, if there are.
         candidate_samples: raw samples, if there are.
+        spreads: of both, for want of raw samples.
     """
     both = (*baseline_samples, *candidate_samples)
     if not baseline_samples or not candidate_samples or min(both) <= 0:
-        ratio = candidate / baseline if baseline else None
-        return Difference(
-            metric, baseline, candidate, Ratio(ratio, ratio, ratio) if ratio is not None else None
-        )
+        return _without_samples(metric, baseline, candidate, spreads)
     return Difference(
         metric,
         baseline,
@@ -80,6 +104,19 @@ def difference(
     )
 
 
+def _without_samples(
+    metric: str, baseline: float, candidate: float, spreads: tuple[Spread, Spread] | None
+) -> Difference:
+    if baseline <= 0 or candidate < 0:
+        return Difference(metric, baseline, candidate, None)
+    ratio = candidate / baseline
+    if spreads is None or min(each.low for each in spreads) <= 0:
+        return Difference(metric, baseline, candidate, Ratio(ratio, ratio, ratio))
+    before, after = spreads
+    widest = Ratio(ratio, after.low / before.high, after.high / before.low)
+    return Difference(metric, baseline, candidate, widest, before.n, after.n)
+
+
 def sampled_ratio(metric: str, baseline: Sequence[float], candidate: Sequence[float]) -> Ratio:
     """Return candidate over baseline; of a rate through the times, as its headline value is."""
     if kinds.is_rate(metric):
@@ -87,14 +124,21 @@ def sampled_ratio(metric: str, baseline: Sequence[float], candidate: Sequence[fl
     return ratio_of_medians(baseline, candidate)
 
 
-def judge(differences: Sequence[Difference], alpha: float = ALPHA) -> list[Difference]:
+def judge(differences: Sequence[Difference], alpha: float = ALPHA, among: int = 1) -> list[Difference]:
     """Return differences of one metric with their verdicts, the p-values corrected for being several.
 
-    Different is what has an adjusted p-value below alpha and an interval without 1. Metrics that would be the
-    same again (quality, sizes) have no p-value: different is what changes by more than `kinds.tolerance`.
+    Different is what has an adjusted p-value below alpha and an interval without 1; without raw samples, what was repeated
+    often enough for such a p-value and has tracked intervals apart. Metrics that would be the same again (quality,
+    sizes) have no noise: different is what changes by more than `kinds.tolerance`.
+
+    Args:
+        differences: of one metric.
+        alpha: chance of a false alarm that is accepted, over all of them together.
+        among: how many are compared in all, where these are not all.
     """
-    adjusted = iter(holm([each.p_value for each in differences if each.p_value is not None]))
-    tests = sum(each.p_value is not None for each in differences)
+    tests = max(among, sum(each.repeated for each in differences))
+    p_values = [each.p_value for each in differences if each.p_value is not None]
+    adjusted = iter(holm([*p_values, *[1.0] * (tests - len(p_values))]))
     judged = []
     for each in differences:
         corrected = next(adjusted) if each.p_value is not None else None
@@ -105,12 +149,14 @@ def judge(differences: Sequence[Difference], alpha: float = ALPHA) -> list[Diffe
 def _judged(each: Difference, tests: int, alpha: float) -> Difference:
     sureness = kinds.sureness(each.metric)
     if each.ratio is None:
-        return dataclasses.replace(each, words="the baseline is 0: no ratio")
-    if each.p_adjusted is not None:
-        return _judged_by_samples(each, each.ratio, tests, alpha)
+        zero = "the baseline is 0: no ratio" if each.baseline == 0 else "a value is below 0: no ratio"
+        return dataclasses.replace(each, words=zero)
+    if each.repeated:
+        return _judged_by_repeats(each, each.ratio, tests, alpha)
     if sureness != "exact":
         words = f"{percent(each.ratio.value)}, one value each: noise unknown"
-        return dataclasses.replace(each, words=words)
+        needed = enough_repeats(tests, alpha) if sureness == "sampled" else 0
+        return dataclasses.replace(each, words=words, repeats_needed=needed)
     if abs(each.ratio.value - 1) <= kinds.tolerance(each.metric):
         limit = kinds.tolerance(each.metric)
         words = f"no difference beyond {limit:.1%}".replace("%", " %") if limit else "no difference"
@@ -118,10 +164,12 @@ def _judged(each: Difference, tests: int, alpha: float) -> Difference:
     return dataclasses.replace(each, verdict=direction(each), words=in_words(each))
 
 
-def _judged_by_samples(each: Difference, ratio: Ratio, tests: int, alpha: float) -> Difference:
+def _judged_by_repeats(each: Difference, ratio: Ratio, tests: int, alpha: float) -> Difference:
     if least_p(each.n_baseline, each.n_candidate) * tests >= alpha:
-        return dataclasses.replace(each, words=too_few(each.n_baseline, each.n_candidate, tests, alpha))
-    if each.p_adjusted is not None and each.p_adjusted < alpha and not ratio.low <= 1 <= ratio.high:
+        words = too_few(each.n_baseline, each.n_candidate, tests, alpha)
+        return dataclasses.replace(each, words=words, repeats_needed=enough_repeats(tests, alpha))
+    significant = each.p_adjusted is None or each.p_adjusted < alpha
+    if significant and not ratio.low <= 1 <= ratio.high:
         return dataclasses.replace(each, verdict=direction(each), words=in_words(each))
     return dataclasses.replace(
         each, verdict="same", words=f"no significant difference ({interval_in_words(ratio)})"
@@ -144,7 +192,7 @@ def in_words(each: Difference) -> str:
     up = each.ratio.value > 1
     sign = 100 if up else -100
     ends = sorted(sign * (end - 1) for end in (each.ratio.low, each.ratio.high))
-    interval = f" ({ends[0]:.1f} to {ends[1]:.1f})" if each.p_value is not None else ""
+    interval = f" ({ends[0]:.1f} to {ends[1]:.1f})" if each.repeated else ""
     return f"{more if up else less} by {sign * (each.ratio.value - 1):.1f} %{interval}"
 
 
@@ -168,9 +216,14 @@ def too_few(n_baseline: int, n_candidate: int, tests: int, alpha: float = ALPHA,
         alpha: chance of a false alarm that is accepted.
         sides: 2 for a change in either direction, 1 for one.
     """
-    enough = next(
+    enough = enough_repeats(tests, alpha, sides)
+    among = f" among {tests} comparisons" if tests > 1 else ""
+    return f"too few repeats to tell{among} ({n_baseline} against {n_candidate}): measure at least {enough} of each"
+
+
+def enough_repeats(tests: int, alpha: float = ALPHA, sides: int = 2) -> int:
+    """Return how many repeats of each side could tell a difference; see `too_few`."""
+    return next(
         (n for n in range(2, _MOST_REPEATS_ASKED) if least_p(n, n) * sides / 2 * tests < alpha),
         _MOST_REPEATS_ASKED,
     )
-    among = f" among {tests} comparisons" if tests > 1 else ""
-    return f"too few repeats to tell{among} ({n_baseline} against {n_candidate}): measure at least {enough} of each"

@@ -12,7 +12,7 @@ from llmtrack.tracking import ask
 if TYPE_CHECKING:
     import pandas as pd
 
-_CELL = ["experiment", "scenario", "model", "environment_id"]
+CELL = ["experiment", "scenario", "model", "environment_id"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,9 @@ def match(baselines: pd.DataFrame, candidates: pd.DataFrame) -> tuple[list[Pair]
 
 def newest_of_cell(runs: pd.DataFrame) -> pd.DataFrame:
     """Keep the newest run of each scenario, model and environment; the order stays."""
-    keys = runs[_CELL].astype("string").fillna("")
+    if runs.empty:
+        return runs
+    keys = runs.reindex(columns=CELL).astype("string").fillna("")
     newest = runs.assign(_key=keys.agg("\x1f".join, axis=1)).sort_values(
         "start_time", ascending=False, kind="stable"
     )

@@ -6,6 +6,7 @@ here. Only what is comparable stands in one picture: one workload, one environme
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from llmtrack.decide import kinds
 from llmtrack.decide.comparability import CONVENTION, scored_key
-from llmtrack.decide.matching import newest_of_cell
+from llmtrack.decide.matching import CELL, newest_of_cell
 from llmtrack.errors import UsageError
+from llmtrack.report.columns import params_in
 from llmtrack.report.compare import in_order_of_time
+from llmtrack.scenario import RepeatPolicy
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -23,6 +26,23 @@ if TYPE_CHECKING:
 
 # What makes two runs runs of the same loaded model.
 VARIANT = ("model_id", "backend", "device", "dtype", "quantization", "env.weights_digest")
+
+# How often and how long a call is repeated tells nothing of what is repeated.
+POLICY = frozenset(field.name for field in dataclasses.fields(RepeatPolicy))
+# Nor do these: what came out, what only names the model, and what is done beside the timing.
+_NOT_CONFIGURATION = frozenset(
+    {
+        "corpus",
+        "scored_text_digest",
+        "scored_tokens_digest",
+        "revision",
+        "compare_unpadded",
+        "parity_top1_agreement",
+        "calibration_perplexity_increase",
+        "left_out_layers",
+        "left_out_parameter_share",
+    }
+)
 
 SPEED, QUALITY, MEMORY = "tokens_per_sec", "perplexity", "peak_memory_mib"
 
@@ -34,14 +54,16 @@ class Points:
     Attributes:
         runs: a row of `llmtrack.runs` for each timed scenario, its quality joined to it, in order of time.
         notes: what was left out, and why, in words.
+        scored: the runs that have the quality by the one convention, timed or not.
     """
 
     runs: pd.DataFrame
     notes: tuple[str, ...]
+    scored: pd.DataFrame
 
 
 def gather_points(runs: pd.DataFrame, speed: str = SPEED, quality: str = QUALITY) -> Points:
-    """Return the timed scenarios with their quality.
+    """Return the timed scenarios with their quality; of runs of one configuration the newest, which is said.
 
     Args:
         runs: rows of `llmtrack.runs`.
@@ -51,7 +73,7 @@ def gather_points(runs: pd.DataFrame, speed: str = SPEED, quality: str = QUALITY
     Raises:
         UsageError: nothing was timed.
     """
-    finished = in_order_of_time(newest_of_cell(ask.finished(runs[ask.where(runs, "kind", "scenario")])))
+    finished = in_order_of_time(ask.finished(runs[ask.where(runs, "kind", "scenario")]))
     timed = finished[ask.present(finished, speed)]
     if timed.empty:
         raise UsageError(f"no finished run has {speed}: nothing can be chosen among")
@@ -59,10 +81,46 @@ def gather_points(runs: pd.DataFrame, speed: str = SPEED, quality: str = QUALITY
     timed = _commonest(timed, ("workload_id",), "of another workload", notes)
     timed = _commonest(timed, ("environment_id",), "measured in another environment", notes)
     scored = finished[ask.present(finished, quality)]
-    scored = _commonest(scored, CONVENTION, f"whose {quality} is of another convention", notes)
+    scored = _commonest(
+        newest_of_cell(scored), CONVENTION, f"whose {quality} is of another convention", notes
+    )
     scored = scored.assign(scored_key=[str(scored_key(run, quality)) for _, run in scored.iterrows()])
     scored = _commonest(scored, ("scored_key",), f"whose {quality} is of other tokens or another text", notes)
-    return Points(_joined(timed, scored, quality, notes), tuple(notes))
+    timed = _newest(timed, speed, notes)
+    return Points(_joined(timed, scored, quality, notes), tuple(notes), scored)
+
+
+def _newest(timed: pd.DataFrame, speed: str, notes: list[str]) -> pd.DataFrame:
+    """Keep the newest of runs that asked the same, whatever their study, experiment or scenario is called.
+
+    The luckiest run of a configuration is no configuration of its own. Within a study, names tell scenarios apart.
+    """
+    left = [*POLICY, *CONVENTION, *_NOT_CONFIGURATION]
+    asked = [name for name in params_in(timed) if name not in left and name not in VARIANT]
+    configuration = dict(zip(timed["run_id"], _keys(timed, [*VARIANT, *asked]), strict=True))
+    cell = dict(zip(timed["run_id"], _keys(timed, CELL), strict=True))
+    kept: dict[str, list[pd.Series]] = {}
+    # From the newest on, so that each finds what replaces it.
+    for _, run in timed.iloc[::-1].iterrows():
+        run_id = str(run["run_id"])
+        newer = next(
+            (
+                other
+                for other, (first, *_) in kept.items()
+                if cell[other] == cell[run_id]
+                or (configuration[other] == configuration[run_id] and not ask.equal(first, run, "study_id"))
+            ),
+            run_id,
+        )
+        kept.setdefault(newer, []).append(run)
+    for newest, *before in kept.values():
+        if before:
+            values = ", ".join(f"{run[speed]:,.4g}" for run in before)
+            notes.append(
+                f"{ask.name(newest)} was measured {len(before) + 1} times in one configuration: the newest counts "
+                f"({speed} {newest[speed]:,.4g}; before: {values})"
+            )
+    return timed[timed["run_id"].isin(list(kept))]
 
 
 def _joined(timed: pd.DataFrame, scored: pd.DataFrame, quality: str, notes: list[str]) -> pd.DataFrame:

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.decide import kinds
-from llmtrack.decide.comparing import known_metric, value_of
-from llmtrack.decide.points import MEMORY, QUALITY, SPEED, gather_points
+from llmtrack.decide.comparing import known_metric
+from llmtrack.decide.differences import Difference
+from llmtrack.decide.points import MEMORY, QUALITY, SPEED, Points, gather_points
+from llmtrack.decide.significance import Ratio
+from llmtrack.decide.verdicts import doubts, measure_more, tell
 from llmtrack.errors import UsageError
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?)?B?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*([KMGT]i?)?B?\s*", re.IGNORECASE)
 _MIB = {"": 2**-20, "k": 1e3 / 2**20, "m": 1e6 / 2**20, "g": 1e9 / 2**20, "t": 1e12 / 2**20}
 _MIB |= {"ki": 2**-10, "mi": 1.0, "gi": 2.0**10, "ti": 2.0**20}
 _PERCENT = re.compile(r"\s*\+?(\d+(?:\.\d+)?)\s*%\s*")
@@ -40,11 +43,12 @@ class Recommendation:
     """A choice and its reasons.
 
     Attributes:
-        scenario: the scenario to run, or None if none fits.
+        scenario: the scenario to run, or None if none fits or the measurements cannot tell which is best.
         run_id: its run, or None.
         sentence: the choice with its reason, in one sentence.
         ruled_out: scenario and reason of each other one.
-        notes: what was left out of the choice.
+        notes: what was left out of the choice, and the warnings that the runs it rests on carry themselves.
+        measure: the command that measures more, where the measurements cannot tell; else empty.
     """
 
     scenario: str | None
@@ -52,6 +56,20 @@ class Recommendation:
     sentence: str
     ruled_out: tuple[tuple[str, str], ...]
     notes: tuple[str, ...] = ()
+    measure: str = ""
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A limit that a scenario does not keep to.
+
+    Attributes:
+        words: what is beyond it, or that it is not known.
+        excess: by how much, as a share of the limit; None where the figure is not known.
+    """
+
+    words: str
+    excess: float | None = None
 
 
 def recommend(
@@ -59,8 +77,11 @@ def recommend(
 ) -> Recommendation:
     """Choose the scenario that is best in the objective among those that keep to the limits.
 
+    It is best by the one rule of `llmtrack.decide.verdicts`: where noise or too few repeats leave open whether it is better
+    than the reference or another that fits, nothing is recommended, and how to measure more is said.
+
     Args:
-        runs: rows of `llmtrack.runs`.
+        runs: rows of `llmtrack.runs`, their raw samples added by `with_samples` where they are to count.
         limits: what must be kept to.
         objective: metric to be best in.
         baseline: scenario whose perplexity is the reference; else the one tracked as baseline, else that of the
@@ -73,20 +94,33 @@ def recommend(
     if kinds.better(objective) == "-":
         raise UsageError(f"{objective} has no better direction: it cannot be an objective")
     points = gather_points(runs, objective)
-    table = points.runs
-    reference = _reference(table, baseline)
-    reasons = [_why_ruled_out(run, reference, limits) for _, run in table.iterrows()]
-    fitting = table[[not reason for reason in reasons]].sort_values(
+    table, notes = points.runs, list(points.notes)
+    reference = _reference(points, baseline, limits, notes)
+    broken = [_broken(run, reference, limits) for _, run in table.iterrows()]
+    out = [
+        (str(name), ", ".join(each.words for each in found))
+        for name, found in zip(table["scenario"], broken, strict=True)
+        if found
+    ] + _left(runs, table)
+    fitting = table[[not found for found in broken]].sort_values(
         objective, ascending=kinds.better(objective) == "lower", kind="stable"
     )
-    out = [(str(name), why) for name, why in zip(table["scenario"], reasons, strict=True) if why]
-    out += _failed(runs, table)
     if fitting.empty:
-        return Recommendation(None, None, _nothing(table, reasons, limits), tuple(out), points.notes)
-    best = fitting.iloc[0]
-    out += [(str(run["scenario"]), _how_far(run, best, objective)) for _, run in fitting.iloc[1:].iterrows()]
-    sentence = _sentence(best, table, reference, limits, objective)
-    return Recommendation(str(best["scenario"]), str(best["run_id"]), sentence, tuple(out), points.notes)
+        return Recommendation(None, None, _nothing(table, broken, limits), tuple(out), tuple(notes))
+    best, *others = (run for _, run in fitting.iterrows())
+    behind = tell(best, others, objective)
+    out += [(ask.name(run), _how_far(run, each)) for run, each in zip(others, behind, strict=True)]
+    lead = _lead(best, others, reference, objective)
+    near = [run for run, each in zip(others, behind, strict=True) if not each.told]
+    weighed = [best, *([] if reference is None else [reference]), *near]
+    notes += dict.fromkeys(f"read with care: {line}" for run in weighed for line in doubts(run))
+    open_ones = [each for each in (*([lead] if lead else []), *behind) if each.verdict == "unknown"]
+    if open_ones:
+        command = measure_more(best, max(each.repeats_needed for each in open_ones))
+        sentence = _cannot_tell(best, others, reference, objective, open_ones[0], command)
+        return Recommendation(None, None, sentence, tuple(out), tuple(notes), command)
+    sentence = _sentence(best, table, reference, lead, limits, objective)
+    return Recommendation(str(best["scenario"]), str(best["run_id"]), sentence, tuple(out), tuple(notes))
 
 
 def parse_size(text: str) -> float:
@@ -98,7 +132,7 @@ def parse_size(text: str) -> float:
     found = _SIZE.fullmatch(text)
     if found is None or not found[2]:
         raise UsageError(f"{text!r} is not a size: use a number with a unit, such as 2GiB or 500MB")
-    return float(found[1]) * _MIB[found[2].lower()]
+    return float(found[1].replace(",", "")) * _MIB[found[2].lower()]
 
 
 def parse_percent(text: str) -> float:
@@ -113,52 +147,85 @@ def parse_percent(text: str) -> float:
     return float(found[1]) / 100
 
 
-def _reference(points: pd.DataFrame, baseline: str | None) -> pd.Series | None:
-    """Return the run whose perplexity the others' are compared with."""
+def _reference(points: Points, baseline: str | None, limits: Limits, notes: list[str]) -> pd.Series | None:
+    """Return the run whose perplexity the others' are compared with, or for want of any the timed baseline."""
+    table, scored = points.runs, points.scored
     if baseline is not None:
-        named = points[ask.where(points, "scenario", baseline)]
-        if named.empty:
-            raise UsageError(
-                f"there is no timed scenario {baseline!r}: use one of {', '.join(points['scenario'])}"
+        for runs in (table, scored):
+            named = runs[ask.where(runs, "scenario", baseline)]
+            if len(named):
+                return named.iloc[0]
+        raise UsageError(
+            f"there is no timed scenario {baseline!r}: use one of {', '.join(map(str, table['scenario']))}"
+        )
+    known = table[table[QUALITY].notna()]
+    for runs in (known, scored):
+        marked = runs[ask.marked(runs, "baseline")]
+        if len(marked):
+            # Of several studies, the one that most of the choice is from.
+            counts = table["study_id"].value_counts()
+            number = marked["study_id"].map(counts).fillna(0).astype(int).argmax()
+            return marked.iloc[int(number)]
+    if len(known):
+        lowest = known.sort_values(QUALITY, kind="stable").iloc[0]
+        if limits.perplexity_increase is not None:
+            notes.append(
+                f"no tracked baseline is among the runs: perplexity is judged against the lowest, {ask.name(lowest)}'s"
             )
-        return named.iloc[0]
-    scored = points[points[QUALITY].notna()]
-    if scored.empty:
-        return None
-    marked = scored[ask.marked(scored, "baseline")]
-    return marked.iloc[0] if len(marked) else scored.sort_values(QUALITY, kind="stable").iloc[0]
+        return lowest
+    marked = table[ask.marked(table, "baseline")]
+    return marked.iloc[0] if len(marked) else None
 
 
-def _why_ruled_out(run: pd.Series, reference: pd.Series | None, limits: Limits) -> str:
-    reasons = []
+def _broken(run: pd.Series, reference: pd.Series | None, limits: Limits) -> list[Broken]:
+    found = []
     if limits.perplexity_increase is not None:
-        increase = _increase(run, reference)
+        increase, most = _increase(run, reference), limits.perplexity_increase
         if increase is None:
-            reasons.append("no perplexity was scored")
-        elif increase > limits.perplexity_increase:
-            reasons.append(f"perplexity {_change(increase)} is over {_change(limits.perplexity_increase)}")
+            found.append(Broken("no perplexity was scored"))
+        elif increase > most:
+            words = f"perplexity {_change(increase)} is over {_change(most)}"
+            found.append(Broken(words, (increase - most) / (1 + most)))
     if limits.memory_mib is not None:
-        memory = value_of(run, MEMORY)
+        memory = ask.number(run, MEMORY)
         if memory is None:
-            reasons.append("no peak memory was measured")
+            found.append(Broken("no peak memory was measured"))
         elif memory > limits.memory_mib:
-            reasons.append(f"peak memory {memory:,.0f} MiB is over {limits.memory_mib:,.0f} MiB")
-    return ", ".join(reasons)
+            words = f"peak memory {memory:,.0f} MiB is over {limits.memory_mib:,.0f} MiB"
+            found.append(Broken(words, memory / max(limits.memory_mib, 1e-9) - 1))
+    return found
 
 
 def _increase(run: pd.Series, reference: pd.Series | None) -> float | None:
-    value = value_of(run, QUALITY)
-    base = None if reference is None else value_of(reference, QUALITY)
+    value = ask.number(run, QUALITY)
+    base = None if reference is None else ask.number(reference, QUALITY)
     return None if value is None or not base else value / base - 1
 
 
+def _lead(
+    best: pd.Series, others: Sequence[pd.Series], reference: pd.Series | None, objective: str
+) -> Difference | None:
+    """Return how the best differs from the reference; None if it is it, or the reference was not timed."""
+    if reference is None or reference["run_id"] == best["run_id"] or not ask.has(reference, objective):
+        return None
+    # The best was picked out of all that fit, so that many comparisons were made.
+    among = 1 + sum(run["run_id"] != reference["run_id"] for run in others)
+    (found,) = tell(reference, [best], objective, among=among)
+    return found if found.verdict in ("better", "worse", "same", "unknown") else None
+
+
 def _sentence(
-    best: pd.Series, points: pd.DataFrame, reference: pd.Series | None, limits: Limits, objective: str
+    best: pd.Series,
+    points: pd.DataFrame,
+    reference: pd.Series | None,
+    lead: Difference | None,
+    limits: Limits,
+    objective: str,
 ) -> str:
-    parts = [f"{_amount(best, objective)}"]
-    if reference is not None and reference["run_id"] != best["run_id"] and value_of(reference, objective):
-        factor = float(best[objective]) / float(reference[objective])
-        parts[0] += f" ({factor:.2f} times {reference['scenario']})"
+    parts = [_amount(best, objective)]
+    if lead is not None and lead.ratio is not None and reference is not None:
+        name = ask.name(reference)
+        parts[0] += f" ({_times(lead, lead.ratio, name)})"
     increase = _increase(best, reference)
     if increase is not None:
         own = reference is not None and reference["run_id"] == best["run_id"]
@@ -166,7 +233,7 @@ def _sentence(
         parts.append(f"perplexity {float(best[QUALITY]):.3f}{against}")
     elif limits.perplexity_increase is None:
         parts.append("perplexity not known")
-    if value_of(best, MEMORY) is not None:
+    if ask.has(best, MEMORY):
         parts.append(f"{float(best[MEMORY]):,.0f} MiB peak memory")
     among = (
         f"of {len(points)} scenarios it is the best in {objective}"
@@ -174,36 +241,74 @@ def _sentence(
         else "the only scenario"
     )
     kept = " that keeps to the limits" if limits != Limits() else ""
-    return f"Run {best['scenario']}: {among}{kept}, with {_listed(parts)}."
+    return f"Run {best['scenario']}: {among}{kept}{_of_model(best)}, with {_listed(parts)}."
 
 
-def _nothing(points: pd.DataFrame, reasons: Sequence[str], limits: Limits) -> str:
+def _times(lead: Difference, ratio: Ratio, name: str) -> str:
+    if not lead.told:
+        return f"no different from {name} within the noise"
+    interval = f", {ratio.low:.2f} to {ratio.high:.2f}" if lead.repeated else ""
+    return f"{ratio.value:.2f} times {name}{interval}"
+
+
+def _cannot_tell(
+    best: pd.Series,
+    others: Sequence[pd.Series],
+    reference: pd.Series | None,
+    objective: str,
+    why: Difference,
+    command: str,
+) -> str:
+    rivals = {ask.name(run): run for run in (*([] if reference is None else [reference]), *others)}
+    rivals.pop(ask.name(best), None)
+    figures = [f"{name} {_amount(run, objective)}" for name, run in rivals.items() if ask.has(run, objective)]
+    return (
+        f"Nothing can be recommended yet{_of_model(best)}: {ask.name(best)} has {_amount(best, objective)} against "
+        f"{_listed(figures)}, and it cannot be told which is best ({why.words}): measure more: {command}"
+    )
+
+
+def _nothing(points: pd.DataFrame, broken: Sequence[Sequence[Broken]], limits: Limits) -> str:
     asked = []
     if limits.perplexity_increase is not None:
         asked.append(f"perplexity {_change(limits.perplexity_increase)}")
     if limits.memory_mib is not None:
         asked.append(f"{limits.memory_mib:,.0f} MiB")
-    # The one that fails the fewest limits is the nearest.
-    nearest = min(range(len(reasons)), key=lambda index: reasons[index].count(","))
-    return (
-        f"Nothing fits: none of {len(points)} scenarios keeps to {_listed(asked)}; "
-        f"the nearest is {points['scenario'].iloc[nearest]} ({reasons[nearest]})."
-    )
-
-
-def _failed(runs: pd.DataFrame, points: pd.DataFrame) -> list[tuple[str, str]]:
-    left = runs[
-        ~ask.where(runs, "status", ask.FINISHED) & runs["experiment"].isin(points["experiment"].unique())
+    start = f"Nothing fits: none of {len(points)} scenarios keeps to {_listed(asked)}"
+    # The fewest limits broken, and of those by the least; what has no figure is not known to be near.
+    ranked = [
+        (len(found), max(each.excess for each in found if each.excess is not None), index)
+        for index, found in enumerate(broken)
+        if all(each.excess is not None for each in found)
     ]
+    if not ranked:
+        lacking = dict.fromkeys(each.words for found in broken for each in found if each.excess is None)
+        return f"{start}; which is nearest is not known ({', '.join(lacking)})."
+    index = min(ranked)[2]
+    near, words = points.iloc[index], ", ".join(each.words for each in broken[index])
+    return f"{start}; the nearest is {ask.name(near)}{_of_model(near)} ({words})."
+
+
+def _left(runs: pd.DataFrame, points: pd.DataFrame) -> list[tuple[str, str]]:
+    """Return what has no figure of the same experiments, since it is not finished."""
+    of_experiments = runs["experiment"].isin(points["experiment"].unique())
+    left = runs[~ask.where(runs, "status", ask.FINISHED) & of_experiments]
     left = left[~left["scenario"].isin(points["scenario"])].drop_duplicates("scenario")
     return [(ask.name(run), ask.state(run)) for _, run in left.iterrows()]
 
 
-def _how_far(run: pd.Series, best: pd.Series, objective: str) -> str:
-    from llmtrack.report.table import intervals_overlap
+def _how_far(run: pd.Series, behind: Difference) -> str:
+    amount = _amount(run, behind.metric)
+    if behind.verdict == "same":
+        return f"{amount}, no different within the noise"
+    return (
+        f"{amount}, which cannot be told from it: {behind.words}" if behind.verdict == "unknown" else amount
+    )
 
-    behind = f"{_amount(run, objective)}"
-    return f"{behind}, no different within the noise" if intervals_overlap(run, best, objective) else behind
+
+def _of_model(run: pd.Series) -> str:
+    model, device = ask.text(run, "model_id"), ask.text(run, "device")
+    return f" for {model}{f' on {device}' if device else ''}" if model else ""
 
 
 def _change(share: float) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from llmtrack.decide.verdicts import SAMPLES
 from llmtrack.report.table import CONDITIONS, DASH, METRICS, Column, Table
 from llmtrack.tracking import ask
 from llmtrack.tracking.frame import ID_COLUMNS
@@ -26,6 +27,7 @@ NOT_ASKED = frozenset(
         "prompt_tokens_total",
         "repeats",
         "rows_differing",
+        SAMPLES,
     }
 )
 _NAMES = ("experiment", "scenario")

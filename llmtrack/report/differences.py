@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from llmtrack.decide.comparability import differing_facts
 from llmtrack.decide.matching import Pair
 from llmtrack.report.columns import cell, column_of, params_in, shared_conditions
 from llmtrack.report.table import DASH, Table
@@ -40,7 +41,10 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
         numeric=tuple(title in ("baseline", "candidate") for title in titles),
         rows=tuple(map(tuple, rows)),
         run_ids=tuple(found["run_id"]),
-        notes=tuple(f"{name} has no counterpart in the baseline" for name in unmatched),
+        notes=(
+            *(f"{name} has no counterpart in the baseline" for name in unmatched),
+            *(f"read with care: {line}" for line in _doubts(found)),
+        ),
     )
 
 
@@ -63,9 +67,14 @@ def _what_differs(pair: Pair, runs: pd.DataFrame) -> str:
         one, other = (cell(run, column) for run in (pair.baseline, pair.candidate))
         if one != other:
             found.append(f"{column.title} {one} → {other}")
-    if str(pair.baseline["environment_id"]) != str(pair.candidate["environment_id"]):
-        found.append("another environment")
+    if not ask.equal(pair.baseline, pair.candidate, "environment_id"):
+        found.append(f"another environment ({differing_facts(pair.baseline, pair.candidate)})")
     return ", ".join(found)
+
+
+def _doubts(found: pd.DataFrame) -> list[str]:
+    """Return the warnings of the runs that are compared, each once."""
+    return list(dict.fromkeys(line for text in found["doubts"].dropna() for line in text.split("\n")))
 
 
 def _same_baseline(pairs: Sequence[Pair]) -> list[str]:

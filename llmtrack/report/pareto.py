@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -117,7 +118,7 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
         speed: metric of the x axis.
         quality: metric of the y axis.
     """
-    drawn = Points(points.runs[points.runs[quality].notna()], points.notes)
+    drawn = replace(points, runs=points.runs[points.runs[quality].notna()])
     runs = drawn.runs.assign(_front=front_of(drawn, (speed, quality))).sort_values(speed)
     figure, axes = canvas(
         f"{quality} against {speed}: the line joins what no other beats in both{_memory_range(runs)}",

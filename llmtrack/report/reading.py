@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llmtrack.report.table import intervals_overlap
+from llmtrack.decide.differences import Difference
+from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -21,14 +23,81 @@ def has(run: pd.Series, key: str) -> bool:
     return ask.has(run, key)
 
 
-def change(before: pd.Series, after: pd.Series, key: str) -> str:
-    """Say how a time changed: `2.1x as long`, `12 % longer`, or that the difference is within noise."""
-    ratio = float(after[key] / before[key])
-    if intervals_overlap(before, after, key):
-        return "about as long (the difference is within noise)"
+def compare(
+    before: pd.Series, after: pd.Series, key: str, among: int = 1, across_work: bool = False
+) -> Difference:
+    """Return how a run differs from another in a metric, by the one rule of `llmtrack.decide.verdicts`.
+
+    Args:
+        before: the run that is compared with.
+        after: the other.
+        key: the metric.
+        among: how many such comparisons the reading makes.
+        across_work: whether other work is what is asked about (a longer prompt).
+    """
+    (found,) = tell(before, [after], key, among=among, across_work=across_work)
+    return found
+
+
+def change(before: pd.Series, after: pd.Series, key: str, among: int = 1, across_work: bool = False) -> str:
+    """Say how a time changed: `2.1x as long`, `12 % longer`, that it is within noise, or why it cannot be told."""
+    found = compare(before, after, key, among, across_work)
+    if found.verdict == "same":
+        return f"about as long (the difference is within noise){in_doubt(found)}"
+    if not found.told or found.ratio is None:
+        return f"a time that cannot be told from the other's ({found.words})"
+    ratio = found.ratio.value
     if ratio >= 2:
-        return f"{ratio:.1f}x as long"
-    return f"{abs(ratio - 1):.1%} {'longer' if ratio > 1 else 'less time'}"
+        return f"{ratio:.1f}x as long{in_doubt(found)}"
+    return f"{abs(ratio - 1):.1%} {'longer' if ratio > 1 else 'less time'}{in_doubt(found)}"
+
+
+def times(found: Difference, what: str) -> str:
+    """Say a ratio: `2.10x (1.98x to 2.20x) the tokens/s`, no other, or why it cannot be told."""
+    if found.verdict == "same":
+        return f"no other {what} beyond noise{in_doubt(found)}"
+    if not found.told or found.ratio is None:
+        return f"{what} of which nothing can be told ({found.words})"
+    ratio = found.ratio
+    interval = f" ({ratio.low:.2f}x to {ratio.high:.2f}x)" if found.repeated else ""
+    return f"{ratio.value:.2f}x{interval} the {what}{in_doubt(found)}"
+
+
+def all_behind(best: pd.Series, others: Sequence[pd.Series], key: str) -> str:
+    """Return nothing if a run is told from all others in a metric; else which are like it, or cannot be told from it."""
+    found = list(zip(others, tell(best, others, key), strict=True))
+    same = [ask.name(run) for run, each in found if each.verdict == "same"]
+    unknown = [(ask.name(run), each.words) for run, each in found if not each.told and each.verdict != "same"]
+    parts = [f"no different within the noise: {', '.join(same)}"] if same else []
+    if unknown:
+        command = measure_more(best, max(each.repeats_needed for _, each in found))
+        names = ", ".join(name for name, _ in unknown)
+        parts.append(f"it cannot be told from {names} ({unknown[0][1]}): measure more: {command}")
+    return f" ({'; '.join(parts)})" if parts else ""
+
+
+def cannot_tell(base: pd.Series, others: Sequence[pd.Series], key: str) -> list[str]:
+    """Say of which others it cannot be told how they compare with a run, and how to measure more; nothing if it can."""
+    rest = [run for run in others if run["run_id"] != base["run_id"]]
+    unknown = [
+        (run, each)
+        for run, each in zip(rest, tell(base, rest, key), strict=True)
+        if each.verdict == "unknown"
+    ]
+    if not unknown:
+        return []
+    names = ", ".join(ask.name(run) for run, _ in unknown)
+    command = measure_more(base, max(each.repeats_needed for _, each in unknown))
+    return [
+        f"How {names} compare{'s' if len(unknown) == 1 else ''} with {ask.name(base)} in {key} cannot be told "
+        f"({unknown[0][1].words}): measure more: {command}"
+    ]
+
+
+def in_doubt(found: Difference) -> str:
+    """Return ` (in doubt: ...)` where a run that a sentence rests on carries warnings; else nothing."""
+    runs = dict.fromkeys(line.partition(": ")[0] for line in found.doubts)
+    return f" (in doubt: {', '.join(runs)} carried warnings)" if runs else ""
 
 
 def speed(run: pd.Series) -> str:
@@ -77,9 +146,13 @@ def memory(run: pd.Series) -> list[str]:
 
 
 def doubts(runs: pd.DataFrame) -> list[str]:
-    """Say how many runs failed or carry warnings; nothing if none does."""
+    """Say which runs are not finished, and the warnings that runs carry; nothing if there are none."""
     lines = ask.unfinished(runs)
-    warned = [ask.text(run, "scenario") for _, run in runs.iterrows() if ask.text(run, "warnings")]
+    warned: dict[str, list[str]] = {}
+    for _, run in runs.iterrows():
+        for line in ask.lines(run, "warnings"):
+            warned.setdefault(line, []).append(ask.name(run))
     if warned:
-        lines.append(f"Read with care: {', '.join(warned)} carried warnings (see their warnings.txt).")
+        told = "; ".join(f"{', '.join(names)}: {line}" for line, names in warned.items())
+        lines.append(f"Read with care, for the runs carried warnings: {told}.")
     return lines

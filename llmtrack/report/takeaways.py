@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.decide.comparability import why_not
+from llmtrack.decide.differences import Difference
+from llmtrack.decide.significance import Ratio
+from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.report.plots import measured
-from llmtrack.report.reading import bandwidth, has
+from llmtrack.report.reading import bandwidth, has, in_doubt
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -34,16 +37,31 @@ class Gain:
     Attributes:
         run: the run.
         base: the baseline of its study.
-        ratio: of the medians.
-        low: the least that the medians' 95 % intervals allow.
-        high: the most that they allow.
+        found: the difference.
     """
 
     run: pd.Series
     base: pd.Series
-    ratio: float
-    low: float
-    high: float
+    found: Difference
+
+    @property
+    def ratio(self) -> float:
+        """Ratio of the medians."""
+        return self._ratio.value
+
+    @property
+    def low(self) -> float:
+        """Lower end of its 95 % interval."""
+        return self._ratio.low
+
+    @property
+    def high(self) -> float:
+        """Upper end of it."""
+        return self._ratio.high
+
+    @property
+    def _ratio(self) -> Ratio:
+        return self.found.ratio or Ratio(1.0, 1.0, 1.0)
 
 
 def takeaways(runs: pd.DataFrame) -> list[str]:
@@ -52,9 +70,10 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
     The biggest win against its study's baseline and what it costs, what to avoid, where the time of a call
     goes and what limits it, and what failed. A difference within noise is no win and no loss.
     """
-    found = gains(runs)
-    wins = [gain for gain in found if gain.low > 1]
-    losses = [gain for gain in found if gain.high < 1]
+    compared = gains(runs)
+    found = [gain for gain in compared if gain.found.verdict != "unknown"]
+    wins = [gain for gain in found if gain.found.verdict == "better"]
+    losses = [gain for gain in found if gain.found.verdict == "worse"]
     lines = []
     if wins:
         best = _best(wins)
@@ -63,24 +82,40 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
         lines.append("Nothing beat the baseline of its experiment beyond noise.")
     if losses:
         lines.append(_loss(min(losses, key=lambda gain: gain.ratio)))
+    if compared and not wins and not losses:
+        lines += _cannot_tell([gain for gain in compared if gain.found.verdict == "unknown"])
     return lines + _where_time_goes(runs) + ask.unfinished(runs, experiments=True)
 
 
 def gains(runs: pd.DataFrame) -> list[Gain]:
-    """Return how each run compares with its study's baseline of the same work, where both were repeated.
+    """Return how each run compares with its study's baseline of the same work, told or not.
 
     Runs of other work are not compared: a shorter prompt is no win.
     """
     timed = measured(runs, "tokens_per_sec")
-    found = []
     known = timed.reindex(columns=[*timed.columns.union(["study_id", "workload_id"], sort=False)])
+    found = []
     for _, same_work in known.groupby(["study_id", "workload_id"], sort=False):
         bases = same_work[ask.marked(same_work, "baseline")]
-        for _, run in same_work.iterrows() if len(bases) else ():
-            if run["run_id"] != bases.iloc[0]["run_id"]:
-                gain = _gain(run, bases.iloc[0])
-                found += [gain] if gain else []
+        if bases.empty:
+            continue
+        base = bases.iloc[0]
+        others = [run for _, run in same_work.iterrows() if run["run_id"] != base["run_id"]]
+        told = zip(others, tell(base, others, "tokens_per_sec"), strict=True)
+        found += [Gain(run, base, each) for run, each in told if each.ratio is not None]
     return found
+
+
+def _cannot_tell(unknown: list[Gain]) -> list[str]:
+    """Say of how many comparisons nothing can be said, and how to measure more."""
+    if not unknown:
+        return []
+    repeats = max(gain.found.repeats_needed for gain in unknown)
+    first = unknown[0]
+    return [
+        f"Of {len(unknown)} comparisons of speed nothing can be told, such as {ask.name(first.run)} against "
+        f"{ask.name(first.base)} ({first.found.words}): measure more: {measure_more(first.run, repeats)}"
+    ]
 
 
 def _best(wins: list[Gain]) -> Gain:
@@ -97,25 +132,14 @@ def _same_tokens(gain: Gain) -> bool | None:
     return bool(gain.run["output_digest"] == gain.base["output_digest"])
 
 
-def _gain(run: pd.Series, base: pd.Series) -> Gain | None:
-    stats = [f"spread/tokens_per_sec.{stat}" for stat in ("n", "ci_low", "ci_high")]
-    if not all(has(each, stat) for each in (run, base) for stat in stats):
-        return None
-    count, low, high = (float(run[stat]) for stat in stats)
-    base_count, base_low, base_high = (float(base[stat]) for stat in stats)
-    # One repeat has no spread: what it differs by may be noise.
-    if min(count, base_count) < 2 or base_low <= 0:
-        return None
-    ratio = float(run["tokens_per_sec"] / base["tokens_per_sec"])
-    return Gain(run, base, ratio, low / base_high, high / base_low)
-
-
 def _win(gain: Gain) -> str:
-    return f"Biggest win: {_what(gain)} gives {_times(gain)} the tokens/s ({_where(gain)})."
+    return f"Biggest win: {_what(gain)} gives {_times(gain)} the tokens/s ({_where(gain)}){in_doubt(gain.found)}."
 
 
 def _loss(gain: Gain) -> str:
-    return f"To avoid: {_what(gain)} gives {_times(gain)} the tokens/s ({_where(gain)})."
+    return (
+        f"To avoid: {_what(gain)} gives {_times(gain)} the tokens/s ({_where(gain)}){in_doubt(gain.found)}."
+    )
 
 
 def _times(gain: Gain) -> str:

@@ -200,7 +200,7 @@ def tracked(tracker, monkeypatch):
                 name,
                 facts={"model_id": "m", "dtype": "float32", "quantization": name},
                 metrics={"tokens_per_sec": speed, "perplexity": perplexity, "peak_memory_mib": 100.0},
-                samples={},
+                samples={"tokens_per_sec": tuple(speed * (1 + n / 1000) for n in range(8))},
                 summaries={},
             ),
         )

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from llmtrack.cli import main
+from llmtrack.decide.points import gather_points
 from llmtrack.decide.recommending import Limits, parse_percent, parse_size, recommend
 from llmtrack.errors import UsageError
 from tests.decide.test_pareto import timed as timed_run
@@ -17,8 +18,12 @@ from tests.report.frames import frame, interval, run
 pytestmark = pytest.mark.usefixtures("_clean_environment")
 
 
-def timed(name, speed, **values):
-    return timed_run(name, speed, quantization=name, **values)
+def timed(name, speed, n=8, share=0.02, **values):
+    """A timed run whose interval reaches that share to both sides, of n repeats."""
+    spread = interval("tokens_per_sec", speed, (1 - share) * speed, (1 + share) * speed, n)
+    return timed_run(
+        name, speed, quantization=name, **{k: v for k, v in spread.items() if "/" in k}, **values
+    )
 
 
 RUNS = frame(
@@ -35,8 +40,8 @@ def test_the_fastest_that_keeps_to_the_limits():
     found = recommend(RUNS, Limits(0.01, 2048))
     assert (found.scenario, found.run_id) == ("int8", "id-int8")
     assert found.sentence == (
-        "Run int8: of 5 scenarios it is the best in tokens_per_sec that keeps to the limits, with 25 tokens/s "
-        "(2.50 times fp32), perplexity 20.100 (+0.5 %) and 600 MiB peak memory."
+        "Run int8: of 5 scenarios it is the best in tokens_per_sec that keeps to the limits for packaged:smollm2 on cpu, "
+        "with 25 tokens/s (2.50 times fp32, 2.40 to 2.60), perplexity 20.100 (+0.5 %) and 600 MiB peak memory."
     )
     assert dict(found.ruled_out) == {
         "int4": "perplexity +20 % is over +1 %",
@@ -60,24 +65,97 @@ def test_nothing_fits_is_said_with_the_nearest():
     found = recommend(RUNS, Limits(0.001, 100))
     assert (found.scenario, found.run_id) == (None, None)
     assert found.sentence == (
-        "Nothing fits: none of 5 scenarios keeps to perplexity +0.1 % and 100 MiB; the nearest is fp32 "
-        "(peak memory 2,000 MiB is over 100 MiB)."
+        "Nothing fits: none of 5 scenarios keeps to perplexity +0.1 % and 100 MiB; the nearest is fp32 for "
+        "packaged:smollm2 on cpu (peak memory 2,000 MiB is over 100 MiB)."
     )
     assert len(found.ruled_out) == 6
 
 
 def test_what_is_as_fast_within_the_noise_is_told():
     runs = frame(
-        timed(
-            "a", 10.0, **{k: v for k, v in interval("tokens_per_sec", 10.0, 9.5, 10.5).items() if "/" in k}
-        ),
-        timed(
-            "b", 10.2, **{k: v for k, v in interval("tokens_per_sec", 10.2, 9.8, 10.6).items() if "/" in k}
-        ),
+        timed("a", 10.0, share=0.05),
+        timed("b", 10.2, share=0.04),
     )
     found = recommend(runs, Limits())
     assert found.scenario == "b"
     assert dict(found.ruled_out) == {"a": "10 tokens/s, no different within the noise"}
+
+
+BUSY = "the machine was busy: other programs took 82% of its CPU time: close them and measure again"
+
+
+def test_one_baseline_repeat_of_a_busy_machine_recommends_nothing_and_says_how_to_measure_more():
+    n = 1
+    base = timed(
+        "torch-float32", 1.3, n, 0.9, perplexity=20.0, baseline=True, warnings=f"noisy: 134%\n{BUSY}"
+    )
+    runs = frame(base, timed("torch-bfloat16", 18.4, perplexity=20.1, experiment="quantization", model="m"))
+    found = recommend(runs, Limits(0.01))
+    assert (found.scenario, found.run_id) == (None, None)
+    assert "14.1" not in found.sentence
+    assert f"too few repeats to tell ({n} against 8): measure at least 4 of each" in found.sentence
+    assert found.measure == "mlflow run . -e quantization --env-manager local -P model=m -P min_repeats=4"
+    assert found.sentence.endswith(f"measure more: {found.measure}")
+    assert {f"read with care: torch-float32: {each}" for each in ("noisy: 134%", BUSY)} <= set(found.notes)
+
+
+def test_what_is_told_of_a_busy_machine_is_told_with_its_doubts():
+    runs = frame(
+        timed("a", 10.0, baseline=True, warnings=BUSY, perplexity=20.0), timed("b", 20.0, perplexity=20.0)
+    )
+    found = recommend(runs, Limits(0.01))
+    assert found.scenario == "b"
+    assert f"read with care: a: {BUSY}" in found.notes
+
+
+def test_a_rival_that_cannot_be_told_from_the_best_leaves_the_choice_open():
+    runs = frame(timed("a", 10.0, baseline=True, perplexity=20.0), timed("b", 20.0), timed("c", 19.0, n=1))
+    found = recommend(runs, Limits())
+    assert found.scenario is None
+    assert "min_repeats=" in found.measure
+
+
+@pytest.mark.parametrize("values", [{}, {"tokens_per_sec": 0.0}])
+def test_single_values_recommend_nothing(values):
+    runs = frame(timed_run("a", 10.0) | {"baseline": True, **values}, timed_run("b", 20.0, quantization="b"))
+    assert recommend(runs, Limits()).scenario is None
+
+
+def test_the_nearest_breaks_the_fewest_limits_by_the_least_and_was_measured():
+    runs = frame(
+        timed("two", 30.0, perplexity=25.0, peak_memory_mib=1100.0),
+        timed("one", 20.0, perplexity=20.0, peak_memory_mib=1900.0, baseline=True),
+        timed("far", 10.0, perplexity=20.1, peak_memory_mib=2000000.0),
+        timed("unscored", 90.0, peak_memory_mib=1.0),
+    )
+    assert "the nearest is one for packaged:smollm2" in recommend(runs, Limits(0.01, 1000)).sentence
+    unscored = recommend(frame(timed("unscored", 90.0)), Limits(0.01))
+    assert "which is nearest is not known (no perplexity was scored)" in unscored.sentence
+
+
+def test_a_configuration_of_several_studies_is_one_and_the_newest_counts():
+    late = {"start_time": "2026-11-29T10:00:00Z", "end_time": "2026-11-29T10:00:00Z"}
+    lucky = timed("bfloat16", 20.9, perplexity=20.0) | {"quantization": "none", "dtype": "bfloat16"}
+    same = {
+        **lucky,
+        "scenario": "torch-bfloat16",
+        "run_id": "later",
+        "study_id": "s2",
+        "experiment": "e2",
+        **late,
+    }
+    newest = {**same, "tokens_per_sec": 2.5, **interval("tokens_per_sec", 2.5, 2.4, 2.6, 8)}
+    points = gather_points(frame(lucky, newest))
+    assert list(points.runs["run_id"]) == ["later"]
+    assert points.notes == (
+        "torch-bfloat16 was measured 2 times in one configuration: the newest counts (tokens_per_sec 2.5; before: 20.9)",
+    )
+
+
+def test_a_baseline_that_was_scored_and_not_timed_is_still_the_reference():
+    base = {**timed("ppl", 1.0, perplexity=20.0, baseline=True), "tokens_per_sec": None}
+    runs = frame(base, timed("a", 10.0, perplexity=20.3), timed("b", 20.0, perplexity=19.0))
+    assert dict(recommend(runs, Limits(0.01)).ruled_out)["a"] == "perplexity +1.5 % is over +1 %"
 
 
 def test_the_reference_can_be_named():
@@ -89,7 +167,8 @@ def test_the_reference_can_be_named():
 
 
 @pytest.mark.parametrize(
-    ("text", "mib"), [("2GiB", 2048), ("500 MB", 500e6 / 2**20), ("1.5g", 1.5e9 / 2**20), ("64MiB", 64)]
+    ("text", "mib"),
+    [("2GiB", 2048), ("500 MB", 500e6 / 2**20), ("1.5g", 1.5e9 / 2**20), ("64MiB", 64), ("2,048 MiB", 2048)],
 )
 def test_sizes(text, mib):
     assert parse_size(text) == pytest.approx(mib)

@@ -14,6 +14,8 @@ def runs(*throughputs: tuple[int, float, float]) -> pd.DataFrame:
         [
             {
                 "scenario": f"batch_{size}",
+                "run_id": f"id-{size}",
+                "spread/tokens_per_sec.n": 8.0,
                 "status": "FINISHED",
                 "warnings": "",
                 "batch_size": size,

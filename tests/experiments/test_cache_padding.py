@@ -5,10 +5,14 @@ from __future__ import annotations
 import pandas as pd
 
 from experiments import cache_padding
+from tests.report.frames import interval
 
 
 def run(scenario: str, **values: object) -> dict[str, object]:
     plain = {"status": "FINISHED", "warnings": "", "prompt_tokens": 30, "batch_size": 1}
+    for metric in ("total_latency_s", "tokens_per_sec"):
+        if metric in values:
+            plain |= interval(metric, values[metric], values[metric], values[metric], 8)
     return {"scenario": scenario, **plain, **values}
 
 
@@ -70,7 +74,7 @@ def test_reading_tells_the_price_of_no_cache_and_which_padding_changes_the_text(
         "Without the KV cache 32 new tokens behind 30 prompt tokens take 4.0x as long (3.00 s to 12.00 s).",
         "From the first to the last quarter of the answer a token takes 90.0 ms to 99.0 ms with the cache (1.10x).",
         "From the first to the last quarter of the answer a token takes 200.0 ms to 500.0 ms without the cache (2.50x).",
-        "One batch of 8 prompts, 40% pads, makes 2.50x the tokens/s of one prompt at a time.",
+        "One batch of 8 prompts, 40% pads, makes 2.50x (2.50x to 2.50x) the tokens/s of one prompt at a time.",
         "Rows whose tokens equal the unpadded ones: pad_left 100%, pad_right 12%.",
     ]
 

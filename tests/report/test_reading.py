@@ -28,6 +28,30 @@ def test_change(before, after, expected):
     assert reading.change(one, other, "total_latency_s") == expected
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_what_cannot_be_told_is_not_said(n):
+    one, other = (
+        row(**interval("total_latency_s", value, value, value, count))
+        for value, count in ((1.0, n), (9.0, 3))
+    )
+    told = reading.change(one, other, "total_latency_s")
+    assert told.startswith("a time that cannot be told from the other's (too few repeats to tell")
+
+
+def test_many_comparisons_ask_for_more():
+    one, other = (row(**interval("total_latency_s", value, value, value, 5)) for value in (1.0, 9.0))
+    assert reading.change(one, other, "total_latency_s", among=6) == "9.0x as long"
+    assert "among 7 comparisons" in reading.change(one, other, "total_latency_s", among=7)
+
+
+def test_doubts_of_a_run_go_with_what_rests_on_it():
+    one, other = (
+        row(**interval("total_latency_s", value, value, value, 5), warnings=warning)
+        for value, warning in ((1.0, "noisy"), (9.0, None))
+    )
+    assert reading.change(one, other, "total_latency_s") == "9.0x as long (in doubt: one carried warnings)"
+
+
 def test_speed_has_its_conditions():
     values = interval("total_latency_s", 2.0, 1.9, 2.1, n=7)
     text = reading.speed(row(tokens_per_sec=16.0, avg_latency_per_token_ms=62.5, **values))
@@ -72,6 +96,6 @@ def test_doubts():
     runs = frame(run("a", warnings="noisy"), run("b", status="FAILED"), run("c"), run("d", warnings=""))
     assert reading.doubts(runs) == [
         "1 of 4 scenarios failed: b.",
-        "Read with care: a carried warnings (see their warnings.txt).",
+        "Read with care, for the runs carried warnings: a: noisy.",
     ]
     assert reading.doubts(frame(run("c"))) == []

@@ -1,0 +1,176 @@
+"""The one rule by which tracked runs are told apart: whatever says a comparison in words asks here.
+
+Of two runs and a metric it says better, worse, no different or cannot tell, with the interval of the ratio and the doubts
+that either run carries itself. Enough repeats, a correction for many comparisons and equal conditions are part of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from llmtrack.decide.comparability import why_not
+from llmtrack.decide.differences import Difference, Spread, Verdict, difference, judge
+from llmtrack.decide.significance import ALPHA
+from llmtrack.scenario import DEFAULT_MODEL
+from llmtrack.tracking import ask, schema
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Samples = Mapping[str, Sequence[float]]
+
+# Column of runs that holds the raw samples of each, by metric; see `with_samples`.
+SAMPLES = "raw_samples"
+
+_AT_ONCE = 8
+
+
+def tell(
+    baseline: pd.Series,
+    candidates: Iterable[pd.Series],
+    metric: str,
+    *,
+    among: int = 1,
+    across_work: bool = False,
+    alpha: float = ALPHA,
+) -> list[Difference]:
+    """Say how candidates differ from a baseline in a metric, in their order.
+
+    Args:
+        baseline: a row of `llmtrack.runs`; its raw samples count if `with_samples` has added them, or else what is
+            tracked of its spread.
+        candidates: others.
+        metric: name of the metric.
+        among: how many comparisons the question makes in all, where these are not all.
+        across_work: whether other work is what is asked about (a longer prompt).
+        alpha: chance of a false alarm that is accepted, over all candidates together.
+    """
+    return tell_pairs(
+        [(baseline, candidate) for candidate in candidates],
+        metric,
+        among=among,
+        across_work=across_work,
+        alpha=alpha,
+    )
+
+
+def tell_pairs(
+    pairs: Sequence[tuple[pd.Series, pd.Series]],
+    metric: str,
+    *,
+    among: int = 1,
+    across_work: bool = False,
+    across_environments: bool = False,
+    samples: Mapping[str, Samples] | None = None,
+    alpha: float = ALPHA,
+) -> list[Difference]:
+    """Say how the second of each pair differs from the first in a metric; see `tell`.
+
+    Args:
+        pairs: rows of `llmtrack.runs`.
+        metric: name of the metric.
+        among: see `tell`.
+        across_work: see `tell`.
+        across_environments: compare speed and memory of different machines or versions too.
+        samples: raw samples by run id and metric, where `with_samples` has not added them.
+        alpha: see `tell`.
+    """
+    found = [_difference(*pair, metric, across_work, across_environments, samples or {}) for pair in pairs]
+    compared = [each for each in found if each.verdict == "unknown"]
+    judged = iter(judge(compared, alpha, among))
+    return [next(judged) if each.verdict == "unknown" else each for each in found]
+
+
+def doubts(run: pd.Series) -> tuple[str, ...]:
+    """Return the warnings that a run carries itself, each with the run's name."""
+    return tuple(f"{ask.name(run)}: {line}" for line in ask.lines(run, "warnings"))
+
+
+def measure_more(run: pd.Series, repeats: int = 0) -> str:
+    """Return the command that measures a run's experiment again.
+
+    Args:
+        run: a run of the experiment.
+        repeats: how often each scenario is to be repeated at least; 0: as before.
+    """
+    words = [
+        "mlflow",
+        "run",
+        ".",
+        "-e",
+        ask.text(run, "experiment") or "EXPERIMENT",
+        "--env-manager",
+        "local",
+    ]
+    model = ask.text(run, "model")
+    if model and model != DEFAULT_MODEL:
+        words += ["-P", f"model={model}"]
+    if repeats:
+        words += ["-P", f"min_repeats={repeats}"]
+    return shlex.join(words)
+
+
+def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.DataFrame:
+    """Return runs with the raw samples of each finished one in the column `SAMPLES`, read back from the store."""
+    import pandas as pd
+
+    from llmtrack.tracking.samples import raw_samples
+
+    wanted = runs[ask.where(runs, "status", ask.FINISHED)]
+    ids = list(map(str, wanted["run_id"]))
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = dict(zip(ids, pool.map(lambda run_id: raw_samples(run_id, tracking_uri), ids), strict=True))
+    held = pd.Series(
+        [found.get(str(run_id), {}) for run_id in runs["run_id"]], index=runs.index, dtype="object"
+    )
+    return runs.assign(**{SAMPLES: held})
+
+
+def _difference(
+    baseline: pd.Series,
+    candidate: pd.Series,
+    metric: str,
+    across_work: bool,
+    across_environments: bool,
+    samples: Mapping[str, Samples],
+) -> Difference:
+    """Return a difference that is not judged yet, or one whose verdict is why there is none."""
+    then, now = ask.number(baseline, metric), ask.number(candidate, metric)
+
+    def none(verdict: Verdict, words: str) -> Difference:
+        before, after = (math.nan if value is None else value for value in (then, now))
+        return Difference(metric, before, after, None, verdict=verdict, words=words)
+
+    for run in (candidate, baseline):
+        if not ask.is_finished(run):
+            failed = ask.text(run, "status") == "FAILED"
+            return none("failed" if failed else "missing", ask.state(run))
+    if now is None and ask.text(candidate, "outcome") == "same_as":
+        return none("missing", f"not measured again: {ask.text(candidate, 'reason')}")
+    if then is None or now is None:
+        sides = [side for side, value in (("baseline", then), ("candidate", now)) if value is None]
+        return none("missing", f"no {metric} of the {' and '.join(sides)}")
+    reason = why_not(baseline, candidate, metric, across_environments, across_work)
+    if reason:
+        return none("not comparable", f"{metric} is not comparable: {reason}")
+    before, after = (_samples(run, metric, samples) for run in (baseline, candidate))
+    spreads = [_spread(run, metric) for run in (baseline, candidate)]
+    both = (spreads[0], spreads[1]) if spreads[0] and spreads[1] else None
+    found = difference(metric, then, now, before, after, both)
+    return dataclasses.replace(found, doubts=(*doubts(baseline), *doubts(candidate)))
+
+
+def _samples(run: pd.Series, metric: str, known: Mapping[str, Samples]) -> Sequence[float]:
+    own = run.get(SAMPLES)
+    found = own if isinstance(own, Mapping) else known.get(ask.text(run, "run_id"), {})
+    return found.get(metric, ())
+
+
+def _spread(run: pd.Series, metric: str) -> Spread | None:
+    n, low, high = (ask.number(run, schema.spread_key(metric, stat)) for stat in ("n", "ci_low", "ci_high"))
+    return None if n is None or low is None or high is None else Spread(int(n), low, high)
