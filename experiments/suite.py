@@ -136,7 +136,7 @@ def _few_repeats(experiment: Experiment) -> Experiment:
 
 def run(config: Config) -> None:
     """Run the suite and exit with its code."""
-    console = make_console()
+    console = make_console(outlive=True)
     chosen = chosen_names(config)
     with exit_codes(console), open_executor(config) as executor:
         tracker = open_tracker(config)

@@ -28,7 +28,7 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        from llmtrack.report.console import replace_unknown
+        from llmtrack.output import replace_unknown
 
         replace_unknown(sys.stdout)
         try:

@@ -18,6 +18,7 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.models import bytelevel
 from llmtrack.models.cache import build_once
 from llmtrack.models.digests import file_digest
+from llmtrack.models.gguf_header import check_header
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -200,8 +201,9 @@ def _open(path: Path) -> GGUFReader:
     from gguf import GGUFReader
 
     try:
+        check_header(path)
         reader = GGUFReader(path)
-    except (OSError, ValueError, IndexError, KeyError) as error:
+    except Exception as error:  # Whatever a broken file makes the reader stumble over.
         raise ModelLoadError(f"{path.name} cannot be read as GGUF ({error}): fetch the file again") from error
     split = reader.fields.get("split.count")
     if split is not None and split.contents() > 1:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
+from llmtrack.output import protected_output
 from llmtrack.report.console import make_console, say
 from llmtrack.report.escape import on_one_line
 from llmtrack.run.executors import Executor, InlineExecutor, ProcessExecutor
@@ -31,7 +32,7 @@ class Terminated(BaseException):
 
 def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
     """Run an experiment as a study and exit with its code (0 all good, 1 some failed, 2 usage error)."""
-    console = make_console()
+    console = make_console(outlive=True)
     with exit_codes(console), open_executor(settings) as executor:
         tracker = open_tracker(settings)
         result = run_study(
@@ -65,7 +66,8 @@ def exit_codes(console: Console) -> Iterator[None]:
 
     before = signal.signal(signal.SIGTERM, terminate)
     try:
-        yield
+        with protected_output():
+            yield
     except LlmtrackError as error:
         fail(console, error)
     except KeyboardInterrupt:

@@ -11,8 +11,9 @@ import logging
 import os
 import signal
 import sys
-from typing import TextIO
+from typing import TextIO, cast
 
+from llmtrack.output import protected
 from llmtrack.run.events import Event, event_to_json
 from llmtrack.scenario import Scenario, from_json
 
@@ -53,6 +54,8 @@ def _take_stdout() -> TextIO:
     """Keep standard output for events and point file descriptor 1 at standard error."""
     events = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    # What libraries print, log and warn of is read by whoever reads the run's log.
+    sys.stdout, sys.stderr = cast("TextIO", protected(sys.stdout)), cast("TextIO", protected(sys.stderr))
     return events
 
 

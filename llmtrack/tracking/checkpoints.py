@@ -54,9 +54,16 @@ def _fetch(source: ModelSource, tracking_uri: str | None) -> Path:
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         downloads = folder / "download"
         downloads.mkdir()
-        fetched = Path(client.download_artifacts(run_id, path, str(downloads)))
-        for file in fetched.iterdir():
-            shutil.move(str(file), folder / file.name)
+        try:
+            fetched = Path(client.download_artifacts(run_id, path, str(downloads)))
+            for file in fetched.iterdir():
+                shutil.move(str(file), folder / file.name)
+        except (
+            Exception
+        ) as error:  # Of the store, its artifacts' server or this disk: MLflow has no kind for it.
+            raise ModelLoadError(
+                f"{source.spec}: its files cannot be fetched ({store.one_line(error)}): check the run's artifacts"
+            ) from error
         shutil.rmtree(downloads)
         return {"run_id": run_id, "path": path}
 

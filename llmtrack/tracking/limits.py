@@ -42,7 +42,12 @@ _REDACTIONS: tuple[tuple[re.Pattern[str], str], ...] = (
         re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s\"']+"),
         rf"\1{HIDDEN}",
     ),
-    (re.compile(r"\b(hf_|gh[pousr]_|sk-)[A-Za-z0-9_-]{16,}"), rf"\1{HIDDEN}"),
+    (
+        re.compile(
+            r"(?<![A-Za-z0-9])(hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abprs]-|dapi|AKIA)[A-Za-z0-9_-]{16,}"
+        ),
+        rf"\1{HIDDEN}",
+    ),
 )
 
 

@@ -6,9 +6,11 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,7 @@ from llmtrack.tracking.limits import Fitted, fit, redact, shorten
 from llmtrack.tracking.records import RUNNING, RunRecord
 from llmtrack.tracking.schema import series_key
 from llmtrack.tracking.spool import Entry
+from llmtrack.tracking.store import one_line
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -32,6 +35,18 @@ _MAX_DIGEST = 36
 
 _RECORD_ID = "llmtrack.record_id"
 _TEXT_SUFFIXES = frozenset({".csv", ".html", ".json", ".log", ".md", ".svg", ".txt", ".yaml", ".yml"})
+
+
+class ArtifactsError(TrackingError):
+    """The numbers of a record are in MLflow, its files are not.
+
+    Attributes:
+        run_id: the run that the numbers are in.
+    """
+
+    def __init__(self, run_id: str, why: str) -> None:
+        super().__init__(f"its files could not be stored: {why}")
+        self.run_id = run_id
 
 
 def push(
@@ -55,6 +70,7 @@ def push(
 
     Raises:
         mlflow.MlflowException: the store failed; try again with the entry last given to `progress`.
+        ArtifactsError: the run is complete but for its files.
     """
     entry = _with_run(client, experiment_id, entry, progress)
     run_id = entry.run_id or ""
@@ -64,6 +80,8 @@ def push(
     _log_corpus(client, run_id, fitted.params)
     try:
         _log_artifacts(client, run_id, record, files)
+    except Exception as error:
+        raise ArtifactsError(run_id, one_line(error)) from error
     finally:
         # Where only the artifacts fail, the run is complete to whoever looks; they follow with the next try.
         if record.status != RUNNING:
@@ -220,6 +238,40 @@ def _log_artifacts(client: MlflowClient, run_id: str, record: RunRecord, files: 
             client.log_artifacts(run_id, folder)
     if files is not None and files.is_dir():
         client.log_artifacts(run_id, str(files))
+
+
+@contextmanager
+def handed_over(files: Mapping[str, bytes | Path]) -> Iterator[tuple[Path | None, list[str]]]:
+    """Give a folder of files that need no room of their own, as far as that goes, and the names that had none."""
+    if not files:
+        yield None, []
+        return
+    lost: list[str] = []
+    with ExitStack() as stack:
+        try:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="llmtrack-")))
+        except OSError:
+            yield None, list(files)
+            return
+        for name, content in files.items():
+            path = folder / safe_path(name)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if isinstance(content, Path):
+                    _link(content.absolute(), path)
+                else:
+                    path.write_bytes(content)
+            except OSError:
+                path.unlink(missing_ok=True)
+                lost.append(name)
+        yield folder, lost
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        target.symlink_to(source)
+    except (OSError, NotImplementedError):
+        shutil.copyfile(source, target)
 
 
 def clean_content(path: Path, secrets: tuple[str, ...]) -> bytes | Path:

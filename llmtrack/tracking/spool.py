@@ -2,7 +2,8 @@
 
 One record is one folder `<start>-<record_id>` with `entry.json` and the files that belong to it. A record is
 there as soon as its folder has that name, and gone as soon as `entry.json` is removed: both happen at once
-or not at all, so a crash leaves either a whole record or none.
+or not at all, so a crash leaves either a whole record or none. Each record has a lock of its own, so that sending
+the files of one keeps nobody from keeping another.
 """
 
 from __future__ import annotations
@@ -158,16 +159,18 @@ class Spool:
 
     @contextlib.contextmanager
     def claim(self, name: str, timeout_s: float) -> Iterator[Entry | None]:
-        """Hold the spool against other processes and read an entry.
+        """Hold an entry against other processes and read it.
 
-        Yields None if another process has kept the spool for `timeout_s`, or if the entry is gone or corrupt;
-        a corrupt one is moved aside, so that it never blocks the others.
+        Yields None if another process has held it for `timeout_s`, or if it is gone or corrupt; a corrupt one is
+        moved aside, so that it never blocks the others.
         """
-        try:
-            with self._locked(timeout_s):
-                yield self._read(name)
-        except _BusyError:
-            yield None
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(self._locked(name, timeout_s))
+            except (_BusyError, FileNotFoundError):
+                yield None
+                return
+            yield self._read(name)
 
     def update(self, entry: Entry) -> None:
         """Note, durably, how far a claimed entry has come."""
@@ -186,18 +189,20 @@ class Spool:
     def sweep(self) -> None:
         """Remove what crashed processes left half written, a day later."""
         for path in self.folder.glob(f"{_NEW}*"):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _STALE_S:
-                    shutil.rmtree(path, ignore_errors=True)
+            _remove_stale(path)
+        for path in self.folder.glob("[0-9]*"):
+            if not (path / _ENTRY).exists():
+                _remove_stale(path)
 
     def _place(self, fresh: Path, entry: Entry) -> None:
         place = self.folder / entry.name
-        with self._locked(_PUT_TIMEOUT_S):
-            if (place / _ENTRY).exists():
-                self._replace(fresh, place, entry)
-            else:
-                shutil.rmtree(place, ignore_errors=True)
-                os.replace(fresh, place)
+        while not _moved(fresh, place):
+            # There is one of this identity, or what is left of one: it may be on its way just now.
+            with contextlib.suppress(FileNotFoundError), self._locked(entry.name, _PUT_TIMEOUT_S):
+                if (place / _ENTRY).exists():
+                    self._replace(fresh, place, entry)
+                    break
+                shutil.rmtree(place)
         _sync(self.folder)
 
     def _replace(self, fresh: Path, place: Path, entry: Entry) -> None:
@@ -241,11 +246,13 @@ class Spool:
         )
 
     @contextlib.contextmanager
-    def _locked(self, timeout_s: float) -> Iterator[None]:
+    def _locked(self, name: str, timeout_s: float) -> Iterator[None]:
         from filelock import FileLock, Timeout
 
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.folder / _LOCK)
+        place = self.folder / name
+        if not place.is_dir():
+            raise FileNotFoundError(place)
+        lock = FileLock(place / _LOCK)
         try:
             lock.acquire(timeout=timeout_s)
         except Timeout:
@@ -258,6 +265,23 @@ class Spool:
 
 class _BusyError(TimeoutError):
     pass
+
+
+def _moved(fresh: Path, place: Path) -> bool:
+    """Move a folder to its place; return whether that was free."""
+    try:
+        os.replace(fresh, place)
+    except OSError:
+        if not place.is_dir():
+            raise
+        return False
+    return True
+
+
+def _remove_stale(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if time.time() - path.stat().st_mtime > _STALE_S:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _keep_file(path: Path, content: bytes | Path) -> None:

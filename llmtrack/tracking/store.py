@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -25,7 +26,12 @@ DEFAULT_EXPERIMENT = "llmtrack"
 DEFAULT_DATABASE = "mlflow.db"
 
 # MLflow's own defaults block one call for about four minutes when the server is down.
-_HTTP_DEFAULTS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30"}
+# And at the end of a run it prints the server's address as it is, with its credentials.
+_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 _CONNECT_TIMEOUT_S = 5.0
 _INITIALISE_TIMEOUT_S = 120.0
 _SQLITE = "sqlite:///"
@@ -42,6 +48,24 @@ _PERMANENT_CODES = frozenset(
         "RESOURCE_DOES_NOT_EXIST",
         "UNAUTHENTICATED",
     }
+)
+_LOCAL_ERRORS = frozenset(
+    getattr(errno, name)
+    for name in (
+        "EACCES",
+        "EDQUOT",
+        "EFBIG",
+        "EIO",
+        "EISDIR",
+        "EMFILE",
+        "ENAMETOOLONG",
+        "ENOENT",
+        "ENOSPC",
+        "ENOTDIR",
+        "EPERM",
+        "EROFS",
+    )
+    if hasattr(errno, name)
 )
 
 
@@ -90,7 +114,7 @@ def connect(uri: str) -> MlflowClient:
     Raises:
         TrackingError: the database cannot be opened, or its driver is missing.
     """
-    for name, value in _HTTP_DEFAULTS.items():
+    for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     initialise(uri)
     return _client(uri)
@@ -111,7 +135,7 @@ def open_store(uri: str) -> MlflowClient:
         client.search_experiments(max_results=1)
     except Exception as error:
         kind = TrackingError if is_permanent(error) else UnreachableError
-        raise kind(f"{redact(uri)} does not answer as an MLflow server: {one_line(error)}") from error
+        raise kind(refusal(uri, error)) from error
     return client
 
 
@@ -266,6 +290,33 @@ def experiment_names(client: MlflowClient) -> dict[str, str]:
 def is_permanent(error: BaseException) -> bool:
     """Return whether trying the same call again later cannot help."""
     return getattr(error, "error_code", None) in _PERMANENT_CODES
+
+
+def is_local(error: BaseException) -> bool:
+    """Return whether an error is of this machine's files (a full disk, no permission) and says nothing of the store."""
+    return (
+        isinstance(error, OSError) and error.errno in _LOCAL_ERRORS and not isinstance(error, ConnectionError)
+    )
+
+
+def refusal(uri: str, error: BaseException) -> str:
+    """Return in one line why a server does not serve us, with the remedy where there is one."""
+    text = one_line(error)
+    if "invalid host header" in text.lower():
+        host = urlsplit(uri).hostname
+        return (
+            f"{redact(uri)} refuses requests under the name {host} (Invalid Host header): start the server with "
+            f"--allowed-hosts {host}, or use an address that it allows, such as 127.0.0.1"
+        )
+    code = getattr(error, "error_code", None)
+    if code == "UNAUTHENTICATED" or re.search(r"\b401\b", text):
+        return (
+            f"{redact(uri)} wants a user and a password, or refuses those given: set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN)"
+        )
+    if code == "PERMISSION_DENIED" or re.search(r"\b403\b", text):
+        return f"{redact(uri)} does not permit it to this user ({text}): ask for the permission, or use another experiment"
+    return f"{redact(uri)} does not answer as an MLflow server: {text}"
 
 
 def unreadable(client: MlflowClient, error: BaseException) -> TrackingError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,7 +84,8 @@ def push_entry(
 ) -> str | None:
     """Send one record and remove it from the spool; return its run's id.
 
-    None if another process holds the spool for `wait_s`, or has sent the record itself.
+    None if another process holds the record for `wait_s`, or has sent it itself. A spool that cannot be written
+    any more does not keep it from being sent.
 
     Raises:
         mlflow.MlflowException: the store failed; the record stays in the spool.
@@ -93,8 +96,9 @@ def push_entry(
         if not same_store:
             entry = dataclasses.replace(entry, run_id=None, attempted=True)
         files = spool.files_of(entry) if entry.has_files else None
-        run_id = push(client, experiment_id, entry, files, spool.update)
-        spool.remove(entry)
+        run_id = push(client, experiment_id, entry, files, _if_possible(spool.update))
+        # What stays is sent once more, to the same run.
+        _if_possible(spool.remove)(entry)
         return run_id
 
 
@@ -112,6 +116,14 @@ def with_credentials(uri: str) -> str:
             f"records for {uri} need its credentials: set MLFLOW_TRACKING_URI to the whole address"
         )
     return uri
+
+
+def _if_possible(note: Callable[[Entry], None]) -> Callable[[Entry], None]:
+    def noted(entry: Entry) -> None:
+        with contextlib.suppress(OSError):
+            note(entry)
+
+    return noted
 
 
 class _Stores:

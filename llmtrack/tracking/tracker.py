@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from llmtrack.errors import TrackingError
 from llmtrack.scenario import Failure, Measurement, Outcome, Scalar, Scenario, StepValues
@@ -20,7 +21,17 @@ from llmtrack.tracking import store, sync
 from llmtrack.tracking.environment import environment_tags
 from llmtrack.tracking.limits import fit_key, redact, secrets_of
 from llmtrack.tracking.mlmodel import mlflow_model
-from llmtrack.tracking.push import clean_content, now_ms, push_steps, redacted, reopen, safe_path
+from llmtrack.tracking.push import (
+    ArtifactsError,
+    clean_content,
+    handed_over,
+    now_ms,
+    push,
+    push_steps,
+    redacted,
+    reopen,
+    safe_path,
+)
 from llmtrack.tracking.records import (
     FAILED,
     FINISHED,
@@ -94,6 +105,7 @@ class Tracker:
         self._run_ids: dict[str, str] = {}
         self._delivered: dict[str, list[StepValues]] = {}
         self._joinable: str | None = None
+        self._said: set[str] = set()
         self._retry_at = 0.0
         self._retry_wait_s = _FIRST_RETRY_S
 
@@ -312,10 +324,21 @@ class Tracker:
             else:
                 self.experiment = self.experiment or store.default_experiment(client)
                 self.experiment_id = store.ensure_experiment(client, self.experiment)
+            self._notice_own_disk(client)
         except MlflowException as error:
             kind = TrackingError if store.is_permanent(error) else store.UnreachableError
             raise kind(f"cannot use {self.display_uri}: {store.one_line(error)}") from error
         self._client = client
+
+    def _notice_own_disk(self, client: MlflowClient) -> None:
+        """Say it if files would land on this machine's disk, which a server elsewhere never sees."""
+        place = client.get_experiment(self.experiment_id or "").artifact_location
+        if urlsplit(self.tracking_uri).scheme in ("http", "https") and urlsplit(place).scheme in ("", "file"):
+            self._say_once(
+                f"{self.display_uri} takes no files itself (--no-serve-artifacts): plots and tables go to {place} on the "
+                "disk of this machine, where the server finds them only if it runs here",
+                of="disk",
+            )
 
     def _joining(self, record: RunRecord, run_id: str) -> RunRecord:
         """Adapt a study's record to a run that has values already, which MLflow would not let us change."""
@@ -349,8 +372,15 @@ class Tracker:
     ) -> str | None:
         if record.record_id in self._run_ids and not known:
             return self._run_ids[record.record_id]  # The same outcome, logged twice.
+        there = {k: v for k, v in (files or {}).items() if not isinstance(v, Path) or v.is_file()}
+        if gone := sorted(set(files or {}) - set(there)):
+            self._notify(f"{record.run_name}: {', '.join(gone)} cannot be kept, no such file any more")
+        files = there
         entry = Entry(redacted(record, self._secrets), self._target(), run_id=run_id, attempted=known)
-        entry = self.spool.put(entry, files)
+        try:
+            entry = self.spool.put(entry, files)
+        except TrackingError as error:
+            return self._write_directly(entry, files or {}, error)
         if not self._may_try(last):
             return None
         wait_s = _FINAL_LOCK_WAIT_S if last else _LOCK_WAIT_S
@@ -359,6 +389,13 @@ class Tracker:
                 self._connect()
             assert self._client is not None
             pushed = sync.push_entry(self.spool, entry.name, self._client, self.experiment_id or "", wait_s)
+        except ArtifactsError as error:
+            pushed = error.run_id
+            self._say_once(
+                f"the numbers are tracked, but files such as plots and tables are not ({error}); they are kept in "
+                f"{self.spool.folder}, `llmtrack sync` tries again",
+                of="files",
+            )
         except Exception as error:
             self._keep(error)
             return None
@@ -366,6 +403,35 @@ class Tracker:
             self._run_ids[record.record_id] = pushed
         self._back_online()
         return pushed
+
+    def _write_directly(
+        self, entry: Entry, files: Mapping[str, bytes | Path], full: TrackingError
+    ) -> str | None:
+        """Write a record that the spool cannot keep; what the store does not take now is lost.
+
+        Raises:
+            TrackingError: the store cannot be reached either.
+        """
+        self._say_once(
+            f"{full}; written to {self.display_uri} directly, what it does not take at once is lost",
+            of="spool",
+        )
+        try:
+            if self._client is None:
+                self._connect()
+            assert self._client is not None
+            with handed_over(files) as (folder, lost):
+                if lost:
+                    self._notify(f"{entry.record.run_name}: the files {', '.join(lost)} are lost")
+                run_id = push(self._client, self.experiment_id or "", entry, folder, lambda known: None)
+        except Exception as error:
+            if not isinstance(error, ArtifactsError):
+                raise full from error
+            run_id = error.run_id
+            self._notify(f"{entry.record.run_name}: {error}; they are lost")
+        self._run_ids[entry.record.record_id] = run_id
+        self._back_online()
+        return run_id
 
     def _attempt(self, write: Callable[[MlflowClient], None]) -> bool:
         """Write what is not lost if it fails; return whether it did not."""
@@ -390,6 +456,12 @@ class Tracker:
         return not self.offline or last or time.monotonic() >= self._retry_at
 
     def _keep(self, error: Exception) -> None:
+        if store.is_local(error):
+            self._notify(
+                f"a record is not complete ({store.one_line(error)}); it is kept in {self.spool.folder}, "
+                "`llmtrack sync` tries again"
+            )
+            return
         if isinstance(error, store.UnreachableError) or not store.is_permanent(error):
             self._go_offline(error)
             return
@@ -397,6 +469,11 @@ class Tracker:
             f"MLflow refused a record ({store.one_line(error)}); it is kept in {self.spool.folder}, "
             "`llmtrack sync` tries again"
         )
+
+    def _say_once(self, message: str, of: str) -> None:
+        if of not in self._said:
+            self._said.add(of)
+            self._notify(message)
 
     def _go_offline(self, error: Exception) -> None:
         if self.offline:

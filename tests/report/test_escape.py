@@ -10,7 +10,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from llmtrack.report.console import lossy, say
+from llmtrack.output import protected
+from llmtrack.report.console import say
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import as_label, in_latex, in_markdown, shown
 from llmtrack.report.formats import render
@@ -189,7 +190,7 @@ PRINT = """
 from llmtrack.report.console import make_console, say
 from llmtrack.report.write import print_report
 from llmtrack.report.table import Table
-console = make_console()
+console = make_console(outlive=True)
 say(console, "± – · … × 中 🦙")
 print_report(console, "t", Table(("a: é", "b"), ("scenario", "tokens/s"), (False, True), (("中", "1"),), ("r",), ("n –",)))
 for _ in range(2000):
@@ -222,7 +223,7 @@ def test_a_full_disk_behind_the_output_ends_nothing():
 
 def test_a_closed_stream_ends_nothing():
     stream = io.StringIO()
-    kept = lossy(stream)
+    kept = protected(stream)
     stream.close()
     assert kept.write("x") == 1
     kept.flush()

@@ -95,6 +95,59 @@ def test_an_entry_is_held_by_one_process_at_a_time(spool):
     assert process.exitcode == 7
 
 
+def test_a_record_that_is_on_its_way_keeps_nobody_from_another(spool, monkeypatch):
+    monkeypatch.setattr("llmtrack.tracking.spool._PUT_TIMEOUT_S", 0.2)
+    slow = spool.put(entry("slow"), {"checkpoint.bin": b"1"})
+    other = Spool(spool.folder)
+    with spool.claim(slow.name, 1):
+        quick = other.put(entry("quick"))
+        with other.claim(quick.name, 0.1) as found:
+            assert found == quick
+            other.remove(found)
+        with other.claim(slow.name, 0.1) as found:
+            assert found is None
+        # The same record anew has to wait for it, and says so when it cannot.
+        with pytest.raises(TrackingError, match="another process has held it"):
+            other.put(entry("slow"))
+        spool.remove(slow)
+    assert spool.names() == []
+    again = other.put(entry("slow"))
+    assert read(spool, again.name) == again
+
+
+def test_what_a_crash_left_of_a_removal_is_in_nobodys_way(spool):
+    put = spool.put(entry(), {"a.txt": b"a"})
+    (spool.folder / put.name / "entry.json").unlink()
+    assert spool.names() == []
+    with spool.claim(put.name, 1) as found:
+        assert found is None
+    again = spool.put(entry())
+    assert read(spool, again.name) == again
+    assert not (spool.files_of(again) / "a.txt").exists()
+
+
+def test_two_processes_may_keep_the_same_record_at_once(spool):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_put_often, args=(spool.folder,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert len(spool.names()) == 1
+    assert not list(spool.folder.glob("new-*"))
+
+
+def _put_often(folder: Path) -> None:
+    spool = Spool(folder)
+    for _ in range(20):
+        put = spool.put(entry())
+        with spool.claim(put.name, 5) as found:
+            if found is not None:
+                spool.remove(found)
+    spool.put(entry())
+
+
 def _exit_by_claim(folder: Path, name: str) -> None:
     with Spool(folder).claim(name, 0.1) as found:
         raise SystemExit(7 if found is None else 0)

@@ -412,3 +412,35 @@ def test_a_corpus_is_mlflows_dataset(tracker):
     client = MlflowClient(tracker.tracking_uri)
     by_dataset = client.search_runs([study.experiment_id], "dataset.digest = '0123456789abcdef'")
     assert {run.info.run_id for run in by_dataset} == set(used)
+
+
+def test_files_that_cannot_be_stored_are_told_of_as_files_and_not_as_a_store_that_is_away(
+    tracker, monkeypatch, said, tmp_path, spooled
+):
+    study = start(tracker)
+    (tmp_path / "plot.png").write_bytes(b"\x89PNG")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            MlflowClient, "log_artifacts", lambda *a, **k: (_ for _ in ()).throw(MlflowException("no proxy"))
+        )
+        assert tracker.log(study, measurement()) is not None
+        assert tracker.log(study, failure("p128")) is not None
+        assert tracker.finish_study(study, "failed", "n", {"plot.png": tmp_path / "plot.png"}) == study.run_id
+    assert not tracker.offline
+    (line,) = said
+    assert "plots and tables are not" in line
+    assert "no proxy" in line
+    assert "cannot be reached" not in line
+    assert len(spooled()) == 3
+    assert tracker.sync().left == 0
+    assert Path(MlflowClient(tracker.tracking_uri).download_artifacts(study.run_id, "plot.png")).is_file()
+
+
+def test_a_file_that_is_gone_costs_itself_alone(tracker, said, tmp_path):
+    study = start(tracker)
+    (tmp_path / "here.txt").write_text("here")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    files = {name: str(tmp_path / name) for name in ("here.txt", "dangling", "never")}
+    run_id = tracker.log(study, measurement(files=files))
+    assert artifact(tracker, run_id, "here.txt") == "here"
+    assert said == ["p64: dangling, never cannot be kept, no such file any more"]

@@ -1,0 +1,133 @@
+"""A spool that cannot be written does not break a store that can; only what neither takes is lost, and is named."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from llmtrack.errors import TrackingError
+from llmtrack.tracking import push as pushing
+from llmtrack.tracking.spool import Spool
+from llmtrack.tracking.tracker import Tracker
+from tests.tracking.samples import failure, measurement
+from tests.tracking.test_tracker import all_runs, artifact, scenario_runs, start
+
+
+def no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def read_only(*_: object, **__: object) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    options = ["-t", "tmpfs", "-o", "size=64k"]
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(["mount", *options, "tmpfs", place], capture_output=True).returncode
+    ):
+        pytest.skip("mounting a small file system needs the rights of root")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def finish(tracker: Tracker, study, tmp_path: Path) -> None:
+    (tmp_path / "table.md").write_text("| a |")
+    (tmp_path / "plot.png").write_bytes(os.urandom(200_000))
+    tracker.finish_study(
+        study, "failed", "note", {"table.md": tmp_path / "table.md", "plots/plot.png": tmp_path / "plot.png"}
+    )
+
+
+def is_whole(tracker: Tracker, study) -> None:
+    """The study and its two scenarios are there as if nothing had been."""
+    client = MlflowClient(tracker.tracking_uri)
+    assert {run.data.tags["llmtrack.scenario"]: run.info.status for run in scenario_runs(tracker)} == {
+        "p64": "FINISHED",
+        "p128": "FAILED",
+    }
+    assert len(all_runs(tracker)) == 3
+    assert client.get_run(study.run_id).info.status == "FAILED"
+    assert artifact(tracker, study.run_id, "table.md") == "| a |"
+    assert Path(client.download_artifacts(study.run_id, "plots/plot.png")).stat().st_size == 200_000
+    (run,) = (run for run in scenario_runs(tracker) if run.info.status == "FINISHED")
+    assert artifact(tracker, run.info.run_id, "sample.txt") == "Once upon a time"
+    assert not tracker.offline
+
+
+def test_a_small_disk_that_fills_up_loses_nothing(uri, small_disk, tmp_path, said):
+    tracker = Tracker.open(uri, spool=small_disk / "spool", notify=said.append)
+    study = start(tracker)
+    (small_disk / "filler").write_bytes(b"x" * 40_000)
+    tracker.log(study, measurement())
+    tracker.log(study, failure("p128"))
+    finish(tracker, study, tmp_path)
+    is_whole(tracker, study)
+    (line,) = said
+    assert "No space left" in line
+    assert "directly" in line
+
+
+@pytest.mark.parametrize("kept", ["a file", "no such place"])
+def test_a_folder_that_cannot_be_made_loses_nothing(uri, tmp_path, said, kept):
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "spool" if kept == "a file" else Path("/proc/nowhere/spool")
+    tracker = Tracker.open(uri, spool=folder, notify=said.append)
+    study = start(tracker)
+    tracker.log(study, measurement())
+    tracker.log(study, measurement())  # The same outcome, logged twice.
+    tracker.log(study, failure("p128"))
+    finish(tracker, study, tmp_path)
+    is_whole(tracker, study)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("step", ["update", "remove"])
+def test_a_spool_that_becomes_read_only_on_the_way_loses_nothing(tracker, tmp_path, monkeypatch, said, step):
+    study = start(tracker)
+    monkeypatch.setattr(Spool, step, read_only)
+    tracker.log(study, measurement())
+    tracker.log(study, failure("p128"))
+    monkeypatch.undo()
+    finish(tracker, study, tmp_path)
+    is_whole(tracker, study)
+    assert tracker.spool.names() == []
+
+
+def test_a_disk_with_no_room_for_artifacts_ends_the_run_and_names_what_is_lost(
+    uri, tmp_path, monkeypatch, said
+):
+    tracker = Tracker.open(uri, spool=Path("/proc/nowhere"), notify=said.append)
+    study = start(tracker)
+    monkeypatch.setattr(pushing.tempfile, "TemporaryDirectory", no_space)
+    tracker.log(study, measurement())
+    finish(tracker, study, tmp_path)
+    (run,) = scenario_runs(tracker)
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics["tokens_per_sec"] == 10.25
+    assert MlflowClient(uri).get_run(study.run_id).info.status == "FAILED"
+    assert any("p64" in line and "lost" in line for line in said)
+    assert any("table.md, plots/plot.png" in line for line in said)
+    assert not any("cannot be reached" in line for line in said)
+
+
+def test_without_spool_and_store_it_is_said_that_nothing_can_be_kept(uri, monkeypatch, said):
+    tracker = Tracker.open(uri, spool=Path("/proc/nowhere"), notify=said.append)
+    study = start(tracker)
+    monkeypatch.setattr(
+        MlflowClient, "create_run", lambda *a, **k: (_ for _ in ()).throw(ConnectionError("down"))
+    )
+    with pytest.raises(TrackingError, match="LLMTRACK_SPOOL"):
+        tracker.log(study, measurement())
