@@ -15,6 +15,7 @@ import click
 
 import llmtrack
 from llmtrack.errors import LlmtrackError, UsageError
+from llmtrack.options import Option, number, readable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,6 +26,14 @@ SELECTORS = "a run id, study:ID, latest, latest:EXPERIMENT, alias:NAME, branch:N
 
 class Commands(click.Group):
     """A group that shows a user's errors as one line, with exit code 2."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line."""
+        try:
+            return super().parse_args(ctx, [readable(each) for each in args])
+        except UsageError as error:
+            click.echo(f"error: {error}", err=True)
+            ctx.exit(2)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
@@ -42,6 +51,12 @@ class Commands(click.Group):
             # The reader of a pipe has seen enough, as `head` does; nothing must be written at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             ctx.exit(0)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            # A file or folder that the user named is missing, too long, or not theirs.
+            click.echo(f"error: cannot use {error.filename}: {error.strerror}", err=True)
+            ctx.exit(2)
 
 
 def optional(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -283,10 +298,11 @@ def runs(
 )
 @click.option(
     "--alpha",
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    default=0.05,
+    callback=lambda ctx, param, value: number("alpha", value, Option("", above=0, below=1)),
+    default="0.05",
+    metavar="FLOAT",
     show_default=True,
-    help="Chance of a false alarm that is accepted, over all rules and scenarios together.",
+    help="Chance of a false alarm that is accepted, over all rules and scenarios together: more than 0 and less than 1.",
 )
 @click.option(
     "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML to this file."

@@ -105,7 +105,7 @@ class Parameter:
         Raises:
             UsageError: it stands for none that is accepted.
         """
-        word = text.strip().lower()
+        word = readable(text).strip().lower()
         if word == NONE or (word == "" and not self.option.min):
             if self.optional:
                 return None
@@ -175,6 +175,26 @@ class Parameter:
             and (option.above is None or value > option.above)
             and (option.below is None or value < option.below)
         )
+
+
+def readable(text: str) -> str:
+    """Return a text as it is.
+
+    Raises:
+        UsageError: it cannot be stored or printed: it holds a NUL, or bytes that are no UTF-8.
+    """
+    if "\x00" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise UsageError(f"{_short(ascii(text))} is no text: it holds a NUL, or bytes that are no UTF-8")
+    return text
+
+
+def number(name: str, text: str, option: Option = Option("")) -> float:
+    """Return the finite number that a text stands for, within the bounds of an option.
+
+    Raises:
+        UsageError: it stands for none.
+    """
+    return float(Parameter(name, float, False, False, 0.0, option).parse(text))
 
 
 def flag_of(name: str) -> str:

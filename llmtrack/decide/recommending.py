@@ -14,6 +14,7 @@ from llmtrack.decide.points import MEMORY, QUALITY, SPEED, Points, gather_points
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import doubts, measure_more, tell
 from llmtrack.errors import UsageError
+from llmtrack.options import number
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def parse_size(text: str) -> float:
     found = _SIZE.fullmatch(text)
     if found is None or not found[2]:
         raise UsageError(f"{text!r} is not a size: use a number with a unit, such as 2GiB or 500MB")
-    return float(found[1].replace(",", "")) * _MIB[found[2].lower()]
+    return number("size", found[1].replace(",", "")) * _MIB[found[2].lower()]
 
 
 def parse_percent(text: str) -> float:
@@ -144,7 +145,7 @@ def parse_percent(text: str) -> float:
     found = _PERCENT.fullmatch(text)
     if found is None:
         raise UsageError(f"{text!r} is not a percentage: use 1%")
-    return float(found[1]) / 100
+    return number("percentage", found[1]) / 100
 
 
 def _reference(points: Points, baseline: str | None, limits: Limits, notes: list[str]) -> pd.Series | None:

@@ -13,6 +13,7 @@ from llmtrack.decide.comparing import known_metric
 from llmtrack.decide.differences import interval_in_words, percent, sampled_ratio, too_few
 from llmtrack.decide.significance import ALPHA, holm, least_p, mann_whitney_p
 from llmtrack.errors import UsageError
+from llmtrack.options import number
 
 Outcome = Literal["broken", "kept", "cannot tell", "missing"]
 
@@ -70,7 +71,7 @@ def parse_rule(text: str) -> Rule:
             f"the rule {text!r} is not understood: name a metric, < or >, and a change in percent, "
             "such as 'tokens_per_sec < -5%' or 'perplexity > +1%'"
         )
-    return Rule(known_metric(found[1]), found[2] == "<", float(found[3]) / 100)
+    return Rule(known_metric(found[1]), found[2] == "<", number("change", found[3]) / 100)
 
 
 def parse_rules(texts: Sequence[str]) -> list[Rule]:

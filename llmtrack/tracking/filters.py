@@ -105,8 +105,11 @@ def milliseconds(moment: Moment) -> int:
     if isinstance(moment, str):
         ago = _AGO.fullmatch(moment.strip().lower())
         if ago:
-            span = timedelta(**{_UNITS[ago[2]]: int(ago[1])})
-            return round(1000 * (datetime.now(timezone.utc) - span).timestamp())
+            try:
+                span = timedelta(**{_UNITS[ago[2]]: int(ago[1])})
+                return round(1000 * (datetime.now(timezone.utc) - span).timestamp())
+            except (OverflowError, ValueError):
+                raise UsageError(f"{moment[:60]!r} ago is before all time: use less, such as 52w") from None
         try:
             # Python 3.10 does not know the Z that everybody writes.
             moment = datetime.fromisoformat(moment.strip().replace("Z", "+00:00"))

@@ -1,0 +1,146 @@
+"""Whatever an option is given, a command goes on, or refuses in one line without a traceback and without much memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from types import SimpleNamespace
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from experiments import declarations, suite
+from llmtrack.cli import main as llmtrack_command
+from llmtrack.options import LARGEST
+from llmtrack.run import command as entry
+from llmtrack.tracking.tracker import Tracker
+from tests.tracking.conftest import (  # noqa: F401 - fixtures
+    _clean_environment,
+    said,
+    tracker,
+    uri,
+)
+from tests.tracking.samples import ENVIRONMENT, failure, measurement
+
+NUMBERS = [
+    "nan", "inf", "-inf", "-1", "0", "1", "1e400", "999999999999", "1,30000000", "1_000", "0x10", "9" * 5_000, "1," * 3_000,
+    "-0", "½", "1e-400", str(LARGEST), "9" * 400 + "%", "9" * 400 + "GiB", "0d", "99999999999d", "5%",
+]  # fmt: skip
+WORDS = ["", " ", "none", "all", "\x00", "\udcff", "[red]", "a" * 5_000, "%", "..", "-", "=", "~nobody/x"]
+VALUES = st.one_of(
+    st.sampled_from(NUMBERS + WORDS), st.text(max_size=8), st.integers().map(str), st.floats().map(str)
+)
+
+EXPERIMENTS = {**{name: entry.command(each) for name, each in declarations().items()}, "suite": suite.main}
+# What these need beside the option that is tried.
+NEEDED = {"gate": {"--baseline": "latest", "--candidate": "latest", "--fail-if": "tokens_per_sec < -5%"}}
+COMMANDS = ("compare", "runs", "gate", "pareto", "recommend", "sync")
+ELSEWHERE = ("--tracking-uri", "--output", "--junit", "--spool")
+
+
+def options_of(command: click.Command) -> list[str]:
+    options = [each for each in command.params if isinstance(each, click.Option) and not each.is_flag]
+    return [each.opts[0] for each in options if each.opts[0] not in ELSEWHERE]
+
+
+def check(result: Result, line: list[str]) -> None:
+    assert result.exception is None or isinstance(result.exception, SystemExit), (line, result.exc_info)
+    assert result.exit_code in (0, 1, 2, 3), (line, result.output)
+    assert "Traceback" not in result.output
+
+
+@pytest.fixture
+def _nothing_is_run(monkeypatch):
+    """Experiments are made, and not measured."""
+    done = SimpleNamespace(exit_code=0, study=None)
+    monkeypatch.setattr(entry, "run_experiment", lambda experiment, config: None)
+    monkeypatch.setattr(suite, "open_tracker", lambda config: None)
+    monkeypatch.setattr(suite, "run_suite", lambda experiments, **asked: done)
+    monkeypatch.setattr(suite, "say_where", lambda *asked: None)
+
+
+@pytest.mark.usefixtures("_nothing_is_run")
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_an_experiment_takes_or_refuses_any_value(name, data):
+    option = data.draw(st.sampled_from(options_of(EXPERIMENTS[name])))
+    line = [option, data.draw(VALUES)]
+    tracemalloc.start()
+    try:
+        result = CliRunner().invoke(EXPERIMENTS[name], line)
+        assert tracemalloc.get_traced_memory()[1] < 2**28
+    finally:
+        tracemalloc.stop()
+    check(result, line)
+    if result.exit_code == 2:
+        assert "error: " in result.output
+        assert result.output.count("\n") == 1
+
+
+@pytest.mark.usefixtures("_nothing_is_run")
+@pytest.mark.parametrize(
+    "value", ["nan", "inf", "-inf", "1e400", "999999999999", "9" * 5_000, "1,30000000000"]
+)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_no_number_of_an_experiment_is_without_bounds(name, value):
+    for parameter in entry.parameters(EXPERIMENTS[name].config):
+        if parameter.kind in (int, float):
+            result = CliRunner().invoke(EXPERIMENTS[name], [parameter.flag, value])
+            assert (result.exit_code, result.output.count("\n")) == (2, 1), (parameter.name, result.output)
+
+
+@pytest.fixture
+def _store(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    study = tracker.start_study("prompt_length", "Why?", {"a": 1}, ENVIRONMENT)
+    tracker.log(study, measurement())
+    tracker.log(study, failure("p128"))
+    tracker.finish_study(study, "failed")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
+
+
+def llmtrack(name: str, option: str, value: str) -> Result:
+    rest = [word for pair in NEEDED.get(name, {}).items() if pair[0] != option for word in pair]
+    line = [name, option, value, *rest]
+    result = CliRunner().invoke(llmtrack_command, line)
+    check(result, line)
+    return result
+
+
+@pytest.mark.usefixtures("_store")
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_llmtrack_command_takes_or_refuses_any_value(data):
+    commands = llmtrack_command.commands
+    name = data.draw(st.sampled_from([name for name in COMMANDS if options_of(commands[name])]))
+    llmtrack(name, data.draw(st.sampled_from(options_of(commands[name]))), data.draw(VALUES))
+
+
+@pytest.mark.usefixtures("_store")
+@pytest.mark.parametrize(
+    ("name", "option", "value", "code"),
+    [
+        ("runs", "--since", "99999999999d", 2),
+        ("runs", "--since", "9" * 5_000 + "d", 2),
+        ("pareto", "--model", "nothing", 2),
+        ("recommend", "--since", "0d", 2),
+        ("recommend", "--max-memory", "9" * 400 + "GiB", 2),
+        ("recommend", "--max-perplexity-increase", "9" * 400 + "%", 2),
+        ("gate", "--alpha", "nan", 2),
+        ("gate", "--fail-if", "tokens_per_sec < -" + "9" * 400 + "%", 2),
+        ("runs", "--model", "\udcff", 2),
+        ("sync", "--spool", "\x00", 2),
+        ("sync", "--spool", "a" * 5_000, 2),
+    ],
+)
+def test_what_once_ended_in_a_traceback_or_passed_is_refused(name, option, value, code):
+    assert llmtrack(name, option, value).exit_code == code
+
+
+@pytest.mark.parametrize("alpha", ["nan", "inf", "0", "1", "-0.05", "x"])
+def test_a_chance_is_between_0_and_1(alpha):
+    result = llmtrack("gate", "--alpha", alpha)
+    assert result.exit_code == 2
+    assert "error: alpha" in result.output
