@@ -8,6 +8,7 @@ up to rounding, which the export checks against PyTorch.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,34 @@ _PROJECTION = re.compile(
     r"(?P<layer>.*/layers\.(?P<index>\d+)/(?:self_attn|attention)/)(?P<part>[qkvo]_proj)/(?:MatMul|Add)"
 )
 
+# What a trace of plain rotary attention is made of, and how often of what computes rather than arranges.
+_PLAIN = frozenset(
+    [
+        "Add",
+        "Cast",
+        "Concat",
+        "Constant",
+        "ConstantOfShape",
+        "Div",
+        "Equal",
+        "Expand",
+        "Gather",
+        "Identity",
+        "IsNaN",
+        "MatMul",
+        "Mul",
+        "Neg",
+        "Reshape",
+        "Shape",
+        "Slice",
+        "Softmax",
+        "Transpose",
+        "Unsqueeze",
+        "Where",
+    ]
+)
+_ARITHMETIC = {"MatMul": 2, "Softmax": 1, "Neg": 2, "Add": 3}
+
 
 @dataclass(frozen=True)
 class Rotary:
@@ -31,20 +60,20 @@ class Rotary:
     Attributes:
         heads: query heads.
         kv_heads: key and value heads.
-        cos: (positions, half the head's width).
-        sin: the same shape.
+        frequencies: (half the head's width) radians per position.
+        magnitude: factor of cosine and sine.
         scale: factor of the scores.
     """
 
     heads: int
     kv_heads: int
-    cos: NDArray[np.float32]
-    sin: NDArray[np.float32]
+    frequencies: NDArray[np.float32]
+    magnitude: float
     scale: float
 
 
 def fuse_attention(model: ModelProto, rotary: Rotary) -> int:
-    """Replace the attention of every layer that has the usual four projections.
+    """Replace the attention of every layer that has the usual four projections and nothing unusual between them.
 
     Returns:
         The number of layers that were replaced: all that there are, or 0 (the graph is then as it was).
@@ -55,10 +84,9 @@ def fuse_attention(model: ModelProto, rotary: Rotary) -> int:
         return 0
     if not any(each.name == "position_ids" for each in model.graph.input):
         return 0
-    model.graph.initializer.extend(
-        [numpy_helper.from_array(rotary.cos, "rotary.cos"), numpy_helper.from_array(rotary.sin, "rotary.sin")]
-    )
-    nodes = _mask_nodes(model)
+    if not all(_is_plain(model, parts) for parts in found.values()):
+        return 0
+    nodes = _mask_nodes(model) + _rotation_nodes(model, rotary)
     remaining = list(model.graph.node)
     presents = {name for i in range(layers) for name in (f"present.{i}.key", f"present.{i}.value")}
     for node in remaining:  # the outputs are taken over by the new nodes
@@ -90,12 +118,69 @@ def _layers(model: ModelProto) -> dict[int, dict[str, NodeProto]]:
     return {index: parts for index, parts in found.items() if len(parts) == 4}
 
 
+def _is_plain(model: ModelProto, parts: dict[str, NodeProto]) -> bool:
+    """Return whether between the projections of a layer there is rotation, two products, a softmax, and no more.
+
+    Norms of queries and keys, caps of scores, clipping and layers without rotation have other operations.
+    """
+    made_by = {name: node for node in model.graph.node for name in node.output}
+    layer = parts["o_proj"].name.split("o_proj")[0]
+    seen = {parts[name].output[0] for name in ("q_proj", "k_proj", "v_proj")}
+    inside: dict[str, NodeProto] = {}
+    waiting = [parts["o_proj"].input[0]]
+    while waiting:
+        name = waiting.pop()
+        node = made_by.get(name)
+        if name in seen or node is None or not node.name.startswith(layer):
+            continue
+        seen.update(node.output)
+        inside[node.name] = node
+        waiting += node.input
+    counts = Counter(node.op_type for node in inside.values())
+    return set(counts) <= _PLAIN and all(counts[name] == times for name, times in _ARITHMETIC.items())
+
+
+def _rotation_nodes(model: ModelProto, rotary: Rotary) -> list[NodeProto]:
+    """Return nodes that make the operator's table of cosines and sines: a row for each new token, at any position."""
+    constants: dict[str, NDArray[Any]] = {
+        "frequencies": rotary.frequencies[None].astype(np.float32),
+        "magnitude": np.array(rotary.magnitude, dtype=np.float32),
+        "column": np.array([-1, 1], dtype=np.int64),
+        "zero": np.array(0, dtype=np.int64),
+        "one": np.array(1, dtype=np.int64),
+    }
+    model.graph.initializer.extend(
+        numpy_helper.from_array(value, f"rotary.{name}") for name, value in constants.items()
+    )
+
+    def node(op: str, inputs: list[str], output: str, **attributes: Any) -> NodeProto:
+        return helper.make_node(op, inputs, [f"rotary.{output}"], name=f"rotary/{output}", **attributes)
+
+    return [
+        node("Reshape", ["position_ids", "rotary.column"], "positions"),
+        node("Cast", ["rotary.positions"], "positions_f32", to=TensorProto.FLOAT),
+        node("Mul", ["rotary.positions_f32", "rotary.frequencies"], "angles"),
+        *(
+            each
+            for op in ("Cos", "Sin")
+            for each in (
+                node(op, ["rotary.angles"], f"unit.{op.lower()}"),
+                node("Mul", [f"rotary.unit.{op.lower()}", "rotary.magnitude"], op.lower()),
+            )
+        ),
+        node("Size", ["position_ids"], "tokens"),
+        node("Range", ["rotary.zero", "rotary.tokens", "rotary.one"], "numbers"),
+        node("Shape", ["position_ids"], "shape"),
+        node("Reshape", ["rotary.numbers", "rotary.shape"], "rows"),
+    ]
+
+
 def _attention(index: int, parts: dict[str, NodeProto], rotary: Rotary) -> list[NodeProto]:
     # The operator could rotate by itself, but once there is a cache it counts pads as positions.
     turned = [
         helper.make_node(
             "RotaryEmbedding",
-            [parts[name].output[0], "position_ids", "rotary.cos", "rotary.sin"],
+            [parts[name].output[0], "rotary.rows", "rotary.cos", "rotary.sin"],
             [f"attention.{index}.{name}"],
             name=f"/layers.{index}/RotaryEmbedding.{name}",
             domain=MICROSOFT,

@@ -15,7 +15,8 @@ pytest.importorskip("onnxruntime", reason=MISSING)
 pytest.importorskip("optimum.exporters.onnx", reason=MISSING)
 from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder
 from llmtrack.quantize import export as exporting
-from llmtrack.quantize.export import Parity, export, parity
+from llmtrack.quantize.export import export
+from llmtrack.quantize.parity import Parity, parity
 
 
 def test_an_export_says_what_pytorch_says(exported):
@@ -47,7 +48,7 @@ def test_attention_that_differs_is_left_as_it_was_exported(tmp_path, monkeypatch
 
     def wrong(model):
         found = right(model)
-        return type(found)(**{**vars(found), "sin": np.zeros_like(found.sin)})
+        return type(found)(**{**vars(found), "frequencies": np.zeros_like(found.frequencies)})
 
     monkeypatch.setattr(exporting, "rotary_of", wrong)
     facts = export("synthetic:tiny", None, tmp_path)

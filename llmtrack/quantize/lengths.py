@@ -1,0 +1,119 @@
+"""What a config says of how attention depends on length: windows, chunks and kinds of rotary embedding.
+
+Pure functions over a config's content as transformers 4 spells it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+STATIC_ROPE = frozenset({"default", "linear", "yarn", "llama3"})
+"""Kinds whose frequencies are the same at every length."""
+LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+"""Kinds whose frequencies depend on the length of what is read."""
+
+SHORT = 48
+"""Tokens at which every export is checked."""
+BEYOND = 16
+"""Tokens past a threshold at which an export is checked, too."""
+_LONGEST = 2048
+_PARAMETER_TOKENS = 10**11
+
+_LENGTH = re.compile(r"window|chunk|context|position|length|seq|local")
+_NO_LENGTH = re.compile(r"layer|pattern|dim|type|head|token|bucket|every|num|^(min|max)_length$")
+_WINDOW = re.compile(r"window|chunk|local")
+_EVERYWHERE = frozenset({"full_attention", "global", "attention"})
+_LAYER_KINDS = ("layer_types", "attention_layers", "attention_types", "layers_block_type")
+
+
+def rope_kind(config: Mapping[str, Any]) -> str:
+    """Return the kind of a config's rotary embedding; `default` where it names none."""
+    scaling = config.get("rope_scaling") or {}
+    return str(scaling.get("rope_type") or scaling.get("type") or "default")
+
+
+def context_of(config: Mapping[str, Any]) -> int | None:
+    """Return the positions that a model can take, a linear or dynamic scaling counted in; None if nothing says."""
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+    context = next((config[name] for name in names if _is_length(config.get(name))), None)
+    if context is None or rope_kind(config) not in ("linear", "dynamic"):
+        return context
+    return int(context * max(1.0, float(config["rope_scaling"].get("factor") or 1.0)))
+
+
+def windows(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the windows and chunks that keep some layer from what lies further back, within the model's context."""
+    if config.get("use_sliding_window") is False or _is_full(config):
+        return ()
+    context = context_of(config)
+    found = {value for name, value in _lengths(config) if _WINDOW.search(name)}
+    return tuple(sorted(value for value in found if context is None or value < context))
+
+
+def why_not_fused(config: Mapping[str, Any]) -> str:
+    """Return what of a config's attention one fused operator cannot say; empty if nothing."""
+    if (kind := rope_kind(config)) not in STATIC_ROPE:
+        return f"{kind} rotary positions"
+    if found := windows(config):
+        return f"a window of {found[0]} tokens"
+    if config.get("alibi"):
+        return "biases by distance"
+    if not _is_full(config) and any(config.get(name) for name in _LAYER_KINDS):
+        return "layers of several kinds"
+    # The operator has no such thing; a graph shows it, and scores too small for it to matter do not.
+    capped = (
+        name for name, value in config.items() if value and re.search(r"att\w*softcap|softcap\w*att", name)
+    )
+    return next(capped, "")
+
+
+def thresholds(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the lengths within a model's context at which it may begin to compute in another way."""
+    context = context_of(config)
+    found = {value for _, value in _lengths(config)}
+    return tuple(sorted(value for value in found if context is None or value < context))
+
+
+def check_lengths(config: Mapping[str, Any], parameters: int) -> tuple[int, ...]:
+    """Return the lengths at which an export is compared with PyTorch, shortest first.
+
+    They are a short one and, of every threshold that is within reach, the threshold itself and a length beyond it.
+    What is out of reach is decided by the config alone.
+
+    Args:
+        config: the model's.
+        parameters: of the model; the larger, the shorter what can be checked in seconds.
+    """
+    context = context_of(config) or _LONGEST
+    reach = min(context, max(SHORT, min(_LONGEST, _PARAMETER_TOKENS // max(1, parameters))))
+    found = {min(SHORT, context)}
+    for threshold in thresholds(config):
+        for length in (threshold, min(threshold + BEYOND, context)):
+            if 2 <= length <= reach:
+                found.add(length)
+    return tuple(sorted(found))
+
+
+def _is_full(config: Mapping[str, Any]) -> bool:
+    """Return whether a config lists the kinds of its layers, and all of them look at everything before."""
+    kinds = set(config.get("layer_types") or ())
+    return bool(kinds) and kinds <= _EVERYWHERE
+
+
+def _lengths(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _lengths(value)
+        elif (
+            isinstance(name, str)
+            and _LENGTH.search(name)
+            and not _NO_LENGTH.search(name)
+            and _is_length(value)
+        ):
+            yield name, value
+
+
+def _is_length(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 1

@@ -1,0 +1,119 @@
+"""Whether an exported graph says what PyTorch says, at every length where a model begins to compute otherwise."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from llmtrack.engines.onnx_session import OnnxDecoder
+from llmtrack.engines.padding import pad_rows
+from llmtrack.errors import ScenarioError
+from llmtrack.models.load import LoadedModel
+from llmtrack.quantize.lengths import LENGTH_DEPENDENT_ROPE, SHORT, check_lengths, rope_kind
+
+PARITY_BOUND = 1e-3
+"""Difference of logits from PyTorch's that is an error, as a share of the largest logit; rounding gives 1e-5."""
+LEAST_AGREEMENT = 0.98
+"""Share of positions at which the most likely token must be the same."""
+
+_SEED = 0
+_SHORTER = 5
+# Logits of so many last positions are compared, since those of all of a long row take gigabytes.
+_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far an export's logits are from PyTorch's.
+
+    Attributes:
+        difference: the largest absolute one.
+        share: the same as a share of the largest logit.
+        top1_agreement: share of positions at which the most likely token is the same.
+        length: tokens of the rows at which it was worst.
+    """
+
+    difference: float
+    share: float
+    top1_agreement: float
+    length: int = SHORT
+
+    @property
+    def holds(self) -> bool:
+        """Whether the difference is one of rounding."""
+        return self.share <= PARITY_BOUND and self.top1_agreement >= LEAST_AGREEMENT
+
+    def __str__(self) -> str:
+        return (
+            f"logits differ by up to {self.difference:.2g}, {self.share:.2g} of the largest, and the most likely token in "
+            f"{1 - self.top1_agreement:.1%} of places, at {self.length} tokens"
+        )
+
+
+def parity(loaded: LoadedModel, decoder: OnnxDecoder) -> Parity:
+    """Compare logits with PyTorch's at each of `check_lengths`, and return the first that does not hold, or else the worst.
+
+    Raises:
+        ScenarioError: PyTorch's are not finite; of kind `non_finite`.
+    """
+    config = loaded.model.config.get_text_config().to_dict()
+    parameters = sum(weight.numel() for weight in loaded.model.parameters())
+    found: list[Parity] = []
+    # Shortest first: frequencies that grow with the length are kept by PyTorch's model.
+    for length in check_lengths(config, parameters):
+        found.append(_parity(loaded, decoder, config, length))
+        if not found[-1].holds:
+            return found[-1]
+    worst = max(found, key=lambda each: each.share)
+    return Parity(worst.difference, worst.share, min(each.top1_agreement for each in found), worst.length)
+
+
+def _parity(loaded: LoadedModel, decoder: OnnxDecoder, config: dict[str, Any], length: int) -> Parity:
+    """Compare logits of a left-padded batch, and of a last token that is decoded from the cache."""
+    model, random = loaded.model, np.random.default_rng(_SEED)
+    sizes = [size for size in (length, length - _SHORTER, length - 2 * _SHORTER) if size > 1]
+    sizes = sizes if length <= SHORT else sizes[:2]
+    rows = [random.integers(0, int(config["vocab_size"]), size).tolist() for size in sizes]
+    ids, mask = pad_rows(rows, 0, "left")
+    with torch.inference_mode():
+        decoded = _decoded(model, ids, mask) if rope_kind(config) in LENGTH_DEPENDENT_ROPE else None
+        expected = _forward(model, ids, mask, logits_to_keep=_KEPT).logits[:, -_KEPT:].numpy()
+    real = mask.numpy().astype(bool)[:, -_KEPT:]
+    if not np.isfinite(expected[real].max(axis=-1)).all():  # masked entries of a vocabulary may be -inf
+        raise ScenarioError(
+            f"the logits of {loaded.model_id} are not finite in float32: look for damaged weights",
+            "non_finite",
+        )
+    whole, _ = decoder.run(ids.numpy(), mask.numpy(), keep=min(_KEPT, length))
+    _, past = decoder.run(ids[:, :-1].numpy(), mask[:, :-1].numpy(), keep=1)
+    last, _ = decoder.run(ids[:, -1:].numpy(), mask.numpy(), past, keep=1)
+    expected_last = expected[:, -1] if decoded is None else decoded
+    difference = max(_gap(whole, expected)[real].max(), _gap(last[:, -1], expected_last).max())
+    agreement = (whole.argmax(axis=-1) == expected.argmax(axis=-1))[real].mean()
+    share = difference / np.abs(expected[real][np.isfinite(expected[real])]).max()
+    return Parity(float(difference), float(share), float(agreement), length)
+
+
+def _gap(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return absolute differences; none where both are the same infinity."""
+    return np.abs(np.where(found == expected, 0, found - expected))
+
+
+def _decoded(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> NDArray[np.float32]:
+    """Return the logits of the last token from PyTorch's cache, whose keys were turned as at the length before."""
+    before = _forward(model, ids[:, :-1], mask[:, :-1], use_cache=True)
+    last = _forward(model, ids[:, -1:], mask, use_cache=True, past_key_values=before.past_key_values)
+    return last.logits[:, -1].numpy()
+
+
+def _forward(model: Any, ids: torch.Tensor, mask: torch.Tensor, **wanted: Any) -> Any:
+    wanted["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+    known = inspect.signature(model.forward).parameters
+    return model(
+        input_ids=ids, attention_mask=mask, **{name: value for name, value in wanted.items() if name in known}
+    )

@@ -1,0 +1,155 @@
+"""An export says what PyTorch says before and after every length where a model begins to compute otherwise.
+
+Compared here by a plain loop: one row, no pads, a fresh PyTorch model for each length.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from llmtrack.errors import ScenarioError
+from llmtrack.models import load, synthetic
+from tests.quantize.conftest import MISSING
+
+pytest.importorskip("onnx", reason=MISSING)
+pytest.importorskip("onnxruntime", reason=MISSING)
+pytest.importorskip("optimum.exporters.onnx", reason=MISSING)
+from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder
+from llmtrack.quantize.export import export
+from llmtrack.quantize.rotary import traceable_rope
+
+FUSED, AS_IT_IS = "GroupQueryAttention", "as exported"
+NEW = 3
+SHAPE = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,  # not hidden / heads
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def saved(folder, kind, **settings):
+    """A folder of a random model whose attention is sharp enough for what it looks at to matter."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPE | settings))
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(0, 1.5 * weight.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    synthetic.build_tokenizer(synthetic.PRESETS["tiny"]).save_pretrained(folder)
+    return folder
+
+
+def expected_logits(folder, ids):
+    """Logits by PyTorch of all but the last tokens at once, and of these one by one from the cache."""
+    model, _ = load.load_folder(folder, device="cpu", dtype=torch.float32)
+    with torch.inference_mode():
+        out = model(ids[:, :-NEW], use_cache=True)
+        parts = [out.logits]
+        for index in range(NEW, 0, -1):
+            end = ids.shape[1] - index
+            out = model(ids[:, end : end + 1], use_cache=True, past_key_values=out.past_key_values)
+            parts.append(out.logits)
+    return torch.cat(parts, dim=1).numpy()
+
+
+def exported_logits(decoder, ids):
+    mask = np.ones_like(ids)
+    logits, past = decoder.run(ids[:, :-NEW], mask[:, :-NEW])
+    parts = [logits]
+    for index in range(NEW, 0, -1):
+        end = ids.shape[1] - index
+        logits, past = decoder.run(ids[:, end : end + 1], mask[:, : end + 1], past)
+        parts.append(logits)
+    return np.concatenate(parts, axis=1)
+
+
+def rope(kind, **settings):
+    return {"rope_scaling": {"rope_type": kind, **settings}}
+
+
+LONG = {"short_factor": [1.0] * 16, "long_factor": [4.0] * 16}
+CASES = {
+    "window": ("mistral", {"sliding_window": 64}, AS_IT_IS),
+    "window of some layers": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
+        AS_IT_IS,
+    ),
+    "windows and caps of scores": (
+        "gemma2",
+        {"sliding_window": 64, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.0},
+        AS_IT_IS,
+    ),
+    "norms of queries and keys": ("qwen3", {}, AS_IT_IS),
+    "clipped projections": ("olmo", {"clip_qkv": 100.0, "head_dim": 16}, AS_IT_IS),
+    "layers without positions": ("smollm3", {"no_rope_layer_interval": 2}, AS_IT_IS),
+    "part of a head": ("glm", {"partial_rotary_factor": 0.5}, AS_IT_IS),
+    "long rope": (
+        "phi3",
+        {"original_max_position_embeddings": 64, "head_dim": 16, "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}},
+        AS_IT_IS,
+    ),
+    "long rope of another family": ("llama", {"original_max_position_embeddings": 64, **rope("longrope", factor=2.0, **LONG)}, AS_IT_IS),
+    "dynamic rope": ("llama", {"max_position_embeddings": 64, **rope("dynamic", factor=2.0)}, AS_IT_IS),
+    "linear rope": ("llama", {"max_position_embeddings": 64, **rope("linear", factor=2.0)}, FUSED),
+    "yarn": ("llama", rope("yarn", factor=2.0, original_max_position_embeddings=64), FUSED),
+    "scores with a factor of their own": ("granite", {"attention_multiplier": 0.9, "head_dim": 16}, FUSED),
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True}, FUSED),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "settings", "attention"), CASES.values(), ids=CASES)
+def test_it_says_the_same_before_and_after_every_threshold(kind, settings, attention, tmp_path):
+    folder = saved(tmp_path / "model", kind, **settings)
+    (tmp_path / "onnx").mkdir()
+    facts = export(str(folder), None, tmp_path / "onnx")
+    assert facts["onnx_attention"] == attention
+    decoder = OnnxDecoder(tmp_path / "onnx" / MODEL_FILE)
+    for length in (48, 63, 66, 100):  # the third is decoded across 64
+        ids = torch.randint(3, 512, (1, length), generator=torch.Generator().manual_seed(length))
+        expected = expected_logits(folder, ids)
+        found = exported_logits(decoder, ids.numpy())
+        assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max(), length
+
+
+def test_positions_that_nothing_is_known_of_are_refused_in_one_line():
+    class Unknown(torch.nn.Module):
+        config = SimpleNamespace(
+            get_text_config=lambda: SimpleNamespace(to_dict=lambda: rope("something", factor=2.0))
+        )
+
+    with (
+        pytest.raises(
+            ScenarioError, match=r"something rotary positions depend .*use backend=torch"
+        ) as caught,
+        traceable_rope(Unknown()),
+    ):
+        pass
+    assert "\n" not in str(caught.value)
+
+
+def test_tracing_leaves_the_model_as_it_was(tmp_path):
+    folder = saved(tmp_path, "llama", max_position_embeddings=64, **rope("dynamic", factor=2.0))
+    model, _ = load.load_folder(folder, device="cpu", dtype=torch.float32)
+    embedding = model.model.rotary_emb
+    before = embedding.inv_freq.clone()
+    with traceable_rope(model):
+        embedding(torch.zeros(1), torch.arange(100)[None])
+        assert not torch.equal(embedding.inv_freq, before)
+    assert torch.equal(embedding.inv_freq, before)
+    assert "forward" not in vars(embedding)
