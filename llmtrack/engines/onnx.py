@@ -27,7 +27,7 @@ from llmtrack.engines.padding import pad_rows
 from llmtrack.engines.scoring import predicted, sum_nll
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
-from llmtrack.models.cache import damage, read_manifest
+from llmtrack.models.cache import read_manifest
 from llmtrack.models.context import context_length
 from llmtrack.models.load import identify
 from llmtrack.quantize.build import EXPORT_FACTS, onnx_folder
@@ -68,15 +68,7 @@ def load(variant: Variant) -> OnnxEngine:
         "graph_optimization": str(variant.option("graph_optimization", "all")),
     }
     start = time.perf_counter()
-    try:
-        decoder = OnnxDecoder(folder / MODEL_FILE, **settings)
-    except ScenarioError:
-        if not damage(folder, full=True):
-            raise
-        # The size is right and the content is not: what is damaged is made again.
-        (folder / MODEL_FILE).unlink()
-        folder = onnx_folder(variant, identity)
-        decoder = OnnxDecoder(folder / MODEL_FILE, **settings)
+    decoder = OnnxDecoder(folder / MODEL_FILE, **settings)
     seconds = time.perf_counter() - start
     manifest = read_manifest(folder)
     built = manifest.get("recipe", {})

@@ -1,16 +1,20 @@
 """A folder that is built once, by one process, and is either whole or not there.
 
 An entry is built in a temporary folder beside its final place and renamed into it. Its manifest names
-every file with its size and sha256, so that a damaged entry is noticed and built again.
+every file with its size and sha256, so that an entry that was damaged or replaced is noticed and built again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import re
 import shutil
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,12 @@ from llmtrack.errors import ModelLoadError
 
 MANIFEST = "llmtrack-manifest.json"
 LOCK_SECONDS = 1800.0  # a slow download and a conversion by another process
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# A file can change twice within one tick of its file system's clock.
+_TICK_NS = 100_000_000
+
+logger = logging.getLogger(__name__)
 
 
 def cache_root() -> Path:
@@ -52,7 +62,11 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]]) -> Path:
     try:
         models.mkdir(parents=True, exist_ok=True)
         with FileLock(lock, timeout=LOCK_SECONDS):
-            if damage(entry):
+            if problem := damage(entry):
+                if entry.exists():
+                    logger.warning(
+                        "the cached %s is not as it was made (%s): it is made again", name, problem
+                    )
                 _build(entry, build)
     except Timeout:
         raise ModelLoadError(
@@ -67,26 +81,32 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]]) -> Path:
     return entry
 
 
-def damage(entry: Path, full: bool = False) -> str | None:
-    """Return what is wrong with a cache entry, or None.
-
-    Args:
-        entry: the entry's folder.
-        full: compare the sha256 of every file too, not only its size.
-    """
+def damage(entry: Path) -> str | None:
+    """Return what is wrong with a cache entry, or None: every file must be there as it was made, and no other."""
     try:
-        files = read_manifest(entry)["files"]
+        manifest = read_manifest(entry)
+        files = manifest["files"]
+        if (made_as := manifest.get("entry", entry.name)) != entry.name:
+            return f"it was made as {made_as}"
         for name, expected in files.items():
             path = entry / name
             if path.stat().st_size != expected["size"]:
                 return f"{name} has another size than when it was made"
-            if full and sha256_of(path) != expected["sha256"]:
+            if file_digest(path) != expected["sha256"]:
                 return f"{name} has another content than when it was made"
+        if added := sorted(_files(entry) - {*files, MANIFEST}):
+            return f"{added[0]} was added"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{MANIFEST} cannot be read ({error})"
     return None
+
+
+def _files(entry: Path) -> set[str]:
+    """Return the files of an entry; hidden ones are a file browser's."""
+    names = (path.relative_to(entry).as_posix() for path in entry.rglob("*") if path.is_file())
+    return {name for name in names if not name.rpartition("/")[2].startswith(".")}
 
 
 def read_manifest(entry: Path) -> dict[str, Any]:
@@ -106,6 +126,33 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """Return a file's sha256, remembering it for as long as the file is not touched.
+
+    Reading the weights of a large model takes as long as loading them, and each worker loads anew. A file counts as
+    touched when its size, inode or one of its times (of content, of anything) has changed.
+    """
+    real = path.resolve()
+    state = real.stat()
+    known_by = f"{real}\0{state.st_size}\0{state.st_ino}\0{state.st_mtime_ns}\0{state.st_ctime_ns}"
+    key = hashlib.sha256(known_by.encode()).hexdigest()
+    note = cache_root() / "digests" / key
+    with suppress(OSError):
+        remembered = note.read_text(encoding="ascii")
+        if _SHA256.fullmatch(remembered):
+            return remembered
+    settled = abs(time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns)) > _TICK_NS
+    digest = sha256_of(real)
+    if not settled:
+        return digest
+    with suppress(OSError):  # a cache that cannot be written costs time only
+        note.parent.mkdir(parents=True, exist_ok=True)
+        draft = note.with_name(f"{key}.{os.getpid()}")
+        draft.write_text(digest, encoding="ascii")
+        os.replace(draft, note)
+    return digest
+
+
 def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> None:
     scratch = entry.with_name(f".{entry.name}.new")
     discarded = entry.with_name(f".{entry.name}.old")
@@ -120,7 +167,9 @@ def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> None:
             for path in sorted(scratch.rglob("*"))
             if path.is_file()
         }
-        (scratch / MANIFEST).write_text(json.dumps({**facts, "files": files}, indent=1), encoding="utf-8")
+        (scratch / MANIFEST).write_text(
+            json.dumps({**facts, "entry": entry.name, "files": files}, indent=1), encoding="utf-8"
+        )
         if entry.exists():
             os.replace(entry, discarded)  # a folder cannot be renamed over one that is not empty
         os.replace(scratch, entry)

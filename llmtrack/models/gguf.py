@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import bytelevel
-from llmtrack.models.cache import build_once
-from llmtrack.models.digests import file_digest
+from llmtrack.models.cache import build_once, file_digest
 from llmtrack.models.gguf_header import check_header
 
 if TYPE_CHECKING:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from llmtrack.errors import ModelLoadError
+from llmtrack.models.cache import file_digest
 
 REQUEST_SECONDS = 5.0
 # Bounds what a request's own time-out does not: name resolution and a library's retries.
 RESOLVE_SECONDS = 8.0
 
 _Result = TypeVar("_Result")
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 _VOCABULARIES = (
     "tokenizer.json",
@@ -38,10 +42,11 @@ def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
         revision: branch, tag or commit; None for the default branch.
 
     Raises:
-        ModelLoadError: it is not cached, and the hub cannot be reached.
+        ModelLoadError: it is not cached, and the hub cannot be reached; or what is cached is damaged.
     """
     cached = cached_snapshot(repo, revision)
     if cached is not None:
+        _check(cached)
         return cached, cached.name
     from huggingface_hub import HfApi, snapshot_download
 
@@ -59,6 +64,17 @@ def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
     files = wanted_files([sibling.rfilename for sibling in info.siblings or ()])
     folder = snapshot_download(repo, revision=info.sha, allow_patterns=files, etag_timeout=REQUEST_SECONDS)
     return Path(folder), str(info.sha)
+
+
+def _check(folder: Path) -> None:
+    """Refuse a snapshot whose large files are not those that were fetched: the cache names each by its sha256."""
+    for path in sorted(folder.iterdir()):
+        stored = path.resolve()
+        if _SHA256.fullmatch(stored.name) and file_digest(path) != stored.name:
+            raise ModelLoadError(
+                f"the hub's cached {path.name} is not what was fetched (its sha256 is another): delete {stored}, "
+                "and it is fetched again"
+            )
 
 
 def cached_snapshot(repo: str, revision: str | None = None) -> Path | None:

@@ -1,13 +1,16 @@
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import cache
-from llmtrack.models.digests import file_digest, folder_digest
+from llmtrack.models.cache import file_digest
+from llmtrack.models.digests import folder_digest
 from tests.conftest import HANG_S
 
 
@@ -37,7 +40,7 @@ def test_an_entry_is_built_once_with_its_manifest():
     manifest = cache.read_manifest(entry)
     assert manifest["made"] == "here"
     assert manifest["files"]["sub/file"]["size"] == len("content")
-    assert cache.damage(entry, full=True) is None
+    assert cache.damage(entry) is None
 
 
 @pytest.mark.parametrize("harm", ["shorten", "delete", "manifest", "half", "list"])
@@ -61,11 +64,77 @@ def test_a_damaged_entry_is_noticed_and_built_again(harm):
     assert sorted(path.name for path in entry.parent.iterdir()) == [".x.lock", "x"]
 
 
-def test_a_changed_byte_is_found_by_the_full_check():
-    entry = cache.build_once("x", Builder())
-    (entry / "sub" / "file").write_text("c0ntent")
+def keeping_times(change):
+    """Change a file, and give it back the time of its content that it had."""
+
+    def harm(path):
+        before = path.stat()
+        change(path)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    return harm
+
+
+def other_file(path):
+    twin = path.with_name("twin")
+    twin.write_text("c0ntent")
+    os.replace(twin, path)
+
+
+HARMS = {
+    "a byte": lambda path: path.write_text("c0ntent"),
+    "a byte, its time kept": keeping_times(lambda path: path.write_text("c0ntent")),
+    "another file": other_file,
+    "another file, its time kept": keeping_times(other_file),
+    "a file more": lambda path: path.with_name("added_tokens.json").write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("looked_at_before", [True, False])
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+def test_what_was_replaced_at_equal_size_is_made_again_and_said(harm, looked_at_before, caplog, monkeypatch):
+    monkeypatch.setattr(cache, "_TICK_NS", 0)  # so that digests are remembered at once
+    build = Builder()
+    entry = cache.build_once("x", build)
+    if looked_at_before:
+        assert cache.damage(entry) is None
+    time.sleep(0.05)  # past the tick of the file system's clock
+    harm(entry / "sub" / "file")
+    assert cache.build_once("x", build) == entry
+    assert build.calls == 2
+    assert (entry / "sub" / "file").read_text() == "content"
+    assert [path.name for path in (entry / "sub").iterdir()] == ["file"]
+    assert "the cached x is not as it was made" in caplog.text
     assert cache.damage(entry) is None
-    assert "another content" in cache.damage(entry, full=True)
+
+
+def test_an_entry_in_the_place_of_another_is_made_again(root):
+    right, other = Builder(), Builder("another")
+    entry = cache.build_once("x", right)
+    shutil.rmtree(entry)
+    shutil.copytree(cache.build_once("y", other), entry)
+    assert cache.damage(entry) == "it was made as y"
+    assert (cache.build_once("x", right) / "sub" / "file").read_text() == "content"
+
+
+def test_a_whole_entry_is_read_once_and_not_at_every_start(monkeypatch):
+    monkeypatch.setattr(cache, "_TICK_NS", 0)
+    build = Builder()
+    entry = cache.build_once("x", build)
+    assert cache.damage(entry) is None
+    monkeypatch.setattr(cache, "sha256_of", lambda path: pytest.fail("read again"))
+    assert cache.build_once("x", build) == entry
+
+
+def test_what_a_file_browser_leaves_is_no_damage():
+    entry = cache.build_once("x", Builder())
+    (entry / ".DS_Store").write_text("")
+    assert cache.damage(entry) is None
+
+
+def test_a_first_build_is_no_damage_to_speak_of(caplog):
+    cache.build_once("x", Builder())
+    assert not caplog.text
 
 
 def test_a_build_that_fails_leaves_nothing_behind(root):
@@ -114,17 +183,25 @@ print(build_once("x", build).name)
 
 
 def test_a_file_digest_is_remembered_until_the_file_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "_TICK_NS", 0)
     path = tmp_path / "model.safetensors"
     path.write_bytes(b"one")
     first = file_digest(path)
     assert first == cache.sha256_of(path)
     assert folder_digest(tmp_path) == f"safetensors:{first}"
-    monkeypatch.setattr("llmtrack.models.digests.sha256_of", lambda _: pytest.fail("read again"))
-    assert file_digest(path) == first
-    monkeypatch.undo()
-    path.write_bytes(b"two")
-    os.utime(path, ns=(1, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "sha256_of", lambda _: pytest.fail("read again"))
+        assert file_digest(path) == first
+    time.sleep(0.05)  # past the tick of the file system's clock
+    keeping_times(lambda at: at.write_bytes(b"two"))(path)
     assert file_digest(path) != first
+
+
+def test_a_file_that_has_just_changed_is_not_remembered(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(b"one")
+    file_digest(path)
+    assert not (cache.cache_root() / "digests").exists()
 
 
 def test_the_digest_of_several_files_depends_on_each_and_on_their_names(tmp_path):

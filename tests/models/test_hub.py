@@ -1,3 +1,4 @@
+import hashlib
 import shutil
 import threading
 import time
@@ -44,6 +45,21 @@ def test_a_cached_model_needs_no_network(cached, no_network):
     loaded = load("org/tiny")
     assert (loaded.model_id, loaded.revision) == ("org/tiny", SHA)
     assert load("org/tiny", revision=SHA).revision == SHA
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_cached_file_that_is_not_what_was_fetched_is_refused(cached, no_network, name):
+    content = (cached / name).read_bytes()
+    blob = cached.parents[1] / "blobs" / hashlib.sha256(content).hexdigest()
+    blob.parent.mkdir()
+    (cached / name).rename(blob)
+    (cached / name).symlink_to(blob)
+    assert load("org/tiny").digests.weights.startswith("safetensors:")
+    blob.write_bytes(content[:-1] + b"x")
+    with pytest.raises(
+        ModelLoadError, match=f"cached {name} is not what was fetched .*: delete .*{blob.name}"
+    ):
+        load("org/tiny")
 
 
 @pytest.mark.parametrize("gone", ["model.safetensors", "tokenizer.json", "config.json"])

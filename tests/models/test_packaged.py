@@ -61,7 +61,7 @@ def test_it_is_the_real_model(smollm2):
 
 
 def test_the_cached_files_are_as_they_were_made(smollm2_spec):
-    assert damage(packaged.ensure("smollm2"), full=True) is None
+    assert damage(packaged.ensure("smollm2")) is None
 
 
 @pytest.fixture
