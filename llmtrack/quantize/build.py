@@ -7,13 +7,10 @@ import errno
 import io
 import json
 import logging
-import multiprocessing
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from llmtrack.models.cache import MANIFEST, build_once, read_manifest
 from llmtrack.models.digests import ModelDigests
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.reasons import one_line
+from llmtrack.quantize.apart import run_apart
 from llmtrack.quantize.available import INSTALL_ONNX, installed_version, missing_modules
 from llmtrack.quantize.recipe import NONE, Job, Recipe, find_recipe
 from llmtrack.scenario import Scalar, Variant, digest
@@ -157,15 +155,7 @@ def _apart(what: str, folder: Path, work: Callable[..., dict[str, Any]], *argume
     """Do work in a process of its own: its memory does not count as the model's, and dying does not end this one."""
     started = time.perf_counter()
     logger.info("%s (once, then kept in the cache) ...", what)
-    context = multiprocessing.get_context("spawn")
-    try:
-        with ProcessPoolExecutor(max_workers=1, mp_context=context, initializer=_quieten) as pool:
-            facts = pool.submit(_guarded, str(folder), what, work, *arguments).result()
-    except BrokenProcessPool as error:
-        raise ScenarioError(
-            f"{what}: the process was killed, most likely for want of memory: use a smaller model, or free memory",
-            "out_of_memory",
-        ) from error
+    facts = run_apart(what, _guarded, str(folder), what, work, *arguments)
     seconds = time.perf_counter() - started
     logger.info("%s took %.0f s", what, seconds)
     return {**facts, "build_seconds": seconds}
@@ -192,11 +182,6 @@ def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *argum
                 "unsupported",
             ) from error
         raise ScenarioError(f"{what} failed: {one_line(error)[:300]}", "unsupported") from error
-
-
-def _quieten() -> None:
-    """Keep the libraries' advice out of the output; errors are raised."""
-    logging.disable(logging.WARNING)
 
 
 def _corpus_digest(corpus: str) -> str:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
-import llmtrack
+from llmtrack.child import environment
 from llmtrack.engines.base import Engine
 from llmtrack.errors import LlmtrackError
 from llmtrack.run.events import Event, Progress, event_from_json
@@ -168,15 +166,13 @@ class ProcessExecutor:
 
     def _start(self) -> subprocess.Popen[str]:
         if self._worker is None or self._worker.poll() is not None:
-            source = str(Path(llmtrack.__file__).parents[1])
-            path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
             self._worker = subprocess.Popen(
                 [sys.executable, "-m", "llmtrack.run.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
                 encoding="utf-8",
-                env=os.environ | {"PYTHONPATH": path},
+                env=environment(),
             )
         return self._worker
 

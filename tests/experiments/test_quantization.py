@@ -66,6 +66,17 @@ def test_all_is_what_can_run_here(monkeypatch):
     } <= set(found)
 
 
+def test_a_quick_run_asks_for_what_can_run_here(monkeypatch):
+    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": True)
+    assert quantization.quick(Config()).recipes == (
+        BASELINE, "torch/bfloat16", "onnx/float32", "onnx/int8-weight-only", "onnx/int8-mixed"
+    )  # fmt: skip
+    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": backend != "onnx")
+    assert quantization.quick(Config()).recipes == (BASELINE, "torch/bfloat16")
+    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": recipe == "none")
+    assert quantization.quick(Config()).recipes == (BASELINE, "torch/bfloat16", "onnx/float32")
+
+
 @pytest.mark.parametrize(
     ("label", "message"),
     [

@@ -7,9 +7,16 @@ import errno
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
+from llmtrack.child import environment
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
 from llmtrack.models.load import identify
 from llmtrack.quantize import available, build
@@ -25,6 +32,11 @@ def odd(*arguments):
 
 
 def dies(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves(*arguments):
+    os.write(2, b"libfast.so is missing\n")  # as a library does that Python cannot catch
     os._exit(9)
 
 
@@ -56,6 +68,64 @@ def test_a_process_that_was_killed_is_out_of_memory(tmp_path):
     ) as caught:
         build._apart("exporting", tmp_path, dies)
     assert caught.value.kind == "out_of_memory"
+
+
+def test_a_process_that_left_without_a_word_is_quoted(tmp_path):
+    with pytest.raises(ScenarioError, match=r"exporting: .* exit code 9 \(libfast.so is missing\)") as caught:
+        build._apart("exporting", tmp_path, leaves)
+    assert caught.value.kind == "unsupported"
+
+
+def test_what_is_made_apart_ends_with_the_process_that_asked(tmp_path):
+    code = """
+import os, sys
+from llmtrack.quantize.apart import run_apart
+from tests.quantize.test_build import waits
+run_apart("waiting", waits, sys.argv[1])
+"""
+    note = tmp_path / "pid"
+    parent = subprocess.Popen([sys.executable, "-c", code, str(note)])
+    wait_until(lambda: note.exists() and note.read_text())
+    child = int(note.read_text())
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE)
+
+
+def waits(note):
+    Path(note).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def wait_until(holds, seconds=60):
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("guard", ["", "if __name__ == '__main__':"])
+def test_a_script_needs_no_guard(guard, tmp_path):
+    """A child that ran the script again would print twice, and wait for what its parent holds."""
+    script = tmp_path / "script.py"
+    lines = [
+        "from filelock import FileLock",
+        "from llmtrack.quantize.apart import run_apart",
+        "print('begun', flush=True)",
+        guard or "if True:",
+        f"    with FileLock({str(tmp_path / 'lock')!r}, timeout=30):",
+        "        print(run_apart('counting', sum, (1, 2, 3)))",
+    ]
+    script.write_text("\n".join(lines))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.split() == ["begun", "6"], done.stderr
 
 
 def test_errors_keep_their_kind_from_another_process(tmp_path):

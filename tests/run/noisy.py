@@ -26,10 +26,11 @@ class NoisyEngine(ScriptedEngine):
         shout("generating")
         return super().generate(request, on_step)
 
-    def score(self, input_ids, attention_mask):
+    def score(self, input_ids, attention_mask, scored=None):
         shout("scoring")
-        DEATHS.get(self.model, lambda: None)()
-        return super().score(input_ids, attention_mask)
+        if scored is None:  # not where a timed run looks at the logits behind its output
+            DEATHS.get(self.model, lambda: None)()
+        return super().score(input_ids, attention_mask, scored)
 
 
 def load(variant):

@@ -1,0 +1,15 @@
+"""What a child process needs in order to import the llmtrack that its parent runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import llmtrack
+
+
+def environment() -> dict[str, str]:
+    """Return this process's environment, with the folder of this llmtrack first on the path of imports."""
+    source = str(Path(llmtrack.__file__).parents[1])
+    path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    return os.environ | {"PYTHONPATH": path}
