@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from llmtrack.models.context import context_length
+
 STATIC_ROPE = frozenset({"default", "linear", "yarn", "llama3"})
 """Kinds whose frequencies are the same at every length."""
 LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -34,20 +36,11 @@ def rope_kind(config: Mapping[str, Any]) -> str:
     return str(scaling.get("rope_type") or scaling.get("type") or "default")
 
 
-def context_of(config: Mapping[str, Any]) -> int | None:
-    """Return the positions that a model can take, a linear or dynamic scaling counted in; None if nothing says."""
-    names = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-    context = next((config[name] for name in names if _is_length(config.get(name))), None)
-    if context is None or rope_kind(config) not in ("linear", "dynamic"):
-        return context
-    return int(context * max(1.0, float(config["rope_scaling"].get("factor") or 1.0)))
-
-
 def windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the windows and chunks that keep some layer from what lies further back, within the model's context."""
     if config.get("use_sliding_window") is False or _is_full(config):
         return ()
-    context = context_of(config)
+    context = context_length(config)
     found = {value for name, value in _lengths(config) if _WINDOW.search(name)}
     return tuple(sorted(value for value in found if context is None or value < context))
 
@@ -71,7 +64,7 @@ def why_not_fused(config: Mapping[str, Any]) -> str:
 
 def thresholds(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the lengths within a model's context at which it may begin to compute in another way."""
-    context = context_of(config)
+    context = context_length(config)
     found = {value for _, value in _lengths(config)}
     return tuple(sorted(value for value in found if context is None or value < context))
 
@@ -86,7 +79,7 @@ def check_lengths(config: Mapping[str, Any], parameters: int) -> tuple[int, ...]
         config: the model's.
         parameters: of the model; the larger, the shorter what can be checked in seconds.
     """
-    context = context_of(config) or _LONGEST
+    context = context_length(config) or _LONGEST
     reach = min(context, max(SHORT, min(_LONGEST, _PARAMETER_TOKENS // max(1, parameters))))
     found = {min(SHORT, context)}
     for threshold in thresholds(config):

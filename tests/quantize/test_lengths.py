@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrack.quantize.lengths import check_lengths, context_of, rope_kind, thresholds, why_not_fused, windows
+from llmtrack.quantize.lengths import check_lengths, rope_kind, thresholds, why_not_fused, windows
 
 LLAMA = {"max_position_embeddings": 4096, "rope_theta": 1e4, "rope_scaling": None, "sliding_window": None}
 SMALL = 10**6
@@ -83,14 +83,6 @@ def test_a_large_model_is_checked_at_lengths_that_take_seconds(parameters, longe
 )
 def test_what_one_operator_cannot_say_is_seen_in_the_config(changes, why):
     assert why_not_fused({**LLAMA, **changes}) == why
-
-
-def test_a_scaling_lengthens_the_context():
-    assert context_of(LLAMA) == 4096
-    assert context_of({**LLAMA, **scaled("linear", factor=2.5)}) == 10240
-    assert context_of({**LLAMA, **scaled("yarn", factor=2.5)}) == 4096
-    assert context_of({"n_positions": 1024}) == 1024
-    assert context_of({}) is None
 
 
 def test_a_config_is_read_whole():
