@@ -205,8 +205,12 @@ def test_a_file_that_has_just_changed_is_not_remembered(tmp_path):
 
 
 def test_the_digest_of_several_files_depends_on_each_and_on_their_names(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / f"model-{name}.safetensors").write_bytes(name.encode())
-    both = folder_digest(tmp_path)
-    (tmp_path / "model-b.safetensors").rename(tmp_path / "model-c.safetensors")
-    assert folder_digest(tmp_path) != both
+    def digest(**files):
+        for name, content in files.items():
+            (tmp_path / f"{name}.safetensors").write_text(content)
+        parts = {name: f"{name}.safetensors" for name in files}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+        return folder_digest(tmp_path)
+
+    assert len({digest(a="a", b="b"), digest(a="a", c="b"), digest(a="a", b="c")}) == 3
+    assert digest(a="a", b="b") == digest(a="a", b="b")
