@@ -118,7 +118,8 @@ def test_the_cache_is_that_of_the_tensors_that_are_there(name):
     architecture, settings, expected = CACHES[name]
     info = small(architecture, **settings).info
     assert info.cache == expected
-    assert (info.kv_bytes_per_token, info.warnings) == (expected.per_token, ())
+    assert info.kv_bytes_per_token == expected.per_token
+    assert not any("no decode step could be tried" in warning for warning in info.warnings)
 
 
 # Bodies: q and o 64, k and v 32; two norms 16; the last norm 8. An expert: three matrices of 8 x 16.
