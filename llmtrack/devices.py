@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,6 +74,35 @@ def resolve_dtype(requested: str, device: str = "cpu") -> tuple[torch.dtype, str
 
     name, label = choose_dtype(requested, device, supports_bfloat16(device.split(":")[0]))
     return getattr(torch, name), label
+
+
+def stored_label(counts: Mapping[str, int], chosen: str = "") -> str:
+    """Return the label of what weights are really stored as: one dtype, or `mixed` with the share of each.
+
+    >>> stored_label({"bfloat16": 984, "float32": 16}, "bfloat16")
+    'mixed (bfloat16 98.4 %, float32 1.6 %)'
+
+    Args:
+        counts: number of weights by the name of their dtype.
+        chosen: label of `choose_dtype`, which holds where all weights are what it names; one that ends in `weights`
+            is a recipe's, which says itself how it stores them.
+    """
+    name, bracket, reason = chosen.partition(" (")
+    if name.endswith(" weights") or set(counts) == {name}:
+        return chosen
+    if len(counts) == 1:
+        return next(iter(counts))
+    total = sum(counts.values())
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    shares = ", ".join(f"{each} {_percent(count / total)}" for each, count in ordered)
+    return f"mixed ({shares})" + (f", {name}{bracket}{reason}" if bracket else "")
+
+
+def _percent(share: float) -> str:
+    """Return a share in percent, without rounding it to none or to all."""
+    if share < 0.0005:
+        return "<0.1 %"
+    return ">99.9 %" if share > 0.9995 else f"{100 * share:.1f} %"
 
 
 def resolve_device(requested: str = "auto") -> str:

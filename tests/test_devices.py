@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llmtrack import devices
-from llmtrack.devices import canonical_dtype, choose_dtype, resolve_device, resolve_dtype
+from llmtrack.devices import canonical_dtype, choose_dtype, resolve_device, resolve_dtype, stored_label
 from llmtrack.errors import UsageError
 
 ALIASES = {
@@ -102,3 +102,29 @@ def test_devices_that_are_not_there(monkeypatch, asked, count, message):
     gpus(monkeypatch, count)
     with pytest.raises(UsageError, match=message):
         resolve_device(asked)
+
+
+@pytest.mark.parametrize(
+    ("counts", "chosen", "label"),
+    [
+        ({"float32": 5}, "float32", "float32"),
+        ({"float32": 5}, "float32 (forced on CPU)", "float32 (forced on CPU)"),
+        ({"bfloat16": 5}, "float32 (forced on CPU)", "bfloat16"),
+        ({"bfloat16": 5}, "", "bfloat16"),
+        ({"bfloat16": 3, "float32": 1}, "bfloat16", "mixed (bfloat16 75.0 %, float32 25.0 %)"),
+        ({"float32": 1, "bfloat16": 9999}, "bfloat16", "mixed (bfloat16 >99.9 %, float32 <0.1 %)"),
+        (
+            {"float32": 3, "float16": 1},
+            "float32 (forced on CPU)",
+            "mixed (float32 75.0 %, float16 25.0 %), float32 (forced on CPU)",
+        ),
+        (
+            {"int8": 2, "bfloat16": 1, "float32": 1},
+            "bfloat16",
+            "mixed (int8 50.0 %, bfloat16 25.0 %, float32 25.0 %)",
+        ),
+        ({"float32": 3, "int8": 1}, "int8 weights (float32)", "int8 weights (float32)"),
+    ],
+)
+def test_the_label_of_what_is_stored(counts, chosen, label):
+    assert stored_label(counts, chosen) == label

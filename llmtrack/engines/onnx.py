@@ -159,11 +159,11 @@ class OnnxEngine:
 
         self.tokenizer = tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         self._decoder = decoder
-        self._pad_id = tokens.pad_id(tokenizer)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self._pad_id = tokens.pad_id(tokenizer, int(config["vocab_size"]))
         self._eos_ids = tokens.eos_ids(GenerationConfig.from_pretrained(str(folder)), tokenizer)
         if not reset_peak_rss():
             warnings += ("peak memory is that of the whole process: this system cannot reset it",)
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         stored, read = weight_sizes(folder / MODEL_FILE)
         self._info = EngineInfo(
             model_id=model_id,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from llmtrack.devices import resolve_device, resolve_dtype
+from llmtrack.devices import resolve_device, resolve_dtype, stored_label
 from llmtrack.engines import tokens
 from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest, Tokenized
 from llmtrack.engines.forgetting import reset_rope
@@ -19,7 +20,7 @@ from llmtrack.engines.scoring import predicted, sum_nll
 from llmtrack.engines.step import Step, observe_step, stored_tensors
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.measure.metrics import CacheGrowth
-from llmtrack.models.context import context_length
+from llmtrack.models.context import context_length, first_position
 from llmtrack.models.decoder import forward_inputs
 from llmtrack.models.load import load_model
 from llmtrack.quantize.recipe import NONE, find_recipe
@@ -89,26 +90,30 @@ class TorchEngine:
         self.model: Any = model
         self.tokenizer = tokenizer
         self._device = next(model.parameters()).device
-        self._pad_id = tokens.pad_id(tokenizer)
+        self._first_position = first_position(model)
+        self._stateful: list[Any] = [
+            module for module in model.modules() if hasattr(module, "recurrent_states")
+        ]
+        self._pad_id = tokens.pad_id(tokenizer, int(model.config.get_text_config().vocab_size))
         self._eos_ids = tokens.eos_ids(model.generation_config, tokenizer)
         self._head: torch.nn.Module | None = None
         self._head_checked = False
         peak_is_resettable = self._device.type == "cuda" or reset_peak_rss()
         if not peak_is_resettable:
             warnings += ("peak memory is that of the whole process: this system cannot reset it",)
-        dtype_name = parameter_dtype(model)
+        dtype_name = next(iter(stored_dtypes(model)))
         step, unseen = _step_of(model)
         self._sharing = sharing_of(model, self._logits, recurrent=step.cache.constant > 0)
         self._info = EngineInfo(
             model_id=model_id or getattr(model.config, "_name_or_path", "") or type(model).__name__,
             device=str(self._device),
-            dtype_label=dtype_label if dtype_name in dtype_label else dtype_name,
+            dtype_label=stored_label(stored_dtypes(model), dtype_label),
             model_size_bytes=_model_size_bytes(model),
             step_weight_bytes=step.weight_bytes,
             kv_bytes_per_token=step.cache.per_token,
             kv_windows=step.cache.windows,
             state_bytes=step.cache.constant,
-            context_length=context_length(model.config.get_text_config().to_dict()),
+            context_length=_context_of(model, self._first_position),
             vocab_size=int(model.config.get_text_config().vocab_size),
             load_time_s=load_time_s,
             file_size_bytes=file_size_bytes,
@@ -233,7 +238,7 @@ class TorchEngine:
 
     def close(self) -> None:
         """Free the model."""
-        del self.model, self._head
+        del self.model, self._head, self._stateful
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -287,16 +292,25 @@ class TorchEngine:
             ).logits
 
     def _forward(self, module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-        return module(**forward_inputs(module, input_ids, attention_mask))
+        for stateful in self._stateful:  # that of the rows before, and of as many
+            stateful.recurrent_states = None
+        return module(**forward_inputs(module, input_ids, attention_mask, self._first_position))
 
 
-def parameter_dtype(model: torch.nn.Module) -> str:
-    """Return the name of the dtype that most bytes of the loaded parameters have."""
-    sizes: dict[str, int] = {}
-    for parameter in model.parameters():
-        name = str(parameter.dtype).removeprefix("torch.")
-        sizes[name] = sizes.get(name, 0) + parameter.numel() * parameter.element_size()
-    return max(sizes, key=lambda name: sizes[name])
+def _context_of(model: PreTrainedModel, first: int) -> int | None:
+    positions = context_length(model.config.get_text_config().to_dict())
+    return None if positions is None else positions - first
+
+
+def stored_dtypes(model: torch.nn.Module) -> dict[str, int]:
+    """Return how many weights are stored as which dtype, the most frequent first: parameters and what is saved with them."""
+    counts: Counter[str] = Counter()
+    saved = model.state_dict(keep_vars=True).values()
+    for tensor in {id(each): each for each in saved if isinstance(each, torch.Tensor)}.values():
+        # Numbers that are no parameters are tables of positions.
+        if isinstance(tensor, torch.nn.Parameter) or tensor.is_floating_point():
+            counts[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+    return dict(counts.most_common())
 
 
 class _StepStreamer(BaseStreamer):

@@ -102,11 +102,14 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
     return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
 
-def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id that fills a batch up: the tokenizer's pad, its EOS, or 0."""
-    return next(
-        (int(each) for each in (tokenizer.pad_token_id, tokenizer.eos_token_id) if each is not None), 0
-    )
+def pad_id(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
+    """Return the id that fills a batch up: the tokenizer's pad, its EOS, or 0.
+
+    Pads are masked, so any id will do that the model has: a pad that was added to a tokenizer after the model was made
+    lies beyond its table.
+    """
+    named = (tokenizer.pad_token_id, tokenizer.eos_token_id)
+    return next((int(each) for each in named if each is not None and 0 <= each < vocab_size), 0)
 
 
 def eos_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -34,6 +34,22 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     return max(lengths)
 
 
+def first_position(model: Any) -> int:
+    """Return the number that a model gives to the first token of a row.
+
+    0, but in RoBERTa and its kin, whose tables of positions begin beyond the row of the pad.
+    """
+    return max(
+        (
+            padding + 1
+            for name, module in model.named_modules()
+            if name.endswith("position_embeddings")
+            and isinstance(padding := getattr(module, "padding_idx", None), int)
+        ),
+        default=0,
+    )
+
+
 def _rope_settings(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the rotary settings of a config, in the spelling of either version; kinds of layers may have their own."""
     for name in ("rope_scaling", "rope_parameters"):

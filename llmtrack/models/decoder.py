@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ModelLoadError
+from llmtrack.models.context import context_length, first_position
 from llmtrack.models.digests import weight_files
 
 if TYPE_CHECKING:
@@ -169,9 +170,8 @@ def looks_ahead(model: Any, special_ids: Iterable[int] = ()) -> bool:
 
     config = model.config.get_text_config()
     vocabulary = int(config.vocab_size)
-    context = getattr(config, "max_position_embeddings", None) or 0
-    # Some count positions from beyond the pad's id, so that their table is longer than what they can read.
-    length = max(2, min(_PROBE_TOKENS, context // 2)) if context > 0 else _PROBE_TOKENS
+    context = (context_length(config.to_dict()) or _PROBE_TOKENS) - first_position(model)
+    length = max(2, min(_PROBE_TOKENS, context))
     avoided = {*special_ids, *_ids_of(model.config), *_ids_of(config)}
     usable = [each for each in range(min(vocabulary, 4096)) if each not in avoided]
     usable = usable if len(usable) > 1 else list(range(vocabulary))
@@ -196,7 +196,7 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     import torch
 
     with torch.inference_mode():
-        logits: Any = model(**forward_inputs(model, ids, torch.ones_like(ids))).logits
+        logits: Any = model(**forward_inputs(model, ids, torch.ones_like(ids), first_position(model))).logits
     if logits.ndim != 3 or logits.shape[:2] != ids.shape:
         raise ModelLoadError(
             f"{type(model).__name__} gives no logits for each token: it is no language model of text"
@@ -204,13 +204,16 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return logits[0]
 
 
-def forward_inputs(module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
+def forward_inputs(
+    module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, first_position: int = 0
+) -> dict[str, Any]:
     """Return the arguments of a pass without a cache, as far as the module takes them.
 
     Args:
         module: a transformers model, or the body of one.
         input_ids: (rows, length) token ids.
         attention_mask: (rows, length), 1 for real tokens; pads on either side.
+        first_position: number of a row's first token (`llmtrack.models.context.first_position`).
     """
     takes = inspect.signature(module.forward).parameters
     takes_any = any(each.kind is each.VAR_KEYWORD for each in takes.values())
@@ -219,7 +222,7 @@ def forward_inputs(module: Any, input_ids: torch.Tensor, attention_mask: torch.T
         if takes_any or name in takes:
             inputs[name] = value
     if "position_ids" in takes:
-        inputs["position_ids"] = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+        inputs["position_ids"] = (attention_mask.cumsum(dim=1) - 1).clamp(min=0) + first_position
     return inputs
 
 

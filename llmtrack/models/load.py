@@ -221,6 +221,7 @@ def load_folder(
     refuse_other_architectures(config)
     restore_rope(config)
     _use_plain_kernels(config, device)
+    _forget_impossible_pad(config)
     with tokenizer_explained(folder):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **safe)
     with quantized_explained(config):
@@ -243,6 +244,14 @@ def _use_plain_kernels(config: Any, device: str) -> None:
     kernels = device.startswith("cuda") and all(map(find_spec, ("mamba_ssm", "causal_conv1d")))
     if getattr(config, "use_mamba_kernels", False) and not kernels:
         config.use_mamba_kernels = False
+
+
+def _forget_impossible_pad(config: Any) -> None:
+    """Forget the id of a pad that the model has no row for: pads are masked, and making the model would fail."""
+    for each in (config, config.get_text_config()):
+        pad = getattr(each, "pad_token_id", None)
+        if pad is not None and not 0 <= pad < getattr(each, "vocab_size", pad + 1):
+            each.pad_token_id = None
 
 
 def clean_generation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

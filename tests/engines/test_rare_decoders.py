@@ -1,0 +1,201 @@
+"""Decoders that differ from a Llama in their state, their positions, their pads or their dtypes run like any other."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from llmtrack.devices import stored_label
+from llmtrack.engines import pytorch
+from llmtrack.engines.base import GenerateRequest
+from llmtrack.engines.padding import pad_rows
+from llmtrack.engines.pytorch import TorchEngine, stored_dtypes
+from llmtrack.models import synthetic
+from llmtrack.quality.perplexity import score_documents, score_rolling
+from llmtrack.scenario import Variant
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 258,
+}
+ROWS = ((5, 17, 99, 200, 3), (250, 11, 12, 13, 14))
+
+
+@pytest.fixture
+def folder_of(tmp_path, monkeypatch):
+    """Save a small random model of an architecture as a folder."""
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+
+    def saved(architecture, tokenizer=None, **settings):
+        model = random_model(architecture, **settings)
+        model.save_pretrained(str(tmp_path / "model"))
+        (tokenizer or byte_tokenizer()).save_pretrained(str(tmp_path / "model"))
+        return tmp_path / "model"
+
+    return saved
+
+
+def byte_tokenizer():
+    return synthetic.build_tokenizer(synthetic.PRESETS["tiny"])
+
+
+def random_model(architecture, **settings):
+    config = AutoConfig.for_model(architecture, **{**SIZES, **settings})
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.ndim > 1 and "A_log" not in name:
+                    parameter.normal_(0.0, 0.3)
+    return model
+
+
+def load(folder, dtype="float32"):
+    return pytorch.load(Variant(str(folder), device="cpu", dtype=dtype))
+
+
+def plain_loss(model, row):
+    """The summed loss of a row by the model's own plain call."""
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([row])).logits[0, :-1].double()
+    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum"))
+
+
+STATES = {
+    "mamba": {},
+    "mamba2": {"num_heads": 4, "head_dim": 8, "n_groups": 1, "state_size": 4, "expand": 2, "chunk_size": 4},
+    "falcon_mamba": {},
+    "rwkv": {"attention_hidden_size": 16},
+    "recurrent_gemma": {"head_dim": 8, "block_types": ["recurrent", "attention"]},
+    "jamba": {
+        "num_experts": 2,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "mamba_dt_rank": 2,
+    },
+    "openai-gpt": {},  # its forward takes no use_cache
+}
+
+
+@pytest.mark.parametrize("architecture", STATES)
+def test_states_instead_of_a_cache(folder_of, architecture):
+    engine = load(folder_of(architecture, **STATES[architecture]))
+    steps = []
+    done = engine.generate(GenerateRequest(ROWS, 4), lambda: steps.append(1))
+    assert [len(row) for row in done.new_ids] == [4, 4]
+    assert len(steps) == 4
+    sums, counts = engine.score(*pad_rows(ROWS, 0, "right"))
+    assert counts.tolist() == [4, 4]
+    assert sums.tolist() == pytest.approx([plain_loss(engine.model, row) for row in ROWS], rel=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["roberta", "camembert", "xlm-roberta-xl", "bert", "electra", "opt"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_positions_are_counted_as_the_model_counts_them(architecture, side):
+    settings = {"opt": {"ffn_dim": 16, "word_embed_proj_dim": 16}}.get(architecture, {})
+    model = random_model(architecture, is_decoder=True, **{"pad_token_id": 1, **settings})
+    engine = TorchEngine(model, byte_tokenizer())
+    rows = (ROWS[0], ROWS[1][:3])
+    sums, _ = engine.score(*pad_rows(rows, 0, side))
+    assert sums.tolist() == pytest.approx([plain_loss(model, row) for row in rows], rel=1e-5)
+    beyond_the_pad = "roberta" in architecture or architecture == "camembert"
+    assert engine.info.context_length == (62 if beyond_the_pad else 64)
+
+
+@pytest.mark.parametrize("pad", [300, 5000, -1])
+def test_a_pad_that_the_model_has_no_row_for(folder_of, pad):
+    tokenizer = byte_tokenizer()
+    if pad == 5000:
+        tokenizer.add_tokens([f"<extra-{number}>" for number in range(100)])
+    tokenizer.add_special_tokens({"pad_token": "<the-pad>"})
+    assert tokenizer.pad_token_id >= 300
+    folder = folder_of("llama", tokenizer, pad_token_id=None)
+    text = (folder / "config.json").read_text().replace('"pad_token_id": null', f'"pad_token_id": {pad}')
+    (folder / "config.json").write_text(text)
+    engine = load(folder)
+    rows = ((5, 17, 99), (250, 11, 12, 13, 14))
+    done = engine.generate(GenerateRequest(rows, 3, ignore_eos=False), lambda: None)
+    alone = [
+        engine.generate(GenerateRequest((row,), 3, ignore_eos=False), lambda: None).new_ids[0] for row in rows
+    ]
+    assert list(done.new_ids) == alone
+    losses = {
+        score_documents(engine, ["abc", "defgh"], max_length=32, padding_side=side).loss
+        for side in ("left", "right")
+    }
+    assert max(losses) == pytest.approx(min(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "dynamic", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0},
+        {"rope_type": "longrope", "factor": 4.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_a_scaled_context_is_read_up_to_its_scaled_length(rope):
+    engine = TorchEngine(
+        random_model("llama", max_position_embeddings=16, rope_scaling=rope), byte_tokenizer()
+    )
+    assert engine.info.context_length == 64
+    assert math.isfinite(score_rolling(engine, ["x" * 100], max_length=64).loss)
+
+
+@pytest.mark.parametrize("context", [-1, 0])
+def test_a_context_that_is_no_number_of_positions_is_no_limit(context):
+    model = random_model("llama")
+    model.config.max_position_embeddings = context
+    engine = TorchEngine(model, byte_tokenizer())
+    assert engine.info.context_length is None
+    assert math.isfinite(score_rolling(engine, ["x" * 40], max_length=32).loss)
+
+
+# Llama of these sizes: 300 x 16 embedding and head; a layer: q 256, k and v 128 each, o 256, three of 384; norms of 16.
+WEIGHTS = 2 * 4800 + 2 * (256 + 2 * 128 + 256 + 3 * 384 + 2 * 16) + 16
+
+
+@pytest.mark.parametrize(
+    ("kept", "label"),
+    [
+        ((), "bfloat16"),
+        (("norm",), "mixed (bfloat16 {:.1f} %, float32 {:.1f} %)"),
+        (("lm_head",), "mixed (bfloat16 {:.1f} %, float32 {:.1f} %)"),
+    ],
+)
+def test_a_model_that_keeps_weights_in_float32_is_mixed(kept, label):
+    model = random_model("llama").to(torch.bfloat16)
+    held = 0
+    for name, module in model.named_modules():
+        if kept and name.endswith(kept[0]):
+            held += sum(parameter.numel() for parameter in module.to(torch.float32).parameters())
+    share = 100 * held / WEIGHTS
+    assert stored_label(stored_dtypes(model), "bfloat16") == label.format(100 - share, share)
+
+
+def test_weights_stored_in_8_bits_show():
+    model = random_model("llama")
+    model.model.norm.codes = torch.nn.Parameter(torch.zeros(WEIGHTS, dtype=torch.int8), requires_grad=False)
+    assert stored_label(stored_dtypes(model)) == "mixed (float32 50.0 %, int8 50.0 %)"
+
+
+def test_weights_saved_beside_the_parameters_count_and_tables_of_positions_do_not():
+    model = random_model("llama").to(torch.bfloat16)
+    model.register_buffer("router_bias", torch.zeros(WEIGHTS))
+    model.register_buffer("places", torch.arange(5 * WEIGHTS))
+    assert stored_label(stored_dtypes(model)) == "mixed (bfloat16 50.0 %, float32 50.0 %)"
