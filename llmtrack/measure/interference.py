@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from dataclasses import dataclass
 
 import psutil
+
+from llmtrack.measure.gpus import ask, card_of, torch_uuid
 
 BUSY_SHARE = 0.10
 
@@ -58,18 +59,14 @@ def gpu_warning(device: str) -> tuple[str, ...]:
     """Return a warning in words when other processes hold the GPU, as far as the driver tells."""
     if not device.startswith("cuda"):
         return ()
-    index = device.partition(":")[2] or "0"
-    try:
-        listing = subprocess.run(
-            ["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader", f"--id={index}"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
+    card = card_of(device, torch_uuid(device))
+    if card is None:
         return ()
-    others = {int(word) for word in listing.split() if word.isdigit()} - {os.getpid()}
+    listing = ask("--query-compute-apps=pid", "--format=csv,noheader", f"--id={card.uuid}")
+    others = {int(pid) for pid, *_ in listing if pid.isdigit()} - {os.getpid()}
     if not others:
         return ()
-    return (f"{len(others)} other process(es) use GPU {index}: stop them and measure again",)
+    shared = ", some maybe in other MIG instances of it" if card.instances else ""
+    return (
+        f"{len(others)} other process(es) use the GPU {card.name} ({card.uuid}){shared}: stop them and measure again",
+    )

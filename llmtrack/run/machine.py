@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path, PurePosixPath
 
 from llmtrack.devices import supports_bfloat16
+from llmtrack.measure.gpus import card_of, torch_uuid
 
 PACKAGES = (
     "torch",
@@ -28,7 +28,8 @@ def describe() -> dict[str, str]:
 
     Keys: `version.PACKAGE`, `threads`, `interop_threads`, `devices` (comma list), `bfloat16` (the kinds of
     device that have it, comma list), `cpu_quota` (CPUs' worth of time that the control group allows) and `cpu_affinity`
-    (numbers of the CPUs that may be used) where they are limited, `gpu`, `gpu_driver` and `cuda` where there is one.
+    (numbers of the CPUs that may be used) where they are limited, and where there is a GPU `gpu` (the cards that CUDA
+    shows, in its order; one name if all are alike), `gpu_uuids` (comma list), `gpu_driver` and `cuda`.
     """
     import torch
 
@@ -46,10 +47,9 @@ def describe() -> dict[str, str]:
     facts["devices"] = ",".join(["cpu", *(f"cuda:{index}" for index in range(gpus))])
     facts["bfloat16"] = ",".join(kind for kind in ("cpu", "cuda") if supports_bfloat16(kind))
     if gpus:
-        facts["gpu"] = torch.cuda.get_device_name(0)
+        facts |= _gpus(gpus)
         facts["gpu_count"] = str(gpus)
         facts["cuda"] = str(torch.version.cuda)
-        facts["gpu_driver"] = _gpu_driver()
     return facts
 
 
@@ -124,9 +124,15 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _gpu_driver() -> str:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
+def _gpus(count: int) -> dict[str, str]:
+    import torch
+
+    devices = [f"cuda:{index}" for index in range(count)]
+    names = [torch.cuda.get_device_name(device) for device in devices]
+    cards = [card_of(device, torch_uuid(device)) for device in devices]
+    drivers = {card.driver for card in cards if card}
+    return {
+        "gpu": names[0] if len(set(names)) == 1 else ", ".join(names),
+        "gpu_uuids": ",".join(card.uuid if card else "unknown" for card in cards),
+        "gpu_driver": ", ".join(sorted(drivers)) or "unknown",
+    }

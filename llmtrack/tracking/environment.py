@@ -44,6 +44,7 @@ NOT_SPEED = frozenset(
         "git_branch",
         "git_commit",
         "git_dirty",
+        "gpu_uuids",
         "llmtrack_version",
         "llmtrack_git_commit",
         "llmtrack_git_dirty",

@@ -1,0 +1,126 @@
+"""Which GPU of the machine a device of torch's is: by its UUID, since CUDA may hide and reorder cards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_TIMEOUT_S = 10
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU as its driver lists it, in the order of the PCI bus.
+
+    Attributes:
+        uuid: such as `GPU-5c1f...`.
+        name: of the model.
+        driver: version of the driver.
+        instances: UUIDs of its MIG instances.
+    """
+
+    uuid: str
+    name: str
+    driver: str
+    instances: tuple[str, ...] = ()
+
+
+def ask(*options: str) -> list[list[str]]:
+    """Return what nvidia-smi answers, a list of fields a line; nothing where there is no such driver."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *options],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [[field.strip() for field in line.split(",")] for line in done.stdout.splitlines() if line.strip()]
+
+
+def cards() -> tuple[Card, ...]:
+    """Return all cards that the driver knows, hidden ones too."""
+    instances: dict[str, list[str]] = {}
+    card = ""
+    for line in map(",".join, ask("-L")):
+        uuid = line.rpartition("UUID:")[2].strip(" )")
+        if uuid.startswith("MIG-"):
+            instances.setdefault(card, []).append(uuid)
+        else:
+            card = uuid
+    rows = ask("--query-gpu=uuid,name,driver_version", "--format=csv,noheader")
+    return tuple(
+        Card(row[0], row[1], row[2], tuple(instances.get(row[0], ()))) for row in rows if len(row) == 3
+    )
+
+
+def card_of(device: str, own_uuid: str | None = None) -> Card | None:
+    """Return the card behind a device of torch's, None where that cannot be told.
+
+    Args:
+        device: `cuda` or `cuda:N`.
+        own_uuid: the UUID that torch tells of the device, if it does.
+    """
+    index = device.partition(":")[2] or "0"
+    if not device.startswith("cuda") or not index.isdigit():
+        return None
+    known = cards()
+    if own_uuid:
+        return next((card for card in known if own_uuid.lower() in card.uuid.lower()), None)
+    visible = visible_cards(os.environ, known)
+    return visible[int(index)] if int(index) < len(visible) else None
+
+
+def torch_uuid(device: str) -> str | None:
+    """Return the UUID that torch tells of a CUDA device; None for an old torch, or without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return str(uuid) if uuid is not None else None
+
+
+def visible_cards(environ: Mapping[str, str], known: Sequence[Card]) -> tuple[Card, ...]:
+    """Return the cards that CUDA shows, in its order, by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+
+    By CUDA's rules an entry that names no card hides all that follow. Its own order is by speed, which is that of
+    the bus where all cards are alike; of unlike ones nothing is told, unless the entries are UUIDs.
+
+    Args:
+        environ: the environment.
+        known: all cards, in the order of the bus.
+    """
+    by_bus = (
+        environ.get("CUDA_DEVICE_ORDER", "").strip() == "PCI_BUS_ID"
+        or len({each.name for each in known}) <= 1
+    )
+    if "CUDA_VISIBLE_DEVICES" not in environ:
+        return tuple(known) if by_bus else ()
+    found: list[Card] = []
+    for entry in environ["CUDA_VISIBLE_DEVICES"].split(","):
+        card = _named(entry.strip(), known, by_bus)
+        if card is None:
+            break
+        found.append(card)
+    return tuple(found)
+
+
+def _named(entry: str, known: Sequence[Card], by_bus: bool) -> Card | None:
+    if entry.isdigit():
+        return known[int(entry)] if by_bus and int(entry) < len(known) else None
+    if entry.startswith("MIG-GPU-"):  # the old form: MIG-GPU-UUID/instance/part
+        entry = entry.removeprefix("MIG-").partition("/")[0]
+    # A UUID may be shortened, as long as it is clear which card is meant.
+    fitting = [
+        card
+        for card in known
+        if entry.startswith(("GPU-", "MIG-"))
+        and any(uuid.startswith(entry) for uuid in (card.uuid, *card.instances))
+    ]
+    return fitting[0] if len(fitting) == 1 else None

@@ -1,0 +1,127 @@
+"""The card behind a device: CUDA hides and reorders cards, and the driver's tool knows nothing of it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+import pytest
+import torch
+
+from llmtrack.measure import gpus
+from llmtrack.measure.gpus import Card, card_of, cards, visible_cards
+from llmtrack.measure.interference import gpu_warning
+from llmtrack.run import machine
+
+UUIDS = ("GPU-aaaa-0", "GPU-aabb-1", "GPU-bbbb-2", "GPU-cccc-3")
+ALIKE = tuple(Card(uuid, "A", "550") for uuid in UUIDS)
+UNLIKE = (Card("GPU-aaaa-0", "old", "550"), Card("GPU-aabb-1", "new", "550"))
+MIG = (
+    Card("GPU-aaaa-0", "A", "550", ("MIG-1111", "MIG-2222")),
+    Card("GPU-bbbb-2", "A", "550", ("MIG-3333",)),
+)
+BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+@pytest.mark.parametrize(("known", "environ", "numbers"), [
+    (ALIKE, {}, (0, 1, 2, 3)),
+    (ALIKE, {"CUDA_VISIBLE_DEVICES": "3"}, (3,)),
+    (ALIKE, {"CUDA_VISIBLE_DEVICES": " 2, 0 "}, (2, 0)),
+    (ALIKE, {"CUDA_VISIBLE_DEVICES": ""}, ()),
+    (ALIKE, {"CUDA_VISIBLE_DEVICES": "-1"}, ()),
+    (ALIKE, {"CUDA_VISIBLE_DEVICES": "1,7,2"}, (1,)),
+    (ALIKE, {"CUDA_VISIBLE_DEVICES": "1,-1,2"}, (1,)),
+    (ALIKE, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ()),
+    (ALIKE, {"CUDA_VISIBLE_DEVICES": "GPU-bbbb-2,GPU-aaaa-0"}, (2, 0)),
+    (ALIKE, {"CUDA_VISIBLE_DEVICES": "GPU-c"}, (3,)),
+    (ALIKE, {"CUDA_VISIBLE_DEVICES": "GPU-aa"}, ()),  # which of two?
+    (ALIKE, {"CUDA_VISIBLE_DEVICES": "GPU-gone,1"}, ()),
+    (UNLIKE, {}, ()),  # by speed, which the driver does not tell
+    (UNLIKE, BUS, (0, 1)),
+    (UNLIKE, BUS | {"CUDA_VISIBLE_DEVICES": "1"}, (1,)),
+    (UNLIKE, {"CUDA_VISIBLE_DEVICES": "1"}, ()),
+    (UNLIKE, {"CUDA_VISIBLE_DEVICES": "GPU-aabb-1"}, (1,)),
+    (MIG, {"CUDA_VISIBLE_DEVICES": "MIG-3333"}, (1,)),
+    (MIG, {"CUDA_VISIBLE_DEVICES": "MIG-2222"}, (0,)),
+    (MIG, {"CUDA_VISIBLE_DEVICES": "MIG-GPU-bbbb-2/3/0"}, (1,)),
+    (MIG, {"CUDA_VISIBLE_DEVICES": "MIG-"}, ()),
+    ((), {"CUDA_VISIBLE_DEVICES": "0"}, ()),
+    ((), {}, ()),
+])  # fmt: skip
+def test_what_cuda_shows(known, environ, numbers):
+    assert visible_cards(environ, known) == tuple(known[number] for number in numbers)
+
+
+FAKE = """#!{python}
+import sys
+cards = {uuids!r}
+options = dict(each.partition("=")[::2] for each in sys.argv[1:])
+if "-L" in options:
+    for number, uuid in enumerate(cards):
+        print(f"GPU {{number}}: NVIDIA A (UUID: {{uuid}})")
+        if number == 1:
+            print("  MIG 1g.10gb     Device  0: (UUID: MIG-1111)")
+elif "--query-gpu" in options:
+    for uuid in cards:
+        print(f"{{uuid}}, NVIDIA A, 550.1")
+elif options.get("--id") == "GPU-cccc-3":
+    print("4242\\n[N/A]")
+"""
+
+
+@pytest.fixture
+def four_cards(tmp_path, monkeypatch):
+    """An nvidia-smi that knows four cards; another program uses the last."""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(FAKE.format(python=sys.executable, uuids=UUIDS))
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+
+
+@pytest.mark.usefixtures("four_cards")
+def test_the_card_that_is_used_is_the_one_that_is_asked_about(monkeypatch):
+    assert [card.uuid for card in cards()] == list(UUIDS)
+    assert cards()[1].instances == ("MIG-1111",)
+    assert gpu_warning("cpu") == ()
+    assert gpu_warning("cuda:0") == ()
+    (warning,) = gpu_warning("cuda:3")
+    assert "1 other process(es) use the GPU NVIDIA A (GPU-cccc-3): stop them" in warning
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert gpu_warning("cuda:0") == gpu_warning("cuda") == (warning,)
+    assert gpu_warning("cuda:3") == (), "no such device is shown"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-cccc")
+    assert gpu_warning("cuda:0") == (warning,)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu_warning("cuda:0") == ()
+
+
+@pytest.mark.usefixtures("four_cards")
+def test_what_torch_tells_of_its_device_comes_first(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert card_of("cuda:0", "CCCC-3").uuid == "GPU-cccc-3"
+    assert card_of("cuda:0", "dddd-4") is None
+
+
+def test_without_the_tool_nothing_is_known(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert cards() == ()
+    assert gpu_warning("cuda:0") == ()
+
+
+@pytest.mark.usefixtures("four_cards")
+def test_the_machine_is_described_by_the_cards_that_are_shown(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"name of {device}")
+    monkeypatch.setattr(machine, "torch_uuid", lambda device: None)
+    assert machine._gpus(2) == {
+        "gpu": "name of cuda:0, name of cuda:1",
+        "gpu_uuids": "GPU-cccc-3,GPU-aabb-1",
+        "gpu_driver": "550.1",
+    }
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A")
+    assert machine._gpus(2)["gpu"] == "NVIDIA A"
+    monkeypatch.setattr(gpus, "cards", lambda: ())
+    assert machine._gpus(1) == {"gpu": "NVIDIA A", "gpu_uuids": "unknown", "gpu_driver": "unknown"}
