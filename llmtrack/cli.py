@@ -462,8 +462,18 @@ def alias(name: str, run_id: str, tracking_uri: str | None) -> None:
 
 @main.command()
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def doctor(style: str) -> None:
+@click.option(
+    "--repair", is_flag=True, help="End, as killed, runs that killed processes of this machine left RUNNING."
+)
+@click.option("--tracking-uri", callback=optional, help="Store to repair.")
+def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
     """Say what this machine and installation can do, what is missing, and how to get it."""
+    if repair:
+        from llmtrack.tracking.abandoned import close_abandoned
+
+        closed = close_abandoned(tracking_uri)
+        click.echo(f"{len(closed)} run(s) ended as killed{': ' if closed else ''}{', '.join(closed)}")
+        return
     from llmtrack.doctor import examine, render
 
     findings = examine()

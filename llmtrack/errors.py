@@ -33,7 +33,7 @@ class ScenarioError(LlmtrackError):
 
     Attributes:
         kind: one word for the tag `llmtrack.failure`: `out_of_memory`, `unsupported`, `too_long`,
-            `non_finite`, `killed` or `error`.
+            `non_finite`, `killed`, `timeout` or `error`.
     """
 
     def __init__(self, message: str, kind: str = "error") -> None:

@@ -12,6 +12,7 @@ from llmtrack.options import click_options, parameters
 from llmtrack.report.console import make_console
 from llmtrack.run.main import exit_codes, run_experiment
 from llmtrack.run.settings import Settings
+from llmtrack.tracking.refusal import explain_refusal
 
 USAGE = 2
 
@@ -36,9 +37,11 @@ class ConfigCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            click.echo(f"error: {self._unknown(error)}", err=True)
+            reason = self._unknown(error)
         except click.UsageError as error:
-            click.echo(f"error: {error.format_message()}", err=True)
+            reason = error.format_message()
+        click.echo(f"error: {reason}", err=True)
+        explain_refusal(reason)
         raise click.exceptions.Exit(USAGE)
 
     def _unknown(self, error: click.NoSuchOption) -> str:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from llmtrack.child import environment
 from llmtrack.engines.base import Engine
 from llmtrack.errors import LlmtrackError
 from llmtrack.run.events import Event, Progress, event_from_json
+from llmtrack.run.patience import LOADING, STARTING, Patience
+from llmtrack.run.progress import clock_text
+from llmtrack.run.worker_process import WorkerProcess
 from llmtrack.scenario import Failure, Measurement, Scenario, TrainTask, Variant, to_json
-
-END_SECONDS = 120.0
-"""How long a worker may take to end its step and keep a checkpoint when a signal has come."""
 
 Emit = Callable[[Event], None]
 
@@ -91,128 +85,165 @@ class InlineExecutor:
 class ProcessExecutor:
     """Measures in a fresh worker process per variant, which ends when another variant comes.
 
-    A model that fills the memory, crashes or is killed takes only its worker along. The scenario that was
-    being measured then becomes a Failure, and the others go on in a new worker.
+    A model that fills the memory, crashes or is killed takes only its worker along, and a worker that tells nothing for
+    too long is killed. The scenario that was being measured then becomes a Failure, and the others go on in a new worker.
+
+    Args:
+        patience: how long a worker may tell nothing.
+        start: starts a worker.
     """
 
-    def __init__(self) -> None:
-        self._worker: subprocess.Popen[str] | None = None
+    def __init__(
+        self, patience: Patience | None = None, start: Callable[[], WorkerProcess] = WorkerProcess
+    ) -> None:
+        self._patience = patience or Patience()
+        self._new_worker = start
+        self._worker: WorkerProcess | None = None
         self._variant: Variant | None = None
+        self._hung_loading = 0
 
     def machine(self) -> Mapping[str, str]:
-        """Return facts about the machine and the installation that measure, as a worker sees them."""
-        return dict(self._ask({"describe": True})["machine"])
+        """Return facts about the machine and the installation that measure, as a worker sees them.
+
+        Raises:
+            LlmtrackError: no worker can be started.
+        """
+        return dict(self._ask({"describe": True}, "machine", self._patience.starting))
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
         """Return the tags that a run of a scenario would have of its model, as a worker finds them."""
-        return dict(self._ask({"identify": to_json(scenario)})["identity"])
+        return dict(self._ask({"identify": to_json(scenario)}, "identity", self._patience.loading))
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
         """Measure scenarios of one variant in its worker."""
         if self._variant not in (None, scenarios[0].variant):
             self.close()
         self._variant = scenarios[0].variant
+        self._hung_loading = 0
         waiting = {scenario.name: scenario for scenario in scenarios}
         while waiting:
-            started, current = time.time(), next(iter(waiting))
-            self._start()
-            self._send({"measure": [to_json(scenario) for scenario in waiting.values()]})
+            started = time.time()
+            at = _At(next(iter(waiting)))
             try:
-                for event in self._events():
-                    if isinstance(event, Progress):
-                        current = event.scenario
-                    elif isinstance(event, (Measurement, Failure)):
-                        waiting.pop(event.scenario.name)
-                    emit(event)
+                self._follow(waiting, at, emit)
+            except _LostError as loss:
+                for lost in self._lost(waiting, at.progress, loss):
+                    emit(Failure(lost, loss.kind, loss.reason, started_at=started, ended_at=time.time()))
             except (Exception, GeneratorExit):
                 raise
             except BaseException:
                 # A signal: what can be taken up again later is kept first.
-                if current in waiting and isinstance(waiting[current].task, TrainTask):
+                current = waiting.get(at.progress.scenario)
+                if current is not None and isinstance(current.task, TrainTask):
                     self._end_in_order(emit)
                 raise
-            if waiting and self._worker is not None:
-                reason = _death(self._worker.wait())
-                self._worker = None
-                # Dead between two scenarios: the one that is told of last has its outcome already.
-                lost = waiting.pop(current, None) or waiting.pop(next(iter(waiting)))
-                emit(Failure(lost, "killed", reason, started_at=started, ended_at=time.time()))
 
     def close(self) -> None:
         """End the worker."""
         worker, self._worker, self._variant = self._worker, None, None
-        if worker is None:
-            return
-        worker.kill()
-        worker.wait()
+        if worker is not None:
+            worker.end()
+
+    def _follow(self, waiting: dict[str, Scenario], at: _At, emit: Emit) -> None:
+        """Have the worker measure what is waiting, and take off what has ended, until it is done.
+
+        Raises:
+            _LostError: it died, or told nothing for too long.
+        """
+        worker = self._start()
+        worker.send({"measure": [to_json(scenario) for scenario in waiting.values()]})
+        while True:
+            try:
+                message = worker.receive(seconds := self._patience.seconds(at.progress, waiting.values()))
+            except TimeoutError:
+                raise _LostError(
+                    "timeout",
+                    f"no sign of life for {clock_text(seconds)} (at: {at.progress.step}), so it was given up: find out "
+                    "what hangs, or raise time_limit",
+                ) from None
+            if message is None:
+                raise _LostError("killed", worker.death())
+            if "done" in message and waiting:
+                raise _LostError("error", "the worker ended its work without telling of it")
+            if "done" in message:
+                return
+            if "event" not in message:
+                at.begin(LOADING)
+                continue
+            event = event_from_json(message["event"])
+            if isinstance(event, Progress):
+                at.progress = event
+            elif isinstance(event, (Measurement, Failure)):
+                waiting.pop(event.scenario.name, None)
+            emit(event)
+
+    def _lost(self, waiting: dict[str, Scenario], at: Progress, loss: _LostError) -> list[Scenario]:
+        """Take off, and return, what is lost with the worker."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+        if loss.kind == "timeout" and at.step.startswith((STARTING, LOADING)):
+            self._hung_loading += 1
+            if self._hung_loading > 1:  # What hangs twice would hang for each of them.
+                lost = list(waiting.values())
+                waiting.clear()
+                return lost
+        # Dead between two scenarios: the one that is told of last has its outcome already.
+        return [waiting.pop(at.scenario, None) or waiting.pop(next(iter(waiting)))]
 
     def _end_in_order(self, emit: Emit) -> None:
         """Ask the worker to keep what it has, and pass on what it tells until it has ended."""
-        assert self._worker is not None
-        assert self._worker.stdout is not None
-        # `mlflow run` passes Ctrl-C on as SIGTERM too; a second Ctrl-C of the user's still ends the wait.
-        before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        too_long = threading.Timer(END_SECONDS, self._worker.kill)
-        too_long.start()
-        try:
-            self._worker.terminate()
-            for line in self._worker.stdout:
-                with contextlib.suppress(ValueError, KeyError):  # torn by the signal
-                    message = json.loads(line)
+        worker = self._worker
+        assert worker is not None
+        worker.ask_to_end()
+        until = time.monotonic() + self._patience.ending
+        with contextlib.suppress(TimeoutError):
+            while (message := worker.receive(until - time.monotonic())) is not None:
+                if "event" in message:
                     emit(event_from_json(message["event"]))
-        finally:
-            too_long.cancel()
-            signal.signal(signal.SIGTERM, before)
 
-    def _start(self) -> subprocess.Popen[str]:
-        if self._worker is None or self._worker.poll() is not None:
-            self._worker = subprocess.Popen(
-                [sys.executable, "-m", "llmtrack.run.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-                env=environment(),
-            )
-        return self._worker
-
-    def _send(self, job: object) -> None:
-        assert self._worker is not None
-        assert self._worker.stdin is not None
-        try:
-            self._worker.stdin.write(json.dumps(job) + "\n")
-            self._worker.stdin.flush()
-        except BrokenPipeError:
-            pass  # a worker that died is noticed, and reported, when its events are read
-
-    def _ask(self, question: object) -> dict[str, Any]:
-        """Return what a worker answers in one line."""
+    def _ask(self, question: object, key: str, seconds: float) -> Any:
+        """Return what a worker answers under a key."""
         worker = self._start()
-        self._send(question)
-        assert worker.stdout is not None
-        line = worker.stdout.readline()
-        if not line:
+        worker.send(question)
+        try:
+            message: dict[str, Any] | None = {}
+            while message is not None and key not in message:
+                message = worker.receive(seconds)
+        except TimeoutError:
+            self.close()
             raise LlmtrackError(
-                f"the worker process ended with exit code {worker.wait()} before it could start: see its last lines "
+                f"the worker process told nothing for {clock_text(seconds)} while it started: see "
+                "`llmtrack doctor`, and whether the disk or a GPU's driver hangs"
+            ) from None
+        if message is None:
+            code = worker.exit_code()
+            self._worker = None
+            raise LlmtrackError(
+                f"the worker process ended with exit code {code} before it could start: see its last lines "
                 "above, and `llmtrack doctor`"
             )
-        return dict(json.loads(line))
+        return message[key]
 
-    def _events(self) -> Iterator[Event]:
-        """Yield what the worker tells until it is done with its job, or dead."""
-        assert self._worker is not None
-        assert self._worker.stdout is not None
-        for line in self._worker.stdout:
-            message = json.loads(line)
-            if "done" in message:
-                return
-            yield event_from_json(message["event"])
+    def _start(self) -> WorkerProcess:
+        if self._worker is None or not self._worker.lives():
+            self._worker = self._new_worker()
+        return self._worker
 
 
-def _death(exit_code: int) -> str:
-    """Say in words how a worker ended."""
-    if exit_code == -signal.SIGKILL:
-        return "the worker was killed (SIGKILL), most likely by the system for lack of memory: use a smaller model, dtype or batch"
-    if exit_code < 0:
-        return f"the worker was ended by signal {signal.Signals(-exit_code).name}"
-    return f"the worker ended with exit code {exit_code} in the middle of the measurement"
+class _At:
+    """What a worker is doing, as far as it told."""
+
+    def __init__(self, scenario: str) -> None:
+        self.progress = Progress(scenario, STARTING)
+
+    def begin(self, step: str) -> None:
+        self.progress = Progress(self.progress.scenario, step)
+
+
+class _LostError(Exception):
+    """A worker is lost, and what it was measuring with it."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind, self.reason = kind, reason

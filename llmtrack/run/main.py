@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import NoReturn
 
 from rich.console import Console
@@ -15,19 +16,22 @@ from rich.text import Text
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
+from llmtrack.measure.beside import Beside
 from llmtrack.output import protected_output
 from llmtrack.report.console import make_console, say
 from llmtrack.report.escape import on_one_line
 from llmtrack.run.executors import Executor, InlineExecutor, ProcessExecutor
+from llmtrack.run.patience import Patience
+from llmtrack.run.processes import when_launcher_ends
 from llmtrack.run.settings import RunOptions
 from llmtrack.run.study import run_study
+from llmtrack.stopping import Terminated, signals_end
+from llmtrack.tracking.abandoned import close_abandoned
+from llmtrack.tracking.refusal import explain_refusal
+from llmtrack.tracking.spool import Spool, to_stderr
 from llmtrack.tracking.tracker import Study, Tracker
 
-INTERRUPTED, TERMINATED, USAGE = 130, 143, 2
-
-
-class Terminated(BaseException):
-    """SIGTERM arrived."""
+USAGE = 2
 
 
 def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
@@ -43,14 +47,26 @@ def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
 
 
 def open_tracker(settings: RunOptions) -> Tracker:
-    """Open the tracker that the settings name."""
-    return Tracker.open(settings.tracking_uri, settings.experiment_name)
+    """Open the tracker that the settings name, and end what killed processes of this machine left running there."""
+    tracker = Tracker.open(settings.tracking_uri, settings.experiment_name)
+    closed = [] if tracker.offline else Beside().get("", lambda: close_abandoned(tracker.tracking_uri), [])
+    if closed:
+        to_stderr(f"ended as killed what killed processes had left RUNNING: {', '.join(closed)}")
+    return tracker
 
 
 @contextmanager
 def open_executor(settings: RunOptions) -> Iterator[Executor]:
     """Open the executor that the settings name, and close it at the end."""
-    executor: Executor = InlineExecutor() if settings.executor == "inline" else ProcessExecutor()
+    executor: Executor
+    if settings.executor == "inline":
+        executor = InlineExecutor()
+        if settings.time_limit:
+            to_stderr(
+                "time_limit is not kept with executor=inline: what hangs in this process cannot be ended"
+            )
+    else:
+        executor = ProcessExecutor(Patience(settings.time_limit))
     try:
         yield executor
     finally:
@@ -59,25 +75,37 @@ def open_executor(settings: RunOptions) -> Iterator[Executor]:
 
 @contextmanager
 def exit_codes(console: Console) -> Iterator[None]:
-    """Turn a user's errors into one line and exit code 2, and signals into their exit codes."""
+    """Turn a user's errors into one line and exit code 2, and signals into their exit codes.
 
-    def terminate(number: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
+    Under `mlflow run`, the end of that program is a signal, too: what nobody waits for does not go on.
+    """
+    unwatch = lambda: None  # noqa: E731
+    if "MLFLOW_RUN_ID" in os.environ:
+        unwatch = when_launcher_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
-        with protected_output():
-            yield
-    except LlmtrackError as error:
-        fail(console, error)
-    except KeyboardInterrupt:
-        console.print("interrupted: what was measured is tracked")
-        sys.exit(INTERRUPTED)
-    except Terminated:
-        console.print("terminated: what was measured is tracked")
-        sys.exit(TERMINATED)
+        with signals_end():
+            try:
+                with protected_output():
+                    yield
+            except LlmtrackError as error:
+                explain_refusal(str(error))
+                fail(console, error)
+            except KeyboardInterrupt:
+                end_early(console, "interrupted", signal.SIGINT)
+            except Terminated as ended:
+                end_early(console, "terminated", ended.number)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        unwatch()
+
+
+def end_early(console: Console, word: str, number: int) -> NoReturn:
+    """Say that a signal ended the work, and what waits in the spool, and exit with the signal's code."""
+    with contextlib.suppress(OSError):  # nobody may be there to read it
+        say(console, f"{word}: what was measured is tracked")
+        spool = Spool()
+        if waiting := len(spool.names()):
+            say(console, f"{waiting} record(s) wait in {spool.folder}; send them with: llmtrack sync")
+    sys.exit(128 + number)
 
 
 def fail(console: Console, error: LlmtrackError) -> NoReturn:

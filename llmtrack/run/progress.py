@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -15,6 +17,9 @@ from llmtrack.report.escape import on_one_line
 from llmtrack.run.events import Progress as Step
 
 Clock = Callable[[], float]
+
+QUIET_SECONDS = 60.0
+"""After so long without anything to tell, and again after twice as long, a line says so."""
 
 
 def seconds_left(elapsed: float, finished: float, total: int) -> float | None:
@@ -113,6 +118,8 @@ class StudyProgress:
         self._scenarios = scenarios
         self._shares: dict[str, float] = {}
         self._warned: set[str] = set()
+        self._at, self._heard, self._said_at = "loading", clock(), QUIET_SECONDS
+        self._left = threading.Event()
         self._bar = Progress(
             TextColumn("{task.fields[where]}", markup=False),
             BarColumn(bar_width=20),
@@ -127,11 +134,13 @@ class StudyProgress:
 
     def __enter__(self) -> StudyProgress:
         self._bar.start()
+        threading.Thread(target=self._watch, name="llmtrack-quiet", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._left.set()
         self._bar.stop()
 
     @property
@@ -145,7 +154,15 @@ class StudyProgress:
 
     def line(self, text: str) -> None:
         """Print a line above the bar."""
+        self._hear()
         say(self._console, text)
+
+    def tick(self) -> None:
+        """Say so if nothing was told for a while: something long, or something that hangs."""
+        quiet = self._clock() - self._heard
+        if quiet >= self._said_at:
+            self._said_at *= 2
+            say(self._console, f"    quiet for {clock_text(quiet)}, still at: {self._at}")
 
     def warn(self, text: str) -> None:
         """Print a warning, the first time that it is given."""
@@ -155,19 +172,30 @@ class StudyProgress:
 
     def step(self, step: Step) -> None:
         """Show what is being done."""
+        self._hear()
+        self._at = f"{step.scenario}: {step.step}"
         if step.done is not None:
             self._shares[step.scenario] = step.done
-        self._bar.update(self._task, description=on_one_line(f"{step.scenario}: {step.step}"))
+        self._bar.update(self._task, description=on_one_line(self._at))
         self._show()
 
     def ended(self, scenario: str, text: str) -> None:
         """Print how a scenario ended and advance the bar."""
+        self._at = "what comes next"
         self._shares.pop(scenario, None)
         self._ended += 1
         if self._suite:
             self._suite.ended += 1
         self.line(text)
         self._show()
+
+    def _hear(self) -> None:
+        self._heard, self._said_at = self._clock(), QUIET_SECONDS
+
+    def _watch(self) -> None:
+        while not self._left.wait(1.0):
+            with contextlib.suppress(OSError):  # nobody may be there to read it
+                self.tick()
 
     @property
     def _done(self) -> float:

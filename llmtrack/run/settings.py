@@ -61,6 +61,14 @@ class RunOptions(Checked):
     executor: Annotated[
         str, Option("Measure in a worker process per variant, or in this one.", choices=("process", "inline"))
     ] = "process"
+    time_limit: Annotated[
+        float,
+        Option(
+            "Seconds without a sign of life after which a worker is given up; 0: an hour of loading, 5 minutes + 10 x "
+            "max_seconds of anything else.",
+            min=0,
+        ),
+    ] = 0.0
     tracking_uri: Annotated[
         str | None,
         Option("MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.", tracked=False),

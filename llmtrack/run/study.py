@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from llmtrack.run.plan import make_plan, model_folders
 from llmtrack.run.progress import StudyProgress, SuiteProgress
 from llmtrack.run.resume import finished_already
 from llmtrack.scenario import Failure, Measurement
+from llmtrack.stopping import stop_in_order
 from llmtrack.tracking.checkpoints import fetch_checkpoints
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
@@ -101,9 +103,6 @@ def run_study(
     facts = environment(machine, model_folders(experiment.scenarios))
     head = Text.assemble((on_one_line(experiment.name), "bold"), ": ", on_one_line(experiment.question))
     console.print(head, soft_wrap=True)
-    study = tracker.start_study(
-        experiment.name, experiment.question, experiment.settings, facts, suite_id=suite_id
-    )
     earlier = None
     if resume and not tracker.offline:
         earlier = finished_already(
@@ -115,7 +114,15 @@ def run_study(
             f"  resume: {len(earlier)} of {len(experiment.scenarios)} scenarios are measured already and skipped",
         )
     counts = {Measurement: 0, Failure: 0}
-    with killed_if_interrupted(tracker, study, executor):
+    start = partial(
+        tracker.start_study,
+        experiment.name,
+        experiment.question,
+        experiment.settings,
+        facts,
+        suite_id=suite_id,
+    )
+    with opened(tracker, executor, start) as study:
         with StudyProgress(console, sum(map(len, plan.groups)), suite_progress) as progress:
 
             def on_event(event: Event) -> None:
@@ -179,16 +186,29 @@ def _one_line(text: str, width: int = 100) -> str:
 
 
 @contextmanager
-def killed_if_interrupted(tracker: Tracker, study: Study, executor: Executor) -> Iterator[None]:
-    """End a study as killed when a signal ends it, or as failed when an error does."""
+def opened(tracker: Tracker, executor: Executor, start: Callable[[], Study]) -> Iterator[Study]:
+    """Open a study, and end it as killed when a signal ends it, or as failed when an error does.
+
+    Signals wait while it is opened and while it is ended, so that none leaves it running.
+    """
+    study: Study | None = None
     try:
-        yield
+        with stop_in_order():
+            study = start()
+        yield study
     except BaseException as error:
-        executor.close()
-        killed = not isinstance(error, Exception)
-        reason = f"ended early by {type(error).__name__}{f': {error}' if str(error) else ''}"
-        tracker.finish_study(study, "killed" if killed else "failed", reason=reason)
+        with stop_in_order():
+            executor.close()
+            if study is not None and not tracker.has_finished(study):
+                killed = is_signal(error)
+                reason = f"ended early by {type(error).__name__}{f': {error}' if str(error) else ''}"
+                tracker.finish_study(study, "killed" if killed else "failed", reason=reason)
         raise
+
+
+def is_signal(error: BaseException | None) -> bool:
+    """Return whether a signal ended the work; an error on the way out, such as of a closed terminal, hides it."""
+    return error is not None and (not isinstance(error, Exception) or is_signal(error.__context__))
 
 
 def _report(

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -21,7 +22,7 @@ from llmtrack.report.suite import Member, write_suite
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan
 from llmtrack.run.progress import SuiteProgress
-from llmtrack.run.study import StudyResult, in_order, killed_if_interrupted, run_study
+from llmtrack.run.study import StudyResult, in_order, opened, run_study
 from llmtrack.scenario import Scalar
 from llmtrack.tracking.environment import environment
 from llmtrack.tracking.limits import redact, secrets_of
@@ -87,14 +88,14 @@ def run_suite(
         TrackingError: the store refuses the suite's run.
     """
     machine = executor.machine()
-    suite = tracker.start_study("suite", question, settings, environment(machine))
+    start = partial(tracker.start_study, "suite", question, settings, environment(machine))
     results: dict[str, StudyResult | None] = {}
     reasons: dict[str, str] = {}
     for remark in remarks:
         say(console, remark)
     progress = SuiteProgress({each.name: _planned(each, machine) for each in experiments})
     run: list[Experiment] = []
-    with killed_if_interrupted(tracker, suite, executor):
+    with opened(tracker, executor, start) as suite:
         for planned in experiments:
             experiment = planned
             say(console, f"\n{progress.begin(experiment.name)}")

@@ -14,12 +14,12 @@ from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import summarize_rate
 from llmtrack.measure.timing import Clock
-from llmtrack.quality.perplexity import compute_perplexity
+from llmtrack.quality.perplexity import Batch, compute_perplexity
 from llmtrack.run.events import Begun, Log, Progress, Steps, Warn
 from llmtrack.run.outcomes import MIB, Emit, engine_metrics, failure_of
 from llmtrack.run.scoring import quality_warnings
-from llmtrack.run.stopping import stop_in_order
 from llmtrack.scenario import Failure, Measurement, Outcome, Scenario, StepValues, TrainTask, workload_id
+from llmtrack.stopping import stop_in_order
 from llmtrack.train import checkpoint
 from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, fit
 from llmtrack.train.session import Session, open_session
@@ -165,12 +165,16 @@ class _Training:
     def _evaluate(self) -> float:
         step, session = self._session.state.step, self._session
         self._emit(Progress(self._scenario.name, f"evaluating after step {step}", step / self._task.steps))
-        quality = session.score()
+        quality = session.score(self._on_scored)
         if not session.before:
             session.before = quality.figures
         if self._task.sample_tokens:
             session.samples[str(step)] = self._beside.get("a sample of its text", self._sample, "")
         return quality.loss
+
+    def _on_scored(self, batch: Batch) -> None:
+        # A sign of life: to score a long held-out part takes long.
+        self._emit(Progress(self._scenario.name, f"evaluating: batch {batch.number}/{batch.of}"))
 
     def _sample(self) -> str:
         engine = self._session.engine
@@ -205,7 +209,7 @@ class _Training:
     def _finished(self, how: str, peak: int | None, busy: tuple[str, ...]) -> Measurement:
         session, state = self._session, self._session.state
         session.load_best()
-        quality = session.score()
+        quality = session.score(self._on_scored)
         metrics = engine_metrics(session.engine) | quality.figures
         metrics |= {f"{name}_before": session.before[name] for name in ("loss", "perplexity")}
         metrics |= {

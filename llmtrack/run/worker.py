@@ -6,34 +6,47 @@ standard error instead.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
 import signal
 import sys
+import time
 from typing import TextIO, cast
 
 from llmtrack.output import protected
 from llmtrack.run.events import Event, event_to_json
+from llmtrack.run.processes import kill_children, when_parent_ends
 from llmtrack.scenario import Scenario, from_json
+
+ENDING_SECONDS = 120.0
+"""How long a worker whose parent is gone may take to keep a checkpoint."""
 
 
 def main() -> None:
-    """Serve jobs from standard input until it closes."""
+    """Serve jobs from standard input until it closes, or the parent (its process id is the argument) ends."""
     events = _take_stdout()
-    # Ctrl-C reaches the whole process group; the parent decides and ends this worker.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if len(sys.argv) > 1:
+        when_parent_ends(int(sys.argv[1]), _end)
+    # Ctrl-C and a closed terminal reach the whole process group; the parent decides and ends this worker.
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     _quieten()
     from llmtrack.engines.registry import load_variant
     from llmtrack.run.measuring import EngineCache, measure_group
 
     def tell(message: dict[str, object]) -> None:
-        events.write(json.dumps(message) + "\n")
-        events.flush()
+        # Without a parent nobody listens, and what can be kept still is.
+        with contextlib.suppress(BrokenPipeError):
+            events.write(json.dumps(message) + "\n")
+            events.flush()
 
     def emit(event: Event) -> None:
         tell({"event": event_to_json(event)})
 
+    tell({"ready": True})
     engines = EngineCache(load_variant)
     for line in sys.stdin:
         job = json.loads(line)
@@ -48,6 +61,14 @@ def main() -> None:
         else:
             measure_group([from_json(each, Scenario) for each in job["measure"]], engines, emit)
             tell({"done": True})
+
+
+def _end() -> None:
+    """End in order, so that a checkpoint is kept, and soon."""
+    kill_children()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ENDING_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _take_stdout() -> TextIO:

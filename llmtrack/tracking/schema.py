@@ -512,6 +512,10 @@ TAGS: tuple[Tag, ...] = (
     Tag(
         "llmtrack.outcome", "`finished`, `failed`, `killed` or `same_as`; `mlflow run` does not overwrite it"
     ),
+    Tag(
+        "llmtrack.process",
+        "machine, its start, process id and start of the process that writes the run: by it a run that was left RUNNING is closed",
+    ),
     Tag("llmtrack.failure", "kind of a failure, one word"),
     Tag("llmtrack.reason", "why a scenario failed, or was not measured twice, in one line"),
     Tag(

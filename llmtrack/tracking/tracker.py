@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 
 from llmtrack.errors import TrackingError
 from llmtrack.scenario import Failure, Measurement, Outcome, Scalar, Scenario, StepValues
-from llmtrack.tracking import store, sync
+from llmtrack.stopping import stop_in_order
+from llmtrack.tracking import owner, store, sync
 from llmtrack.tracking.environment import environment_tags
 from llmtrack.tracking.limits import fit_key, redact, secrets_of
 from llmtrack.tracking.mlmodel import mlflow_model
@@ -106,6 +107,7 @@ class Tracker:
         self._delivered: dict[str, list[StepValues]] = {}
         self._joinable: str | None = None
         self._said: set[str] = set()
+        self._finished: set[str] = set()
         self._retry_at = 0.0
         self._retry_wait_s = _FIRST_RETRY_S
 
@@ -168,7 +170,9 @@ class Tracker:
             TrackingError: the spool cannot be written, or the store refuses.
         """
         study_id = new_study_id(experiment)
-        context = StudyContext(study_id, experiment, suite_id, environment_tags(environment))
+        context = StudyContext(
+            study_id, experiment, suite_id, environment_tags(environment) | {owner.TAG: owner.this_process()}
+        )
         record = study_record(context, question, settings, now_ms())
         joined, self._joinable = self._joinable, None
         if joined is not None:
@@ -305,10 +309,17 @@ class Tracker:
             metrics=dict(metrics or {}),
         )
         kept = {safe_path(name): clean_content(path, self._secrets) for name, path in (files or {}).items()}
-        run_id = self._write(record, run_id=study.run_id, files=kept, known=True, last=True)
-        if run_id is not None and self.spool.names():
-            self.sync()  # What was kept while the store did not answer.
+        # A signal waits: what is all there, and only has to be sent, does not become what was ended early.
+        with stop_in_order():
+            run_id = self._write(record, run_id=study.run_id, files=kept, known=True, last=True)
+            self._finished.add(study.study_id)
+            if run_id is not None and self.spool.names():
+                self.sync()  # What was kept while the store did not answer.
         return run_id
+
+    def has_finished(self, study: Study) -> bool:
+        """Return whether the end of a study was written, or is kept in the spool."""
+        return study.study_id in self._finished
 
     def sync(self) -> sync.SyncResult:
         """Send everything in the spool that belongs to this store; see `llmtrack.tracking.sync.sync`."""

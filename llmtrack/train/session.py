@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from llmtrack.measure.room import check_batch
 from llmtrack.models import synthetic
 from llmtrack.models.load import clean_generation, load_folder
 from llmtrack.models.source import parse_candidates
+from llmtrack.quality import perplexity
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.encoding import encode_text
 from llmtrack.quality.perplexity import SEPARATOR, Quality, score_rolling
@@ -98,8 +99,8 @@ class Session:
         done = self.state.step * task.accumulate * task.batch_size
         return batches(self.dataset, task.batch_size, task.seed, done)
 
-    def score(self) -> Quality:
-        """Score the held-out part as it is by the `rolling` protocol of perplexity."""
+    def score(self, on_batch: Callable[[perplexity.Batch], None] = lambda batch: None) -> Quality:
+        """Score the held-out part as it is by the `rolling` protocol of perplexity, telling of each batch."""
         scoring = self.scoring
         return score_rolling(
             self.engine,
@@ -108,6 +109,7 @@ class Session:
             bos_rule=scoring.bos_rule,
             max_tokens=scoring.max_tokens,
             batch_size=scoring.batch_size,
+            on_batch=on_batch,
         )
 
     def prompt(self, tokens: int) -> tuple[int, ...]:

@@ -1,9 +1,13 @@
-"""A backend for worker processes under test: prints where it can, and ends its process when told to by the model's name."""
+"""A backend for worker processes under test: prints where it can, and does to its process what the model's name says."""
 
+import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 
@@ -17,6 +21,29 @@ def shout(text):
     subprocess.run(["echo", text], check=True)
 
 
+def close_channel():
+    """Close every pipe but the standard ones: the events go through one of them."""
+    for descriptor in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    time.sleep(3600)
+
+
+def once(name):
+    """Whether this is the first process in which it is asked."""
+    try:
+        Path(os.environ["NOISY_LOG"]).with_name(f"once {name}").mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def start_child(method):
+    child = multiprocessing.get_context(method).Process(target=time.sleep, args=(3600,), daemon=True)
+    child.start()
+    Path(os.environ["NOISY_LOG"]).with_name("child").write_text(str(child.pid))
+
+
 class NoisyEngine(ScriptedEngine):
     def __init__(self, model):
         super().__init__(FakeClock(), Script(0.1, 0.1))
@@ -24,17 +51,32 @@ class NoisyEngine(ScriptedEngine):
 
     def generate(self, request, on_step):
         shout("generating")
+        maybe_stop(self.model, "generating")
+        if self.model == "stops closed" and once("closed"):
+            close_channel()
+        if self.model == "leaves a child":
+            start_child("fork")
+            os._exit(3)
         return super().generate(request, on_step)
 
     def score(self, input_ids, attention_mask, scored=None):
         shout("scoring")
+        maybe_stop(self.model, "scoring")
         if scored is None:  # not where a timed run looks at the logits behind its output
             DEATHS.get(self.model, lambda: None)()
         return super().score(input_ids, attention_mask, scored)
+
+
+def maybe_stop(model, where):
+    if model == f"stops {where}" and once(where):
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def load(variant):
     shout("loading")
     with open(os.environ["NOISY_LOG"], "a") as log:
         log.write(f"{os.getpid()} {variant.model}\n")
+    maybe_stop(variant.model, "loading")
+    if variant.model == "has a child":
+        start_child("spawn")
     return NoisyEngine(variant.model)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
+import psutil
 import pytest
 
 from llmtrack.errors import LlmtrackError
-from llmtrack.run.events import Log, Progress
+from llmtrack.run import worker_process
+from llmtrack.run.events import Log, Progress, event_to_json
 from llmtrack.run.executors import InlineExecutor, ProcessExecutor
+from llmtrack.run.patience import Patience
+from llmtrack.run.worker_process import WorkerProcess
 from llmtrack.scenario import Failure, Measurement, RepeatPolicy, Variant
 from tests.run.scenarios import MODEL, generating, scoring
 
@@ -100,7 +103,7 @@ def test_what_libraries_print_does_not_disturb_the_events(executor, noisy_backen
     assert first != second
     worker = executor._worker
     executor.close()
-    assert worker.poll() is not None, "closing ends the worker"
+    assert not worker.lives(), "closing ends the worker"
 
 
 @pytest.mark.parametrize(
@@ -114,39 +117,161 @@ def test_a_death_is_blamed_on_the_scenario_that_was_running(executor, noisy_back
     assert reason in outcomes(events)["fatal"].reason
 
 
-class TwoDeaths(ProcessExecutor):
-    """Workers that end at once: the first after an outcome and before another step, the second before any."""
+class FakeWorker:
+    """Tells what it is given: messages, None for its death, `TimeoutError` for silence."""
 
-    def __init__(self, *jobs):
-        super().__init__()
-        self.jobs, self.sent = list(jobs), []
+    pid = 0
 
-    def _start(self):
-        self._worker = subprocess.Popen([sys.executable, "-c", "raise SystemExit(7)"])
-        return self._worker
+    def __init__(self, *told):
+        self.told, self.jobs, self.waited, self.ended = list(told), [], [], False
 
-    def _send(self, job):
-        self.sent.append([each["name"] for each in job["measure"]])
+    def lives(self):
+        return not self.ended
 
-    def _events(self):
-        yield from self.jobs.pop(0)
+    def send(self, job):
+        self.jobs.append([each["name"] for each in job.get("measure", [])])
+
+    def receive(self, seconds):
+        self.waited.append(seconds)
+        told = self.told.pop(0)
+        if told is TimeoutError:
+            raise TimeoutError
+        return {"event": event_to_json(told)} if dataclasses.is_dataclass(told) else told
+
+    def ask_to_end(self):
+        pass
+
+    def end(self):
+        self.ended = True
+        return 7
+
+    def exit_code(self):
+        return self.end()
+
+    def death(self):
+        return f"exit code {self.end()}"
+
+
+def faked(*workers, patience=None):
+    left = list(workers)
+    return ProcessExecutor(patience, lambda: left.pop(0))
+
+
+def done(scenario):
+    return Measurement(scenario, "w", {}, {})
+
+
+ONE, TWO, THREE = (generating(name) for name in ("one", "two", "three"))
+READY, DONE = {"ready": True}, {"done": True}
 
 
 def test_a_death_between_two_scenarios_is_blamed_on_the_next_one():
-    one, two, three = (generating(name) for name in ("one", "two", "three"))
-    done = Measurement(one, "w", {}, {})
-    last = Measurement(three, "w", {}, {})
-    executor = TwoDeaths([Progress("one", "repeat 1"), done], [last])
-    events = run(executor, one, two, three)
+    workers = (
+        FakeWorker(READY, Progress("one", "repeat 1"), done(ONE), None),
+        FakeWorker(READY, done(THREE), DONE),
+    )
+    events = run(faked(*workers), ONE, TWO, THREE)
     assert kinds(events) == {"one": "measured", "two": "killed", "three": "measured"}
-    assert executor.sent == [["one", "two", "three"], ["three"]]
+    assert [worker.jobs for worker in workers] == [[["one", "two", "three"]], [["three"]]]
     assert "exit code 7" in outcomes(events)["two"].reason
 
 
 def test_workers_that_die_before_they_begin_end_every_scenario():
-    executor = TwoDeaths([], [], [])
-    events = run(executor, *(generating(name) for name in ("one", "two", "three")))
+    events = run(faked(*(FakeWorker(None) for _ in range(3))), ONE, TWO, THREE)
     assert kinds(events) == dict.fromkeys(("one", "two", "three"), "killed")
+
+
+def test_a_worker_that_ends_its_work_without_an_outcome_loses_what_it_owes():
+    events = run(
+        faked(FakeWorker(READY, done(ONE), DONE), FakeWorker(READY, done(THREE), DONE)), ONE, TWO, THREE
+    )
+    assert kinds(events) == {"one": "measured", "two": "error", "three": "measured"}
+
+
+@pytest.mark.parametrize(
+    "step", ["warm-up", "repeat 3", "batch 2/7", "step 3/300", "evaluating after step 20"]
+)
+def test_a_worker_that_hangs_is_given_up_and_the_others_go_on(step):
+    hung = FakeWorker(READY, done(ONE), Progress("two", step), TimeoutError)
+    events = run(faked(hung, FakeWorker(READY, done(THREE), DONE)), ONE, TWO, THREE)
+    assert kinds(events) == {"one": "measured", "two": "timeout", "three": "measured"}
+    assert hung.ended, "the worker that hangs is killed"
+    assert f"no sign of life for 15:00 (at: {step})" in outcomes(events)["two"].reason
+    assert "time_limit" in outcomes(events)["two"].reason
+
+
+@pytest.mark.parametrize("told", [(), (READY,), (READY, Log("exporting ..."))])
+def test_a_hang_before_the_first_call_loses_one_scenario_and_a_second_one_the_rest(told):
+    """Once may be chance; what hangs twice while it loads would hang for each."""
+    once = faked(FakeWorker(*told, TimeoutError), FakeWorker(READY, done(TWO), done(THREE), DONE))
+    assert kinds(run(once, ONE, TWO, THREE)) == {"one": "timeout", "two": "measured", "three": "measured"}
+    twice = faked(FakeWorker(*told, TimeoutError), FakeWorker(*told, TimeoutError))
+    assert kinds(run(twice, ONE, TWO, THREE)) == dict.fromkeys(("one", "two", "three"), "timeout")
+
+
+def test_how_long_a_worker_may_be_silent():
+    """300 s to start, an hour to load, then 5 minutes and ten times max_seconds (60); or what time_limit says."""
+    told = (
+        READY,
+        Log("exporting"),
+        Progress("one", "warm-up"),
+        Progress("one", "loading the reference"),
+        done(ONE),
+        DONE,
+    )
+    worker = FakeWorker(*told)
+    run(faked(worker), ONE)
+    assert worker.waited == [300, 3600, 3600, 900, 3600, 3600]
+    worker = FakeWorker(*told)
+    run(faked(worker, patience=Patience(time_limit=20)), ONE)
+    assert worker.waited == [300, 20, 20, 20, 20, 20]
+
+
+def test_a_hang_while_the_machine_is_described_is_said_in_a_line():
+    with pytest.raises(LlmtrackError, match=r"told nothing for 5:00 while it started.*llmtrack doctor"):
+        faked(FakeWorker(READY, TimeoutError)).machine()
+
+
+class NoticedWhenStopped(WorkerProcess):
+    """Is silent for too long as soon as it is stopped: no test waits, or depends on how fast a machine is."""
+
+    def receive(self, seconds):
+        while True:
+            try:
+                return super().receive(0.1)
+            except TimeoutError:
+                if psutil.Process(self.pid).status() == psutil.STATUS_STOPPED:
+                    raise
+
+
+@pytest.mark.parametrize(("hang", "kind"), [("generating", "timeout"), ("closed", "killed")])
+def test_a_worker_that_is_stopped_or_deaf_is_given_up(noisy_backend, monkeypatch, hang, kind):
+    """SIGSTOP, of a real worker; and one that closes its channel and lives on."""
+    monkeypatch.setattr(worker_process, "DEATH_SECONDS", 1.0)
+    variant = Variant(f"stops {hang}", backend="noisy", device="cpu")
+    executor = ProcessExecutor(start=NoticedWhenStopped)
+    events = run(executor, generating("one", variant, ONCE), scoring("two", variant))
+    assert kinds(events) == {"one": kind, "two": "measured"}
+    executor.close()
+    for line in noisy_backend.read_text().splitlines():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(line.split()[0]), 0)
+
+
+def test_closing_ends_a_stopped_worker_and_what_it_started(executor, noisy_backend):
+    variant = Variant("has a child", backend="noisy", device="cpu")
+    assert kinds(run(executor, generating("one", variant, ONCE))) == {"one": "measured"}
+    child = int((noisy_backend.parent / "child").read_text())
+    os.kill(executor._worker.pid, signal.SIGSTOP)
+    executor.close()
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_dead_worker_is_noticed_although_its_child_holds_the_channel(executor, noisy_backend):
+    variant = Variant("leaves a child", backend="noisy", device="cpu")
+    events = run(executor, generating("one", variant, ONCE))
+    assert kinds(events) == {"one": "killed"}
+    os.kill(int((noisy_backend.parent / "child").read_text()), signal.SIGKILL)
 
 
 def test_a_worker_that_cannot_start_is_said_in_a_line(monkeypatch, tmp_path):

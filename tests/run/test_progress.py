@@ -122,3 +122,32 @@ def test_a_terminal_shows_which_experiment_of_the_suite_it_is():
         progress._bar.refresh()
     assert "[2/2] precision, scenario 1/2" in printed(console)
     assert "float32: warm-up" in printed(console)
+
+
+def test_a_quiet_minute_is_told_and_then_more_and_more_seldom():
+    console, clock = log(), FakeTime()
+    progress = StudyProgress(console, 2, clock=clock)
+    told = []
+    for _ in range(10):
+        progress.tick()
+        told.append(printed(console).count("quiet for"))
+        clock.now += 60
+    assert told == [0, 1, 2, 2, 3, 3, 3, 3, 4, 4]
+    assert "quiet for 1:00, still at: loading" in printed(console)
+    progress.step(Progress("one", "repeat 3"))
+    clock.now += 59
+    progress.tick()
+    assert printed(console).count("quiet for") == 4
+    clock.now += 1
+    progress.tick()
+    assert "quiet for 1:00, still at: one: repeat 3" in printed(console)
+
+
+def test_what_is_told_ends_the_quiet():
+    console, clock = log(), FakeTime()
+    progress = StudyProgress(console, 2, clock=clock)
+    for _ in range(3):
+        clock.now += 59
+        progress.line("exporting")
+        progress.tick()
+    assert "quiet" not in printed(console)

@@ -274,7 +274,7 @@ def test_a_worker_that_is_interrupted_keeps_a_checkpoint_first(tmp_path, monkeyp
         executor.run([Scenario("t", TINY, asked)], emit)
     worker = executor._worker
     executor.close()
-    assert worker.poll() is not None
+    assert not worker.lives()
     stopped = events[-1]
     assert isinstance(stopped, Failure)
     assert stopped.kind == "interrupted"

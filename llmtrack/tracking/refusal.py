@@ -1,0 +1,28 @@
+"""Say in the run that `mlflow run` made why nothing was measured: without it, it is FAILED with a made-up name."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from llmtrack.tracking import store
+from llmtrack.tracking.limits import MAX_TAG_VALUE, redact, secrets_of, shorten
+
+
+def explain_refusal(reason: str) -> None:
+    """Write why an entry point refused its work into its run, if `mlflow run` made one that no study has joined.
+
+    Never raises: what cannot be written is printed all the same.
+    """
+    run_id = os.environ.get("MLFLOW_RUN_ID")
+    if not run_id:
+        return
+    with contextlib.suppress(Exception):
+        client = store.open_existing(store.resolve_tracking_uri(None))
+        run = client.get_run(run_id)
+        text = shorten(redact(reason, secrets_of(os.environ)), MAX_TAG_VALUE)
+        tags = {"llmtrack.outcome": "failed", "llmtrack.reason": text, "mlflow.note.content": text}
+        if entry_point := run.data.tags.get("mlflow.project.entryPoint"):
+            tags["mlflow.runName"] = f"{entry_point} (refused)"
+        for key, value in tags.items():
+            client.set_tag(run_id, key, value)

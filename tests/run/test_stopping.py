@@ -1,0 +1,254 @@
+"""Signals: the first ends the work, and none cuts short how it is ended; what launched it may end, too."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from llmtrack import stopping
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.run import main as entry
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.processes import kill_tree, launcher_of
+from llmtrack.run.study import is_signal, run_study
+from llmtrack.run.suite import run_suite
+from llmtrack.stopping import STOPPING, Terminated, signals_end, stop_in_order
+from llmtrack.tracking.query import runs, studies
+from llmtrack.tracking.tracker import Tracker
+from tests.run.test_study import lengths
+
+pytestmark = pytest.mark.usefixtures("_known_bandwidth", "_stays_at_the_terminal")
+
+
+@pytest.fixture
+def _stays_at_the_terminal(monkeypatch):
+    monkeypatch.setattr(stopping, "_leave_terminal", lambda: None)
+    # A test run in the background ignores some of them.
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def storm():
+    """Every signal that asks to end, twice."""
+    for number in STOPPING * 2:
+        signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("number", STOPPING)
+def test_only_the_first_signal_ends_the_work(number, capfd):
+    done = []
+
+    def work():
+        try:
+            signal.raise_signal(number)
+        finally:
+            storm()
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Terminated), signals_end():
+        work()
+    assert done
+    assert "ending already" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_what_is_ignored_stays_ignored():
+    """`nohup` ignores SIGHUP, and a shell's background job SIGINT."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_end(), stop_in_order() as asked:
+            signal.raise_signal(signal.SIGHUP)
+            assert not asked()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_signals_wait_for_work_that_is_ended_in_order():
+    done = []
+
+    def work():
+        with stop_in_order() as asked:
+            storm()
+            done.append(asked())
+
+    with pytest.raises(KeyboardInterrupt), signals_end():
+        work()
+    assert done == [True]
+
+
+def test_a_signal_is_not_lost_with_an_error():
+    def work():
+        with stop_in_order():
+            signal.raise_signal(signal.SIGINT)
+            raise ValueError
+
+    with pytest.raises(KeyboardInterrupt), signals_end():
+        work()
+
+
+def test_an_error_on_the_way_out_does_not_hide_the_signal():
+    error = OSError("the terminal is gone")
+    assert not is_signal(error)
+    error.__context__ = ValueError()
+    assert not is_signal(error)
+    error.__context__.__context__ = Terminated(signal.SIGHUP)
+    assert is_signal(error)
+
+
+class Struck(InlineExecutor):
+    """Is struck by a signal in its second group, and by more while it is closed."""
+
+    def __init__(self, number):
+        clock = FakeClock()
+        super().__init__(lambda v: ScriptedEngine(clock, Script(0.03, 0.005)), clock)
+        self.number = number
+
+    def run(self, scenarios, emit):
+        super().run(scenarios, emit)
+        signal.raise_signal(self.number)
+
+    def close(self):
+        storm()
+        super().close()
+
+
+@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("together", [False, True], ids=["study", "suite"])
+def test_further_signals_leave_no_run_behind(tracker, uri, console, monkeypatch, number, together):
+    """In a suite, both the study's run and the suite's are ended."""
+    finish = Tracker.finish_study
+
+    def stormy(self, *arguments, **settings):
+        storm()
+        return finish(self, *arguments, **settings)
+
+    monkeypatch.setattr(Tracker, "finish_study", stormy)
+    parts = {"tracker": tracker, "executor": Struck(number), "console": console}
+
+    def work():
+        if together:
+            run_suite([lengths(4)], question="?", settings={}, **parts)
+        else:
+            run_study(lengths(4), **parts)
+
+    with pytest.raises(SystemExit) as ended, entry.exit_codes(console):
+        work()
+    assert ended.value.code == 128 + number
+    assert set(studies(tracking_uri=uri)["status"]) == {"KILLED"}
+    assert len(studies(tracking_uri=uri)) == 1 + together
+    assert list(runs(tracking_uri=uri)["status"]) == ["FINISHED"], "what was measured before is kept"
+    assert tracker.spool.names() == []
+
+
+def test_a_signal_while_the_report_is_sent_waits_until_it_is_there(tracker, uri, console, monkeypatch):
+    write = Tracker._write
+
+    def struck(self, record, **settings):
+        if settings.get("last"):
+            storm()
+        return write(self, record, **settings)
+
+    monkeypatch.setattr(Tracker, "_write", struck)
+    clock = FakeClock()
+    executor = InlineExecutor(lambda v: ScriptedEngine(clock, Script(0.03, 0.005)), clock)
+    with pytest.raises(SystemExit) as ended, entry.exit_codes(console):
+        run_study(lengths(4), tracker=tracker, executor=executor, console=console)
+    assert ended.value.code == 130
+    assert list(studies(tracking_uri=uri)["status"]) == ["FINISHED"], "everything was measured and tracked"
+
+
+def test_the_last_line_says_what_waits_in_the_spool(console, monkeypatch, tmp_path):
+    kept = tmp_path / "spool" / "0000000000001-x"
+    kept.mkdir(parents=True)
+    (kept / "entry.json").write_text("{}")
+    monkeypatch.setenv("LLMTRACK_SPOOL", str(tmp_path / "spool"))
+    monkeypatch.setattr(entry.Spool, "names", lambda self: ["0000000000001-x"])
+    with pytest.raises(SystemExit), entry.exit_codes(console):
+        raise KeyboardInterrupt
+    last = console.file.getvalue().splitlines()[-1]
+    assert last == f"1 record(s) wait in {tmp_path / 'spool'}; send them with: llmtrack sync"
+
+
+class Process:
+    def __init__(self, name, *cmdline):
+        self._name, self._cmdline = name, cmdline
+
+    def name(self):
+        return self._name
+
+    def cmdline(self):
+        return [self._name, *self._cmdline]
+
+
+@pytest.mark.parametrize(("above", "watched"), [
+    ([Process("mlflow", "run"), Process("bash")], 1),
+    ([Process("bash", "-c", "python -m x"), Process("python", "mlflow"), Process("bash")], 2),
+    ([Process("sh", "-c", "x"), Process("bash", "-lc", "x"), Process("python"), Process("init")], 3),
+    ([Process("bash"), Process("sshd")], 0),  # a person, who may log out
+    ([Process("-zsh"), Process("sshd")], 0),
+    ([], 0),
+])  # fmt: skip
+def test_what_launched_a_program(above, watched):
+    program = Process("python")
+    program.parents = lambda: above
+    assert launcher_of(program) == above[:watched]
+
+
+LAUNCHER = "import subprocess, sys; subprocess.run(['bash', '-c', sys.argv[1]])"
+CHILD = """
+import os, signal, sys, time
+from llmtrack.run.processes import when_launcher_ends
+when_launcher_ends(lambda: os.kill(os.getpid(), signal.SIGTERM), 0.05)
+print(os.getpid(), flush=True)
+time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize("killed", ["launcher", "shell"])
+def test_a_program_ends_with_what_launched_it(killed, tmp_path):
+    """As `mlflow run` does: through a shell that runs one command and waits for it."""
+    (tmp_path / "child.py").write_text(CHILD)
+    command = f"'{sys.executable}' '{tmp_path / 'child.py'}'; true"
+    root = os.path.dirname(os.path.dirname(stopping.__file__))
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, command],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": root},
+    )
+    child = psutil.Process(int(launcher.stdout.readline()))
+    try:
+        (launcher if killed == "launcher" else child.parent()).kill()
+        gone, _ = psutil.wait_procs([child], timeout=120)
+        assert gone
+    finally:
+        kill_tree(child)
+        kill_tree(launcher.pid)
+        launcher.communicate()
+
+
+def test_killing_a_process_takes_what_it_started(tmp_path):
+    code = (
+        "import subprocess, sys; p = subprocess.Popen(['sleep', '3600']); print(p.pid, flush=True); p.wait()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    child = psutil.Process(int(parent.stdout.readline()))
+    kill_tree(parent.pid)
+    parent.communicate()
+    until = time.monotonic() + 120
+    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,51 @@
+"""Under `mlflow run`, a usage error says in the run why it failed."""
+
+from __future__ import annotations
+
+import pytest
+from mlflow import MlflowClient
+
+from experiments import baseline
+from llmtrack.tracking.refusal import explain_refusal
+
+
+@pytest.fixture
+def made(uri, monkeypatch):
+    """A run as `mlflow run -e baseline` makes it."""
+    client = MlflowClient(tracking_uri=uri)
+    run = client.create_run(client.create_experiment("e"), run_name="nosy-bear-123")
+    client.set_tag(run.info.run_id, "mlflow.project.entryPoint", "baseline")
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.info.run_id)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    return lambda: client.get_run(run.info.run_id)
+
+
+@pytest.mark.parametrize(("arguments", "reason"), [
+    (["--nonsense", "1"], "baseline has no parameter nonsense"),
+    (["--max-new-tokens", "many"], "many"),
+    (["--prompt", ""], "prompt"),
+    (["--dtype", "int3"], "unknown dtype 'int3'"),
+    (["--executor", "elsewhere"], "elsewhere"),
+])  # fmt: skip
+def test_a_usage_error_is_written_into_the_run(made, arguments, reason):
+    with pytest.raises(SystemExit) as ended:
+        baseline.main(arguments)
+    assert ended.value.code == 2
+    run = made()
+    assert run.info.run_name == "baseline (refused)"
+    assert reason in run.data.tags["llmtrack.reason"]
+    assert run.data.tags["mlflow.note.content"] == run.data.tags["llmtrack.reason"]
+    assert run.data.tags["llmtrack.outcome"] == "failed"
+
+
+def test_a_secret_in_the_reason_stays_hidden(made):
+    explain_refusal("cannot use http://me:password@host")
+    assert "password" not in made().data.tags["llmtrack.reason"]
+
+
+def test_a_store_that_cannot_be_had_changes_nothing(made, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////no/such/folder/mlflow.db")
+    explain_refusal("why")
+    monkeypatch.delenv("MLFLOW_RUN_ID")
+    explain_refusal("why")
+    assert "llmtrack.reason" not in made().data.tags
