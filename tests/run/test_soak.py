@@ -1,0 +1,43 @@
+"""A long study keeps nothing open, and two writers at once lose nothing; benchmarks/soak.py is the long version."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak import soak
+from llmtrack.measure import bandwidth
+from llmtrack.tracking.query import runs, studies
+from llmtrack.tracking.tracker import Tracker
+
+
+@pytest.fixture(autouse=True)
+def _own_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "copy_bandwidth", bandwidth.copy_bandwidth)  # given back afterwards
+
+
+def test_no_file_stays_open_and_no_record_is_left(tracker, uri):
+    result, readings = soak(tracker, 24, 8)
+    assert (result.measured, result.failed, result.problems) == (24, 0, ())
+    assert readings[-1].files <= readings[0].files
+    assert len(runs(tracking_uri=uri)) == 24
+    assert tracker.spool.names() == []
+
+
+def _write(uri: str, spool: Path) -> None:
+    soak(Tracker.open(uri, spool=spool), 6, 6)
+
+
+def test_two_studies_at_once_in_one_store_and_spool_are_both_whole(uri, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_write, args=(uri, tmp_path / "spool")) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(300)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert list(studies(tracking_uri=uri)["status"]) == ["FINISHED", "FINISHED"]
+    found = runs(tracking_uri=uri)
+    assert sorted(found.groupby("study_id").size()) == [6, 6]
