@@ -390,6 +390,7 @@ class Measurement:
         summaries: statistics of the metrics that were sampled more than once.
         samples: raw samples of each metric, in the order they were taken.
         warnings: findings in words about the quality of the measurement.
+        disturbed: whether the machine was busy meanwhile, or the repeats vary or drift: others should not be compared with it.
         sample_text: text that the model generated, or None.
         tags: provenance: weights digest, revision, versions, hardware.
         series: metrics with a value per step (the gap before each token, loss per batch).
@@ -419,6 +420,7 @@ class Measurement:
     texts: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     model_folder: str = ""
+    disturbed: bool = False
 
 
 @dataclass(frozen=True)

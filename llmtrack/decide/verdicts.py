@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference, Spread, Verdict, difference, judge
 from llmtrack.decide.significance import ALPHA
+from llmtrack.errors import LlmtrackError
 from llmtrack.scenario import DEFAULT_MODEL
 from llmtrack.tracking import ask, schema
 
@@ -123,8 +124,15 @@ def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.Data
 
     wanted = runs[ask.where(runs, "status", ask.FINISHED)]
     ids = list(map(str, wanted["run_id"]))
+
+    def read(run_id: str) -> Samples:
+        try:
+            return raw_samples(run_id, tracking_uri)
+        except LlmtrackError:
+            return {}  # What is tracked of the spread tells then.
+
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = dict(zip(ids, pool.map(lambda run_id: raw_samples(run_id, tracking_uri), ids), strict=True))
+        found = dict(zip(ids, pool.map(read, ids), strict=True))
     held = pd.Series(
         [found.get(str(run_id), {}) for run_id in runs["run_id"]], index=runs.index, dtype="object"
     )

@@ -10,6 +10,8 @@ import psutil
 from llmtrack.measure.gpus import ask, card_of, torch_uuid
 
 BUSY_SHARE = 0.10
+# The counters move in hundredths of a second: less CPU time than this tells no share of a tenth.
+_LEAST_CPU_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def busy_warning(before: CpuReading | None, after: CpuReading) -> tuple[str, ...
     if before is None:
         return ()
     share = others_share(before, after)
-    if share <= BUSY_SHARE:
+    if share <= BUSY_SHARE or after.available - before.available < _LEAST_CPU_S:
         return ()
     return (
         f"the machine was busy: other programs took {share:.0%} of its CPU time: close them and measure again",

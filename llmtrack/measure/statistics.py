@@ -131,6 +131,14 @@ def findings(durations: Sequence[float], policy: RepeatPolicy) -> tuple[str, ...
     return tuple(found)
 
 
+def disturbed(durations: Sequence[float]) -> bool:
+    """Return whether the durations of the repeats vary or drift so much that nothing should be compared with them."""
+    values = np.asarray(durations, dtype=np.float64)
+    if len(values) < 2:
+        return False
+    return bool(values.std(ddof=1) / values.mean() > NOISY_CV or abs(drift(durations)) > DRIFT)
+
+
 _NOT_WARM = "nothing was warmed up, so that it holds what only a first call costs: raise warmup"
 
 

@@ -12,6 +12,7 @@ from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import CpuReading, busy_warning, gpu_warning, read_cpu
 from llmtrack.measure.metrics import decode_step_bytes, memory_bandwidth_utilization
 from llmtrack.measure.prompts import Prompts, tokenize
+from llmtrack.measure.statistics import disturbed
 from llmtrack.measure.timing import Arm, Clock, Timing, requests_for, time_arms
 from llmtrack.run.events import Progress
 from llmtrack.run.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
@@ -104,6 +105,7 @@ def _measurement(
         series={"token_latency_ms": timing.gaps_ms, **engine.info.series},
         texts=dict(engine.info.texts),
         model_folder=engine.info.folder if scenario.keep_model else "",
+        disturbed=bool(busy) or disturbed(timing.samples.get("total_latency_s", ())),
         started_at=started,
         ended_at=time.time(),
     )

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
+from llmtrack.decide.verdicts import with_samples
 from llmtrack.experiment import Experiment
 from llmtrack.report.console import say
 from llmtrack.report.escape import on_one_line
 from llmtrack.report.parts import Parts
 from llmtrack.report.study import Written, say_incomplete, write_study
+from llmtrack.run.again import run_undisturbed
 from llmtrack.run.events import Begun, Event, Log, Progress, Steps, Warn
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan, model_folders
@@ -28,6 +30,7 @@ from llmtrack.stopping import stop_in_order
 from llmtrack.tracking.checkpoints import fetch_checkpoints
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
+from llmtrack.tracking.taken_over import taken_over_tag
 from llmtrack.tracking.tracker import Study, Tracker
 
 if TYPE_CHECKING:
@@ -121,6 +124,7 @@ def run_study(
         experiment.settings,
         facts,
         suite_id=suite_id,
+        tags={} if earlier is None else taken_over_tag(earlier),
     )
     with opened(tracker, executor, start) as study:
         with StudyProgress(console, sum(map(len, plan.groups)), suite_progress) as progress:
@@ -145,8 +149,12 @@ def run_study(
                     for warning in event.warnings if isinstance(event, Measurement) else ():
                         progress.warn(warning)
 
+            def on_disturbed(first: Measurement) -> None:
+                tracker.log(study, first)
+                progress.line(f"{outcome_line(first)}: disturbed, so it is measured once more")
+
             for group in plan.groups:
-                executor.run(group, on_event)
+                run_undisturbed(executor, group, on_event, on_disturbed)
             for same in plan.same:
                 note = f"same as {same.measured.name}: {same.dtype_label}"
                 tracker.log_same_as(
@@ -254,8 +262,11 @@ def _read_back(
 
     tracked = runs(study=study.study_id, tracking_uri=tracker.tracking_uri)
     if earlier is not None and len(earlier):
-        tracked = pd.concat([tracked, earlier.assign(study_id=study.study_id)], ignore_index=True)
-    return in_order(tracked, experiment)
+        own = tracked[~tracked["run_id"].isin(earlier["run_id"])]
+        tracked = pd.concat([own, earlier.assign(study_id=study.study_id)], ignore_index=True)
+    # Newest first: a baseline that was measured again stands for its scenario alone.
+    tracked = in_order(tracked.drop_duplicates("scenario"), experiment)
+    return with_samples(tracked, tracker.tracking_uri)
 
 
 def in_order(tracked: pd.DataFrame, experiment: Experiment) -> pd.DataFrame:

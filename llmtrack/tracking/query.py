@@ -14,6 +14,7 @@ from llmtrack.tracking import store
 from llmtrack.tracking.filters import Moment, Wanted, quoted
 from llmtrack.tracking.frame import FrameBuilder, pick
 from llmtrack.tracking.paging import newest, read_pages
+from llmtrack.tracking.taken_over import as_own, taken_over
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +76,19 @@ def runs(
         if not len(found) and experiment is not None:
             by_name = _ids_by_mlflow_name(client, names, experiment)
             _gather(client, by_name, dataclasses.replace(wanted, experiment=None), found, on_page)
+    held = _taken_over(client, list(names), study_id) if study_id and kind in (None, "scenario") else {}
+    if held:
+        # Of any study and experiment.
+        others = dataclasses.replace(wanted, study_id=None, experiment=None)
+        ids = ", ".join(map(quoted, held))
+        for text in others.filters():
+            for page in read_pages(
+                client, list(names), f"{text} and attributes.run_id IN ({ids})".removeprefix(" and ")
+            ):
+                for run in filter(others.holds, page):
+                    found.add(run)
     table = found.frame()
+    table = as_own(table, study_id, held) if study_id and held else table
     return table if columns is None else pick(table, columns)
 
 
@@ -156,6 +169,14 @@ def _study_id(client: MlflowClient, experiment_ids: Sequence[str], study: str, e
     known = newest(client, experiment_ids, base, _STUDIES_NAMED)
     ids = [run.data.tags.get("llmtrack.study_id", "") for run in known]
     raise UsageError(f"there is no study {study!r}{_nearest(study, ids)}")
+
+
+def _taken_over(
+    client: MlflowClient, experiment_ids: Sequence[str], study_id: str
+) -> dict[str, tuple[str, bool]]:
+    """Return the runs that a study took over from earlier ones."""
+    text = f"tags.`llmtrack.kind` = 'study' and tags.`llmtrack.study_id` = {quoted(study_id)}"
+    return next((taken_over(run.data.tags) for run in newest(client, experiment_ids, text)), {})
 
 
 def _ids_by_mlflow_name(client: MlflowClient, names: Mapping[str, str], experiment: str) -> list[str]:

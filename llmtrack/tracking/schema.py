@@ -528,6 +528,10 @@ TAGS: tuple[Tag, ...] = (
     Tag("llmtrack.environment_id", "digest of what affects speed: hardware, versions, threads"),
     Tag("llmtrack.record_id", "identity of the record that was pushed; no two runs have the same"),
     Tag("llmtrack.omitted", "what was shortened or left out to fit MLflow's limits"),
+    Tag(
+        "llmtrack.taken_over",
+        "runs of earlier studies that are this study's by `resume`: id to scenario and baseline",
+    ),
     Tag("llmtrack.question", "the question that the experiment asks"),
     Tag("llmtrack.version", "version of llmtrack"),
 )

@@ -156,6 +156,7 @@ class Tracker:
         settings: Mapping[str, Scalar],
         environment: Mapping[str, str],
         suite_id: str | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> Study:
         """Open the run of a study, in state RUNNING.
 
@@ -165,6 +166,7 @@ class Tracker:
             settings: its settings as resolved; tracked as params `cfg.NAME`.
             environment: facts of `llmtrack.tracking.environment.environment`.
             suite_id: id of the suite it is part of.
+            tags: further tags of the study's own run.
 
         Raises:
             TrackingError: the spool cannot be written, or the store refuses.
@@ -174,6 +176,7 @@ class Tracker:
             study_id, experiment, suite_id, environment_tags(environment) | {owner.TAG: owner.this_process()}
         )
         record = study_record(context, question, settings, now_ms())
+        record = dataclasses.replace(record, tags={**record.tags, **(tags or {})})
         joined, self._joinable = self._joinable, None
         if joined is not None:
             # As MLflow's own start_run does: the next one that looks must not join the same run.

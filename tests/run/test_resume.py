@@ -69,6 +69,20 @@ def test_only_what_is_missing_is_measured_and_all_is_reported(tracker, console, 
     assert sorted(runs(tracking_uri=uri)["scenario"]) == ["prompt_12", "prompt_4", "prompt_8"]
 
 
+def test_what_was_taken_over_stays_the_studys_own_and_its_baseline_the_baseline(tracker, console, uri):
+    first = study(tracker, console, lengths(4))[1].study.study_id
+    second = study(tracker, console, lengths(4, 8))[1].study.study_id
+    third = study(tracker, console, lengths(4, 8, 12))[1].study.study_id
+    for study_id, names in ((first, [4]), (second, [4, 8]), (third, [4, 8, 12])):
+        found = runs(study=study_id, tracking_uri=uri)
+        assert sorted(found["scenario"]) == sorted(f"prompt_{length}" for length in names)
+        assert set(found["study_id"]) == {study_id}
+        assert list(found[found["baseline"]]["scenario"]) == ["prompt_4"]
+    assert len(runs(study="latest", tracking_uri=uri)) == 3
+    assert len(runs(study=third, status="FAILED", tracking_uri=uri)) == 0
+    assert list(runs(study=third, search="prompt_4", tracking_uri=uri)["scenario"]) == ["prompt_4"]
+
+
 def test_without_resume_everything_is_measured_again(tracker, console, uri):
     study(tracker, console, lengths(4))
     assert study(tracker, console, lengths(4), resume=False)[0] == ["prompt_4"]

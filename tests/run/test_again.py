@@ -1,0 +1,101 @@
+"""A baseline that was disturbed is measured once more before anything is compared with it: tied, said, and once only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llmtrack.measure.statistics import disturbed
+from llmtrack.run.again import run_undisturbed
+from llmtrack.run.events import Log
+from llmtrack.scenario import QualityCheck
+from tests.tracking.samples import failure, measurement, scenario
+
+BASE = replace(scenario("base", baseline=True), quality=QualityCheck())
+FIRST = measurement(
+    scenario=BASE,
+    disturbed=True,
+    metrics={"tokens_per_sec": 1.3, "perplexity": 20.0},
+    warnings=("the machine was busy: 82%",),
+    started_at=1.0,
+)
+OTHER = measurement("other", disturbed=True)
+QUIET = measurement(
+    scenario=replace(BASE, quality=None), metrics={"tokens_per_sec": 23.0}, warnings=(), started_at=9.0
+)
+
+
+class Scripted:
+    """Says what it is told to, one list of events a call; an exception ends the call."""
+
+    def __init__(self, *calls) -> None:
+        self.calls, self.asked = list(calls), []
+
+    def run(self, group, on_event) -> None:
+        self.asked.append(tuple(group))
+        for event in self.calls.pop(0):
+            if isinstance(event, BaseException):
+                raise event
+            on_event(event)
+
+
+def measured(*calls):
+    executor, told, first = Scripted(*calls), [], []
+    try:
+        run_undisturbed(executor, (BASE, OTHER.scenario), told.append, first.append)
+    except KeyboardInterrupt:
+        told.append("interrupted")
+    return executor, told, first
+
+
+def test_a_disturbed_baseline_is_measured_once_more_and_the_newer_one_counts():
+    executor, (other, log, newer), (first,) = measured([FIRST, OTHER], [Log("again"), QUIET])
+    assert executor.asked[1] == (replace(BASE, quality=None),), "its quality is known already"
+    assert (other, log) == (OTHER, Log("again")), "only the baseline is measured again"
+    assert newer.scenario == BASE
+    assert newer.metrics == {"tokens_per_sec": 23.0, "perplexity": 20.0}
+    assert newer.warnings == (
+        "measured once more, since a first run of the study was disturbed (1.3 tokens/s, this one 23)",
+    )
+    assert not first.scenario.baseline
+    assert first.metrics == FIRST.metrics
+    assert "measured once more" in first.warnings[-1]
+
+
+def test_it_is_measured_no_third_time():
+    executor, told, _ = measured([FIRST], [replace(QUIET, disturbed=True)])
+    assert len(executor.asked) == 2
+    assert [event.metrics["tokens_per_sec"] for event in told] == [23.0]
+
+
+@pytest.mark.parametrize("events", [[failure(scenario=BASE)], []], ids=["failed", "silent"])
+def test_where_the_second_try_fails_the_first_stays_the_baseline(events):
+    _, told, first = measured([FIRST], events)
+    assert (told, first) == ([FIRST], [])
+
+
+def test_interrupted_nothing_measured_is_lost():
+    for calls in ([[FIRST, KeyboardInterrupt()]], [[FIRST], [KeyboardInterrupt()]]):
+        _, told, first = measured(*calls)
+        assert (told, first) == ([FIRST, "interrupted"], [])
+
+
+def test_a_quiet_baseline_is_measured_once():
+    executor, told, _ = measured([replace(FIRST, disturbed=False), OTHER])
+    assert len(executor.asked) == 1
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize(
+    ("durations", "found"),
+    [
+        ([1.0, 1.01, 0.99, 1.0, 1.0], False),
+        ([1.0, 3.0, 1.0, 5.0, 1.0], True),
+        ([1.0, 1.0, 1.1, 1.15, 1.2, 1.2], True),
+        ([1.0], False),
+        ([], False),
+    ],
+)
+def test_what_disturbs_is_variation_and_drift(durations, found):
+    assert disturbed(durations) is found
