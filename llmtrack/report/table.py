@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack.decide import kinds
 from llmtrack.decide.comparability import why_not
+from llmtrack.decide.verdicts import tell
 from llmtrack.report.drawing import new_figure
 from llmtrack.report.escape import in_markdown, in_plot, on_one_line, plain
 from llmtrack.tracking import ask
@@ -210,6 +211,9 @@ def change_from_baseline(
     base = baseline_of(run, runs)
     if base is None:
         return DASH
+    # As many comparisons as the study makes with this baseline.
+    alike = [ask.where(runs, name, base.get(name)) for name in ("study_id", "workload_id", "status")]
+    among = max(1, int((alike[0] & alike[1] & alike[2]).sum()) - 1)
     parts = []
     for key in compared:
         title, as_multiple = COMPARED[key]
@@ -218,7 +222,7 @@ def change_from_baseline(
         if now is None or not then or (kinds.needs(key) == "text" and why_not(base, run, key)):
             continue
         change = f"{now / then:.2f}x" if as_multiple else f"{now / then - 1:+.1%}"
-        parts.append(f"{change} {title}{_noise(run, base, key)}")
+        parts.append(f"{change} {title}{_noise(run, base, key, among)}")
     return ", ".join(parts) or DASH
 
 
@@ -237,11 +241,15 @@ def _interval(key: str) -> tuple[str, str]:
     return f"spread/{key}.ci_low", f"spread/{key}.ci_high"
 
 
-def _noise(run: pd.Series, base: pd.Series, key: str) -> str:
+def _noise(run: pd.Series, base: pd.Series, key: str, among: int) -> str:
     counts = [ask.number(each, f"spread/{key}.n") for each in (run, base)]
     if any(count is not None and count < 2 for count in counts):
         return " (one repeat: noise unknown)"
-    return " (within noise)" if intervals_overlap(run, base, key) else ""
+    # A study may ask about other work; what else differs is said where the runs are compared.
+    (found,) = tell(base, [run], key, among=among, across_work=True)
+    if found.repeats_needed and found.repeated:
+        return " (too few repeats to tell)"
+    return " (within noise)" if found.verdict == "same" and found.repeated else ""
 
 
 def baseline_of(run: pd.Series, runs: pd.DataFrame) -> pd.Series | None:
@@ -255,15 +263,6 @@ def baseline_of(run: pd.Series, runs: pd.DataFrame) -> pd.Series | None:
     if len(same_work):
         return same_work.iloc[0]
     return baselines.iloc[0] if len(baselines) == 1 else None
-
-
-def intervals_overlap(one: pd.Series, other: pd.Series, key: str) -> bool:
-    """Return whether the tracked 95 % intervals of a metric's medians overlap; False without intervals."""
-    ends = [ask.number(run, f"spread/{key}.{end}") for run in (one, other) for end in ("ci_low", "ci_high")]
-    if None in ends:
-        return False
-    low, high, other_low, other_high = (end for end in ends if end is not None)
-    return low <= other_high and other_low <= high
 
 
 def to_rich(table: Table, title: str = "") -> RichTable:

@@ -11,7 +11,6 @@ from rich.console import Console
 from llmtrack.report.block import metrics_block
 from llmtrack.report.table import (
     DASH,
-    intervals_overlap,
     summary_table,
     to_csv,
     to_figure,
@@ -92,8 +91,15 @@ def test_a_change_is_noise_where_the_intervals_overlap(value, low, high, expecte
 def test_without_an_interval_nothing_is_called_noise():
     table = table_of(BASE, run("other", tokens_per_sec=10.01))
     assert table.rows[1][-1] == "+0.1% tokens/s"
-    one, other = (row for _, row in frame(BASE, run("other", tokens_per_sec=10.0)).iterrows())
-    assert not intervals_overlap(one, other, "tokens_per_sec")
+
+
+@pytest.mark.parametrize(("n", "others"), [(2, 1), (3, 1), (5, 7)])
+def test_too_few_repeats_are_said_as_compare_says_them(n, others):
+    spread = interval("tokens_per_sec", 20.0, 19.0, 21.0, n)
+    base = {**run("base", baseline=True), **interval("tokens_per_sec", 10.0, 9.9, 10.1, n)}
+    arms = [run(f"arm{number}", **spread) for number in range(others)]
+    rows = [{**row, "workload_id": "w"} for row in (base, *arms)]
+    assert table_of(*rows).rows[1][-1] == "+100.0% tokens/s (too few repeats to tell)"
 
 
 def test_perplexity_is_compared_too():
