@@ -51,6 +51,12 @@ def check(result: Result, line: list[str]) -> None:
     assert "Traceback" not in result.output
 
 
+@pytest.fixture(autouse=True)
+def _somewhere_else(monkeypatch, tmp_path):
+    """Where a value is taken for the name of a file, it is not one of the checkout's."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def _nothing_is_run(monkeypatch):
     """Experiments are made, and not measured."""

@@ -57,3 +57,8 @@ def test_a_workflow_runs_what_is_there(workflow):
 def test_every_folder_of_modules_is_a_package_that_a_wheel_takes_along():
     folders = {path.parent for path in (ROOT / "llmtrack").rglob("*.py")}
     assert {folder for folder in folders if not (folder / "__init__.py").is_file()} == set()
+
+
+def test_no_file_is_named_after_a_value_that_some_test_gave_to_an_option():
+    named = {path.name for path in ROOT.iterdir() if path.is_file()}
+    assert {name for name in named if not re.search("[A-Za-z]{5}", name)} <= {".git"}
