@@ -24,6 +24,7 @@ from llmtrack.engines.onnx_session import (
     onnxruntime,
 )
 from llmtrack.engines.padding import pad_rows
+from llmtrack.engines.rows import begins_anew_at, sharing_by_rope
 from llmtrack.engines.scoring import predicted, sum_nll
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
@@ -161,6 +162,8 @@ class OnnxEngine:
         self._decoder = decoder
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._pad_id = tokens.pad_id(tokenizer, int(config["vocab_size"]))
+        self._sharing = sharing_by_rope(config)
+        self._begins_anew_at = begins_anew_at(config)
         self._eos_ids = tokens.eos_ids(GenerationConfig.from_pretrained(str(folder)), tokenizer)
         if not reset_peak_rss():
             warnings += ("peak memory is that of the whole process: this system cannot reset it",)
@@ -178,7 +181,7 @@ class OnnxEngine:
             file_size_bytes=sum(path.stat().st_size for path in folder.glob(f"{MODEL_FILE}*")),
             facts=dict(facts or {}) | {"architecture": str((config.get("architectures") or ["unknown"])[0])},
             tags=dict(tags or {}),
-            warnings=warnings,
+            warnings=warnings + self._sharing.warnings,
             special_tokens=tokens.special_tokens(tokenizer),
             texts=texts or {},
             series=series or {},
@@ -207,10 +210,15 @@ class OnnxEngine:
 
         The rules are those of transformers' `generate`: a row that has ended gets pads until all have, and the
         end-of-sequence token cannot be chosen where it is to be ignored.
+
+        Raises:
+            ScenarioError: the rows have pads, which would change what this model says.
         """
+        lengths = [len(row) for row in request.prompt_ids]
+        self._sharing.check(lengths, request.padded_length, request.max_new_tokens)
         padded = pad_rows(request.prompt_ids, self._pad_id, request.padding_side, request.padded_length)
         ids, mask = (each.numpy() for each in padded)
-        banned = sorted(self._eos_ids) if request.ignore_eos else []
+        banned = [each for each in self._eos_ids if request.ignore_eos and each < self._info.vocab_size]
         ended = np.zeros(len(ids), dtype=bool)
         chosen: list[Any] = []
         new, past = ids, None
@@ -226,10 +234,9 @@ class OnnxEngine:
                 if ended.all():
                     break
             mask = np.concatenate([mask, np.ones((len(ids), 1), dtype=np.int64)], axis=1)
-            if request.use_cache:
-                new, past = token[:, None], present
-            else:
-                new = np.concatenate([new, token[:, None]], axis=1)
+            ids = np.concatenate([ids, token[:, None]], axis=1)
+            cached = request.use_cache and ids.shape[1] != self._begins_anew_at
+            new, past = (token[:, None], present) if cached else (ids, None)
         eos_ids = frozenset() if request.ignore_eos else self._eos_ids
         rows = np.stack(chosen, axis=1).tolist()
         return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows))

@@ -16,6 +16,8 @@ _PROBE_TOKENS, _PROBE_PADS = 6, 3
 _TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
 _HALF_TOLERANCE = 0.3
 
+_ANEW = frozenset({"phi3", "phimoe", "phi4_multimodal"})
+
 
 @dataclass(frozen=True)
 class Sharing:
@@ -74,11 +76,35 @@ def sharing_of(
         return Sharing(0, "pads pass through the recurrent state of this model")
     if changed_by_pads(forward, model.config.get_text_config().vocab_size):
         return Sharing(0, "left pads change what this model says")
-    rope = length_dependent_rope(model.config.get_text_config().to_dict())
+    return sharing_by_rope(model.config.get_text_config().to_dict())
+
+
+def sharing_by_rope(config: Mapping[str, Any]) -> Sharing:
+    """Return which rows may share a batch as far as rotary angles tell.
+
+    Args:
+        config: content of a model's config.
+    """
+    rope = length_dependent_rope(config)
     if rope is None:
         return Sharing()
     kind, tokens = rope
     return Sharing(tokens, f"the rotary angles of this model ({kind}) depend on the longest row of a batch")
+
+
+def begins_anew_at(config: Mapping[str, Any]) -> int | None:
+    """Return the length at which a model's cache is computed anew while generating; None where it never is.
+
+    transformers does so in these families where the longer set of rotary angles begins to count; in others the keys
+    that were turned by the shorter set stay.
+
+    Args:
+        config: content of a model's config.
+    """
+    original = config.get("original_max_position_embeddings")
+    if config.get("model_type") not in _ANEW or length_dependent_rope(config) is None or not original:
+        return None
+    return int(original) + 1
 
 
 def length_dependent_rope(config: Mapping[str, Any]) -> tuple[str, int] | None:

@@ -11,7 +11,9 @@ from onnx import ModelProto
 
 from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder
 from llmtrack.errors import ScenarioError
+from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.load import LoadedModel, load_model
+from llmtrack.models.reasons import one_line
 from llmtrack.quantize import graph
 from llmtrack.quantize.attention import Rotary, fuse_attention
 from llmtrack.quantize.parity import Parity, parity
@@ -37,7 +39,7 @@ def export(spec: str, revision: str | None, folder: Path) -> dict[str, Any]:
     rotary = rotary_of(loaded.model)
     exported = graph.load(path)
     graph.plain_products(exported)
-    found: Parity | None = None
+    found: Parity | str = ""
     for kind, change in _ways(rotary):
         model = graph.copy_of(exported)
         if not change(model):
@@ -45,8 +47,8 @@ def export(spec: str, revision: str | None, folder: Path) -> dict[str, Any]:
         graph.trim_logits(model)
         graph.note_types(model)
         graph.save(model, path)
-        found = parity(loaded, OnnxDecoder(path))
-        if found.holds:
+        found = _checked(loaded, path)
+        if isinstance(found, Parity) and found.holds:
             return {
                 "parity_max_difference": found.difference,
                 "parity_max_share": found.share,
@@ -57,6 +59,18 @@ def export(spec: str, revision: str | None, folder: Path) -> dict[str, Any]:
         f"the ONNX export of {loaded.model_id} does not say what PyTorch says ({found}): it is not used, take backend=torch",
         "unsupported",
     )
+
+
+def _checked(loaded: LoadedModel, path: Path) -> Parity | str:
+    """Return how far a graph is from PyTorch, or why it cannot be run: another way may still be possible."""
+    try:
+        return parity(loaded, OnnxDecoder(path))
+    except MemoryError:
+        raise
+    except Exception as error:
+        if isinstance(error, ScenarioError) and error.kind == NON_FINITE:
+            raise
+        return f"it cannot be run: {one_line(error)[:300]}"
 
 
 def _ways(rotary: Rotary | None) -> list[tuple[str, Callable[[ModelProto], bool]]]:

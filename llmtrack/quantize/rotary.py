@@ -13,6 +13,9 @@ from llmtrack.errors import ScenarioError
 from llmtrack.quantize.attention import Rotary
 from llmtrack.quantize.lengths import LENGTH_DEPENDENT_ROPE, STATIC_ROPE, rope_kind, why_not_fused
 
+_WIDTHS = 8
+"""The fused operator takes heads of multiples of so many numbers."""
+
 
 def rotary_of(model: Any) -> Rotary | None:
     """Return what the fused attention needs to know of a model, or None if it is not of the kind that it computes."""
@@ -29,7 +32,8 @@ def rotary_of(model: Any) -> Rotary | None:
     if windows != {None} or why_not_fused(config.to_dict()):
         return None
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
-    if 2 * len(frequencies) != width:  # only a part of each head is rotated
+    # Only a part of each head is rotated, or it has a width that the operator does not take.
+    if 2 * len(frequencies) != width or width % _WIDTHS:
         return None
     return Rotary(
         heads=heads,

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from llmtrack.engines.base import GenerateRequest
+from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.models import load, synthetic
 from tests.quantize.conftest import MISSING
@@ -18,6 +20,7 @@ from tests.quantize.conftest import MISSING
 pytest.importorskip("onnx", reason=MISSING)
 pytest.importorskip("onnxruntime", reason=MISSING)
 pytest.importorskip("optimum.exporters.onnx", reason=MISSING)
+from llmtrack.engines.onnx import open_folder
 from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder
 from llmtrack.quantize.export import export
 from llmtrack.quantize.rotary import traceable_rope
@@ -109,6 +112,8 @@ CASES = {
     "linear rope": ("llama", {"max_position_embeddings": 64, **rope("linear", factor=2.0)}, FUSED),
     "yarn": ("llama", rope("yarn", factor=2.0, original_max_position_embeddings=64), FUSED),
     "scores with a factor of their own": ("granite", {"attention_multiplier": 0.9, "head_dim": 16}, FUSED),
+    "heads of a width that the operator does not take": ("llama", {"head_dim": 12}, AS_IT_IS),
+    "one head of keys for all": ("llama", {"num_key_value_heads": 1, "attention_bias": True}, FUSED),
     "biases": ("llama", {"attention_bias": True, "mlp_bias": True}, FUSED),
 }  # fmt: skip
 
@@ -153,3 +158,39 @@ def test_tracing_leaves_the_model_as_it_was(tmp_path):
         assert not torch.equal(embedding.inv_freq, before)
     assert torch.equal(embedding.inv_freq, before)
     assert "forward" not in vars(embedding)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("phi3", {"head_dim": 16, "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8}}),
+        ("llama", rope("longrope", factor=2.0, **LONG)),
+        ("llama", {"max_position_embeddings": 20, **rope("dynamic", factor=4.0)}),
+    ],
+)  # fmt: skip
+def test_what_is_generated_across_a_threshold_is_what_pytorch_generates_and_unequal_rows_are_refused(
+    kind, settings, tmp_path
+):
+    folder = saved(tmp_path / "model", kind, **{"original_max_position_embeddings": 20, **settings})
+    (tmp_path / "onnx").mkdir()
+    export(str(folder), None, tmp_path / "onnx")
+    engine = open_folder(tmp_path / "onnx")
+    rows = tuple(tuple((7 * at + row) % 400 + 3 for at in range(17)) for row in range(2))
+    for use_cache in (True, False):
+        request = GenerateRequest(rows, 8, use_cache=use_cache)
+        expected = TorchEngine(*load.load_folder(folder, device="cpu", dtype=torch.float32)).generate(
+            request, lambda: None
+        )
+        assert engine.generate(request, lambda: None) == expected
+    assert "longest row of a batch" in engine.info.warnings[0]
+    engine.generate(GenerateRequest((rows[0][:5], rows[1][:3]), 8), lambda: None)
+    with pytest.raises(ScenarioError, match="rows of unequal lengths cannot be generated from in one batch"):
+        engine.generate(GenerateRequest((rows[0], rows[1][:3]), 8), lambda: None)
+
+
+def test_ends_beyond_the_vocabulary_are_never_chosen_and_harm_nothing(exported):
+    engine = open_folder(exported)
+    request = GenerateRequest(((5, 6, 7),), 4)
+    expected = engine.generate(request, lambda: None)
+    engine._eos_ids = engine._eos_ids | {engine.info.vocab_size, 50256}
+    assert engine.generate(request, lambda: None) == expected

@@ -56,6 +56,31 @@ def test_attention_that_differs_is_left_as_it_was_exported(tmp_path, monkeypatch
     assert facts["parity_max_share"] < 1e-3
 
 
+def test_a_way_that_cannot_be_run_hides_no_other(tmp_path, monkeypatch):
+    tried = []
+
+    def broken(loaded, decoder):
+        tried.append(decoder)
+        if len(tried) == 1:
+            raise RuntimeError("head_size must be\na multiple of 16")
+        return parity(loaded, decoder)
+
+    monkeypatch.setattr(exporting, "parity", broken)
+    assert export("synthetic:tiny", None, tmp_path)["onnx_attention"] == "as exported"
+
+
+def test_an_export_that_cannot_be_run_at_all_is_refused_in_one_line(tmp_path, monkeypatch):
+    def broken(loaded, decoder):
+        raise RuntimeError("no such kernel\nat all")
+
+    monkeypatch.setattr(exporting, "parity", broken)
+    with pytest.raises(
+        ScenarioError, match=r"it cannot be run: .*no such kernel.*take backend=torch"
+    ) as caught:
+        export("synthetic:tiny", None, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_an_export_that_differs_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "parity", lambda loaded, decoder: Parity(3.0, 0.2, 0.5))
     with pytest.raises(
