@@ -38,6 +38,7 @@ test: lint types tests
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -52,7 +53,7 @@ browser:
 	  echo "chromium could not be installed: the tests in a browser are skipped"
 
 docs: $(STAMP)
-	$(BIN)/python -m llmtrack.tracking.schema > docs/metrics.md
+	$(BIN)/python -m llmtrack.metrics > docs/metrics.md
 	$(BIN)/python -m docs.commands > docs/commands.md
 	$(BIN)/python -m docs.project
 

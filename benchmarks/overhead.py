@@ -16,7 +16,7 @@ import torch
 
 from experiments.prompts import DEFAULT_PROMPT
 from llmtrack import load_engine
-from llmtrack.engines.base import GenerateRequest
+from llmtrack.engine import GenerateRequest
 from llmtrack.measure.statistics import bootstrap_median_ci, summarize
 from llmtrack.measure.timing import trace_generate
 

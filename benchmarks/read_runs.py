@@ -21,8 +21,9 @@ import time
 
 import click
 
+from llmtrack import metrics as schema
 from llmtrack.measure.statistics import bootstrap_median_ci, summarize
-from llmtrack.tracking import schema, store
+from llmtrack.tracking import store
 
 READ = """
 import json, resource, sys, time

@@ -20,9 +20,9 @@ import psutil
 from rich.console import Console
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.events import Event
 from llmtrack.experiment import Experiment
 from llmtrack.measure import bandwidth
-from llmtrack.run.events import Event
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.study import StudyResult, run_study
 from llmtrack.scenario import Failure, GenerateTask, Measurement, RepeatPolicy, Scenario, Variant

@@ -24,12 +24,12 @@ from pathlib import Path
 import click
 import torch
 
+from llmtrack.events import Event, Progress, event_to_json
 from llmtrack.measure.statistics import bootstrap_median_ci, summarize
-from llmtrack.run.events import Event, Progress, event_to_json
-from llmtrack.run.training import measure_training
 from llmtrack.scenario import Failure, Scenario, TrainTask, Variant
 from llmtrack.train.loop import BETAS
 from llmtrack.train.session import open_session
+from llmtrack.worker.train import measure_training
 
 
 def plain_training(variant: Variant, task: TrainTask) -> float:

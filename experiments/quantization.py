@@ -10,13 +10,12 @@ from experiments.prompts import BASE_TEXT
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.errors import UsageError
-from llmtrack.experiment import Declaration, Experiment, SeriesOf
+from llmtrack.experiment import Declaration, Experiment, Focus, SeriesOf
+from llmtrack.installed import available, why_missing
 from llmtrack.options import Checked, Option, tracked
-from llmtrack.quantize.available import available, why_missing
 from llmtrack.quantize.recipe import find_recipe, recipes
 from llmtrack.report import reading as say
 from llmtrack.report.plots import curves_plot, measured, scatter_plot
-from llmtrack.report.table import Focus
 from llmtrack.run.command import command
 from llmtrack.run.settings import ModelOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, PerplexityTask, QualityCheck, Scalar, Scenario, Variant

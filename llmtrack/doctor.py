@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 
 from llmtrack.devices import cpu_flags
 from llmtrack.engines.registry import backends
-from llmtrack.quantize.available import INSTALL_TORCHAO, available, installed_version, missing_modules
+from llmtrack.installed import INSTALL_TORCHAO, available, installed_version, missing_modules
 from llmtrack.quantize.recipe import recipes
-from llmtrack.tracking.limits import redact
+from llmtrack.redaction import redact
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from llmtrack.report.table import Focus
 from llmtrack.scenario import Scalar, Scenario
 
 if TYPE_CHECKING:
@@ -78,3 +77,16 @@ class Declaration(Generic[Config]):
     quick: Callable[[Config], Config] = as_it_is
     first_look: bool = True
     more: str = ""
+
+
+@dataclass(frozen=True)
+class Focus:
+    """What an experiment's own table is about, instead of everything that is tracked.
+
+    Attributes:
+        columns: keys of the conditions and metrics that are shown, beside the scenario's name.
+        compared: keys of the metrics that each run is compared with its baseline in.
+    """
+
+    columns: tuple[str, ...]
+    compared: tuple[str, ...]

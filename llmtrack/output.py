@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
-from llmtrack.tracking.limits import redact, secrets_of
+from llmtrack.redaction import redact, secrets_of
 
 _REPLACE = "llmtrack.replace"
 # How our own signs are written where only ASCII can be.

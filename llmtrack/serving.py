@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-    from llmtrack.engines.base import Engine
+    from llmtrack.engine import Engine
 
 MAX_NEW_TOKENS = 64
 
@@ -29,7 +29,7 @@ class GeneratingModel:
             model_input: prompts, or a table whose first column holds them.
             params: `max_new_tokens`, 64 if it is not given.
         """
-        from llmtrack.engines.base import GenerateRequest
+        from llmtrack.engine import GenerateRequest
 
         limit = int((params or {}).get("max_new_tokens", MAX_NEW_TOKENS))
         prompts = model_input.iloc[:, 0].tolist() if hasattr(model_input, "iloc") else list(model_input)

@@ -55,7 +55,7 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no timed scenario notice what else runs here: what a test sees must not depend on how busy the machine is."""
-    generation = sys.modules.get("llmtrack.run.generation")
+    generation = sys.modules.get("llmtrack.worker.generate")
     if generation is not None:
         monkeypatch.setattr(generation, "busy_warning", lambda before, after: ())
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from llmtrack import metrics as schema
 from llmtrack.decide import kinds
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.matching import Pair, match
@@ -14,7 +15,7 @@ from llmtrack.decide.selectors import select_all
 from llmtrack.decide.significance import ALPHA
 from llmtrack.decide.verdicts import Samples, tell_pairs
 from llmtrack.errors import UsageError
-from llmtrack.tracking import ask, schema
+from llmtrack.tracking import ask
 from llmtrack.tracking.samples import raw_samples
 
 if TYPE_CHECKING:

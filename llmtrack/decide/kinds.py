@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from llmtrack.tracking import schema
+from llmtrack import metrics as schema
 
 Needs = Literal["work and machine", "machine", "text", "nothing"]
 Sureness = Literal["sampled", "exact", "once"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
-from llmtrack.report.compare import in_order_of_time
 from llmtrack.tracking import ask
+from llmtrack.tracking.cells import in_order_of_time
 
 if TYPE_CHECKING:
     import pandas as pd

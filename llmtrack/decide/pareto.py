@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmtrack.tracking.schema import Better
+from llmtrack.metrics import Better
 
 
 def pareto_front(values: Sequence[Sequence[float]], better: Sequence[Better]) -> list[bool]:

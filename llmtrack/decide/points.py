@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.decide import kinds
+from llmtrack.decide.asked import params_in
 from llmtrack.decide.comparability import CONVENTION, scored_key
 from llmtrack.decide.matching import CELL, newest_of_cell
 from llmtrack.errors import UsageError
-from llmtrack.report.columns import params_in
-from llmtrack.report.compare import in_order_of_time
 from llmtrack.scenario import RepeatPolicy
 from llmtrack.tracking import ask
+from llmtrack.tracking.cells import in_order_of_time
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.tracking import ask, schema
+from llmtrack.tracking import ask
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.query import runs
 

@@ -13,12 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference, Spread, Verdict, difference, judge
 from llmtrack.decide.significance import ALPHA
 from llmtrack.errors import LlmtrackError
 from llmtrack.scenario import DEFAULT_MODEL
-from llmtrack.tracking import ask, schema
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmtrack.devices import resolve_device
-from llmtrack.engines import tokens
-from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest, Tokenized
-from llmtrack.engines.onnx_session import (
+from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Tokenized
+from llmtrack.engines.rows import begins_anew_at, sharing_by_rope
+from llmtrack.errors import ScenarioError
+from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
+from llmtrack.models.cache import read_manifest
+from llmtrack.models.context import context_length
+from llmtrack.models.load import identify
+from llmtrack.onnx.session import (
     MODEL_FILE,
     OnnxDecoder,
     choose_provider,
     next_token_logits,
     onnxruntime,
 )
-from llmtrack.engines.padding import pad_rows
-from llmtrack.engines.rows import begins_anew_at, sharing_by_rope
-from llmtrack.engines.scoring import predicted, sum_nll
-from llmtrack.errors import ScenarioError
-from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
-from llmtrack.models.cache import read_manifest
-from llmtrack.models.context import context_length
-from llmtrack.models.load import identify
 from llmtrack.quantize.build import EXPORT_FACTS, onnx_folder
 from llmtrack.quantize.recipe import NONE, find_recipe
 from llmtrack.scenario import Scalar, Variant
+from llmtrack.tensors import tokens
+from llmtrack.tensors.likelihood import predicted, sum_nll
+from llmtrack.tensors.padding import pad_rows
 
 if TYPE_CHECKING:
     import torch
@@ -295,7 +295,7 @@ def weight_sizes(path: Path) -> tuple[int, int]:
     """
     import onnx
 
-    from llmtrack.quantize.graph import tensor_bytes
+    from llmtrack.onnx.graph import tensor_bytes
 
     model = onnx.load(str(path), load_external_data=False)
     readers: dict[str, Counter[str]] = {}

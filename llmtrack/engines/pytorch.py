@@ -11,20 +11,19 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.generation.streamers import BaseStreamer
 
 from llmtrack.devices import resolve_device, resolve_dtype, stored_label
-from llmtrack.engines import tokens
-from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest, Tokenized
+from llmtrack.engine import CacheGrowth, EngineInfo, Generated, GenerateRequest, Tokenized
 from llmtrack.engines.forgetting import reset_rope
-from llmtrack.engines.padding import pad_rows
 from llmtrack.engines.rows import sharing_of
-from llmtrack.engines.scoring import predicted, sum_nll
 from llmtrack.engines.step import Step, observe_step, stored_tensors
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
-from llmtrack.measure.metrics import CacheGrowth
 from llmtrack.models.context import context_length, first_position
 from llmtrack.models.decoder import forward_inputs
 from llmtrack.models.load import load_model
 from llmtrack.quantize.recipe import NONE, find_recipe
 from llmtrack.scenario import Scalar, Variant
+from llmtrack.tensors import tokens
+from llmtrack.tensors.likelihood import predicted, sum_nll
+from llmtrack.tensors.padding import pad_rows
 
 
 def load(variant: Variant) -> TorchEngine:

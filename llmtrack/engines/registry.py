@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from llmtrack.engines.base import Engine
+from llmtrack.engine import Engine
 from llmtrack.errors import UsageError
 from llmtrack.scenario import Variant
 

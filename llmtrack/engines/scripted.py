@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise, repeat
 from typing import TYPE_CHECKING
 
-from llmtrack.engines.base import EngineInfo, Generated, GenerateRequest, SpecialTokens, Tokenized
+from llmtrack.engine import EngineInfo, Generated, GenerateRequest, SpecialTokens, Tokenized
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +108,7 @@ class ScriptedEngine:
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score every predicted token with 1 nat."""
-        from llmtrack.engines.scoring import predicted
+        from llmtrack.tensors.likelihood import predicted
 
         counts = predicted(attention_mask, scored).sum(dim=1)
         return counts.double(), counts

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 from transformers import GenerationConfig, PretrainedConfig
 
+from llmtrack.engine import CacheGrowth
 from llmtrack.engines.forgetting import ModuleState
-from llmtrack.measure.metrics import CacheGrowth
 
 _PROMPTS = (2, 6)
 """Prompt lengths whose caches are compared: what differs between them grows by the token."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmtrack.engines.base import Engine, GenerateRequest
+from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.errors import ScenarioError, in_words
 
 NON_FINITE = "non_finite"
@@ -68,7 +68,7 @@ def _check_prompt(engine: Engine, ids: Sequence[int]) -> None:
 def _check_output(engine: Engine, request: GenerateRequest, output: Sequence[Sequence[int]]) -> None:
     import torch
 
-    from llmtrack.engines.padding import pad_rows
+    from llmtrack.tensors.padding import pad_rows
 
     new, new_mask = pad_rows(output, 0, "right")
     if request.padding_side == "left":  # the pads stand where they stood while generating

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmtrack.engines.base import Engine
+from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.room import check_context, check_memory
 from llmtrack.scenario import GenerateTask, Scalar

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from llmtrack.engines.base import EngineInfo
+from llmtrack.engine import EngineInfo
 from llmtrack.errors import ScenarioError
 
 GIB = 2**30

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
 
-from llmtrack.engines.base import Engine, Generated, GenerateRequest
+from llmtrack.engine import Engine, Generated, GenerateRequest
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.finite import check_finite
-from llmtrack.measure.metrics import GenerationTrace, derive, token_gaps_ms
+from llmtrack.measure.formulas import GenerationTrace, derive, token_gaps_ms
 from llmtrack.measure.prompts import prompt_ids
 from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import findings, should_stop, summarize, summarize_rate

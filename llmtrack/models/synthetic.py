@@ -7,12 +7,11 @@ that takes a model takes them too.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.models import bytelevel
 from llmtrack.models.digests import ModelDigests
+from llmtrack.models.named import PRESETS, Preset
 
 if TYPE_CHECKING:
     import torch
@@ -21,50 +20,6 @@ if TYPE_CHECKING:
 
 # Raise it when the same preset and seed give other weights than before.
 WEIGHTS_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Preset:
-    """An architecture and its size.
-
-    Attributes:
-        architecture: `llama`, `qwen2` or `gpt2`, as transformers names model types.
-        hidden: width of the residual stream.
-        intermediate: width of the feed-forward layer.
-        layers: number of blocks.
-        heads: number of attention heads.
-        kv_heads: number of key-value heads.
-        vocab: number of token ids.
-        context: positions.
-        tied: whether the output head is the embedding.
-        pad_token: whether the tokenizer has a pad token.
-        rope_theta: base of the rotary embedding; unused where positions are learned.
-    """
-
-    architecture: str
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocab: int
-    context: int
-    tied: bool = True
-    pad_token: bool = True
-    rope_theta: float = 10000.0
-
-
-PRESETS: Mapping[str, Preset] = {
-    "tiny": Preset("llama", 128, 512, 4, 4, 2, 512, 1024),
-    "tiny-gpt2": Preset("gpt2", 128, 512, 4, 4, 4, 512, 512, pad_token=False),
-    # To be trained from scratch: about a million weights, a quarter of them in the embedding.
-    "1m": Preset("llama", 128, 384, 4, 4, 4, 2048, 512),
-    "smollm2-135m": Preset("llama", 576, 1536, 30, 9, 3, 49152, 8192, rope_theta=100000.0),
-    "gpt2-124m": Preset("gpt2", 768, 3072, 12, 12, 12, 50257, 1024, pad_token=False),
-    "qwen2-0.5b": Preset("qwen2", 896, 4864, 24, 14, 2, 151936, 32768, rope_theta=1000000.0),
-    "llama-1b": Preset("llama", 2048, 8192, 16, 32, 8, 128256, 131072, rope_theta=500000.0),
-    "llama-8b": Preset("llama", 4096, 14336, 32, 32, 8, 128256, 131072, tied=False, rope_theta=500000.0),
-}
 
 
 def build(

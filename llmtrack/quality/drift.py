@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from llmtrack.engines.base import Engine
+from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.finite import not_finite
 from llmtrack.quality.encoding import encode_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llmtrack.engines.base import Engine, Tokenized
+from llmtrack.engine import Engine, Tokenized
 from llmtrack.errors import UsageError
 
 

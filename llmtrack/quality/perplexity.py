@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from llmtrack.engines.base import Engine
-from llmtrack.engines.padding import pad_rows
+from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.measure.finite import not_finite
 from llmtrack.quality.bootstrap import gather_blocks, stderr_of_ratio
 from llmtrack.quality.encoding import Encoded, encode_text
 from llmtrack.quality.windows import Window, plan_windows
+from llmtrack.tensors.padding import pad_rows
 
 SEPARATOR = "\n\n"
 """What stands between the texts of a stream."""

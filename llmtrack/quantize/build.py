@@ -15,14 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llmtrack.engines.onnx_session import MODEL_FILE
 from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
+from llmtrack.installed import INSTALL_ONNX, installed_version, missing_modules
 from llmtrack.models.cache import MANIFEST, build_once, read_manifest
 from llmtrack.models.digests import ModelDigests
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.reasons import one_line
+from llmtrack.onnx.session import MODEL_FILE
 from llmtrack.quantize.apart import run_apart
-from llmtrack.quantize.available import INSTALL_ONNX, installed_version, missing_modules
 from llmtrack.quantize.recipe import NONE, Job, Recipe, find_recipe
 from llmtrack.scenario import Scalar, Variant, digest
 
@@ -121,7 +121,7 @@ def require_onnx(quantization: str) -> None:
 
 
 def _export(spec: str, revision: str | None, folder: str) -> dict[str, Any]:
-    from llmtrack.quantize.export import export
+    from llmtrack.onnx.export import export
 
     return export(spec, revision, Path(folder))
 

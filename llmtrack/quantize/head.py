@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from onnx import ModelProto
 
-from llmtrack.quantize import graph
-from llmtrack.quantize.tied import share_embedding
+from llmtrack.onnx import graph
+from llmtrack.onnx.tied import share_embedding
 from llmtrack.quantize.weight_only import in_blocks
 
 BLOCK_SIZE = 64

@@ -8,8 +8,8 @@ from llmtrack.quantize.recipe import Built, Job, Recipe
 
 def apply(job: Job) -> Built:
     """Quantize as int8-dynamic does, and what that leaves in float, and the head, as int8-weight-only does."""
-    from llmtrack.engines.onnx_session import MODEL_FILE
-    from llmtrack.quantize import graph
+    from llmtrack.onnx import graph
+    from llmtrack.onnx.session import MODEL_FILE
     from llmtrack.quantize.head import gentle_head
     from llmtrack.quantize.keep_quality import leave_out
     from llmtrack.quantize.optimum_int8 import quantize

@@ -9,8 +9,8 @@ from llmtrack.quantize.recipe import Built, Job, Recipe
 
 def apply(job: Job) -> Built:
     """Calibrate, and quantize every linear layer but those that must stay in float to keep the quality; the head as int8-weight-only."""
-    from llmtrack.engines.onnx_session import MODEL_FILE
-    from llmtrack.quantize import graph
+    from llmtrack.onnx import graph
+    from llmtrack.onnx.session import MODEL_FILE
     from llmtrack.quantize.head import gentle_head
     from llmtrack.quantize.keep_quality import leave_out
     from llmtrack.quantize.optimum_int8 import CALIBRATION_METHODS, quantize

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder, next_token_logits
-from llmtrack.engines.scoring import sum_nll
-from llmtrack.quantize import graph
+from llmtrack.onnx import graph
+from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder, next_token_logits
 from llmtrack.quantize.recipe import Built, Job, share
 from llmtrack.quantize.sensitivity import LayerError, fewest_left_out, layer_error, worst_first
+from llmtrack.tensors.likelihood import sum_nll
 
 # Ranking looks at so many rows: what a layer is given is kept in memory for all of them.
 RANKED_ROWS = 4

@@ -62,8 +62,8 @@ def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> Mode
     from optimum.onnxruntime.configuration import AutoQuantizationConfig
 
     from llmtrack.devices import cpu_flags
-    from llmtrack.engines.onnx_session import MODEL_FILE
-    from llmtrack.quantize import graph
+    from llmtrack.onnx import graph
+    from llmtrack.onnx.session import MODEL_FILE
 
     configuration = getattr(AutoQuantizationConfig, instruction_set(platform.machine(), cpu_flags()))(
         is_static=calibration is not None,
@@ -119,7 +119,7 @@ def _examples(path: Path, rows: Sequence[Sequence[int]]) -> list[dict[str, Any]]
     """Return what Optimum's calibration iterates over: the inputs of each row, without their batch dimension."""
     import numpy as np
 
-    from llmtrack.engines.onnx_session import OnnxDecoder
+    from llmtrack.onnx.session import OnnxDecoder
 
     decoder = OnnxDecoder(path)
     return [

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from llmtrack.errors import MissingDependencyError
-from llmtrack.quantize.available import INSTALL_TORCHAO
+from llmtrack.installed import INSTALL_TORCHAO
 from llmtrack.quantize.recipe import Recipe
 
 

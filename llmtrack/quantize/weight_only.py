@@ -32,9 +32,9 @@ def apply_int4_hqq(job: Job) -> Built:
 
 
 def _apply(job: Job, bits: int, hqq: bool = False) -> Built:
-    from llmtrack.engines.onnx_session import MODEL_FILE
-    from llmtrack.quantize import graph
-    from llmtrack.quantize.tied import share_embedding
+    from llmtrack.onnx import graph
+    from llmtrack.onnx.session import MODEL_FILE
+    from llmtrack.onnx.tied import share_embedding
 
     model = graph.load(job.source / MODEL_FILE)
     tied = graph.untie_head(model)
@@ -67,7 +67,7 @@ def in_blocks(
         MatMulNBitsQuantizer,
     )
 
-    from llmtrack.quantize import graph
+    from llmtrack.onnx import graph
 
     if block_size not in BLOCK_SIZES:
         raise ScenarioError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmtrack.tracking.schema import METRICS
+from llmtrack.metrics import METRICS
 
 if TYPE_CHECKING:
     import pandas as pd

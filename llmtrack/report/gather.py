@@ -6,12 +6,12 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from llmtrack.experiment import Experiment
+from llmtrack.experiment import Experiment, Focus
 from llmtrack.report.drawing import save
 from llmtrack.report.html import Plot, Report, Rows, Sample, Section
 from llmtrack.report.phases import Call
 from llmtrack.report.reading import has
-from llmtrack.report.table import Focus, summary_table
+from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import plain_call
 from llmtrack.tracking import ask
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 import llmtrack
 from llmtrack.experiment import Experiment
+from llmtrack.metrics import SETTING_PREFIX
 from llmtrack.report.console import say
 from llmtrack.report.parts import Parts
 from llmtrack.report.reading import doubts
@@ -23,7 +24,6 @@ from llmtrack.report.suite import Member, write_suite
 from llmtrack.tracking.amend import add_report
 from llmtrack.tracking.filters import quoted
 from llmtrack.tracking.query import runs, study_run
-from llmtrack.tracking.schema import SETTING_PREFIX
 from llmtrack.tracking.store import experiment_of_run, open_existing, resolve_tracking_uri
 
 if TYPE_CHECKING:

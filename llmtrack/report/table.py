@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrack.decide import kinds
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.verdicts import tell
+from llmtrack.experiment import Focus
 from llmtrack.report.drawing import new_figure
 from llmtrack.report.escape import in_markdown, in_plot, on_one_line, plain
 from llmtrack.tracking import ask
@@ -112,19 +113,6 @@ METRICS = (
     Column("peak_memory_mib", "peak MiB", _decimals(0)),
     Column("model_size_mib", "weights MiB", _decimals(0)),
 )
-
-
-@dataclass(frozen=True)
-class Focus:
-    """What an experiment's own table is about, instead of everything that is tracked.
-
-    Attributes:
-        columns: keys of the conditions and metrics that are shown, beside the scenario's name.
-        compared: keys of the metrics that each run is compared with its baseline in.
-    """
-
-    columns: tuple[str, ...]
-    compared: tuple[str, ...]
 
 
 # How a metric's change from the baseline is told: its name there, and whether as a multiple.

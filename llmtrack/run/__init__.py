@@ -1,1 +1,1 @@
-"""Runner, executors and the worker that measures."""
+"""What runs a study: plan, executors, progress, resume, suite. Reaches both sides of the wall."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from llmtrack.run.events import Event
+from llmtrack.events import Event
 from llmtrack.run.executors import Executor
 from llmtrack.scenario import Failure, Measurement, Scenario
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from llmtrack.engines.base import Engine
+from llmtrack.engine import Engine
 from llmtrack.errors import LlmtrackError
-from llmtrack.run.events import Event, Progress, event_from_json
+from llmtrack.events import Event, Progress, event_from_json
 from llmtrack.run.patience import LOADING, STARTING, Patience
 from llmtrack.run.progress import clock_text
 from llmtrack.run.worker_process import WorkerProcess
@@ -53,7 +53,7 @@ class InlineExecutor:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         from llmtrack.engines.registry import load_variant
-        from llmtrack.run.measuring import EngineCache
+        from llmtrack.worker.measuring import EngineCache
 
         self._engines = EngineCache(load or load_variant)
         self._by_files = load is None
@@ -61,19 +61,19 @@ class InlineExecutor:
 
     def machine(self) -> Mapping[str, str]:
         """Return facts about the machine and the installation that measure."""
-        from llmtrack.run.machine import describe
+        from llmtrack.worker.machine import describe
 
         return describe()
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
         """Return the tags that a run of a scenario would have of its model."""
-        from llmtrack.run.identity import identify
+        from llmtrack.worker.identity import identify
 
         return identify(scenario) if self._by_files else {}
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
         """Measure scenarios of one variant, one after the other."""
-        from llmtrack.run.measuring import measure_group
+        from llmtrack.worker.measuring import measure_group
 
         measure_group(scenarios, self._engines, emit, self._clock)
 

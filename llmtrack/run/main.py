@@ -18,11 +18,11 @@ from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
 from llmtrack.measure.beside import Beside
 from llmtrack.output import protected_output
+from llmtrack.processes import when_launcher_ends
 from llmtrack.report.console import make_console, say
 from llmtrack.report.escape import on_one_line
 from llmtrack.run.executors import Executor, InlineExecutor, ProcessExecutor
 from llmtrack.run.patience import Patience
-from llmtrack.run.processes import when_launcher_ends
 from llmtrack.run.settings import RunOptions
 from llmtrack.run.study import run_study
 from llmtrack.stopping import Terminated, signals_end

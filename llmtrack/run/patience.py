@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from llmtrack.run.events import Progress
+from llmtrack.events import Progress
 from llmtrack.scenario import Scenario
 
 STARTING, LOADING = "starting", "loading"

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from llmtrack.events import Progress as Step
 from llmtrack.report.console import say
 from llmtrack.report.escape import on_one_line
-from llmtrack.run.events import Progress as Step
 
 Clock = Callable[[], float]
 

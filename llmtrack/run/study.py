@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.text import Text
 
 from llmtrack.decide.verdicts import with_samples
+from llmtrack.events import Begun, Event, Log, Progress, Steps, Warn
 from llmtrack.experiment import Experiment
 from llmtrack.report.console import say
 from llmtrack.report.escape import on_one_line
 from llmtrack.report.parts import Parts
 from llmtrack.report.study import Written, say_incomplete, write_study
 from llmtrack.run.again import run_undisturbed
-from llmtrack.run.events import Begun, Event, Log, Progress, Steps, Warn
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan, model_folders
 from llmtrack.run.progress import StudyProgress, SuiteProgress

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from llmtrack.errors import LlmtrackError, in_words
 from llmtrack.experiment import Experiment
+from llmtrack.redaction import redact, secrets_of
 from llmtrack.report.console import say
 from llmtrack.report.parts import Parts
 from llmtrack.report.study import Written, say_incomplete
@@ -25,7 +26,6 @@ from llmtrack.run.progress import SuiteProgress
 from llmtrack.run.study import StudyResult, in_order, opened, run_study
 from llmtrack.scenario import Scalar
 from llmtrack.tracking.environment import environment
-from llmtrack.tracking.limits import redact, secrets_of
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.store import one_line
 from llmtrack.tracking.tracker import Study, Tracker

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from llmtrack.child import environment
-from llmtrack.run.processes import kill_tree
+from llmtrack.processes import kill_tree
 
 LOOK_SECONDS = 1.0
 """How often to look whether a worker that tells nothing is still there."""
@@ -28,7 +28,7 @@ class WorkerProcess:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "llmtrack.run.worker", str(os.getpid())],
+            [sys.executable, "-m", "llmtrack.worker.process", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

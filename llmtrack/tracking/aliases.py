@@ -10,8 +10,9 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.tracking import schema, store
+from llmtrack.tracking import store
 from llmtrack.tracking.filters import key_quoted
 from llmtrack.tracking.paging import newest
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmtrack.errors import TrackingError
+from llmtrack.redaction import redact, secrets_of
 from llmtrack.tracking import store
-from llmtrack.tracking.limits import MAX_TAG_VALUE, redact, secrets_of, shorten
+from llmtrack.tracking.limits import MAX_TAG_VALUE, shorten
 from llmtrack.tracking.push import clean_content, safe_path
 
 _WARNINGS = "llmtrack.warnings"

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 
 import llmtrack
+from llmtrack import metrics as schema
 from llmtrack.scenario import digest
-from llmtrack.tracking import schema
 
 # Instruction sets that decide which kernels an inference library picks.
 INSTRUCTION_SETS = (

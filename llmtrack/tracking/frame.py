@@ -9,8 +9,8 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.tracking import schema
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,10 +15,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import TrackingError
+from llmtrack.metrics import series_key
+from llmtrack.redaction import redact
 from llmtrack.scenario import StepValues
-from llmtrack.tracking.limits import Fitted, fit, redact, shorten
+from llmtrack.tracking.limits import Fitted, fit, shorten
 from llmtrack.tracking.records import RUNNING, RunRecord
-from llmtrack.tracking.schema import series_key
 from llmtrack.tracking.spool import Entry
 from llmtrack.tracking.store import one_line
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmtrack import metrics as schema
 from llmtrack.scenario import (
     Failure,
     GenerateTask,
@@ -21,7 +22,6 @@ from llmtrack.scenario import (
     not_asked,
     to_json,
 )
-from llmtrack.tracking import schema
 
 # Prompts are in the workload's digest; how much is printed changes nothing that is measured.
 _NOT_CONDITIONS = ("prompts", "verbose")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 
+from llmtrack.redaction import redact, secrets_of
 from llmtrack.tracking import store
-from llmtrack.tracking.limits import MAX_TAG_VALUE, redact, secrets_of, shorten
+from llmtrack.tracking.limits import MAX_TAG_VALUE, shorten
 
 
 def explain_refusal(reason: str) -> None:

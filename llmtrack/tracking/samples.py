@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.tracking import schema
 from llmtrack.tracking.texts import artifact_text
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llmtrack.tracking import schema, store
+from llmtrack import metrics as schema
+from llmtrack.tracking import store
 
 
 def series(run_id: str, name: str, tracking_uri: str | None = None) -> list[float]:

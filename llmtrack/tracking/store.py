@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from llmtrack.errors import TrackingError, UsageError
+from llmtrack.redaction import redact, secrets_of
 from llmtrack.scenario import digest
-from llmtrack.tracking.limits import redact, secrets_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

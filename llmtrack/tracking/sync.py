@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import LlmtrackError, TrackingError
+from llmtrack.redaction import HIDDEN, redact
 from llmtrack.tracking import store
-from llmtrack.tracking.limits import HIDDEN, redact
 from llmtrack.tracking.push import push
 from llmtrack.tracking.spool import Entry, Notify, Spool, Target, to_stderr
 

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from llmtrack.errors import TrackingError
+from llmtrack.redaction import redact, secrets_of
 from llmtrack.scenario import Failure, Measurement, Outcome, Scalar, Scenario, StepValues
 from llmtrack.stopping import stop_in_order
 from llmtrack.tracking import owner, store, sync
 from llmtrack.tracking.environment import environment_tags
-from llmtrack.tracking.limits import fit_key, redact, secrets_of
+from llmtrack.tracking.limits import fit_key
 from llmtrack.tracking.mlmodel import mlflow_model
 from llmtrack.tracking.push import (
     ArtifactsError,

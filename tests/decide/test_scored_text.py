@@ -10,10 +10,10 @@ import pytest
 from llmtrack.decide.comparing import compare
 from llmtrack.engines.scripted import FakeClock
 from llmtrack.errors import UsageError
-from llmtrack.run.events import Event
-from llmtrack.run.scoring import measure_perplexity
+from llmtrack.events import Event
 from llmtrack.scenario import Measurement, PerplexityTask, Scenario, Variant
 from llmtrack.tracking.tracker import Tracker
+from llmtrack.worker.perplexity import measure_perplexity
 from tests.quality import tokenizers as made
 from tests.tracking.samples import ENVIRONMENT
 

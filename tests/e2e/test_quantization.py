@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from llmtrack.quantize.available import available
+from llmtrack.installed import available
 from tests.e2e.test_mlflow_run import QUICK, TINY, ok, study_of
 
 pytestmark = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmtrack.engines.base import GenerateRequest
+from llmtrack.engine import GenerateRequest
 from tests.engines.models import bigram_engine, chain
 
 PROMPTS = tuple(tuple(text.encode()) for text in ("The harbour", "Boats come in with the tide", "x"))

@@ -142,6 +142,6 @@ def test_unknown_backend_and_quantization_are_refused():
 
 def test_the_interface_and_the_script_need_no_torch():
     """Measuring code is tested without a framework; asked of a fresh process, since pytest has imported torch."""
-    code = "import sys, llmtrack.engines.base, llmtrack.engines.scripted; print('torch' in sys.modules)"
+    code = "import sys, llmtrack.engine, llmtrack.engines.scripted; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

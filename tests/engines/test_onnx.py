@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmtrack.engines.base import GenerateRequest
-from llmtrack.engines.padding import pad_rows
+from llmtrack.engine import GenerateRequest
 from llmtrack.engines.registry import load_engine, load_variant
 from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.installed import available
 from llmtrack.models.cache import MANIFEST, damage
 from llmtrack.quality.perplexity import score_documents
-from llmtrack.quantize.available import available
 from llmtrack.scenario import Variant
+from llmtrack.tensors.padding import pad_rows
 from tests.conftest import made_once
 
 pytestmark = pytest.mark.skipif(

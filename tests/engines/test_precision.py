@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llmtrack.engines.scoring import sum_nll
+from llmtrack.tensors.likelihood import sum_nll
 
 
 def test_a_large_vocabulary_costs_no_accuracy():

@@ -9,13 +9,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmtrack.devices import stored_label
+from llmtrack.engine import GenerateRequest
 from llmtrack.engines import pytorch
-from llmtrack.engines.base import GenerateRequest
-from llmtrack.engines.padding import pad_rows
 from llmtrack.engines.pytorch import TorchEngine, stored_dtypes
 from llmtrack.models import synthetic
 from llmtrack.quality.perplexity import score_documents, score_rolling
 from llmtrack.scenario import Variant
+from llmtrack.tensors.padding import pad_rows
 
 SIZES = {
     "vocab_size": 300,

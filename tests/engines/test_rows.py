@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from llmtrack.engines.base import GenerateRequest
-from llmtrack.engines.padding import pad_rows
+from llmtrack.engine import GenerateRequest
 from llmtrack.engines.rows import Sharing, changed_by_pads, length_dependent_rope
 from llmtrack.errors import ScenarioError
 from llmtrack.quality.drift import compare_distributions
 from llmtrack.quality.perplexity import score_documents, score_rolling
+from llmtrack.tensors.padding import pad_rows
 from tests.engines.models import small
 
 FACTORS = {"short_factor": [1.0] * 2, "long_factor": [4.0] * 2}

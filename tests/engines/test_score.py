@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from llmtrack.engines import scoring
-from llmtrack.engines.padding import pad_rows
-from llmtrack.engines.scoring import predicted, sum_nll
+from llmtrack.tensors import likelihood as scoring
+from llmtrack.tensors.likelihood import predicted, sum_nll
+from llmtrack.tensors.padding import pad_rows
 from tests.engines.models import bigram_engine, small
 
 TEXTS = (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer, processors
 
-from llmtrack.engines import tokens
 from llmtrack.measure.prompts import prompt_ids
 from llmtrack.quality.encoding import encode_text
 from llmtrack.quality.perplexity import score_documents, score_rolling
 from llmtrack.scenario import GenerateTask
+from llmtrack.tensors import tokens
 from tests.quality import tokenizers as made
 
 BOS, EOS = 0, 1  # of the byte-level one, whose bytes follow

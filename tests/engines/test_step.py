@@ -9,9 +9,9 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 from transformers import Cache
 
-from llmtrack.engines.base import GenerateRequest
+from llmtrack.engine import CacheGrowth, GenerateRequest
 from llmtrack.engines.step import observe_step, stored_tensors
-from llmtrack.measure.metrics import CacheGrowth, decode_step_bytes
+from llmtrack.measure.formulas import decode_step_bytes
 from tests.engines.models import bigram_engine, chain, small
 
 # Keys and values of one head of 4 in 4 bytes: of a layer.

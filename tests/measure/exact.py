@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from llmtrack.engines.base import GenerateRequest
+from llmtrack.engine import GenerateRequest
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.scenario import RepeatPolicy
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from llmtrack.engines.base import GenerateRequest
+from llmtrack.engine import GenerateRequest
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.timing import Arm, time_arms

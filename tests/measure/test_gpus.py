@@ -12,7 +12,7 @@ import torch
 from llmtrack.measure import gpus
 from llmtrack.measure.gpus import Card, card_of, cards, visible_cards
 from llmtrack.measure.interference import gpu_warning
-from llmtrack.run import machine
+from llmtrack.worker import machine
 
 UUIDS = ("GPU-aaaa-0", "GPU-aabb-1", "GPU-bbbb-2", "GPU-cccc-3")
 ALIKE = tuple(Card(uuid, "A", "550") for uuid in UUIDS)

@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from llmtrack.measure import metrics, timing
+from llmtrack.measure import formulas as metrics
+from llmtrack.measure import timing
 from tests.measure.exact import CHECKS
 
 # name of the mistake: (module, what stands there, what the mistake makes of it)

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.edge_prompts import PROMPTS
 from llmtrack import load_engine
-from llmtrack.engines.base import SpecialTokens
+from llmtrack.engine import SpecialTokens
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.prompts import prompt_ids, tokenize

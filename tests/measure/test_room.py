@@ -14,8 +14,8 @@ from llmtrack.errors import ScenarioError
 from llmtrack.measure import room
 from llmtrack.measure.room import check_batch
 from llmtrack.options import LARGEST
-from llmtrack.run.generation import measure_generation
 from llmtrack.scenario import Failure, GenerateTask, Measurement, RepeatPolicy, Scenario, Variant
+from llmtrack.worker.generate import measure_generation
 
 MIB = 2**20
 

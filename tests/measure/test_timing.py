@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure import timing
-from llmtrack.measure.metrics import (
+from llmtrack.measure.formulas import (
     GenerationTrace,
     decode_step_bytes,
     derive,

@@ -11,12 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtrack.engines import pytorch, scoring
-from llmtrack.engines.base import SpecialTokens
+from llmtrack.engine import SpecialTokens
+from llmtrack.engines import pytorch
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.quality.perplexity import Batch, score_documents, score_rolling
 from llmtrack.scenario import Variant
+from llmtrack.tensors import likelihood as scoring
 from tests.engines.models import bigram_engine, small
 
 TEXTS = (

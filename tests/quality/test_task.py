@@ -13,12 +13,12 @@ from click.testing import CliRunner
 from experiments import perplexity
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
+from llmtrack.events import Event
+from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
 from llmtrack.options import taken
-from llmtrack.run.events import Event
-from llmtrack.run.scoring import measure_perplexity
 from llmtrack.scenario import Measurement, PerplexityTask, Scenario, Variant, from_json, to_json, workload_id
 from llmtrack.tracking.records import params_of
-from llmtrack.tracking.schema import METRIC_BY_NAME, PARAM_BY_NAME
+from llmtrack.worker.perplexity import measure_perplexity
 from tests.quality.tokenizers import SlowTokenizer, TokenizingEngine, word_piece, wrap
 
 ROLLING = PerplexityTask(protocol="rolling", max_length=64, stride=16, bos_rule="none", max_tokens=1000)

@@ -9,10 +9,10 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from llmtrack.engines import tokens
-from llmtrack.engines.base import Tokenized
+from llmtrack.engine import Tokenized
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.models.bytelevel import byte_symbols
+from llmtrack.tensors import tokens
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 

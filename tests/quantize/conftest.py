@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrack.quantize.available import available
+from llmtrack.installed import available
 from tests.conftest import made_once
 
 MISSING = "the onnx extra is not installed: the rest of llmtrack works without it"
@@ -15,7 +15,7 @@ MISSING = "the onnx extra is not installed: the rest of llmtrack works without i
 def _exported(factory: pytest.TempPathFactory, preset: str) -> Path:
     if not available("onnx", "any"):
         pytest.skip(MISSING)
-    from llmtrack.quantize.export import export
+    from llmtrack.onnx.export import export
 
     return made_once(
         factory, f"onnx-{preset}", lambda folder: export(f"synthetic:{preset}", None, folder) and None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmtrack.engines.base import GenerateRequest
+from llmtrack.engine import GenerateRequest
 from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.models import load, synthetic
@@ -21,9 +21,9 @@ pytest.importorskip("onnx", reason=MISSING)
 pytest.importorskip("onnxruntime", reason=MISSING)
 pytest.importorskip("optimum.exporters.onnx", reason=MISSING)
 from llmtrack.engines.onnx import open_folder
-from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder
-from llmtrack.quantize.export import export
-from llmtrack.quantize.rotary import traceable_rope
+from llmtrack.onnx.export import export
+from llmtrack.onnx.rotary import traceable_rope
+from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 
 FUSED, AS_IT_IS = "GroupQueryAttention", "as exported"
 NEW = 3

@@ -16,10 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llmtrack import installed as available
 from llmtrack.child import environment
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
 from llmtrack.models.load import identify
-from llmtrack.quantize import available, build
+from llmtrack.quantize import build
 from llmtrack.scenario import Variant
 
 

@@ -13,10 +13,10 @@ from tests.quantize.conftest import MISSING
 pytest.importorskip("onnx", reason=MISSING)
 pytest.importorskip("onnxruntime", reason=MISSING)
 pytest.importorskip("optimum.exporters.onnx", reason=MISSING)
-from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder
-from llmtrack.quantize import export as exporting
-from llmtrack.quantize.export import export
-from llmtrack.quantize.parity import Parity, parity
+from llmtrack.onnx import export as exporting
+from llmtrack.onnx.export import export
+from llmtrack.onnx.parity import Parity, parity
+from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 
 
 def test_an_export_says_what_pytorch_says(exported):

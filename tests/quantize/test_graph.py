@@ -11,8 +11,8 @@ pytest.importorskip("onnx", reason=MISSING)
 pytest.importorskip("onnxruntime", reason=MISSING)
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder, next_token_logits
-from llmtrack.quantize import graph
+from llmtrack.onnx import graph
+from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder, next_token_logits
 
 IDS = [[5, 17, 99, 200, 3, 7]]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrack.quantize.lengths import check_lengths, rope_kind, thresholds, why_not_fused, windows
+from llmtrack.onnx.lengths import check_lengths, rope_kind, thresholds, why_not_fused, windows
 
 LLAMA = {"max_position_embeddings": 4096, "rope_theta": 1e4, "rope_scaling": None, "sliding_window": None}
 SMALL = 10**6

@@ -15,9 +15,9 @@ pytest.importorskip("onnx", reason=MISSING)
 pytest.importorskip("onnxruntime", reason=MISSING)
 from onnx import TensorProto, numpy_helper
 
-from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder
 from llmtrack.errors import ScenarioError, UsageError
-from llmtrack.quantize import graph
+from llmtrack.onnx import graph
+from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 from llmtrack.quantize.int8_dynamic import apply as int8_dynamic
 from llmtrack.quantize.keep_quality import mean_loss, rank
 from llmtrack.quantize.optimum_int8 import CALIBRATION_METHODS, instruction_set

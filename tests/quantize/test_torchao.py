@@ -19,7 +19,7 @@ APART = Path(sys.prefix) / "torchao"
 
 PROGRAM = """
 import json, sys
-from llmtrack.engines.base import GenerateRequest
+from llmtrack.engine import GenerateRequest
 from llmtrack.engines.registry import load_engine
 from llmtrack.quality.perplexity import score_documents
 

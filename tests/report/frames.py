@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from llmtrack.tracking import schema
+from llmtrack import metrics as schema
 from llmtrack.tracking.frame import ID_COLUMNS
 
 KINDS = {str: "string", int: "Int64", float: "float64", bool: "boolean"}

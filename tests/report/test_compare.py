@@ -6,8 +6,8 @@ import csv
 import io
 import json
 
-from llmtrack.report.compare import in_order_of_time, newest_of_each
 from llmtrack.report.listing import render_runs
+from llmtrack.tracking.cells import in_order_of_time, newest_of_each
 from tests.report.frames import frame, run
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-import llmtrack.run.generation  # noqa: F401 - executors import it late, and `quiet_machine` must find it
+import llmtrack.worker.generate  # noqa: F401 - executors import it late, and `quiet_machine` must find it
 from llmtrack.measure import bandwidth
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,

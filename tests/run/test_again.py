@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from llmtrack.events import Log
 from llmtrack.measure.statistics import disturbed
 from llmtrack.run.again import run_undisturbed
-from llmtrack.run.events import Log
 from llmtrack.scenario import QualityCheck
 from tests.tracking.samples import failure, measurement, scenario
 

@@ -14,10 +14,12 @@ from llmtrack.errors import ScenarioError
 from llmtrack.measure import bandwidth
 from llmtrack.measure.bandwidth import buffer_bytes
 from llmtrack.measure.memory import available_bytes
-from llmtrack.run import generation, scoring, training
-from llmtrack.run.measuring import EngineCache, measure_group
 from llmtrack.scenario import Measurement, PerplexityTask, QualityCheck, Scenario, TrainTask, Variant
 from llmtrack.train.session import Session
+from llmtrack.worker import generate as generation
+from llmtrack.worker import perplexity as scoring
+from llmtrack.worker import train as training
+from llmtrack.worker.measuring import EngineCache, measure_group
 from tests.run.scenarios import generating
 from tests.run.scenarios import scoring as scored
 

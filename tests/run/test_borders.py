@@ -21,7 +21,7 @@ FORBID = """
 import importlib.machinery
 import sys
 
-measures = "llmtrack.run.worker" in sys.orig_argv
+measures = "llmtrack.worker.process" in sys.orig_argv
 FORBIDDEN = {"mlflow"} if measures else {"torch", "transformers", "tokenizers", "optimum", "onnxruntime"}
 
 

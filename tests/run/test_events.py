@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrack.run.events import Log, Progress, Warn, event_from_json, event_to_json
+from llmtrack.events import Log, Progress, Warn, event_from_json, event_to_json
 from tests.test_scenario import failures, measurements
 
 words = st.text(max_size=20)

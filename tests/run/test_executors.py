@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from llmtrack.errors import LlmtrackError
+from llmtrack.events import Log, Progress, event_to_json
 from llmtrack.run import worker_process
-from llmtrack.run.events import Log, Progress, event_to_json
 from llmtrack.run.executors import InlineExecutor, ProcessExecutor
 from llmtrack.run.patience import Patience
 from llmtrack.run.worker_process import WorkerProcess

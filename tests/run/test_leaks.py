@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from llmtrack.events import Log
 from llmtrack.output import protected
-from llmtrack.run.events import Log
 from tests.run.test_study import lengths, scripted, study
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
@@ -53,7 +53,7 @@ raise RuntimeError("ended by " + {leaks!r}[0])
 """
 BEGIN = {
     "parent": "from llmtrack.output import protected_output\nguard = protected_output()\nguard.__enter__()",
-    "worker": "from llmtrack.run.worker import _take_stdout\n_take_stdout()",
+    "worker": "from llmtrack.worker.process import _take_stdout\n_take_stdout()",
 }
 
 

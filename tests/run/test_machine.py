@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from llmtrack.run import machine
-from llmtrack.run.machine import cpu_affinity, cpu_quota, describe, ranges
 from llmtrack.tracking.environment import environment_id
+from llmtrack.worker import machine
+from llmtrack.worker.machine import cpu_affinity, cpu_quota, describe, ranges
 
 GROUPS = {
     "version 2": ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/cpu.max": "150000 100000\n"}, 1.5),

@@ -9,10 +9,10 @@ import pytest
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
-from llmtrack.run.events import Log, Progress, Warn
-from llmtrack.run.measuring import EngineCache, measure_group
-from llmtrack.run.outcomes import failure_kind
+from llmtrack.events import Log, Progress, Warn
 from llmtrack.scenario import Failure, Measurement, PerplexityTask, QualityCheck, Variant
+from llmtrack.worker.measuring import EngineCache, measure_group
+from llmtrack.worker.outcomes import failure_kind
 from tests.run.scenarios import generating, scoring
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")

@@ -11,8 +11,8 @@ from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.models import synthetic
 from llmtrack.models.load import LoadedModel
-from llmtrack.run.measuring import EngineCache, measure_group
 from llmtrack.scenario import Failure, Measurement, PerplexityTask, QualityCheck, RepeatPolicy, Scenario
+from llmtrack.worker.measuring import EngineCache, measure_group
 from tests.engines.models import bigram_engine, chain
 from tests.run.scenarios import MODEL, generating, scoring
 
@@ -47,7 +47,7 @@ def test_spoiled_weights_fail_a_timed_run_and_a_scored_one(spoil):
 
 def test_an_export_of_a_model_that_is_not_finite_is_refused_by_what_it_is():
     """The export's parity reads the model's own logits first; what rounds or quantizes them cannot be blamed."""
-    parity = pytest.importorskip("llmtrack.quantize.export", reason="needs the onnx extra").parity
+    parity = pytest.importorskip("llmtrack.onnx.export", reason="needs the onnx extra").parity
     engine = broken(lambda model: model.model.norm.weight.fill_(math.nan))
     loaded = LoadedModel(engine.model, engine.tokenizer, "spoiled", None, "none:")
     with pytest.raises(ScenarioError, match="the logits of spoiled are not finite") as caught:

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from llmtrack.run.events import Progress
+from llmtrack.events import Progress
 from llmtrack.run.progress import StudyProgress, SuiteProgress, clock_text, seconds_left, time_text
 
 

@@ -14,11 +14,11 @@ from llmtrack.models import hub
 from llmtrack.options import taken
 from llmtrack.run import resume
 from llmtrack.run.executors import InlineExecutor, ProcessExecutor
-from llmtrack.run.identity import identify
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
 from llmtrack.scenario import TrainTask
 from llmtrack.tracking.query import runs
+from llmtrack.worker.identity import identify
 from tests.engines.models import small
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")

@@ -13,9 +13,9 @@ import pytest
 
 from llmtrack import stopping
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.processes import kill_tree, launcher_of
 from llmtrack.run import main as entry
 from llmtrack.run.executors import InlineExecutor
-from llmtrack.run.processes import kill_tree, launcher_of
 from llmtrack.run.study import is_signal, run_study
 from llmtrack.run.suite import run_suite
 from llmtrack.stopping import STOPPING, Terminated, signals_end, stop_in_order
@@ -210,7 +210,7 @@ def test_what_launched_a_program(above, watched):
 LAUNCHER = "import subprocess, sys; subprocess.run(['bash', '-c', sys.argv[1]])"
 CHILD = """
 import os, signal, sys, time
-from llmtrack.run.processes import when_launcher_ends
+from llmtrack.processes import when_launcher_ends
 when_launcher_ends(lambda: os.kill(os.getpid(), signal.SIGTERM), 0.05)
 print(os.getpid(), flush=True)
 time.sleep(3600)

@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from llmtrack.engines.registry import load_engine
+from llmtrack.events import Begun, Log, Steps
 from llmtrack.quality.perplexity import score_rolling
-from llmtrack.run.events import Begun, Log, Steps
 from llmtrack.run.executors import InlineExecutor, ProcessExecutor
-from llmtrack.run.training import measure_training
 from llmtrack.scenario import Failure, Measurement, Scenario, TrainTask, Variant
 from llmtrack.train import checkpoint
+from llmtrack.worker.train import measure_training
 
 TINY = Variant("synthetic:tiny", device="cpu")
 GPT2 = Variant("synthetic:tiny-gpt2", device="cpu")  # has dropout, so that the random state matters

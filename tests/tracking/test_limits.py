@@ -7,17 +7,8 @@ from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from llmtrack.tracking.limits import (
-    HIDDEN,
-    MAX_KEY,
-    MAX_PARAM_VALUE,
-    MAX_TAG_VALUE,
-    SHORTENED_MARK,
-    fit,
-    fit_key,
-    redact,
-    secrets_of,
-)
+from llmtrack.redaction import HIDDEN, redact, secrets_of
+from llmtrack.tracking.limits import MAX_KEY, MAX_PARAM_VALUE, MAX_TAG_VALUE, SHORTENED_MARK, fit, fit_key
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from experiments import quantization
-from llmtrack.engines.base import GenerateRequest
+from llmtrack.engine import GenerateRequest
 from llmtrack.engines.registry import load_engine, load_variant
-from llmtrack.quantize.available import available
+from llmtrack.installed import available
 from llmtrack.report.console import make_console
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.study import run_study

@@ -7,8 +7,8 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
+from llmtrack import metrics as schema
 from llmtrack.errors import TrackingError, UsageError
-from llmtrack.tracking import schema
 from llmtrack.tracking.frame import ID_COLUMNS
 from llmtrack.tracking.query import runs, studies
 from llmtrack.tracking.series import series

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from llmtrack.tracking import schema
+from llmtrack import metrics as schema
 from llmtrack.tracking.frame import ID_COLUMNS
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -8,7 +8,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 def test_the_docs_are_what_the_tables_say():
     assert DOCS.read_text(encoding="utf-8") == schema.render_markdown(), (
-        "run: python -m llmtrack.tracking.schema > docs/metrics.md"
+        "run: python -m llmtrack.metrics > docs/metrics.md"
     )
 
 

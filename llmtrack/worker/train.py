@@ -8,21 +8,21 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
-from llmtrack.engines.base import GenerateRequest
+from llmtrack.engine import GenerateRequest
+from llmtrack.events import Begun, Log, Progress, Steps, Warn
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import summarize_rate
 from llmtrack.measure.timing import Clock
 from llmtrack.quality.perplexity import Batch, compute_perplexity
-from llmtrack.run.events import Begun, Log, Progress, Steps, Warn
-from llmtrack.run.outcomes import MIB, Emit, engine_metrics, failure_of
-from llmtrack.run.scoring import quality_warnings
 from llmtrack.scenario import Failure, Measurement, Outcome, Scenario, StepValues, TrainTask, workload_id
 from llmtrack.stopping import stop_in_order
 from llmtrack.train import checkpoint
 from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, fit
 from llmtrack.train.session import Session, open_session
+from llmtrack.worker.outcomes import MIB, Emit, engine_metrics, failure_of
+from llmtrack.worker.perplexity import quality_warnings
 
 BUNCH_SECONDS = 5.0
 """Steps are told in bunches, each of which is one request to the tracking store."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from llmtrack.quantize.graph import MICROSOFT, import_domain, remove_unused
+from llmtrack.onnx.graph import MICROSOFT, import_domain, remove_unused
 
 # Added to the score of a pad; e to it is 0 in float32, and a row of pads alone still has a softmax.
 _PAD_SCORE = -1e4

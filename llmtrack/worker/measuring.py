@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from llmtrack.engines.base import Engine
+from llmtrack.engine import Engine
 from llmtrack.errors import LlmtrackError, ScenarioError
+from llmtrack.events import Event, Log, Warn
 from llmtrack.measure.timing import Clock
-from llmtrack.run.events import Event, Log, Warn
-from llmtrack.run.generation import measure_generation
-from llmtrack.run.notices import notices
-from llmtrack.run.outcomes import Emit, failure_of
-from llmtrack.run.scoring import measure_perplexity, with_quality
-from llmtrack.run.training import measure_training
 from llmtrack.scenario import Measurement, PerplexityTask, Scenario, TrainTask, Variant
+from llmtrack.worker.generate import measure_generation
+from llmtrack.worker.notices import notices
+from llmtrack.worker.outcomes import Emit, failure_of
+from llmtrack.worker.perplexity import measure_perplexity, with_quality
+from llmtrack.worker.train import measure_training
 
 
 class EngineCache:

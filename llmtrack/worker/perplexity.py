@@ -6,16 +6,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from llmtrack.engines.base import Engine
+from llmtrack.engine import Engine
 from llmtrack.errors import in_words
+from llmtrack.events import Log, Progress
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.timing import Clock
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.drift import Drift, compare_distributions
 from llmtrack.quality.perplexity import Batch, Quality, score_documents, score_rolling
-from llmtrack.run.events import Log, Progress
-from llmtrack.run.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_kind, failure_of
 from llmtrack.scenario import (
     Failure,
     Measurement,
@@ -26,6 +25,7 @@ from llmtrack.scenario import (
     Variant,
     workload_id,
 )
+from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_kind, failure_of
 
 
 @dataclass(frozen=True)

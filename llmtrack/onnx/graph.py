@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from llmtrack.engines.onnx_session import LOGITS_TO_KEEP
+from llmtrack.onnx.session import LOGITS_TO_KEEP
 
 # A protobuf message holds 2 GiB at most; beyond this the weights go to a file of their own.
 MAX_EMBEDDED_BYTES = 1_800_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
-from llmtrack.quantize.graph import MICROSOFT, insert_before, remove_unused
+from llmtrack.onnx.graph import MICROSOFT, insert_before, remove_unused
 
 
 def share_embedding(model: ModelProto) -> bool:

@@ -6,9 +6,9 @@ import time
 import traceback
 from collections.abc import Callable
 
-from llmtrack.engines.base import Engine
+from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, in_words
-from llmtrack.run.events import Event
+from llmtrack.events import Event
 from llmtrack.scenario import Failure, Scalar, Scenario
 
 MIB = 2**20

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from llmtrack.engines.base import Engine, GenerateRequest
+from llmtrack.engine import Engine, GenerateRequest
+from llmtrack.events import Progress
 from llmtrack.measure.beside import Beside
+from llmtrack.measure.formulas import decode_step_bytes, memory_bandwidth_utilization
 from llmtrack.measure.interference import CpuReading, busy_warning, gpu_warning, read_cpu
-from llmtrack.measure.metrics import decode_step_bytes, memory_bandwidth_utilization
 from llmtrack.measure.prompts import Prompts, tokenize
 from llmtrack.measure.statistics import disturbed
 from llmtrack.measure.timing import Arm, Clock, Timing, requests_for, time_arms
-from llmtrack.run.events import Progress
-from llmtrack.run.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
 from llmtrack.scenario import GenerateTask, Measurement, Scalar, Scenario, digest, workload_id
+from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
 
 SAMPLE_ROWS = 4
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from llmtrack.errors import ScenarioError
-from llmtrack.quantize.attention import Rotary
-from llmtrack.quantize.lengths import LENGTH_DEPENDENT_ROPE, STATIC_ROPE, rope_kind, why_not_fused
+from llmtrack.onnx.attention import Rotary
+from llmtrack.onnx.lengths import LENGTH_DEPENDENT_ROPE, STATIC_ROPE, rope_kind, why_not_fused
 
 _WIDTHS = 8
 """The fused operator takes heads of multiples of so many numbers."""

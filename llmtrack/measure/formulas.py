@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+from llmtrack.engine import CacheGrowth
+
 FEWEST_GAPS = 8
 
 
@@ -93,27 +95,6 @@ def token_gaps_ms(trace: GenerationTrace) -> tuple[float, ...]:
     """Return the milliseconds before each token: first the time to the first token, then the gaps."""
     readings = (trace.start, *trace.stamps)
     return tuple(1000 * (after - before) for before, after in pairwise(readings))
-
-
-@dataclass(frozen=True)
-class CacheGrowth:
-    """Bytes of the state of one row, as a function of the tokens that it has seen.
-
-    Attributes:
-        per_token: bytes that a token takes, in all layers together, as long as no window is full.
-        windows: (tokens, bytes per token) of those layers that hold at most so many tokens.
-        constant: bytes that are there at any length: recurrent and convolution states, caches of a fixed size.
-    """
-
-    per_token: int
-    windows: tuple[tuple[int, int], ...] = ()
-    constant: int = 0
-
-    def bytes_at(self, tokens: int) -> int:
-        """Return the bytes that attention to so many tokens, or a step after them, reads."""
-        unbounded = self.per_token - sum(size for _, size in self.windows)
-        bounded = sum(size * min(tokens, window) for window, size in self.windows)
-        return self.constant + unbounded * tokens + bounded
 
 
 def decode_step_bytes(

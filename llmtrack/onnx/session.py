@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
-from llmtrack.quantize.available import INSTALL_ONNX
+from llmtrack.installed import INSTALL_ONNX
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -15,9 +15,9 @@ import sys
 import time
 from typing import TextIO, cast
 
+from llmtrack.events import Event, event_to_json
 from llmtrack.output import protected
-from llmtrack.run.events import Event, event_to_json
-from llmtrack.run.processes import kill_children, when_parent_ends
+from llmtrack.processes import kill_children, when_parent_ends
 from llmtrack.scenario import Scenario, from_json
 
 ENDING_SECONDS = 120.0
@@ -35,7 +35,7 @@ def main() -> None:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     _quieten()
     from llmtrack.engines.registry import load_variant
-    from llmtrack.run.measuring import EngineCache, measure_group
+    from llmtrack.worker.measuring import EngineCache, measure_group
 
     def tell(message: dict[str, object]) -> None:
         # Without a parent nobody listens, and what can be kept still is.
@@ -51,11 +51,11 @@ def main() -> None:
     for line in sys.stdin:
         job = json.loads(line)
         if "describe" in job:
-            from llmtrack.run.machine import describe
+            from llmtrack.worker.machine import describe
 
             tell({"machine": describe()})
         elif "identify" in job:
-            from llmtrack.run.identity import identify
+            from llmtrack.worker.identity import identify
 
             tell({"identity": identify(from_json(job["identify"], Scenario))})
         else:

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from onnx import ModelProto
 
-from llmtrack.engines.onnx_session import MODEL_FILE, OnnxDecoder
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.load import LoadedModel, load_model
 from llmtrack.models.reasons import one_line
-from llmtrack.quantize import graph
-from llmtrack.quantize.attention import Rotary, fuse_attention
-from llmtrack.quantize.parity import Parity, parity
-from llmtrack.quantize.rotary import rotary_of, traceable_rope
+from llmtrack.onnx import graph
+from llmtrack.onnx.attention import Rotary, fuse_attention
+from llmtrack.onnx.parity import Parity, parity
+from llmtrack.onnx.rotary import rotary_of, traceable_rope
+from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 
 TASK = "text-generation-with-past"
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from llmtrack.measure.metrics import CacheGrowth
 from llmtrack.scenario import Scalar
 
 if TYPE_CHECKING:
@@ -216,3 +215,24 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free the model."""
         ...
+
+
+@dataclass(frozen=True)
+class CacheGrowth:
+    """Bytes of the state of one row, as a function of the tokens that it has seen.
+
+    Attributes:
+        per_token: bytes that a token takes, in all layers together, as long as no window is full.
+        windows: (tokens, bytes per token) of those layers that hold at most so many tokens.
+        constant: bytes that are there at any length: recurrent and convolution states, caches of a fixed size.
+    """
+
+    per_token: int
+    windows: tuple[tuple[int, int], ...] = ()
+    constant: int = 0
+
+    def bytes_at(self, tokens: int) -> int:
+        """Return the bytes that attention to so many tokens, or a step after them, reads."""
+        unbounded = self.per_token - sum(size for _, size in self.windows)
+        bounded = sum(size * min(tokens, window) for window, size in self.windows)
+        return self.constant + unbounded * tokens + bounded

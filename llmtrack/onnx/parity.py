@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llmtrack.engines.onnx_session import OnnxDecoder
-from llmtrack.engines.padding import pad_rows
 from llmtrack.errors import ScenarioError
 from llmtrack.models.load import LoadedModel
-from llmtrack.quantize.lengths import LENGTH_DEPENDENT_ROPE, SHORT, check_lengths, rope_kind
+from llmtrack.onnx.lengths import LENGTH_DEPENDENT_ROPE, SHORT, check_lengths, rope_kind
+from llmtrack.onnx.session import OnnxDecoder
+from llmtrack.tensors.padding import pad_rows
 
 PARITY_BOUND = 1e-3
 """Difference of logits from PyTorch's that is an error, as a share of the largest logit; rounding gives 1e-5."""

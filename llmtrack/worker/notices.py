@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from llmtrack.run.events import Log
-from llmtrack.run.outcomes import Emit
+from llmtrack.events import Log
+from llmtrack.worker.outcomes import Emit
 
 
 class _Notices(logging.Handler):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.engines.base import SpecialTokens, Tokenized
-from llmtrack.engines.spans import byte_spans
+from llmtrack.engine import SpecialTokens, Tokenized
+from llmtrack.tensors.spans import byte_spans
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
