@@ -11,7 +11,7 @@ from llmtrack.options import Option, tracked
 from llmtrack.report import reading as say
 from llmtrack.report.plots import bar_plot, line_plot, measured
 from llmtrack.run.command import command
-from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
+from llmtrack.run.settings import EngineOptions, ManyTimingOptions, RunOptions
 from llmtrack.scenario import GenerateTask, Scenario
 from llmtrack.tracking import ask
 
@@ -24,7 +24,7 @@ CACHES = (True, False)
 
 
 @dataclass(frozen=True)
-class Config(EngineOptions, TimingOptions, RunOptions):
+class Config(EngineOptions, ManyTimingOptions, RunOptions):
     """What the experiment takes."""
 
     lengths: Annotated[tuple[int, ...], Option("Output lengths in tokens.", min=1)] = (8, 16, 32)

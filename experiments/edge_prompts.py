@@ -12,7 +12,7 @@ from llmtrack.report import reading as say
 from llmtrack.report.outliers import outlier_lines, prefill_shares
 from llmtrack.report.plots import bar_plot, measured
 from llmtrack.run.command import command
-from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
+from llmtrack.run.settings import EngineOptions, ManyTimingOptions, RunOptions
 from llmtrack.scenario import GenerateTask, Scenario
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ PROMPT_BY_NAME = {prompt.name: prompt for prompt in PROMPTS}
 
 
 @dataclass(frozen=True)
-class Config(EngineOptions, TimingOptions, RunOptions):
+class Config(EngineOptions, ManyTimingOptions, RunOptions):
     """What the experiment takes."""
 
     prompts: Annotated[tuple[str, ...], Option("Prompts to measure.", choices=(ALL, *PROMPT_BY_NAME))] = (

@@ -17,7 +17,7 @@ from llmtrack.quantize.recipe import find_recipe, recipes
 from llmtrack.report import reading as say
 from llmtrack.report.plots import curves_plot, measured, scatter_plot
 from llmtrack.run.command import command
-from llmtrack.run.settings import ModelOptions, RunOptions, TimingOptions
+from llmtrack.run.settings import ManyTimingOptions, ModelOptions, RunOptions
 from llmtrack.scenario import GenerateTask, PerplexityTask, QualityCheck, Scalar, Scenario, Variant
 from llmtrack.tracking import ask
 
@@ -101,7 +101,7 @@ class Options(Checked):
 
 
 @dataclass(frozen=True)
-class Config(Options, ModelOptions, TimingOptions, RunOptions):
+class Config(Options, ModelOptions, ManyTimingOptions, RunOptions):
     """What the experiment takes."""
 
     recipes: Annotated[

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from experiments import declarations, quantization
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
-from llmtrack.options import Option, parameters, taken, tracked, written
+from llmtrack.options import Option, parameters, tracked, written
 from llmtrack.report.console import make_console
 from llmtrack.run.command import ConfigCommand
 from llmtrack.run.main import exit_codes, open_executor, open_tracker, say_where
@@ -115,8 +115,14 @@ def quick_remark(names: Sequence[str]) -> str:
 
 
 def _config(name: str, config: Config) -> Any:
+    """Return what the suite asks of an experiment: what it is asked for itself, and all else as by the experiment's default."""
     declared = DECLARED_BY_NAME[name]
-    return declared.in_suite(taken(declared.config, config))
+    asked = {
+        each.name: getattr(config, each.name)
+        for each in parameters(Settings)
+        if getattr(config, each.name) != getattr(Config, each.name) and hasattr(declared.config, each.name)
+    }
+    return declared.in_suite(declared.config(**asked))
 
 
 def _built(name: str, config: Config) -> Experiment:

@@ -54,6 +54,17 @@ class TimingOptions(RepeatPolicy):
 
 
 @dataclass(frozen=True)
+class ManyTimingOptions(TimingOptions):
+    """The same where more than 6 scenarios are compared with one baseline by default.
+
+    The more are compared, the more repeats it takes to tell noise from a difference (see `llmtrack.decide`): 5 against 5
+    tell among 6 comparisons, 6 against 6 among 23.
+    """
+
+    min_repeats: Annotated[int, Option("Counted calls at least.", min=1)] = 6
+
+
+@dataclass(frozen=True)
 class RunOptions(Checked):
     """How a study is run, and where it is tracked."""
 

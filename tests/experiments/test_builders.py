@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import baseline, perplexity, precision, prompt_length, suite, training
+from experiments import baseline, perplexity, precision, prompt_length, quantization, suite, training
+from llmtrack.decide.differences import enough_repeats
 from llmtrack.errors import UsageError
 from llmtrack.options import taken, tracked
 from llmtrack.run.settings import Settings
@@ -51,6 +52,21 @@ def test_every_experiment(name):
             assert scenario.repeat == RepeatPolicy(2, 3, 1.0, 60.0)
     assert experiment.settings.get("max_new_tokens", 7) == 7, "of those that generate"
     assert all(isinstance(value, (str, int, float, bool)) for value in experiment.settings.values())
+
+
+@pytest.mark.parametrize("name", suite.NAMES)
+def test_default_repeats_can_tell_each_arm_from_its_baseline(name, monkeypatch):
+    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": True)
+    declared = suite.DECLARED_BY_NAME[name]
+    for experiment in (declared.build(declared.config()), *suite.experiments_of([name], suite.Config())):
+        timed = [each for each in experiment.scenarios if isinstance(each.task, GenerateTask)]
+        needed = enough_repeats(len(timed) - 1) if timed else 0
+        assert all(each.repeat.min_repeats >= needed for each in timed), f"{len(timed)} arms need {needed}"
+
+
+def test_the_suite_passes_on_the_repeats_that_it_is_asked_for():
+    (asked,) = suite.experiments_of(["edge_prompts"], suite.Config(min_repeats=9))
+    assert {each.repeat.min_repeats for each in asked.scenarios} == {9}
 
 
 def test_arms_of_a_comparison_differ_only_in_what_is_compared():
