@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -10,12 +11,16 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib.metadata import EntryPoint
 
 from llmtrack.devices import cpu_flags
-from llmtrack.engines.registry import backends
+from llmtrack.engines.registry import BUILTIN, backends, load_variant
+from llmtrack.errors import ExtensionError, in_words
+from llmtrack.extensions import ENGINES, RECIPES, broken, extensions, title_of
 from llmtrack.installed import INSTALL_TORCHAO, available, installed_version, missing_modules
-from llmtrack.quantize.recipe import recipes
+from llmtrack.quantize.recipe import extension_recipes, recipes
 from llmtrack.redaction import redact
+from llmtrack.scenario import Variant
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ def examine() -> list[Finding]:
         _recipes,
         _int8,
         _packaged_model,
+        *(_extension(point) for group in (ENGINES, RECIPES) for point in extensions(group)),
         *(_environment_manager(tool, use) for tool, use in MANAGERS.items()),
     ]
     return [_safely(check) for check in checks]
@@ -68,6 +74,8 @@ def render(findings: list[Finding], style: str = "table") -> str:
             lines.append(f"{'':<28}-> {finding.remedy}")
     return "\n".join(lines) + "\n"
 
+
+TRIED = "synthetic:tiny"
 
 MANAGERS = {
     "local": "--env-manager local: needs this environment's bin folder first on PATH",
@@ -199,6 +207,34 @@ def _packaged_model() -> Finding:
         "not fetched yet",
         "the first run fetches 93 MB with pip and converts it once",
     )
+
+
+def _extension(point: EntryPoint) -> Callable[[], Finding]:
+    """Return what looks at an engine or at recipes of another package; an engine is tried on a tiny model."""
+
+    def check() -> Finding:
+        topic = title_of(point)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # what a package prints is no finding
+                return Finding(topic, "ok", _try_engine(point) if point.group == ENGINES else _read(point))
+        except ExtensionError as error:
+            return Finding(topic, "broken", in_words(error), "the other backends and recipes work without it")
+        except Exception as error:
+            return Finding(topic, "missing", f"{TRIED} could not be loaded: {in_words(error)}")
+
+    return check
+
+
+def _try_engine(point: EntryPoint) -> str:
+    if point.name in BUILTIN:
+        raise broken(point, "its name is that of a built-in backend, which is used in its place")
+    engine = load_variant(Variant(TRIED, backend=point.name))
+    engine.close()
+    return f"{point.value} loads {TRIED}"
+
+
+def _read(point: EntryPoint) -> str:
+    return ", ".join(recipe.label for recipe in extension_recipes(point)) or "none"
 
 
 def _environment_manager(tool: str, use: str) -> Callable[[], Finding]:

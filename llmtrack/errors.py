@@ -24,6 +24,10 @@ class MissingDependencyError(LlmtrackError):
     """An optional part is asked for and not installed; the message says how to install it."""
 
 
+class ExtensionError(LlmtrackError):
+    """An engine or a recipe of another package that cannot be used; the message names it, its package and why."""
+
+
 class TrackingError(LlmtrackError):
     """The tracking store cannot be used; the message says what is kept and how to send it later."""
 

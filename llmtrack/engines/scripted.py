@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise, repeat
@@ -51,11 +52,27 @@ class ScriptedEngine:
     """Generates nothing but time: one script per call, the last one again once they are used up.
 
     A token of a text is one character; token 0 is its BOS, which it does not add by itself. `generate` calls are counted in `calls`.
+
+    Args:
+        clock: moves as the scripts say.
+        scripts: of the calls in their order.
+        context_length: positions that it says it was made for.
+        eos_id: the token that ends a sequence, if there is one; of 65, 66, 67 ..., which it generates.
+        nll: nats of each token of a text, more than 0; NaN: those of a model that computes no numbers.
     """
 
-    def __init__(self, clock: FakeClock, *scripts: Script, context_length: int | None = None) -> None:
+    def __init__(
+        self,
+        clock: FakeClock,
+        *scripts: Script,
+        context_length: int | None = None,
+        eos_id: int | None = None,
+        nll: float = 1.0,
+    ) -> None:
         self.clock = clock
         self.calls = 0
+        self._eos_id = eos_id
+        self._nll = nll
         self._scripts = chain(scripts, repeat(scripts[-1]))
         self._device_busy_s = 0.0
         self._info = EngineInfo(
@@ -98,26 +115,38 @@ class ScriptedEngine:
             raise script.error
         self.synchronize()  # a device does its work in order
         new_tokens = script.new_tokens or (request.max_new_tokens,) * len(request.prompt_ids)
-        for step in range(max(new_tokens)):
+        rows = tuple(self._row(count, request.ignore_eos) for count in new_tokens)
+        for step in range(max(map(len, rows))):
             self.clock.advance(script.step_s if step else script.prefill_s)
             on_step()
         self._device_busy_s = script.trailing_s
-        return Generated(tuple(tuple(range(65, 65 + count)) for count in new_tokens))
+        return Generated(rows)
+
+    def _row(self, count: int, ignore_eos: bool) -> tuple[int, ...]:
+        row = tuple(range(65, 65 + count))
+        if self._eos_id not in row:
+            return row
+        end = row.index(self._eos_id)
+        return (*row[:end], 64, *row[end + 1 :]) if ignore_eos else row[: end + 1]
 
     def score(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score every predicted token with 1 nat."""
+        """Score every predicted token with the same nats."""
         from llmtrack.tensors.likelihood import predicted
 
         counts = predicted(attention_mask, scored).sum(dim=1)
-        return counts.double(), counts
+        return counts.double() * self._nll, counts
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return logits that find every token alike."""
+        """Return logits that know the row: the token that follows has its nats, and all others are alike."""
         import torch
 
-        return torch.zeros(len(ids), self._info.vocab_size)
+        likely = math.exp(-self._nll)
+        size = self._info.vocab_size
+        logits = torch.full((len(ids), size), math.log((1 - likely) / (size - 1)))
+        logits[range(len(ids) - 1), list(ids[1:])] = -self._nll
+        return logits
 
     def leave_device_busy(self, seconds: float) -> None:
         """Give the device work that only `synchronize` waits for."""

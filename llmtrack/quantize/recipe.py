@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from llmtrack.errors import UsageError
+from llmtrack.errors import ExtensionError, UsageError
+from llmtrack.extensions import RECIPES, broken, extensions, load_extension
 from llmtrack.scenario import Scalar
-
-GROUP = "llmtrack.recipes"
 
 # Known without an installation, as the built-in engines are.
 BUILTIN = (
@@ -99,15 +98,45 @@ class Recipe:
 
 @cache
 def recipes() -> tuple[Recipe, ...]:
-    """Return the built-in recipes and those of other packages (entry points of the group `llmtrack.recipes`)."""
+    """Return the built-in recipes and those of other packages (entry points of the group `llmtrack.recipes`).
+
+    Those of a broken package are left out: `broken_recipes` tells of them.
+    """
     return tuple(_found())
+
+
+def broken_recipes() -> tuple[ExtensionError, ...]:
+    """Return why recipes of other packages cannot be used."""
+    return tuple(found for found in map(_extension, extensions(RECIPES)) if isinstance(found, ExtensionError))
 
 
 def _found() -> Iterator[Recipe]:
     for module in BUILTIN:
         yield from import_module(module).RECIPES
-    for point in entry_points(group=GROUP):
-        yield from point.load()
+    for point in extensions(RECIPES):
+        found = _extension(point)
+        yield from () if isinstance(found, ExtensionError) else found
+
+
+def _extension(point: EntryPoint) -> tuple[Recipe, ...] | ExtensionError:
+    try:
+        return extension_recipes(point)
+    except ExtensionError as error:
+        return error
+
+
+def extension_recipes(point: EntryPoint) -> tuple[Recipe, ...]:
+    """Return the recipes that an entry point names.
+
+    Raises:
+        ExtensionError: it cannot be imported, or is no sequence of recipes.
+    """
+    named = load_extension(point)
+    found = tuple(named) if isinstance(named, Iterable) else (named,)
+    for each in found:
+        if not isinstance(each, Recipe):
+            raise broken(point, f"it holds a {type(each).__name__}, and is to be a sequence of Recipe")
+    return found
 
 
 def find_recipe(backend: str, name: str) -> Recipe:
@@ -120,8 +149,9 @@ def find_recipe(backend: str, name: str) -> Recipe:
         if (recipe.backend, recipe.name) == (backend, name):
             return recipe
     known = ", ".join(recipe.name for recipe in recipes() if recipe.backend == backend)
+    unread = "".join(f"; {error}" for error in broken_recipes())
     raise UsageError(
-        f"the {backend} backend has no quantization {name!r}: use none{', ' if known else ''}{known}"
+        f"the {backend} backend has no quantization {name!r}: use none{', ' if known else ''}{known}{unread}"
     )
 
 

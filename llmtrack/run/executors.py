@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from llmtrack.engine import Engine
-from llmtrack.errors import LlmtrackError
+from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.events import Event, Progress, event_from_json
 from llmtrack.run.patience import LOADING, STARTING, Patience
 from llmtrack.run.progress import clock_text
@@ -23,6 +23,14 @@ class Executor(Protocol):
 
     def machine(self) -> Mapping[str, str]:
         """Return facts about the machine and the installation that measure (see `run.machine.describe`)."""
+        ...
+
+    def check(self, variants: Sequence[Variant]) -> None:
+        """Refuse what no run can mend, before a study begins (see `engines.registry.check_variant`).
+
+        Raises:
+            LlmtrackError: a backend of another package cannot be used.
+        """
         ...
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
@@ -64,6 +72,13 @@ class InlineExecutor:
         from llmtrack.worker.machine import describe
 
         return describe()
+
+    def check(self, variants: Sequence[Variant]) -> None:
+        """Refuse what no run can mend, before a study begins."""
+        from llmtrack.engines.registry import check_variant
+
+        for variant in variants if self._by_files else ():
+            check_variant(variant)
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
         """Return the tags that a run of a scenario would have of its model."""
@@ -109,6 +124,12 @@ class ProcessExecutor:
             LlmtrackError: no worker can be started.
         """
         return dict(self._ask({"describe": True}, "machine", self._patience.starting))
+
+    def check(self, variants: Sequence[Variant]) -> None:
+        """Refuse what no run can mend, before a study begins, as a worker sees it."""
+        question = {"check": [to_json(variant) for variant in variants]}
+        if problem := self._ask(question, "problem", self._patience.starting):
+            raise UsageError(str(problem))
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
         """Return the tags that a run of a scenario would have of its model, as a worker finds them."""

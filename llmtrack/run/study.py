@@ -48,6 +48,7 @@ class StudyResult:
         reading: what the tracked runs say; empty if they could not be read back.
         tracked: the study's runs as read back, those taken over from earlier studies among them, or None.
         problems: what of its report could not be made, and why.
+        refused: of the failed ones, those whose backend's package is broken.
     """
 
     study: Study
@@ -56,10 +57,13 @@ class StudyResult:
     reading: tuple[str, ...] = ()
     tracked: pd.DataFrame | None = None
     problems: tuple[str, ...] = ()
+    refused: int = 0
 
     @property
     def exit_code(self) -> int:
-        """0 if every scenario was measured and reported, else 1."""
+        """0 if every scenario was measured and reported, 2 if none could be since an extension is broken, else 1."""
+        if self.refused and not self.measured and self.refused == self.failed:
+            return 2
         return 1 if self.failed or self.problems else 0
 
 
@@ -103,6 +107,7 @@ def run_study(
     machine = executor.machine()
     fetch_checkpoints(experiment.scenarios, tracker.tracking_uri)
     plan = make_plan(experiment.scenarios, machine)
+    executor.check(tuple(dict.fromkeys(each.variant for each in experiment.scenarios)))
     facts = environment(machine, model_folders(experiment.scenarios))
     head = Text.assemble((on_one_line(experiment.name), "bold"), ": ", on_one_line(experiment.question))
     console.print(head, soft_wrap=True)
@@ -116,7 +121,7 @@ def run_study(
             console,
             f"  resume: {len(earlier)} of {len(experiment.scenarios)} scenarios are measured already and skipped",
         )
-    counts = {Measurement: 0, Failure: 0}
+    counts, refused = {Measurement: 0, Failure: 0}, 0
     start = partial(
         tracker.start_study,
         experiment.name,
@@ -130,6 +135,7 @@ def run_study(
         with StudyProgress(console, sum(map(len, plan.groups)), suite_progress) as progress:
 
             def on_event(event: Event) -> None:
+                nonlocal refused
                 if isinstance(event, Log):
                     progress.line(event.text)
                 elif isinstance(event, Warn):
@@ -142,6 +148,7 @@ def run_study(
                     tracker.log_steps(event.run_key, event.rows)
                 else:
                     counts[type(event)] += 1
+                    refused += isinstance(event, Failure) and event.kind == "extension"
                     tracker.log(study, event)
                     progress.ended(event.scenario.name, outcome_line(event))
                     if isinstance(event, Measurement) and event.sample_text:
@@ -162,7 +169,7 @@ def run_study(
                 )
                 progress.line(f"  {same.scenario.name}: not measured again, {note}")
         reported = _report(experiment, study, tracker, console, bool(counts[Failure]), earlier)
-    return StudyResult(study, counts[Measurement], counts[Failure], **vars(reported))
+    return StudyResult(study, counts[Measurement], counts[Failure], refused=refused, **vars(reported))
 
 
 def outcome_line(outcome: Measurement | Failure) -> str:

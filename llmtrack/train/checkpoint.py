@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from llmtrack.errors import ModelLoadError
+from llmtrack.models.folder import save_model
 
 STATE = "training.json"
 TENSORS = "training.pt"
@@ -62,7 +63,7 @@ def save(
     scratch = folder / f".{place.name}.new"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    _save_model(scratch, model, tokenizer)
+    save_model(scratch, model, tokenizer)
     device = next(model.parameters()).device
     tensors: dict[str, Any] = {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
     if device.type == "cuda":
@@ -143,18 +144,6 @@ def write_text(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.new")
     part.write_text(text, encoding="utf-8")
     os.replace(part, path)
-
-
-def _save_model(folder: Path, model: Any, tokenizer: Any) -> None:
-    from llmtrack.compat import portable_rope, portable_tokenizer
-
-    model.save_pretrained(str(folder))
-    tokenizer.save_pretrained(str(folder))
-    for name, portable in (("config.json", portable_rope), ("tokenizer_config.json", portable_tokenizer)):
-        path = folder / name
-        if path.is_file():
-            content = portable(json.loads(path.read_text(encoding="utf-8")))
-            path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _step(path: Path) -> int:

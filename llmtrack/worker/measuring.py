@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from llmtrack.engine import Engine
-from llmtrack.errors import LlmtrackError, ScenarioError
+from llmtrack.errors import ExtensionError, LlmtrackError, ScenarioError
 from llmtrack.events import Event, Log, Warn
 from llmtrack.measure.timing import Clock
 from llmtrack.scenario import Measurement, PerplexityTask, Scenario, TrainTask, Variant
@@ -70,8 +70,9 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
     except Exception as error:
         # A scenario's own error says more than that loading failed: out of memory, unsupported ...
         plain = isinstance(error, LlmtrackError) and not isinstance(error, ScenarioError)
+        kind = "extension" if isinstance(error, ExtensionError) else "load" if plain else None
         for scenario in scenarios:
-            emit(failure_of(scenario, error, started, kind="load" if plain else None))
+            emit(failure_of(scenario, error, started, kind=kind))
         return
     info = engine.info
     if fresh:

@@ -13,12 +13,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from typing import TextIO, cast
 
+from llmtrack.errors import LlmtrackError, in_words
 from llmtrack.events import Event, event_to_json
 from llmtrack.output import protected
 from llmtrack.processes import kill_children, when_parent_ends
-from llmtrack.scenario import Scenario, from_json
+from llmtrack.scenario import Scenario, Variant, from_json
 
 ENDING_SECONDS = 120.0
 """How long a worker whose parent is gone may take to keep a checkpoint."""
@@ -54,6 +56,8 @@ def main() -> None:
             from llmtrack.worker.machine import describe
 
             tell({"machine": describe()})
+        elif "check" in job:
+            tell({"problem": _problem([from_json(each, Variant) for each in job["check"]])})
         elif "identify" in job:
             from llmtrack.worker.identity import identify
 
@@ -69,6 +73,18 @@ def _end() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ENDING_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _problem(variants: Sequence[Variant]) -> str:
+    """Return in one line why a variant cannot be measured at all; empty if all can be tried."""
+    from llmtrack.engines.registry import check_variant
+
+    try:
+        for variant in variants:
+            check_variant(variant)
+    except LlmtrackError as error:
+        return in_words(error)
+    return ""
 
 
 def _take_stdout() -> TextIO:

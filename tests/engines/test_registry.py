@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import pytest
 
+from llmtrack import extensions
 from llmtrack.engines import registry
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.scenario import Variant
 
 
 def test_the_built_in_backend_needs_no_installation(monkeypatch):
     # `mlflow run --env-manager uv` starts the project from its folder, in an environment that lacks its metadata.
-    monkeypatch.setattr(registry, "entry_points", lambda group: ())
+    monkeypatch.setattr(extensions, "entry_points", lambda group: ())
     assert registry.backends() == ["onnx", "torch"]
     engine = registry.load_variant(Variant("synthetic:tiny", device="cpu"))
     assert engine.info.model_id == "synthetic:tiny"
 
 
 def test_a_backend_of_another_package_is_found_by_its_entry_point(monkeypatch):
+    engine = ScriptedEngine(FakeClock(), Script(1.0, 0.1))
+
     class Point:
-        name = "theirs"
+        group, name, value = extensions.ENGINES, "theirs", "theirs:load"
 
         def load(self):
-            return lambda variant: ("engine of", variant.model)
+            return lambda variant: engine if variant.model == "a-model" else None
 
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()] if group == registry.GROUP else [])
+    monkeypatch.setattr(extensions, "entry_points", lambda group: [Point()] * 2)
     assert registry.backends() == ["onnx", "theirs", "torch"]
-    assert registry.load_variant(Variant("a-model", backend="theirs")) == ("engine of", "a-model")
+    assert registry.load_variant(Variant("a-model", backend="theirs")) is engine
 
 
 def test_an_unknown_backend_is_told_with_those_that_are_there():

@@ -1,0 +1,343 @@
+"""The tests that every engine must pass, whatever runs below it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from llmtrack.engine import Engine, EngineInfo, GenerateRequest
+from llmtrack.engines.registry import incomplete
+from llmtrack.errors import ScenarioError
+from llmtrack.measure.finite import NON_FINITE, check_finite
+from llmtrack.tensors.padding import pad_rows
+from llmtrack.tensors.tokens import until_eos
+from llmtrack.testing import loops
+from llmtrack.testing.models import ending_model, spoiled_model
+
+SIDES = ("left", "right")
+
+
+class EngineConformance:
+    """Derive a class of tests from it, give `load`, and run pytest.
+
+    Attributes:
+        model: what most tests load: small, and its answers need not make sense.
+        prompts: texts of unequal lengths to generate from and to score.
+        texts: texts that come back as they were when they are encoded and decoded.
+        new_tokens: tokens to generate.
+        tolerance: share by which a sum of log-likelihoods may differ from the plain loop's.
+        predicts: whether tokens are chosen by the logits that the engine shows; an engine that plays a script does not.
+    """
+
+    model = "synthetic:tiny"
+    prompts: tuple[str, ...] = ("The harbour", "Boats come in with the tide", "x")
+    texts: tuple[str, ...] = ("The harbour wakes before the town.", "a  b", "1 + 1 = 2", "x")
+    new_tokens = 8
+    tolerance = 1e-4
+    predicts = True
+
+    def load(self, model: str) -> Engine:
+        """Return the engine of a model, given as a spec or as a folder."""
+        raise NotImplementedError("a class of conformance tests says how its engine is loaded")
+
+    def load_ending(self, eos_id: int, folder: Path) -> Engine:
+        """Return the engine of the same model, with an ordinary token as its end of a sequence."""
+        return self.load(str(ending_model(self.model, folder, eos_id)))
+
+    def load_spoiled(self, folder: Path) -> Engine:
+        """Return the engine of a model whose logits are no numbers, or refuse it with kind `non_finite`."""
+        return self.load(str(spoiled_model(self.model, folder)))
+
+    def banned(self, engine: Engine) -> frozenset[int]:
+        """Return the tokens that end a sequence, which are not to be chosen when the end is ignored."""
+        eos = engine.info.special_tokens.eos_id
+        return frozenset() if eos is None else frozenset({eos})
+
+    @pytest.fixture(scope="class")
+    def engine(self) -> Iterator[Engine]:
+        """The engine under test, loaded once."""
+        engine = self.load(self.model)
+        yield engine
+        engine.close()
+
+    @pytest.fixture
+    def rows(self, engine: Engine) -> tuple[tuple[int, ...], ...]:
+        """The prompts as token ids."""
+        return tuple(tuple(engine.encode(text)) for text in self.prompts)
+
+    # What it is.
+
+    def test_it_has_all_that_an_engine_has(self, engine: Engine) -> None:
+        """Methods, and facts of the right kind."""
+        assert incomplete(engine) == ""
+
+    def test_what_it_says_of_itself_is_possible(self, engine: Engine) -> None:
+        """Names, sizes, special tokens, facts and tags."""
+        info = engine.info
+        assert isinstance(info, EngineInfo)
+        assert info.model_id
+        assert info.dtype_label
+        assert re.fullmatch(r"cpu|cuda:\d+|mps|xpu:\d+", info.device), info.device
+        assert info.model_size_bytes > 0
+        assert info.step_weight_bytes > 0
+        assert info.kv_bytes_per_token >= 0
+        assert info.state_bytes >= 0
+        assert info.vocab_size > 0
+        assert info.context_length is None or info.context_length > 0
+        assert info.load_time_s is None or info.load_time_s >= 0
+        assert info.file_size_bytes is None or info.file_size_bytes > 0
+        assert not info.folder or Path(info.folder).is_dir()
+        special = info.special_tokens
+        assert all(isinstance(name, str) for name in special.names.values())
+        assert all(isinstance(token, int) for token in (*special.names, *special.prefix))
+        assert {special.bos_id, special.eos_id, special.unk_id} - {None} <= set(special.names)
+        assert all(isinstance(value, (str, int, float, bool)) for value in info.facts.values()), info.facts
+        assert all(isinstance(value, str) for value in info.tags.values()), info.tags
+        assert all(isinstance(warning, str) and warning for warning in info.warnings)
+
+    # Text.
+
+    def test_text_comes_back(self, engine: Engine) -> None:
+        """Encoded and decoded, with and without special tokens."""
+        for text in self.texts:
+            assert engine.decode(engine.encode(text, special_tokens=False)) == text
+            assert engine.decode(engine.encode(text)) == text, "special tokens are left out of a text"
+
+    def test_tokens_are_entries_of_the_vocabulary(self, engine: Engine) -> None:
+        """Of any text, an empty one included."""
+        for text in (*self.texts, "", " ", "naïve café, 中文 🚢\n\t"):
+            ids = engine.encode(text)
+            assert all(isinstance(token, int) and 0 <= token < engine.info.vocab_size for token in ids), text
+        assert list(engine.encode("", special_tokens=False)) == []
+
+    @pytest.mark.parametrize("special_tokens", [True, False])
+    def test_tokens_know_which_part_of_the_text_they_cover(
+        self, engine: Engine, special_tokens: bool
+    ) -> None:
+        """In order, apart, all of it; what was put before the text covers none of it."""
+        for text in (*self.texts, "naïve café, 中文 🚢\n\t"):
+            found = engine.tokenize(text, special_tokens)
+            assert list(found.ids) == list(engine.encode(text, special_tokens))
+            assert found.added == len(found.ids) - len(engine.tokenize(text, False).ids)
+            assert found.added <= len(engine.info.special_tokens.prefix)
+            if found.spans is None:
+                continue
+            assert len(found.spans) == len(found.ids)
+            assert all(begin == end for begin, end in found.spans[: found.added])
+            assert all(begin <= end for begin, end in found.spans)
+            assert all(before[1] <= after[0] for before, after in pairwise(found.spans))
+            size = sum(end - begin for begin, end in found.spans)
+            assert size == len(text.encode()), f"{size} of {len(text.encode())} bytes of {text!r} are covered"
+
+    # Generating.
+
+    def test_it_generates_as_many_tokens_as_asked_each_in_a_step(
+        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
+    ) -> None:
+        """`on_step` is called as each token is there, once for all rows."""
+        for new_tokens in (1, 2, self.new_tokens):
+            ids, steps = generate(engine, rows[:1], new_tokens)
+            assert [len(row) for row in ids] == [new_tokens]
+            assert steps == new_tokens
+            assert all(0 <= token < engine.info.vocab_size for token in ids[0])
+
+    def test_it_generates_what_a_plain_loop_does(
+        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
+    ) -> None:
+        """Greedy, with the cache and without it; the loop has neither cache nor pads."""
+        if not self.predicts:
+            pytest.skip("this engine plays a script: its tokens do not follow from its logits")
+        with logits_shown():
+            expected = loops.greedy(engine, rows[0], self.new_tokens, self.banned(engine))
+        for use_cache in (True, False):
+            ids, _ = generate(engine, rows[:1], self.new_tokens, use_cache=use_cache)
+            assert ids[0] == expected, f"use_cache={use_cache}"
+
+    def test_it_remembers_nothing_from_one_call_to_the_next(
+        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
+    ) -> None:
+        """A call says the same again after another one."""
+        first = generate(engine, rows[:1], self.new_tokens)
+        generate(engine, rows[1:2], self.new_tokens)
+        assert generate(engine, rows[:1], self.new_tokens) == first
+
+    @pytest.mark.parametrize("pad_to_multiple", [1, 8])
+    @pytest.mark.parametrize("use_cache", [True, False])
+    def test_a_row_says_in_a_batch_what_it_says_alone(
+        self, engine: Engine, rows: tuple[tuple[int, ...], ...], use_cache: bool, pad_to_multiple: int
+    ) -> None:
+        """Padded on the left, whatever the longest row is; an engine that cannot must refuse with kind `unsupported`."""
+        alone = [generate(engine, (row,), self.new_tokens, use_cache=use_cache)[0][0] for row in rows]
+        batch = generate_unless_refused(
+            engine, rows, self.new_tokens, use_cache=use_cache, pad_to_multiple=pad_to_multiple
+        )
+        assert batch is None or batch == (tuple(alone), self.new_tokens)
+
+    def test_right_padding_leaves_the_longest_row_as_it_is_alone(
+        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
+    ) -> None:
+        """The others go on from their pads, which can be timed; an engine that cannot refuses with `unsupported`."""
+        longest = max(range(len(rows)), key=lambda row: len(rows[row]))
+        batch = generate_unless_refused(engine, rows, self.new_tokens, padding_side="right")
+        if batch is None:
+            return
+        ids, steps = batch
+        assert [len(row) for row in ids] == [self.new_tokens] * len(rows)
+        assert steps == self.new_tokens
+        assert ids[longest] == generate(engine, (rows[longest],), self.new_tokens)[0][0]
+
+    def test_rows_of_one_length_need_no_side(self, engine: Engine, rows: tuple[tuple[int, ...], ...]) -> None:
+        """Without pads both sides are the same."""
+        equal = tuple(row[: min(map(len, rows[:2]))] for row in rows[:2])
+        left, right = (generate(engine, equal, self.new_tokens, padding_side=side) for side in SIDES)
+        assert left == right
+
+    def test_a_row_ends_with_its_end_unless_that_is_ignored(
+        self, engine: Engine, rows: tuple[tuple[int, ...], ...], tmp_path: Path
+    ) -> None:
+        """The end is kept and counted, nothing comes after it, and the batch stops with its longest row."""
+        free = [generate(engine, (row,), self.new_tokens)[0][0] for row in rows]
+        eos = free[0][2]
+        ending = self.load_ending(eos, tmp_path / "ending")
+        expected = [until_eos(row, {eos}) for row in free]
+        assert len(expected[0]) < self.new_tokens
+        for row, wanted in zip(rows, expected, strict=True):
+            ids, steps = generate(ending, (row,), self.new_tokens, ignore_eos=False)
+            assert (ids, steps) == ((wanted,), len(wanted))
+        ids, steps = generate(ending, rows[:1] * 2, self.new_tokens, ignore_eos=False)
+        assert (ids, steps) == ((expected[0],) * 2, len(expected[0]))
+        batch = generate_unless_refused(ending, rows, self.new_tokens, ignore_eos=False)
+        assert batch is None or batch == (tuple(expected), max(map(len, expected)))
+        ids, steps = generate(ending, rows[:1], self.new_tokens, ignore_eos=True)
+        ending.close()
+        assert steps == len(ids[0]) == self.new_tokens
+        assert eos not in ids[0]
+        assert ids[0][: len(expected[0]) - 1] == expected[0][:-1]
+
+    # Scoring.
+
+    @pytest.mark.parametrize("side", SIDES)
+    def test_sums_are_those_of_a_plain_loop(
+        self, engine: Engine, rows: tuple[tuple[int, ...], ...], side: str
+    ) -> None:
+        """Of each row, in nats, in float64, over every token but the first, however the rows are padded."""
+        with logits_shown():
+            expected = [loops.negative_log_likelihood(engine, row, [True] * len(row)) for row in rows]
+        sums, counts = engine.score(*pad_rows(rows, 0, side))
+        assert (sums.dtype, counts.dtype) == (torch.float64, torch.int64)
+        assert sums.tolist() == pytest.approx(expected, rel=self.tolerance, abs=1e-9)
+        assert counts.tolist() == [len(row) - 1 for row in rows]
+
+    @pytest.mark.parametrize("side", SIDES)
+    def test_only_what_is_asked_for_is_scored(
+        self, engine: Engine, rows: tuple[tuple[int, ...], ...], side: str
+    ) -> None:
+        """Tokens that do not count are context all the same."""
+        flags = [[place % 3 == 1 for place in range(len(row))] for row in rows]
+        with logits_shown():
+            expected = [
+                loops.negative_log_likelihood(engine, *pair) for pair in zip(rows, flags, strict=True)
+            ]
+        scored = pad_rows([list(map(int, row)) for row in flags], 0, side)[0].bool()
+        sums, counts = engine.score(*pad_rows(rows, 0, side), scored)
+        assert sums.tolist() == pytest.approx(expected, rel=self.tolerance, abs=1e-9)
+        assert counts.tolist() == [sum(row[1:]) for row in flags]
+
+    def test_a_score_does_not_depend_on_the_rows_beside_it(
+        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
+    ) -> None:
+        """A row alone has the sum that it has in a batch."""
+        with logits_shown():
+            together, _ = engine.score(*pad_rows(rows, 0, "right"))
+        alone = [float(engine.score(*pad_rows([row], 0, "right"))[0]) for row in rows]
+        assert together.tolist() == pytest.approx(alone, rel=self.tolerance, abs=1e-9)
+
+    def test_logits_are_those_of_the_next_token_of_each(
+        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
+    ) -> None:
+        """(tokens, vocabulary), float32, on the host."""
+        with logits_shown():
+            logits = engine.next_token_logits(rows[0])
+        assert logits.shape == (len(rows[0]), engine.info.vocab_size)
+        assert (logits.dtype, logits.device.type) == (torch.float32, "cpu")
+
+    def test_a_model_that_computes_no_numbers_is_told(
+        self, rows: tuple[tuple[int, ...], ...], tmp_path: Path
+    ) -> None:
+        """Its engine refuses it, or shows logits that are no numbers: none may be made up."""
+        with pytest.raises(ScenarioError) as caught:
+            self._run_spoiled(rows[:1], tmp_path / "spoiled")
+        assert caught.value.kind == NON_FINITE
+
+    def _run_spoiled(self, rows: tuple[tuple[int, ...], ...], folder: Path) -> None:
+        engine = self.load_spoiled(folder)
+        try:
+            request = GenerateRequest(rows, self.new_tokens)
+            ids = engine.generate(request, lambda: None).new_ids
+            with logits_shown():
+                sums, _ = engine.score(*pad_rows(rows, 0, "right"))
+            assert not math.isfinite(float(sums))
+            assert check_finite(engine, (request,), ids) == ()
+        finally:
+            engine.close()
+
+    # The machine.
+
+    def test_memory_can_be_read(self, engine: Engine, rows: tuple[tuple[int, ...], ...]) -> None:
+        """A peak since the last reset in bytes, or None where it is not known; waiting for the device works."""
+        engine.synchronize()
+        engine.reset_peak_memory()
+        generate(engine, rows[:1], 2)
+        engine.synchronize()
+        peak = engine.peak_memory_bytes()
+        assert peak is None or (isinstance(peak, int) and peak > 0)
+
+    def test_it_can_be_closed_and_loaded_again(
+        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
+    ) -> None:
+        """And says the same; another one that is loaded is not touched by it."""
+        before, _ = generate(engine, rows[:1], self.new_tokens)
+        for _ in range(2):
+            other = self.load(self.model)
+            assert generate(other, rows[:1], self.new_tokens)[0] == before
+            other.close()
+        assert generate(engine, rows[:1], self.new_tokens)[0] == before
+
+
+def generate(
+    engine: Engine, rows: Sequence[Sequence[int]], new_tokens: int, **settings: bool | int | str
+) -> tuple[tuple[tuple[int, ...], ...], int]:
+    """Return the new tokens of each row, and how many steps were told of."""
+    steps: list[None] = []
+    request = GenerateRequest(tuple(map(tuple, rows)), new_tokens, **settings)  # type: ignore[arg-type]
+    new_ids = engine.generate(request, lambda: steps.append(None)).new_ids
+    return tuple(tuple(row) for row in new_ids), len(steps)
+
+
+def generate_unless_refused(
+    engine: Engine, rows: Sequence[Sequence[int]], new_tokens: int, **settings: bool | int | str
+) -> tuple[tuple[tuple[int, ...], ...], int] | None:
+    """Return the same, or None where an engine says that it cannot take rows of unequal lengths."""
+    try:
+        return generate(engine, rows, new_tokens, **settings)
+    except ScenarioError as error:
+        if error.kind != "unsupported":
+            raise
+        return None
+
+
+class logits_shown:  # noqa: N801 - a context manager
+    """Skip what an engine that does not show its logits cannot be tried by: it says so by NotImplementedError."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, NotImplementedError):
+            pytest.skip(f"this engine does not show its logits: {error}")

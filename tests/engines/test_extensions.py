@@ -1,0 +1,188 @@
+"""An engine and a recipe of another package: found, run from end to end, and named where they are broken."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmtrack.doctor import examine
+from llmtrack.engine import Engine
+from llmtrack.engines import registry
+from llmtrack.engines.registry import load_engine
+from llmtrack.errors import ExtensionError, UsageError
+from llmtrack.experiment import Experiment
+from llmtrack.models.folder import model_folder
+from llmtrack.quantize import recipe
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.study import run_study
+from llmtrack.scenario import Variant
+from llmtrack.testing import EngineConformance
+from llmtrack.tracking.query import runs
+from tests.conftest import HANG_S
+from tests.extensions import ENGINE, PLUGIN, install
+from tests.run.conftest import console  # noqa: F401 - a fixture
+from tests.run.scenarios import generating
+from tests.tracking.conftest import said, tracker, uri  # noqa: F401 - fixtures
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="class", autouse=True)
+def plugin(tmp_path_factory):
+    """The package, on the path of imports."""
+    site = install(tmp_path_factory.mktemp("site"), "plugin_engine", PLUGIN.read_text(), ENGINE)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(site))
+        patch.setenv("LLMTRACK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        recipe.recipes.cache_clear()
+        yield site
+    recipe.recipes.cache_clear()
+    sys.modules.pop("plugin_engine", None)
+
+
+class TestPlugin(EngineConformance):
+    def load(self, model: str) -> Engine:
+        return load_engine(model, backend="plugin")
+
+
+@pytest.mark.parametrize("spec", ["synthetic:tiny", "synthetic:tiny-gpt2"])
+def test_a_synthetic_model_is_a_folder_of_the_same_weights(spec):
+    folder = model_folder(spec)
+    theirs, ours = load_engine(str(folder.path), device="cpu"), load_engine(spec, device="cpu")
+    ids = ours.encode("The harbour")
+    assert theirs.next_token_logits(ids).equal(ours.next_token_logits(ids))
+    assert folder.tags == ours.info.tags
+    assert (folder.model_id, folder.warnings) == (spec, ours.info.warnings)
+    assert model_folder(spec).path == folder.path
+
+
+def test_what_is_a_folder_stays_where_it_is(tiny_model_dir):
+    found = model_folder(f"no/such/folder,{tiny_model_dir}")
+    assert (found.path, found.model_id) == (tiny_model_dir, str(tiny_model_dir))
+    assert found.warnings[0].startswith("passed over no/such/folder")
+    assert found.tags["weights_digest"].startswith("safetensors:")
+
+
+def test_its_recipe_is_found_and_applied():
+    assert "plugin/rounded" in [each.label for each in recipe.recipes()]
+    engine = load_engine("synthetic:tiny", backend="plugin", quantization="rounded")
+    assert engine.info.dtype_label == "bfloat16 weights (float32)"
+    with pytest.raises(
+        UsageError, match="the plugin backend has no quantization 'halved': use none, rounded"
+    ):
+        load_engine("synthetic:tiny", backend="plugin", quantization="halved")
+
+
+def test_an_experiment_runs_on_it(plugin, tmp_path, uri):  # noqa: F811
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.baseline",
+        "--model",
+        "synthetic:tiny",
+        "--backend",
+        "plugin",
+    ]
+    command += ["--max-new-tokens", "2", "--min-repeats", "1", "--min-seconds", "0", "--warmup", "0"]
+    done = run([*command, "--tracking-uri", uri], plugin, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = runs(tracking_uri=uri).to_dict("records")
+    assert (found["backend"], found["status"]) == ("plugin", "FINISHED")
+    assert found["model_source"] == "synthetic"
+
+
+BROKEN = {
+    "missing": ("import a_module_that_is_not_there", "ModuleNotFoundError: No module named 'a_module_that"),
+    "raises": ("raise RuntimeError('no licence\\nfound')", "RuntimeError: no licence found"),
+    "exits": ("import sys; sys.exit('not here')", "SystemExit: not here"),
+    "nameless": ("", "AttributeError: module 'broken' has no attribute 'load'"),
+    "wrong": ("load = 3", "it is a int, and not a function load\\(variant\\)"),
+    "partial": (
+        "class Half:\n    info = generate = synchronize = close = None\nload = lambda variant: Half()",
+        "its engine Half lacks encode, tokenize, decode, score, next_token_logits, reset_peak_memory, peak_memory_bytes",
+    ),
+}
+
+
+@pytest.fixture(params=BROKEN)
+def broken(request, tmp_path, monkeypatch):
+    """A package of which nothing can be used, and what is said of it."""
+    module, why = BROKEN[request.param]
+    points = "[llmtrack.engines]\nsick = broken:load\n[llmtrack.recipes]\nsick = broken:load\n"
+    monkeypatch.syspath_prepend(str(install(tmp_path / "site", "broken", module, points)))
+    recipe.recipes.cache_clear()
+    yield why
+    recipe.recipes.cache_clear()
+    sys.modules.pop("broken", None)
+
+
+def test_a_broken_package_is_named_and_stops_nobody_else(broken):
+    with pytest.raises(
+        ExtensionError, match=f"backend sick .broken:load of the package broken 1.0. .*: {broken}"
+    ) as caught:
+        registry.load_variant(Variant("synthetic:tiny", backend="sick"))
+    assert "\n" not in str(caught.value)
+    assert "sick" in registry.backends()
+    assert load_engine("synthetic:tiny", device="cpu").info.model_id == "synthetic:tiny"
+    assert recipe.find_recipe("torch", "int8-dynamic").name == "int8-dynamic"
+    with pytest.raises(
+        UsageError, match=r"no quantization 'theirs': use none.*recipes sick .broken:load"
+    ) as caught:
+        recipe.find_recipe("torch", "theirs")
+    assert "\n" not in str(caught.value)
+
+
+def test_doctor_names_it(broken):
+    found = {each.topic: each for each in examine()}
+    assert [found[topic].state for topic in ("backend sick", "recipes sick")] == ["broken", "broken"]
+    assert found["backend plugin"].state == found["recipes plugin"].state == found["backends"].state == "ok"
+    assert found["recipes plugin"].text == "plugin/rounded"
+
+
+def test_a_study_on_it_ends_with_one_line_and_code_2(broken, tracker, console):  # noqa: F811
+    scenario = generating("one", Variant("synthetic:tiny", backend="sick", device="cpu"))
+    asked = Experiment("asked", "Does it run?", (scenario,), lambda runs, series: {}, lambda runs: ())
+    try:
+        code = run_study(asked, tracker=tracker, executor=InlineExecutor(), console=console).exit_code
+        said = console.file.getvalue()
+    except ExtensionError as error:  # the command's own way to print one line and exit with code 2
+        code, said = 2, str(error)
+    assert code == 2
+    told = [line for line in said.splitlines() if "backend sick" in line]
+    assert told
+    assert all("cannot be used: " in line for line in told)
+
+
+def test_the_command_line_says_it_in_one_line_and_help_does_not_care(tmp_path, uri):  # noqa: F811
+    site = install(
+        tmp_path / "site", "broken", BROKEN["missing"][0], "[llmtrack.engines]\nsick = broken:load\n"
+    )
+    command = [sys.executable, "-m", "experiments.baseline", "--model", "synthetic:tiny", "--backend", "sick"]
+    done = run([*command, "--tracking-uri", uri], site, cwd=ROOT)
+    assert done.returncode == 2
+    assert (
+        "error: backend sick (broken:load of the package broken 1.0) cannot be used: ModuleNotFoundError"
+        in done.stdout
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    done = run([sys.executable, "-m", "llmtrack", "--help"], site, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_name_that_is_taken_is_told(tmp_path, monkeypatch):
+    points = "[llmtrack.engines]\ntorch = plugin_engine:load\n"
+    monkeypatch.syspath_prepend(str(install(tmp_path / "site", "usurper", "", points)))
+    found = {each.topic: each for each in examine()}
+    assert "that of a built-in backend" in found["backend torch"].text
+    assert type(load_engine("synthetic:tiny", device="cpu")).__name__ == "TorchEngine"
+
+
+def run(command, site, **settings):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=HANG_S, check=False, **settings
+    )
