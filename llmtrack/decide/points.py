@@ -25,7 +25,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # What makes two runs runs of the same loaded model.
-VARIANT = ("model_id", "backend", "device", "dtype", "quantization", "env.weights_digest")
+VARIANT = (
+    "model_id",
+    "backend",
+    "device",
+    "dtype",
+    "quantization",
+    "env.weights_digest",
+    "env.config_digest",
+    "env.tokenizer_digest",
+)
 
 # How often and how long a call is repeated tells nothing of what is repeated.
 POLICY = frozenset(field.name for field in dataclasses.fields(RepeatPolicy))

@@ -13,7 +13,7 @@ from transformers.generation.streamers import BaseStreamer
 from llmtrack.devices import resolve_device, resolve_dtype, stored_label
 from llmtrack.engine import CacheGrowth, EngineInfo, Generated, GenerateRequest, Tokenized
 from llmtrack.engines.forgetting import reset_rope
-from llmtrack.engines.rows import sharing_of
+from llmtrack.engines.rows import sharing_of, sharing_of_generation
 from llmtrack.engines.step import Step, observe_step, stored_tensors
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.context import context_length, first_position
@@ -103,6 +103,8 @@ class TorchEngine:
         dtype_name = next(iter(stored_dtypes(model)))
         step, unseen = _step_of(model)
         self._sharing = sharing_of(model, self._logits, recurrent=step.cache.constant > 0)
+        vocab_size = int(model.config.get_text_config().vocab_size)
+        self._generating = sharing_of_generation(self._sharing, self._step_logits, vocab_size)
         self._info = EngineInfo(
             model_id=model_id or getattr(model.config, "_name_or_path", "") or type(model).__name__,
             device=str(self._device),
@@ -150,7 +152,7 @@ class TorchEngine:
             ScenarioError: the rows have pads, which would change what this model says.
         """
         lengths = [len(row) for row in request.prompt_ids]
-        self._sharing.check(lengths, request.padded_length, request.max_new_tokens)
+        self._generating.check(lengths, request.padded_length, request.max_new_tokens)
         reset_rope(self.model)
         input_ids, attention_mask = pad_rows(
             request.prompt_ids, self._pad_id, request.padding_side, request.padded_length
@@ -289,6 +291,23 @@ class TorchEngine:
             return self._forward(
                 self.model, input_ids.to(self._device), attention_mask.to(self._device)
             ).logits
+
+    @torch.inference_mode()
+    def _step_logits(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Return the logits of two generated tokens, each (rows, vocabulary); none where it cannot generate."""
+        config = GenerationConfig(
+            max_new_tokens=2, min_new_tokens=2, do_sample=False, num_beams=1, pad_token_id=self._pad_id
+        )
+        config.output_logits = config.return_dict_in_generate = True
+        try:
+            output: Any = self.model.generate(
+                input_ids=input_ids.to(self._device),
+                attention_mask=attention_mask.to(self._device),
+                generation_config=config,
+            )
+        except Exception:  # a model that cannot generate says so when it is asked to
+            return ()
+        return tuple(output.logits)
 
     def _forward(self, module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
         for stateful in self._stateful:  # that of the rows before, and of as many

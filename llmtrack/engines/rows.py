@@ -79,6 +79,29 @@ def sharing_of(
     return sharing_by_rope(model.config.get_text_config().to_dict())
 
 
+def sharing_of_generation(
+    sharing: Sharing,
+    generate: Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]],
+    vocab_size: int,
+) -> Sharing:
+    """Find out which rows may share a batch while generating, which models do by a way of their own.
+
+    Args:
+        sharing: which rows may while scoring: where not all may, no more may here.
+        generate: turns ids and attention mask, both (rows, length), into the logits of each step, (rows, vocabulary).
+        vocab_size: number of ids.
+    """
+    if sharing.reason:
+        return sharing
+    (ids, real), padded = _probe(vocab_size)
+    for alone, beside in zip(generate(ids, real), generate(*padded), strict=False):
+        if _differ(alone[0], beside[0]):
+            return Sharing(0, "left pads change what this model generates")
+        if alone[0].argmax() != beside[0].argmax():  # by rounding: what follows is another text
+            break
+    return sharing
+
+
 def sharing_by_rope(config: Mapping[str, Any]) -> Sharing:
     """Return which rows may share a batch as far as rotary angles tell.
 
@@ -144,10 +167,18 @@ def changed_by_pads(forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor
         forward: turns ids and attention mask, both (rows, length), into logits.
         vocab_size: number of ids.
     """
+    (ids, real), padded = _probe(vocab_size)
+    return _differ(forward(ids, real)[0, -1], forward(*padded)[0, -1])
+
+
+def _probe(vocab_size: int) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+    """Return ids and attention mask of a row, and of the same row behind pads."""
     ids = torch.arange(1, 1 + _PROBE_TOKENS)[None] % vocab_size
-    padded = torch.nn.functional.pad(ids, (_PROBE_PADS, 0))
-    mask = torch.nn.functional.pad(torch.ones_like(ids), (_PROBE_PADS, 0))
-    alone = forward(ids, torch.ones_like(ids))[0, -1]
-    beside = forward(padded, mask)[0, -1]
-    tolerance = _TOLERANCES.get(alone.dtype, _HALF_TOLERANCE)
-    return bool((alone - beside).abs().max() > tolerance * alone.float().std().clamp(min=1e-6))
+    real = torch.ones_like(ids)
+    padded = (torch.nn.functional.pad(each, (_PROBE_PADS, 0)) for each in (ids, real))
+    return (ids, real), (next(padded), next(padded))
+
+
+def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    tolerance = _TOLERANCES.get(one.dtype, _HALF_TOLERANCE)
+    return bool((one - other).abs().max() > tolerance * one.float().std().clamp(min=1e-6))

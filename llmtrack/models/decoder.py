@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,9 @@ ADAPTER = "adapter_config.json"
 # Tasks that transformers names architectures after, and that are about the next token.
 _NEXT_TOKEN = ("CausalLM", "ConditionalGeneration")
 _TASK = re.compile(r"For([A-Z]\w+)$")
+_BODY = re.compile(r"(?<!Head)(?<!Heads)Model$")
+_ANGLES = 0.02
+"""Relative difference of rotary frequencies that is no rounding to 16 bits."""
 
 # What older versions saved beside the weights, and what speeds up decoding without changing it: masks, tables of
 # angles, numbers of versions, and heads that guess several tokens ahead.
@@ -83,7 +86,10 @@ def refuse_incomplete(model: Any, loading: dict[str, Any], files: Sequence[Path]
             f"the checkpoint lacks {len(missing)} weights of {name} ({missing[0]} ...): "
             "it is incomplete, or not a causal language model"
         )
-    left = sorted(key for key in loading["unexpected_keys"] if not is_harmless(key, model))
+    unexpected = loading["unexpected_keys"]
+    named = {key for key in unexpected if key.endswith(".bias")}
+    biases = dict(_tensors(files, named)) if named else {}
+    left = sorted(key for key in unexpected if not is_harmless(key, model, biases.get(key)))
     if left:
         raise ModelLoadError(
             f"the checkpoint holds {len(left)} weights that {name} does not use ({left[0]} ...): config.json does not "
@@ -94,19 +100,69 @@ def refuse_incomplete(model: Any, loading: dict[str, Any], files: Sequence[Path]
             f"config.json ties the head to the embedding, and the checkpoint holds a head of its own ({other}), which "
             "would be left out: set tie_word_embeddings to false"
         )
+    if other := _other_angles(model, files):
+        raise ModelLoadError(
+            f"the checkpoint was made with rotary frequencies ({other}) that config.json does not give: its rope_theta "
+            "is another one"
+        )
 
 
-def is_harmless(key: str, model: Any) -> bool:
-    """Return whether a tensor of a checkpoint that a model does not use is none of its weights."""
-    if _HARMLESS.search(key):
+def headless(config: Any) -> tuple[str, ...]:
+    """Return a warning where a config says that the body of a model was saved, which says no next token by itself."""
+    bodies = [name for name in getattr(config, "architectures", None) or () if _BODY.search(name)]
+    if not bodies:
+        return ()
+    return (
+        f"config.json names {bodies[0]}, a body without a head: its embedding serves as one, as if it had been made to "
+        "predict the next token",
+    )
+
+
+def is_harmless(key: str, model: Any, tensor: torch.Tensor | None = None) -> bool:
+    """Return whether a tensor of a checkpoint that a model does not use is none of its weights.
+
+    Args:
+        key: its name.
+        model: the loaded model.
+        tensor: itself, where its name alone does not tell.
+    """
+    if _HARMLESS.search(key) or _guesses_ahead(key, model.config):
         return True
     # The causal mask of old checkpoints is called `bias`, on a module that is no layer itself.
     path, _, last = key.rpartition(".")
-    return bool(last == "bias" and re.search(r"att(n|ention)$", path)) and any(
+    mask = last == "bias" and bool(re.search(r"att(n|ention)$", path)) and (tensor is None or tensor.ndim > 1)
+    return mask and any(
         next(module.children(), None) is not None
         for name, module in model.named_modules()
         if name and (name == path or name.endswith(f".{path}") or path.endswith(f".{name}"))
     )
+
+
+def _guesses_ahead(key: str, config: Any) -> bool:
+    """Return whether a tensor is of the layers behind the last that only guess further tokens."""
+    layer = re.search(r"(?:^|\.)layers\.(\d+)\.", key)
+    ahead = getattr(config, "num_nextn_predict_layers", None) or 0
+    layers = getattr(config, "num_hidden_layers", None)
+    return layer is not None and layers is not None and layers <= int(layer[1]) < layers + ahead
+
+
+def _other_angles(model: Any, files: Sequence[Path]) -> str | None:
+    """Return the name of rotary frequencies in the files that differ from the model's own, or None.
+
+    Scaled ones were saved before scaling by some versions and after it by others, so that they tell nothing.
+    """
+    import torch
+
+    config = model.config.get_text_config()
+    own = [buffer for name, buffer in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
+    if len(own) != 1 or getattr(config, "rope_scaling", None):
+        return None
+    for name, held in _tensors(files, lambda name: name.endswith("rotary_emb.inv_freq")):
+        if held.shape == own[0].shape and not torch.allclose(
+            held.float(), own[0].float().cpu(), rtol=_ANGLES, atol=1e-6
+        ):
+            return name
+    return None
 
 
 def _other_head(model: Any, files: Sequence[Path]) -> str | None:
@@ -131,17 +187,21 @@ def _other_head(model: Any, files: Sequence[Path]) -> str | None:
     return next((name for name in sorted(held) if "head" in name), differing[0])
 
 
-def _tensors(files: Sequence[Path], names: Iterable[str]) -> Iterable[tuple[str, torch.Tensor]]:
+def _tensors(
+    files: Sequence[Path], wanted: Iterable[str] | Callable[[str], bool]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of some names, or of those that a function takes."""
     import torch
     from safetensors import safe_open
 
+    names = wanted if callable(wanted) else set(wanted).__contains__
     for path in files:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as held:
-                yield from ((name, held.get_tensor(name)) for name in set(names) & set(held.keys()))
+                yield from ((name, held.get_tensor(name)) for name in held.keys() if names(name))  # noqa: SIM118
         else:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            yield from ((name, content[name]) for name in set(names) & set(content))
+            yield from ((name, content[name]) for name in content if names(name))
 
 
 def refuse_peeking(model: Any, tokenizer: Any) -> None:

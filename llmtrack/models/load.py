@@ -13,6 +13,7 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.models import gguf, hub, packaged, synthetic
 from llmtrack.models.cache import read_manifest
 from llmtrack.models.decoder import (
+    headless,
     refuse_adapter,
     refuse_incomplete,
     refuse_other_architectures,
@@ -164,6 +165,7 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
         model, tokenizer = load_folder(folder, device=device, dtype=dtype)
         seconds = time.perf_counter() - start
         refuse_peeking(model, tokenizer)
+        warnings += headless(model.config)
         weights = weight_files(folder)[0]
         digests = _digests(source, folder)
         if weights == "pickle":

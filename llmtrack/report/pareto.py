@@ -13,6 +13,7 @@ from llmtrack.decide import kinds
 from llmtrack.decide.comparing import known_metric, value_of
 from llmtrack.decide.pareto import pareto_front
 from llmtrack.decide.points import MEMORY, Points, gather_points
+from llmtrack.decide.verdicts import doubts
 from llmtrack.errors import UsageError
 from llmtrack.report.columns import cell, column_of, shared_conditions
 from llmtrack.report.console import make_console, say
@@ -106,8 +107,14 @@ def pareto_table(points: Points, respects: Sequence[str]) -> Table:
         numeric=(False, *(column.is_number for column in columns), False),
         rows=tuple(rows),
         run_ids=tuple(runs["run_id"]),
-        notes=points.notes,
+        notes=(*points.notes, *_doubts(runs)),
     )
+
+
+def _doubts(runs: pd.DataFrame) -> list[str]:
+    """Return the warnings of the runs on the front, each once."""
+    on_it = (run for _, run in runs[runs["_front"]].iterrows())
+    return list(dict.fromkeys(f"read with care: {line}" for run in on_it for line in doubts(run)))
 
 
 def pareto_plot(points: Points, speed: str, quality: str) -> Figure:

@@ -6,6 +6,7 @@ truth is an error. So nothing compares such a value by itself; it asks here.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ def name(run: pd.Series) -> str:
 
 
 def number(run: pd.Series, key: str) -> float | None:
-    """Return a value as a number, or None if it is missing or NaN."""
+    """Return a value as a number, or None if it is missing or not finite: no figure can be set against infinity."""
     value: Any = run.get(key)
-    return None if missing(value) else float(value)
+    found = None if missing(value) else float(value)
+    return found if found is not None and math.isfinite(found) else None
 
 
 def is_true(run: pd.Series, key: str) -> bool:
@@ -86,10 +88,12 @@ def marked(runs: pd.DataFrame, key: str) -> pd.Series:
 
 
 def present(runs: pd.DataFrame, key: str) -> pd.Series:
-    """Return which runs have a value in a column."""
+    """Return which runs have a value in a column; infinity is none."""
     import pandas as pd
 
-    return runs[key].notna() if key in runs.columns else pd.Series(False, index=runs.index)
+    if key not in runs.columns:
+        return pd.Series(False, index=runs.index)
+    return runs[key].notna() & ~runs[key].isin([math.inf, -math.inf])
 
 
 def finished(runs: pd.DataFrame) -> pd.DataFrame:

@@ -338,3 +338,13 @@ def test_scenarios_on_one_side_are_named(tracker, uri):
         f"study:{one.study_id}", f"study:{other.study_id}", ["total_latency_s > 5%"], tracking_uri=uri
     )
     assert found.notes == ("c is not in the baseline: not checked", "a is only in the baseline: not checked")
+
+
+@pytest.mark.parametrize("side", ["baseline", "candidate"])
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_figure_that_is_not_finite_is_none(side, value, monkeypatch):
+    monkeypatch.setattr("llmtrack.decide.gate.samples_of", lambda pairs, uri: {})
+    figures = {"baseline": 20.0, "candidate": 20.0, side: value}
+    runs = [frame(run("a", run_id=each, perplexity=figures[each])) for each in ("baseline", "candidate")]
+    found = gate(*runs, ["perplexity > +1%"])
+    assert (found.exit_code, [each.check.outcome for each in found.checks]) == (2, ["missing"])

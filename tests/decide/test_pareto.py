@@ -231,3 +231,34 @@ def test_mistakes_are_one_line(arguments, message):
     assert told.exit_code == 2
     assert message in told.stderr
     assert len(told.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "quality"),
+    [
+        ("env.config_digest", ["theta 1e4", "theta 1e6"], None),
+        ("env.tokenizer_digest", ["t", "u"], None),
+        ("env.config_digest", ["theta 1e4", "theta 1e4"], 20.0),
+    ],
+)
+def test_quality_is_not_taken_over_from_a_model_of_another_config_or_tokenizer(name, values, quality):
+    runs = frame(scored("quality", 20.0, experiment="perplexity"), timed("speed", 10.0))
+    (found,) = gather_points(runs.assign(**{name: values})).runs["perplexity"]
+    assert found == quality or (quality is None and math.isnan(found))
+
+
+def test_infinity_is_no_figure_to_choose_by():
+    points = gather_points(
+        frame(timed("a", math.inf, perplexity=1.0), timed("b", 10.0, perplexity=math.inf), timed("c", 5.0, perplexity=9.0))
+    )  # fmt: skip
+    assert points.runs["scenario"].tolist() == ["b", "c"]
+    assert points.runs["perplexity"].notna().tolist() == [False, True]
+
+
+def test_the_warnings_of_the_runs_on_the_front_are_said_with_it():
+    runs = frame(
+        timed("slow", 5.0, perplexity=30.0, warnings="off the front"),
+        timed("fast", 10.0, perplexity=20.0, warnings="the machine was busy"),
+    )
+    table = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity"))
+    assert table.notes == ("read with care: fast: the machine was busy",)

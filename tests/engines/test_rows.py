@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from llmtrack.engine import GenerateRequest
-from llmtrack.engines.rows import Sharing, changed_by_pads, length_dependent_rope
+from llmtrack.engines.rows import Sharing, changed_by_pads, length_dependent_rope, sharing_of_generation
 from llmtrack.errors import ScenarioError
 from llmtrack.quality.drift import compare_distributions
 from llmtrack.quality.perplexity import score_documents, score_rolling
@@ -194,3 +194,36 @@ def test_a_model_that_counts_pads_as_positions_is_found():
 
     assert changed_by_pads(counting, 8)
     assert not changed_by_pads(masked, 8)
+
+
+@pytest.mark.parametrize("name", ["openai-gpt", "ctrl"])
+def test_a_family_that_generates_in_its_own_way_is_refused_unequal_rows_and_scores_them(name):
+    engine = small(name, n_embd=8, n_layer=2, n_head=2, dff=16, n_positions=64)
+    alone = [float(engine.score(*pad_rows([row], 0, "right"))[0][0]) for row in ROWS[:2]]
+    assert engine.score(*pad_rows(ROWS[:2], 0, "left"))[0].tolist() == pytest.approx(alone, rel=1e-5)
+    with pytest.raises(ScenarioError, match="left pads change what this model generates"):
+        engine.generate(GenerateRequest((tuple(ROWS[0]), tuple(ROWS[1])), 2), lambda: None)
+    rows = (tuple(ROWS[4]), tuple(ROWS[8]))
+    together = engine.generate(GenerateRequest(rows, 4), lambda: None).new_ids
+    assert together == tuple(
+        engine.generate(GenerateRequest((row,), 4), lambda: None).new_ids[0] for row in rows
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2"])
+def test_other_families_generate_from_unequal_rows_what_they_do_from_each_alone(name):
+    engine = small(name)
+    rows = (tuple(ROWS[0]), tuple(ROWS[1]))
+    together = engine.generate(GenerateRequest(rows, 4), lambda: None).new_ids
+    assert together == tuple(
+        engine.generate(GenerateRequest((row,), 4), lambda: None).new_ids[0] for row in rows
+    )
+
+
+def test_a_first_token_that_rounding_chose_is_not_held_against_a_model():
+    first, other = torch.tensor([[1.0, 1.0 + 1e-6, 0.0]]), torch.tensor([[1.0 + 1e-6, 1.0, 0.0]])
+    steps = iter([(first, torch.tensor([[9.0, 0.0, 0.0]])), (other, torch.tensor([[0.0, 9.0, 0.0]]))])
+    assert sharing_of_generation(Sharing(), lambda ids, mask: next(steps), 8) == Sharing()
+    steps = iter([(first, first), (first, torch.tensor([[0.0, 9.0, 0.0]]))])
+    assert sharing_of_generation(Sharing(), lambda ids, mask: next(steps), 8).reason
+    assert sharing_of_generation(Sharing(3, "x"), lambda ids, mask: (), 8) == Sharing(3, "x")

@@ -183,6 +183,45 @@ def test_weights_that_the_model_does_not_use_are_refused(save, extra):
     assert f"1 weights that LlamaForCausalLM does not use ({extra} ...)" in refused(folder)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "name"),
+    [
+        ("llama", "model.layers.0.self_attn.bias"),
+        ("mistral", "model.layers.1.self_attn.bias"),
+    ],
+)
+def test_a_bias_that_is_called_as_masks_are_is_refused(save, architecture, name):
+    folder = save(architecture)
+    change(folder, {name: torch.ones(16)})
+    assert f"does not use ({name} ...)" in refused(folder)
+
+
+def test_rotary_frequencies_of_another_base_than_the_configs_are_refused_and_rounded_ones_load(save):
+    folder = save("llama")
+    own = 10000.0 ** -(torch.arange(0, 8, 2) / 8)
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    for same in (own, own.to(torch.bfloat16), own.half()):
+        change(folder, {name: same})
+        load(folder)
+    change(folder, {name: 500000.0 ** -(torch.arange(0, 8, 2) / 8)})
+    assert f"rotary frequencies ({name}) that config.json does not give" in refused(folder)
+
+
+def test_layers_that_only_guess_ahead_are_harmless_where_the_config_tells_of_them(save):
+    folder = save("llama")
+    change(folder, {"model.layers.2.mlp.up_proj.weight": torch.ones(16)})
+    edit(folder, num_nextn_predict_layers=1)
+    load(folder)
+    change(folder, {"model.layers.3.mlp.up_proj.weight": torch.ones(16)})
+    assert "does not use (model.layers.3." in refused(folder)
+
+
+@pytest.mark.parametrize(("architecture", "body"), [("llama", "LlamaModel"), ("gpt2", "GPT2Model")])
+def test_a_body_that_was_saved_without_a_head_is_said_to_be_one(save, architecture, body):
+    (warning,) = load(save(architecture, task=None, tie_word_embeddings=True)).warnings
+    assert warning.startswith(f"config.json names {body}, a body without a head")
+
+
 def test_fewer_layers_in_the_config_than_in_the_file_are_refused(save):
     folder = save("llama")
     edit(folder, num_hidden_layers=1)
