@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 Better = Literal["lower", "higher", "-"]
+Need = Literal["work", "machine", "convention", "text", "tokens"]
+Sureness = Literal["sampled", "exact", "once"]
 
 SPREAD_STATS = ("n", "ci_low", "ci_high", "mean", "sd", "p90", "p99")
 SPREAD_PREFIX = "spread/"
@@ -20,8 +22,33 @@ ALIAS_PREFIX = "llmtrack.alias."
 
 
 @dataclass(frozen=True)
+class Shown:
+    """How a metric or a condition is shown in a table.
+
+    Attributes:
+        title: heading of its column.
+        render: a value as text.
+        place: columns stand in this order; those of no place come last, as they are declared.
+        quiet: a metric is shown only where it is asked for, a condition only where runs differ in it.
+        spread: whether half the 95 % interval is shown beside the value, as a share of it.
+        told: whether the change from the baseline is told where no other metrics are asked for.
+        change: what the metric is called there; empty: as in the heading.
+        as_multiple: whether the change is told as a multiple and not in percent.
+    """
+
+    title: str
+    render: Callable[[Any], str] = str
+    place: int = 1000
+    quiet: bool = False
+    spread: bool = False
+    told: bool = False
+    change: str = ""
+    as_multiple: bool = False
+
+
+@dataclass(frozen=True)
 class Metric:
-    """One number of a run.
+    """One number of a run, and all that is to be known to show and to compare it.
 
     Attributes:
         name: key of the metric.
@@ -30,6 +57,15 @@ class Metric:
         meaning: what it tells.
         formula: how it is computed.
         sampled: whether it is taken once per repeat, so that it has a spread.
+        needs: what must be the same on both sides to compare it: the `work`, the `machine`, or of a figure of a text the
+            `convention` by which it is scored, that and the scored `text`, or these and its `tokens`.
+        timed: whether it is computed from a time, so that one value has a noise which is not known; a unit of time tells
+            so by itself.
+        tolerance: relative change up to which two values count as equal, where one value tells. Sums in another order, on
+            another machine or batch size, move a loss by less than a thousandth; the peak of a process depends on what
+            its allocator keeps.
+        headline: whether it is compared unless other metrics are named.
+        shown: how tables show it; None: only where it is asked for.
     """
 
     name: str
@@ -38,6 +74,28 @@ class Metric:
     meaning: str
     formula: str
     sampled: bool = False
+    needs: tuple[Need, ...] = ("work", "machine")
+    timed: bool = False
+    tolerance: float = 0.001
+    headline: bool = False
+    shown: Shown | None = None
+
+    @property
+    def of_text(self) -> bool:
+        """Whether it depends on a text and how that is scored."""
+        return not {"convention", "text", "tokens"}.isdisjoint(self.needs)
+
+    @property
+    def rate(self) -> bool:
+        """Whether it is work per time, of which only the times may be averaged."""
+        return self.unit.endswith("/s")
+
+    @property
+    def sureness(self) -> Sureness:
+        """`sampled` (one value per repeat), `exact` (would be the same again) or `once` (noise is not known)."""
+        if self.sampled:
+            return "sampled"
+        return "once" if self.timed or self.rate or self.unit in ("s", "ms") else "exact"
 
 
 @dataclass(frozen=True)
@@ -48,11 +106,14 @@ class Param:
         name: key of the param.
         kind: Python type of its values when read back.
         meaning: what it says.
+        shown: how tables show it where runs differ in it, and above them where they do not; None: only where it is
+            asked for.
     """
 
     name: str
     kind: type
     meaning: str
+    shown: Shown | None = None
 
 
 @dataclass(frozen=True)
@@ -68,8 +129,34 @@ class Tag:
     meaning: str
 
 
+_LAST = Shown("")
+Entry = TypeVar("Entry", Metric, Param)
+
+
+def decimals(places: int) -> Callable[[Any], str]:
+    """Return what writes a number with so many decimals."""
+    return lambda value: f"{value:,.{places}f}"
+
+
+def percent(places: int) -> Callable[[Any], str]:
+    """Return what writes a share in percent with so many decimals."""
+    return lambda value: f"{value:.{places}%}"
+
+
+def _multiple(value: Any) -> str:
+    return "longest" if value == 1 else f"x{value}"
+
+
 METRICS: tuple[Metric, ...] = (
-    Metric("total_latency_s", "s", "lower", "time of one whole generate call", "end - start", True),
+    Metric(
+        "total_latency_s",
+        "s",
+        "lower",
+        "time of one whole generate call",
+        "end - start",
+        True,
+        shown=Shown("latency s", decimals(3), place=10),
+    ),
     Metric(
         "time_to_first_token_ms",
         "ms",
@@ -77,6 +164,8 @@ METRICS: tuple[Metric, ...] = (
         "time until the first token is there: prefill and the choice of that token",
         "1000 x (first stamp - start)",
         True,
+        headline=True,
+        shown=Shown("TTFT ms", decimals(1), place=40),
     ),
     Metric(
         "inter_token_latency_ms",
@@ -85,6 +174,8 @@ METRICS: tuple[Metric, ...] = (
         "mean gap between consecutive tokens; absent for a single step",
         "1000 x (last stamp - first stamp) / (steps - 1)",
         True,
+        headline=True,
+        shown=Shown("ITL ms", decimals(2), place=50),
     ),
     Metric(
         "tokens_generated",
@@ -101,6 +192,8 @@ METRICS: tuple[Metric, ...] = (
         "new tokens per second of the whole call",
         "tokens_generated / total_latency_s",
         True,
+        headline=True,
+        shown=Shown("tokens/s", decimals(2), place=20, told=True),
     ),
     Metric(
         "prefill_tokens_per_sec",
@@ -109,6 +202,15 @@ METRICS: tuple[Metric, ...] = (
         "speed of the pass over the prompt",
         "real prompt tokens of the batch / time to first token",
         True,
+        shown=Shown(
+            "prefill tokens/s",
+            decimals(0),
+            place=90,
+            quiet=True,
+            spread=True,
+            change="prefill",
+            as_multiple=True,
+        ),
     ),
     Metric(
         "decode_tokens_per_sec",
@@ -117,6 +219,15 @@ METRICS: tuple[Metric, ...] = (
         "speed of the steps after the first token; absent for a single step",
         "rows x (steps - 1) / (last stamp - first stamp)",
         True,
+        shown=Shown(
+            "decode tokens/s",
+            decimals(1),
+            place=100,
+            quiet=True,
+            spread=True,
+            change="decode",
+            as_multiple=True,
+        ),
     ),
     Metric(
         "avg_latency_per_token_ms",
@@ -125,6 +236,7 @@ METRICS: tuple[Metric, ...] = (
         "time of the whole call per new token of a row; at batch size 1 exactly 1000 / tokens_per_sec",
         "1000 x total_latency_s / new tokens per row",
         True,
+        shown=Shown("ms/token", decimals(2), place=30),
     ),
     Metric(
         "inter_token_latency_first_quarter_ms",
@@ -149,6 +261,7 @@ METRICS: tuple[Metric, ...] = (
         "time of one batch, which is what each of its samples waits",
         "total_latency_s / batches",
         True,
+        shown=Shown("s/batch", decimals(3), place=60),
     ),
     Metric(
         "latency_per_sample_s",
@@ -157,6 +270,7 @@ METRICS: tuple[Metric, ...] = (
         "time per sample worked off",
         "total_latency_s / samples",
         True,
+        shown=Shown("s/sample", decimals(3), place=70),
     ),
     Metric(
         "tokens_per_sec_per_sample",
@@ -172,6 +286,8 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "share of the prompt positions that hold pads",
         "1 - real prompt tokens / (rows x padded length)",
+        needs=("work",),
+        shown=Shown("pads", percent(0), place=110),
     ),
     Metric(
         "rows_equal_unpadded",
@@ -179,6 +295,7 @@ METRICS: tuple[Metric, ...] = (
         "higher",
         "share of the rows that get the same tokens as when generated alone and unpadded",
         "equal rows / rows",
+        shown=Shown("rows as unpadded", percent(0), place=120),
     ),
     Metric(
         "peak_memory_mib",
@@ -186,6 +303,9 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "most memory in use over the measured calls",
         "peak of the CUDA allocator; on CPU the worker's peak resident set",
+        tolerance=0.02,
+        headline=True,
+        shown=Shown("peak MiB", decimals(0), place=190),
     ),
     Metric(
         "file_size_mib",
@@ -193,14 +313,28 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "size on disk of the weights' files that are loaded; absent for weights that are made in memory",
         "bytes / 2^20",
+        needs=(),
+        tolerance=0.0,
+        shown=Shown("file MiB", decimals(0), place=80, quiet=True),
     ),
-    Metric("model_size_mib", "MiB", "lower", "size of the weights, tied ones counted once", "bytes / 2^20"),
+    Metric(
+        "model_size_mib",
+        "MiB",
+        "lower",
+        "size of the weights, tied ones counted once",
+        "bytes / 2^20",
+        needs=(),
+        tolerance=0.0,
+        headline=True,
+        shown=Shown("weights MiB", decimals(0), place=200),
+    ),
     Metric(
         "memory_bandwidth_utilization",
         "-",
         "higher",
         "share of the device's copy bandwidth that decoding reaches (MBU)",
         "(weights + KV cache read per step) x steps/s / copy bandwidth",
+        timed=True,
     ),
     Metric(
         "copy_bandwidth_gb_per_s",
@@ -208,6 +342,7 @@ METRICS: tuple[Metric, ...] = (
         "higher",
         "measured copy bandwidth of the device",
         "bytes read and written / 10^9 / s",
+        needs=("machine",),
     ),
     Metric(
         "load_time_s",
@@ -215,6 +350,7 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "time to load the model",
         "wall-clock of reading weights and tokenizer, without fetching or converting",
+        needs=("machine",),
     ),
     Metric(
         "loss",
@@ -222,6 +358,8 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "token-weighted mean negative log-likelihood",
         "sum of nll / tokens_scored, in float64",
+        needs=("tokens",),
+        shown=Shown("loss", decimals(4), place=130),
     ),
     Metric(
         "loss_stderr",
@@ -230,14 +368,26 @@ METRICS: tuple[Metric, ...] = (
         "standard error of the loss; absent for a single document or window",
         "standard deviation of sum of nll / tokens over 1,000 bootstrap draws (fixed seed) of whole documents, or of "
         "stretches of the stream of at least max_length tokens",
+        needs=("tokens",),
     ),
-    Metric("perplexity", "-", "lower", "exponential of the loss", "exp(loss)"),
+    Metric(
+        "perplexity",
+        "-",
+        "lower",
+        "exponential of the loss",
+        "exp(loss)",
+        needs=("tokens",),
+        headline=True,
+        shown=Shown("perplexity", decimals(3), place=150, told=True),
+    ),
     Metric(
         "kl_divergence",
         "nats/token",
         "lower",
         "how far next-token distributions are from those of the reference variant, on the first tokens of the corpus",
         "mean of KL(reference || model)",
+        needs=("tokens",),
+        shown=Shown("KL nats", decimals(4), place=160),
     ),
     Metric(
         "top1_agreement",
@@ -245,6 +395,8 @@ METRICS: tuple[Metric, ...] = (
         "higher",
         "share of these tokens after which model and reference find the same next token most likely",
         "equal / tokens_compared",
+        needs=("tokens",),
+        shown=Shown("top-1", percent(1), place=170),
     ),
     Metric(
         "reference_perplexity_ratio",
@@ -252,14 +404,23 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "perplexity over the reference's on these tokens; over 1.1 it is warned of",
         "exp(loss - loss of the reference)",
+        needs=("tokens",),
     ),
-    Metric("tokens_compared", "tokens", "-", "tokens that were compared with the reference", "count"),
+    Metric(
+        "tokens_compared",
+        "tokens",
+        "-",
+        "tokens that were compared with the reference",
+        "count",
+        needs=("convention",),
+    ),
     Metric(
         "word_perplexity",
         "-",
         "lower",
         "perplexity per white-space separated word of the text; comparable across tokenizers",
         "exp(sum of nll / words_scored)",
+        needs=("text",),
     ),
     Metric(
         "bits_per_byte",
@@ -267,6 +428,7 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "negative log-likelihood per UTF-8 byte of the text; comparable across tokenizers",
         "sum of nll / ln 2 / bytes_scored",
+        needs=("text",),
     ),
     Metric(
         "loss_before",
@@ -274,14 +436,24 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "of `train`: loss of the held-out text before the first step; `loss` is that of the best checkpoint",
         "as loss",
+        needs=("tokens",),
     ),
-    Metric("perplexity_before", "-", "lower", "of `train`: exponential of loss_before", "exp(loss_before)"),
+    Metric(
+        "perplexity_before",
+        "-",
+        "lower",
+        "of `train`: exponential of loss_before",
+        "exp(loss_before)",
+        needs=("tokens",),
+        shown=Shown("perplexity before", decimals(3), place=140),
+    ),
     Metric(
         "train_loss",
         "nats/token",
         "lower",
         "token-weighted mean cross-entropy of the windows of the last step, before it changed the weights",
         "sum of nll / targets",
+        needs=("tokens", "work"),
     ),
     Metric(
         "train_tokens_per_sec",
@@ -290,6 +462,7 @@ METRICS: tuple[Metric, ...] = (
         "speed of training; evaluations and checkpoints are not part of it",
         "targets of a step / its time; once per step",
         True,
+        shown=Shown("trained tokens/s", decimals(0), place=180),
     ),
     Metric(
         "mfu",
@@ -297,30 +470,52 @@ METRICS: tuple[Metric, ...] = (
         "higher",
         "share of the device's peak arithmetic that training reaches, where the data sheet's peak is known",
         "train_tokens_per_sec x (6 x matrix parameters + 12 x layers x width x sequence_length) / peak FLOP/s",
+        timed=True,
     ),
     Metric(
         "train_seconds", "s", "lower", "time of all steps; of a resumed training, of all its parts", "sum"
     ),
-    Metric("tokens_trained", "tokens", "-", "targets of all steps", "count"),
-    Metric("steps_done", "steps", "-", "optimizer steps that were done", "count"),
+    Metric("tokens_trained", "tokens", "-", "targets of all steps", "count", needs=("work",)),
+    Metric("steps_done", "steps", "-", "optimizer steps that were done", "count", needs=("work",)),
     Metric(
-        "best_step", "steps", "-", "the step, from 1, after which the validation loss was lowest", "argmin"
+        "best_step",
+        "steps",
+        "-",
+        "the step, from 1, after which the validation loss was lowest",
+        "argmin",
+        needs=("work",),
     ),
-    Metric("tokens_scored", "tokens", "-", "tokens that were really predicted (after the shift)", "count"),
+    Metric(
+        "tokens_scored",
+        "tokens",
+        "-",
+        "tokens that were really predicted (after the shift)",
+        "count",
+        needs=("convention",),
+    ),
     Metric(
         "bytes_scored",
         "bytes",
         "-",
         "UTF-8 bytes of the original text that the scored tokens cover; absent where the tokenizer does not tell",
         "count",
+        needs=("convention",),
     ),
-    Metric("words_scored", "words", "-", "white-space separated words of that text", "count"),
+    Metric(
+        "words_scored",
+        "words",
+        "-",
+        "white-space separated words of that text",
+        "count",
+        needs=("convention",),
+    ),
     Metric(
         "unknown_tokens_scored",
         "tokens",
         "lower",
         "scored tokens that stand for text which the vocabulary does not have",
         "count",
+        needs=("convention",),
     ),
     Metric(
         "bytes_without_token",
@@ -328,14 +523,23 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "bytes of the text that the tokenizer makes no token of: neither scored nor in bytes_scored",
         "count",
+        needs=("convention",),
     ),
-    Metric("windows_scored", "windows", "-", "windows over the stream, in `rolling`", "count"),
+    Metric(
+        "windows_scored",
+        "windows",
+        "-",
+        "windows over the stream, in `rolling`",
+        "count",
+        needs=("convention",),
+    ),
     Metric(
         "tokens_truncated",
         "tokens",
         "lower",
         "tokens not scored: of documents cut at max_length, or of the stream after max_tokens",
         "count",
+        needs=("convention",),
     ),
     Metric(
         "documents_skipped",
@@ -343,8 +547,11 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "documents of one token, of which nothing can be predicted",
         "count",
+        needs=("convention",),
     ),
-    Metric("documents_scored", "documents", "-", "documents that were scored", "count"),
+    Metric(
+        "documents_scored", "documents", "-", "documents that were scored", "count", needs=("convention",)
+    ),
     Metric(
         "score_tokens_per_sec",
         "tokens/s",
@@ -358,20 +565,45 @@ PARAMS: tuple[Param, ...] = (
     Param("scenario", str, "name of the scenario, unique within its study"),
     Param("task", str, "`generate`, `perplexity` or `train`"),
     Param("model", str, "model as asked for, maybe a list of candidates"),
-    Param("model_id", str, "the candidate that was really loaded"),
+    Param("model_id", str, "the candidate that was really loaded", shown=Shown("model", place=10)),
     Param("revision", str, "git revision of a hub model"),
-    Param("backend", str, "name of the engine"),
+    Param("backend", str, "name of the engine", shown=Shown("backend", place=40)),
     Param("device_requested", str, "device as asked for"),
-    Param("device", str, "device as used"),
+    Param("device", str, "device as used", shown=Shown("device", place=20)),
     Param("dtype_requested", str, "dtype as asked for"),
-    Param("dtype", str, "dtype of the loaded parameters, with the reason where it is not the one asked for"),
-    Param("quantization", str, "name of the quantization recipe, or `none`"),
-    Param("use_cache", bool, "whether the KV cache is used"),
-    Param("padding_side", str, "side of the pads of a batch with unequal lengths"),
-    Param("batch_size", int, "rows of a batch"),
-    Param("prompt_tokens", int, "real tokens of the prompt; of a batch, its longest row"),
+    Param(
+        "dtype",
+        str,
+        "dtype of the loaded parameters, with the reason where it is not the one asked for",
+        shown=Shown("dtype", place=30),
+    ),
+    Param(
+        "quantization",
+        str,
+        "name of the quantization recipe, or `none`",
+        shown=Shown("quantization", place=50),
+    ),
+    Param("use_cache", bool, "whether the KV cache is used", shown=Shown("KV cache", place=90)),
+    Param(
+        "padding_side",
+        str,
+        "side of the pads of a batch with unequal lengths",
+        shown=Shown("padding", place=100),
+    ),
+    Param("batch_size", int, "rows of a batch", shown=Shown("batch", place=80)),
+    Param(
+        "prompt_tokens",
+        int,
+        "real tokens of the prompt; of a batch, its longest row",
+        shown=Shown("prompt tokens", place=60),
+    ),
     Param("prompts", int, "number of prompts worked off by one repeat"),
-    Param("pad_to_multiple", int, "a batch is padded to a multiple of so many tokens"),
+    Param(
+        "pad_to_multiple",
+        int,
+        "a batch is padded to a multiple of so many tokens",
+        shown=Shown("padded to", _multiple, place=120, quiet=True),
+    ),
     Param("compare_unpadded", bool, "whether each row is also generated alone, to compare"),
     Param(
         "rows_differing", str, "numbers (from 0) of the rows that differ from being generated alone, or none"
@@ -398,7 +630,7 @@ PARAMS: tuple[Param, ...] = (
         int,
         "special tokens among the prompt's: put there by the tokenizer, or spelled by the text",
     ),
-    Param("max_new_tokens", int, "new tokens per row"),
+    Param("max_new_tokens", int, "new tokens per row", shown=Shown("new tokens", place=70)),
     Param("ignore_eos", bool, "whether the end-of-sequence token is suppressed while timing"),
     Param("decoding", str, "how a token is chosen: `greedy`"),
     Param("warmup", int, "calls made first and not counted"),
@@ -425,7 +657,12 @@ PARAMS: tuple[Param, ...] = (
         str,
         "digest of the token ids that were read and predicted: what the tokenizer made of the text",
     ),
-    Param("protocol", str, "perplexity protocol; two protocols are never compared"),
+    Param(
+        "protocol",
+        str,
+        "perplexity protocol; two protocols are never compared",
+        shown=Shown("protocol", place=110),
+    ),
     Param(
         "max_length",
         int,
@@ -541,6 +778,16 @@ PARAM_BY_NAME = {param.name: param for param in PARAMS}
 TAG_BY_NAME = {tag.name: tag for tag in TAGS}
 
 
+def metric(name: str) -> Metric:
+    """Return a metric's entry; of one that is not in the table, what is safe to assume."""
+    return METRIC_BY_NAME.get(name) or Metric(name, "-", "-", "not known", "not known", timed=True)
+
+
+def in_place(entries: Iterable[Entry]) -> list[Entry]:
+    """Return metrics or params in the order of their columns."""
+    return sorted(entries, key=lambda entry: (entry.shown or _LAST).place)
+
+
 def spread_key(metric: str, stat: str) -> str:
     """Return the key under which one statistic of a sampled metric is tracked."""
     return f"{SPREAD_PREFIX}{metric}.{stat}"
@@ -554,7 +801,16 @@ def series_key(name: str) -> str:
 def render_markdown() -> str:
     """Return the text of docs/metrics.md."""
     metric_rows = (
-        (f"`{m.name}`", m.unit, m.better, "yes" if m.sampled else "", m.meaning, m.formula) for m in METRICS
+        (
+            f"`{m.name}`",
+            m.unit,
+            m.better,
+            "yes" if m.sampled else "",
+            ", ".join(m.needs),
+            m.meaning,
+            m.formula,
+        )
+        for m in METRICS
     )
     param_rows = ((f"`{p.name}`", p.kind.__name__, p.meaning) for p in PARAMS)
     tag_rows = ((f"`{t.name}`", t.meaning) for t in TAGS)
@@ -563,7 +819,10 @@ def render_markdown() -> str:
         "# Metrics, params and tags",
         "<!-- Generated by `python -m llmtrack.metrics > docs/metrics.md`; do not edit by hand. -->",
         "## Metrics",
-        _table(("metric", "unit", "better", "sampled", "meaning", "formula"), metric_rows),
+        _table(("metric", "unit", "better", "sampled", "needs the same", "meaning", "formula"), metric_rows),
+        "Two values are compared only where both runs have what a metric needs the same: the work (`workload_id`), the "
+        "machine (`environment_id`), and of a figure of a text the convention by which it is scored, with `text` also "
+        "the text that was really scored, with `tokens` also its tokens.",
         "A sampled metric is taken once per repeat. Its tracked value is the median over the repeats, and "
         f"its spread is tracked beside it as `{spread_key('METRIC', 'STAT')}` for {stats}: number of "
         "samples, bootstrap 95 % interval of the median, mean, standard deviation (ddof=1), and percentiles "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.decide import kinds
+from llmtrack import metrics as schema
 from llmtrack.tracking import ask
 from llmtrack.tracking.environment import NOT_SPEED
 
@@ -53,15 +53,17 @@ def why_not(
         across_environments: compare speed and memory of different machines or versions too.
         across_work: compare speed and memory of different work too, where that is what is asked about.
     """
-    needs = kinds.needs(metric)
-    if needs == "text" or metric in kinds.PER_TOKEN:
-        found = _other_text(baseline, candidate, metric)
-        if found or needs == "text":
-            return found
-    if needs == "work and machine" and not across_work and not _equal(baseline, candidate, "workload_id"):
+    entry = schema.metric(metric)
+    if entry.of_text and (found := _other_text(baseline, candidate, metric)):
+        return found
+    if "work" in entry.needs and not across_work and not _equal(baseline, candidate, "workload_id"):
         found = _differing(baseline, candidate, WORK) or "the texts of the prompts"
         return f"the workloads differ ({found})"
-    if needs != "nothing" and not across_environments and not _equal(baseline, candidate, "environment_id"):
+    if (
+        "machine" in entry.needs
+        and not across_environments
+        and not _equal(baseline, candidate, "environment_id")
+    ):
         return f"measured in different environments ({differing_facts(baseline, candidate)})"
     return ""
 
@@ -80,9 +82,10 @@ def _scored_by(run: pd.Series, metric: str) -> tuple[str, ...]:
 
     Runs of older versions tell no digests: for these one model is one tokenizer, and counts must do for the text.
     """
-    if metric not in kinds.PER_TOKEN | kinds.PER_TEXT:
+    needs = schema.metric(metric).needs
+    if "tokens" not in needs and "text" not in needs:
         return CONVENTION
-    names = _SCORED_TOKENS + _SCORED_TEXT if metric in kinds.PER_TOKEN else _SCORED_TEXT
+    names = _SCORED_TOKENS + _SCORED_TEXT if "tokens" in needs else _SCORED_TEXT
     digests = [name for name in names if name.endswith("_digest")]
     return (
         *CONVENTION,
@@ -105,7 +108,7 @@ def _other_text(baseline: pd.Series, candidate: pd.Series, metric: str) -> str:
         return f"the tokenizers differ ({found}): {alternative}"
     both = bool(set(differing) & set(_SCORED_TOKENS))
     what = "the tokenizers and the scored text differ" if both else "the scored text differs"
-    remedy = f"{alternative}, scored" if metric in kinds.PER_TOKEN else "score"
+    remedy = f"{alternative}, scored" if "tokens" in schema.metric(metric).needs else "score"
     return f"{what} ({found}): {remedy} with bos_rule=model and a max_length that cuts nothing"
 
 

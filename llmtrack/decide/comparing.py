@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
-from llmtrack.decide import kinds
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.selectors import select_all
@@ -20,16 +19,6 @@ from llmtrack.tracking.samples import raw_samples
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# Compared unless others are named, in this order, where any run has them.
-HEADLINES = (
-    "tokens_per_sec",
-    "time_to_first_token_ms",
-    "inter_token_latency_ms",
-    "perplexity",
-    "peak_memory_mib",
-    "model_size_mib",
-)
 
 # Column to dtype of what `compare` returns.
 COLUMNS: dict[str, str] = {
@@ -189,7 +178,8 @@ def value_of(run: pd.Series, metric: str) -> float | None:
 def _chosen(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
     runs = [run for pair in pairs for run in (pair.baseline, pair.candidate)]
     if metrics is None:
-        return [name for name in HEADLINES if any(value_of(run, name) is not None for run in runs)]
+        headlines = [entry.name for entry in schema.in_place(schema.METRICS) if entry.headline]
+        return [name for name in headlines if any(value_of(run, name) is not None for run in runs)]
     return [known_metric(name, list(map(str, runs[0].index))) for name in metrics]
 
 
@@ -197,8 +187,8 @@ def _row(pair: Pair, metric: str, found: Difference) -> dict[str, Any]:
     row: dict[str, Any] = {
         "scenario": ask.name(pair.candidate),
         "metric": metric,
-        "unit": kinds.unit(metric),
-        "better": kinds.better(metric),
+        "unit": schema.metric(metric).unit,
+        "better": schema.metric(metric).better,
         "baseline": found.baseline,
         "candidate": found.candidate,
         "p_value": found.p_value,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llmtrack.decide import kinds
+from llmtrack import metrics as schema
 from llmtrack.decide.significance import ALPHA, Ratio, holm, least_p, mann_whitney_p, ratio_of_medians
 
 Verdict = Literal["better", "worse", "changed", "same", "unknown", "not comparable", "failed", "missing"]
@@ -119,7 +119,7 @@ def _without_samples(
 
 def sampled_ratio(metric: str, baseline: Sequence[float], candidate: Sequence[float]) -> Ratio:
     """Return candidate over baseline; of a rate through the times, as its headline value is."""
-    if kinds.is_rate(metric):
+    if schema.metric(metric).rate:
         return ratio_of_medians([1 / rate for rate in candidate], [1 / rate for rate in baseline])
     return ratio_of_medians(baseline, candidate)
 
@@ -129,7 +129,7 @@ def judge(differences: Sequence[Difference], alpha: float = ALPHA, among: int = 
 
     Different is what has an adjusted p-value below alpha and an interval without 1; without raw samples, what was repeated
     often enough for such a p-value and has tracked intervals apart. Metrics that would be the same again (quality,
-    sizes) have no noise: different is what changes by more than `kinds.tolerance`.
+    sizes) have no noise: different is what changes by more than the metric's tolerance.
 
     Args:
         differences: of one metric.
@@ -147,19 +147,19 @@ def judge(differences: Sequence[Difference], alpha: float = ALPHA, among: int = 
 
 
 def _judged(each: Difference, tests: int, alpha: float) -> Difference:
-    sureness = kinds.sureness(each.metric)
+    entry = schema.metric(each.metric)
     if each.ratio is None:
         zero = "the baseline is 0: no ratio" if each.baseline == 0 else "a value is below 0: no ratio"
         return dataclasses.replace(each, words=zero)
     if each.repeated:
         return _judged_by_repeats(each, each.ratio, tests, alpha)
-    if sureness != "exact":
+    if entry.sureness != "exact":
         words = f"{percent(each.ratio.value)}, one value each: noise unknown"
-        needed = enough_repeats(tests, alpha) if sureness == "sampled" else 0
+        needed = enough_repeats(tests, alpha) if entry.sureness == "sampled" else 0
         return dataclasses.replace(each, words=words, repeats_needed=needed)
-    if abs(each.ratio.value - 1) <= kinds.tolerance(each.metric):
-        limit = kinds.tolerance(each.metric)
-        words = f"no difference beyond {limit:.1%}".replace("%", " %") if limit else "no difference"
+    if abs(each.ratio.value - 1) <= entry.tolerance:
+        beyond = f" beyond {entry.tolerance:.1%}".replace("%", " %") if entry.tolerance else ""
+        words = f"no difference{beyond}"
         return dataclasses.replace(each, verdict="same", words=words)
     return dataclasses.replace(each, verdict=direction(each), words=in_words(each))
 
@@ -178,7 +178,7 @@ def _judged_by_repeats(each: Difference, ratio: Ratio, tests: int, alpha: float)
 
 def direction(each: Difference) -> Verdict:
     """Return whether a change is for better or worse."""
-    better = kinds.better(each.metric)
+    better = schema.metric(each.metric).better
     if better == "-" or each.ratio is None:
         return "changed"
     return "better" if (each.ratio.value > 1) == (better == "higher") else "worse"
@@ -188,7 +188,7 @@ def in_words(each: Difference) -> str:
     """Return a change in words: `faster by 12.0 % (8.1 to 15.3)`."""
     if each.ratio is None:
         return ""
-    more, less = _WORDS.get(kinds.unit(each.metric), ("higher", "lower"))
+    more, less = _WORDS.get(schema.metric(each.metric).unit, ("higher", "lower"))
     up = each.ratio.value > 1
     sign = 100 if up else -100
     ends = sorted(sign * (end - 1) for end in (each.ratio.low, each.ratio.high))

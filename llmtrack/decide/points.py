@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmtrack.decide import kinds
+from llmtrack import metrics as schema
 from llmtrack.decide.asked import params_in
 from llmtrack.decide.comparability import CONVENTION, scored_key
 from llmtrack.decide.matching import CELL, newest_of_cell
@@ -144,7 +144,7 @@ def _joined(timed: pd.DataFrame, scored: pd.DataFrame, quality: str, notes: list
     for run_id, name, variant in zip(timed["run_id"], timed["scenario"], _keys(timed, VARIANT), strict=True):
         found = [own[run_id]] if run_id in own else of_variant.get(variant, [])
         # Models that differ in what no variant tells, such as the settings of a recipe.
-        told_apart = found and max(found) <= min(found) * (1 + kinds.tolerance(quality))
+        told_apart = found and max(found) <= min(found) * (1 + schema.metric(quality).tolerance)
         values.append(found[-1] if told_apart else math.nan)
         if found and not told_apart:
             notes.append(f"{name} has no {quality} of its own, and the runs of its variant disagree")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmtrack.decide import kinds
+from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.points import MEMORY, QUALITY, SPEED, Points, gather_points
@@ -92,7 +92,7 @@ def recommend(
         UsageError: the objective has no better direction, or nothing was measured.
     """
     known_metric(objective)
-    if kinds.better(objective) == "-":
+    if schema.metric(objective).better == "-":
         raise UsageError(f"{objective} has no better direction: it cannot be an objective")
     points = gather_points(runs, objective)
     table, notes = points.runs, list(points.notes)
@@ -104,7 +104,7 @@ def recommend(
         if found
     ] + _left(runs, table)
     fitting = table[[not found for found in broken]].sort_values(
-        objective, ascending=kinds.better(objective) == "lower", kind="stable"
+        objective, ascending=schema.metric(objective).better == "lower", kind="stable"
     )
     if fitting.empty:
         return Recommendation(None, None, _nothing(table, broken, limits), tuple(out), tuple(notes))
@@ -317,7 +317,7 @@ def _change(share: float) -> str:
 
 
 def _amount(run: pd.Series, metric: str) -> str:
-    unit = kinds.unit(metric)
+    unit = schema.metric(metric).unit
     return f"{float(run[metric]):,.4g} {metric if unit == '-' else unit}"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from llmtrack.decide import kinds
+from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
 from llmtrack.decide.differences import interval_in_words, percent, sampled_ratio, too_few
 from llmtrack.decide.significance import ALPHA, holm, least_p, mann_whitney_p
@@ -110,11 +110,11 @@ def check_values(rule: Rule, baseline: float, candidate: float) -> Check:
     if not baseline:
         return Check(rule, "cannot tell", why="the baseline is 0: no ratio")
     change = percent(candidate / baseline)
-    if kinds.sureness(rule.metric) != "exact":
+    if schema.metric(rule.metric).sureness != "exact":
         return Check(rule, "cannot tell", change, "one value each: noise unknown")
     relative = candidate / baseline - 1
     beyond = relative < rule.limit if rule.below else relative > rule.limit
-    tolerance = kinds.tolerance(rule.metric)
+    tolerance = schema.metric(rule.metric).tolerance
     if beyond and abs(relative) <= tolerance:
         return Check(rule, "kept", change, f"within the tolerance of {100 * tolerance:g} %")
     why = f"one value tells (tolerance {100 * tolerance:g} %)"

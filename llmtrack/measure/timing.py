@@ -20,13 +20,10 @@ from llmtrack.measure.formulas import GenerationTrace, derive, token_gaps_ms
 from llmtrack.measure.prompts import prompt_ids
 from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import findings, should_stop, summarize, summarize_rate
+from llmtrack.metrics import metric
 from llmtrack.scenario import GenerateTask, RepeatPolicy, Summary
 
 Clock = Callable[[], float]
-
-RATES = frozenset(
-    {"tokens_per_sec", "prefill_tokens_per_sec", "decode_tokens_per_sec", "tokens_per_sec_per_sample"}
-)
 
 
 @dataclass(frozen=True)
@@ -250,7 +247,8 @@ class _Repeats:
         names = dict.fromkeys(chain.from_iterable(derived))
         samples = {name: tuple(each[name] for each in derived if name in each) for name in names}
         summaries = {
-            name: (summarize_rate if name in RATES else summarize)(values) for name, values in samples.items()
+            name: (summarize_rate if metric(name).rate else summarize)(values)
+            for name, values in samples.items()
         }
         gaps = [token_gaps_ms(call) for calls in self.repeats for call in calls]
         warnings = self.warnings + findings(self.durations, policy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from llmtrack.metrics import METRICS
+from llmtrack import metrics as schema
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,7 +15,7 @@ def metrics_block(run: pd.Series) -> list[str]:
     import pandas as pd
 
     lines = []
-    for metric in METRICS:
+    for metric in schema.METRICS:
         value = run.get(metric.name)
         if value is None or pd.isna(value):
             continue

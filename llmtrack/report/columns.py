@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.decide.asked import params_in
-from llmtrack.report.table import CONDITIONS, DASH, METRICS, Column, Table
+from llmtrack.report.table import DASH, Column, Table, condition_columns, metric_columns
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def with_columns(table: Table, runs: pd.DataFrame, names: Sequence[str]) -> Tabl
 def with_differing_params(table: Table, runs: pd.DataFrame) -> Table:
     """Return a table of runs with a column more for each other param in which finished runs differ."""
     finished = ask.finished(runs)
-    known = {column.key for column in CONDITIONS}
+    known = {column.key for column in condition_columns()}
     columns = [column_of(name, runs) for name in params_in(runs) if name not in known]
     # To have no value differs too; what failed has none for want of being measured.
     differing = [each for each in columns if len({cell(run, each) for _, run in finished.iterrows()}) > 1]
@@ -42,7 +42,7 @@ def with_differing_params(table: Table, runs: pd.DataFrame) -> Table:
 def shared_conditions(runs: pd.DataFrame) -> tuple[tuple[str, ...], tuple[Column, ...]]:
     """Return what holds for all runs, such as `device: cpu`, and the columns of the conditions in which they differ."""
     shared, differing = [], []
-    for column in CONDITIONS:
+    for column in condition_columns():
         values = {cell(run, column) for _, run in runs.iterrows()} - {DASH}
         if len(values) == 1 and not column.quiet:
             shared.append(f"{column.title}: {values.pop()}")
@@ -55,7 +55,7 @@ def column_of(name: str, runs: pd.DataFrame) -> Column:
     """Return the column of a table that shows a column of the runs."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-    for column in (*CONDITIONS, *METRICS):
+    for column in (*condition_columns(), *metric_columns()):
         if column.key == name:
             return column
     numeric = name in runs.columns and is_numeric_dtype(runs[name]) and not is_bool_dtype(runs[name])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack.report.escape import shown
 from llmtrack.report.phases import Call, Timeline, timeline
-from llmtrack.report.table import METRICS, Table
+from llmtrack.report.table import Table, metric_columns
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -32,7 +32,7 @@ class Rows:
         """Columns as they are shown: results first, where no scrolling is needed, then the conditions that differ."""
         titles = self.table.titles
         after, last = titles.index("scenario") + 1, len(titles) - 1
-        results = {column.title for column in METRICS}
+        results = {column.title for column in metric_columns()}
         rest = sorted(range(after, last), key=lambda column: titles[column] not in results)
         return (*range(after), last, *rest)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from llmtrack.decide import kinds
+from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric, value_of
 from llmtrack.decide.pareto import pareto_front
 from llmtrack.decide.points import MEMORY, Points, gather_points
@@ -55,7 +55,7 @@ def show_pareto(
     """
     respects = (speed, quality, *((MEMORY,) if memory else ()))
     for name in respects:
-        if kinds.better(known_metric(name)) == "-":
+        if schema.metric(known_metric(name)).better == "-":
             raise UsageError(f"{name} has no better direction: no front is of it")
     points = gather_points(runs, speed, quality)
     if points.runs[quality].isna().all():
@@ -79,7 +79,7 @@ def show_pareto(
 def front_of(points: Points, respects: Sequence[str]) -> list[bool]:
     """Return which scenarios are on the front of some metrics."""
     values = points.runs.reindex(columns=list(respects)).to_numpy(dtype=float).tolist()
-    return pareto_front(values, [kinds.better(name) for name in respects])
+    return pareto_front(values, [schema.metric(name).better for name in respects])
 
 
 def pareto_table(points: Points, respects: Sequence[str]) -> Table:
@@ -90,7 +90,9 @@ def pareto_table(points: Points, respects: Sequence[str]) -> Table:
         respects: metrics that the front is of, such as speed, quality and memory.
     """
     runs = points.runs.assign(_front=front_of(points, respects))
-    runs = runs.sort_values(respects[0], ascending=kinds.better(respects[0]) == "lower", kind="stable")
+    runs = runs.sort_values(
+        respects[0], ascending=schema.metric(respects[0]).better == "lower", kind="stable"
+    )
     shared, differing = shared_conditions(runs)
     columns = [*differing, *(column_of(name, runs) for name in respects)]
     rows = [
@@ -145,9 +147,9 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
 
 
 def _axis(metric: str) -> str:
-    unit = kinds.unit(metric)
-    arrow = {"higher": " (more is better)", "lower": " (less is better)"}.get(kinds.better(metric), "")
-    return f"{metric}{'' if unit == '-' else f', {unit}'}{arrow}"
+    entry = schema.metric(metric)
+    arrow = {"higher": " (more is better)", "lower": " (less is better)"}.get(entry.better, "")
+    return f"{metric}{'' if entry.unit == '-' else f', {entry.unit}'}{arrow}"
 
 
 def _sizes(runs: pd.DataFrame) -> list[float]:

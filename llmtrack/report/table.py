@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.decide import kinds
+from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.verdicts import tell
 from llmtrack.experiment import Focus
@@ -63,66 +63,30 @@ class Table:
     notes: tuple[str, ...] = ()
 
 
-def _decimals(places: int) -> Callable[[Any], str]:
-    return lambda value: f"{value:,.{places}f}"
+def condition_columns() -> list[Column]:
+    """Return the conditions: shown in a table where the runs differ, above it where they are all alike."""
+    return [
+        Column(each.name, each.shown.title, each.shown.render, each.kind in (int, float), each.shown.quiet)
+        for each in schema.in_place(schema.PARAMS)
+        if each.shown
+    ]
 
 
-def _multiple(value: Any) -> str:
-    return "longest" if value == 1 else f"x{value}"
+def metric_columns() -> list[Column]:
+    """Return the columns of the metrics that have one."""
+    return [
+        Column(
+            each.name, each.shown.title, each.shown.render, quiet=each.shown.quiet, spread=each.shown.spread
+        )
+        for each in schema.in_place(schema.METRICS)
+        if each.shown
+    ]
 
 
-def _percent(value: Any) -> str:
-    return f"{value:.0%}"
+def _told_by_default() -> list[str]:
+    return [each.name for each in schema.in_place(schema.METRICS) if each.shown and each.shown.told]
 
 
-# Shown in the table where the runs differ, above it where they are all alike.
-CONDITIONS = (
-    Column("model_id", "model", str, False),
-    Column("device", "device", str, False),
-    Column("dtype", "dtype", str, False),
-    Column("backend", "backend", str, False),
-    Column("quantization", "quantization", str, False),
-    Column("prompt_tokens", "prompt tokens", str),
-    Column("max_new_tokens", "new tokens", str),
-    Column("batch_size", "batch", str),
-    Column("use_cache", "KV cache", str, False),
-    Column("padding_side", "padding", str, False),
-    Column("protocol", "protocol", str, False),
-    Column("pad_to_multiple", "padded to", _multiple, quiet=True),
-)
-
-METRICS = (
-    Column("total_latency_s", "latency s", _decimals(3)),
-    Column("tokens_per_sec", "tokens/s", _decimals(2)),
-    Column("avg_latency_per_token_ms", "ms/token", _decimals(2)),
-    Column("time_to_first_token_ms", "TTFT ms", _decimals(1)),
-    Column("inter_token_latency_ms", "ITL ms", _decimals(2)),
-    Column("batch_latency_s", "s/batch", _decimals(3)),
-    Column("latency_per_sample_s", "s/sample", _decimals(3)),
-    Column("file_size_mib", "file MiB", _decimals(0), quiet=True),
-    Column("prefill_tokens_per_sec", "prefill tokens/s", _decimals(0), quiet=True, spread=True),
-    Column("decode_tokens_per_sec", "decode tokens/s", _decimals(1), quiet=True, spread=True),
-    Column("pad_share", "pads", _percent),
-    Column("rows_equal_unpadded", "rows as unpadded", _percent),
-    Column("loss", "loss", _decimals(4)),
-    Column("perplexity_before", "perplexity before", _decimals(3)),
-    Column("perplexity", "perplexity", _decimals(3)),
-    Column("kl_divergence", "KL nats", _decimals(4)),
-    Column("top1_agreement", "top-1", lambda value: f"{value:.1%}"),
-    Column("train_tokens_per_sec", "trained tokens/s", _decimals(0)),
-    Column("peak_memory_mib", "peak MiB", _decimals(0)),
-    Column("model_size_mib", "weights MiB", _decimals(0)),
-)
-
-
-# How a metric's change from the baseline is told: its name there, and whether as a multiple.
-COMPARED = {
-    "tokens_per_sec": ("tokens/s", False),
-    "prefill_tokens_per_sec": ("prefill", True),
-    "decode_tokens_per_sec": ("decode", True),
-    "perplexity": ("perplexity", False),
-}
-_COMPARED_BY_DEFAULT = ("tokens_per_sec", "perplexity")
 # From this on a perplexity beside the reference's is told in words.
 _SPIKE = 1.1
 
@@ -139,7 +103,7 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None, focus: 
         focus: what the table is about; None: everything that the runs have.
     """
     shared, differing = [], []
-    for column in CONDITIONS:
+    for column in condition_columns():
         values = _shown(runs, column)
         if len(values) == 1 and not column.quiet:
             shared.append(f"{column.title}: {values.pop()}")
@@ -149,12 +113,12 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None, focus: 
     several = len(set(_values(runs, "experiment"))) > 1
     names = [Column("experiment", "experiment", str, False)] if several else []
     names.append(Column("scenario", "scenario", str, False))
-    wanted = (each for each in METRICS if (each.key in focus.columns if focus else not each.quiet))
+    wanted = (each for each in metric_columns() if (each.key in focus.columns if focus else not each.quiet))
     metrics = [each for each in wanted if _worth_a_column(_values(runs, each.key))]
     if focus:
         differing = [column for column in differing if column.key in focus.columns]
     columns = [*names, *differing, *metrics]
-    compared = focus.compared if focus else _COMPARED_BY_DEFAULT
+    compared = focus.compared if focus else None
     everyone = runs if among is None else among
     changes = [change_from_baseline(run, everyone, compared) for _, run in runs.iterrows()]
     rows = [
@@ -184,9 +148,7 @@ def note(run: pd.Series) -> str:
     return ""
 
 
-def change_from_baseline(
-    run: pd.Series, runs: pd.DataFrame, compared: Sequence[str] = _COMPARED_BY_DEFAULT
-) -> str:
+def change_from_baseline(run: pd.Series, runs: pd.DataFrame, compared: Sequence[str] | None = None) -> str:
     """Say how a run differs from the baseline of its study, in those of some metrics that both have."""
     if ask.text(run, "outcome") == "same_as":
         return f"= {ask.text(run, 'same_as')}"
@@ -203,14 +165,15 @@ def change_from_baseline(
     alike = [ask.where(runs, name, base.get(name)) for name in ("study_id", "workload_id", "status")]
     among = max(1, int((alike[0] & alike[1] & alike[2]).sum()) - 1)
     parts = []
-    for key in compared:
-        title, as_multiple = COMPARED[key]
+    for key in _told_by_default() if compared is None else compared:
+        entry = schema.metric(key)
+        shown = entry.shown or schema.Shown(key)
         now, then = ask.number(run, key), ask.number(base, key)
         # Quality is of a text and its tokens, which one study can have several of.
-        if now is None or not then or (kinds.needs(key) == "text" and why_not(base, run, key)):
+        if now is None or not then or (entry.of_text and why_not(base, run, key)):
             continue
-        change = f"{now / then:.2f}x" if as_multiple else f"{now / then - 1:+.1%}"
-        parts.append(f"{change} {title}{_noise(run, base, key, among)}")
+        change = f"{now / then:.2f}x" if shown.as_multiple else f"{now / then - 1:+.1%}"
+        parts.append(f"{change} {shown.change or shown.title}{_noise(run, base, key, among)}")
     return ", ".join(parts) or DASH
 
 
@@ -291,7 +254,7 @@ def to_markdown(table: Table, links: tuple[str, ...] = ()) -> str:
 def to_csv(runs: pd.DataFrame) -> str:
     """Return the numbers behind the table as CSV: unrounded, with the spread, one row per run."""
     names = ["study_id", "experiment", "scenario", "run_id", "status", "outcome", "reason", "baseline"]
-    names += [column.key for column in (*CONDITIONS, *METRICS)]
+    names += [column.key for column in (*condition_columns(), *metric_columns())]
     names += sorted(name for name in runs.columns if name.startswith("spread/"))
     kept = [name for name in dict.fromkeys(names) if name in runs.columns and runs[name].notna().any()]
     return str(runs[kept].to_csv(index=False))

@@ -71,7 +71,7 @@ MUTATIONS = {
     "no warm-up": (timing, "for _ in range(arm.policy.warmup):", "for _ in range(0):"),
     "mean of rates instead of time": (
         timing,
-        "(summarize_rate if name in RATES else summarize)",
+        "(summarize_rate if metric(name).rate else summarize)",
         "(summarize)",
     ),
 }

@@ -1,0 +1,142 @@
+"""What a metric or param is, one entry says: docs, tables, comparisons, gate and Pareto front read it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from llmtrack import metrics as schema
+from llmtrack.decide.comparability import why_not
+from llmtrack.decide.comparing import compare_pairs
+from llmtrack.decide.matching import Pair
+from llmtrack.decide.points import gather_points
+from llmtrack.decide.rules import check_samples, check_values, parse_rule
+from llmtrack.report.block import metrics_block
+from llmtrack.report.columns import with_columns
+from llmtrack.report.pareto import pareto_table
+from llmtrack.report.table import condition_columns, summary_table, to_csv
+from tests.report.frames import frame, run
+
+SPEEDY = schema.Metric(
+    "requests_per_sec",
+    "requests/s",
+    "higher",
+    "whole requests per second",
+    "requests / s",
+    headline=True,
+    shown=schema.Shown("requests/s", schema.decimals(1), place=15, told=True),
+)
+WORTH = schema.Metric("worth", "-", "higher", "a figure of the text", "sum", needs=("text",))
+SIZE = schema.Metric("size", "MiB", "lower", "a size", "count", needs=(), tolerance=0.1)
+
+
+@pytest.fixture(autouse=True)
+def added(monkeypatch):
+    """Three metrics and a param more than there are."""
+    metrics = (SPEEDY, WORTH, SIZE)
+    monkeypatch.setattr(schema, "METRICS", (*schema.METRICS, *metrics))
+    for metric in metrics:
+        monkeypatch.setitem(schema.METRIC_BY_NAME, metric.name, metric)
+    param = schema.Param("flavour", str, "of what", shown=schema.Shown("flavour", str.upper, place=35))
+    monkeypatch.setattr(schema, "PARAMS", (*schema.PARAMS, param))
+    monkeypatch.setitem(schema.PARAM_BY_NAME, param.name, param)
+
+
+def two_runs(**other):
+    ids = {"environment_id": "e1", "workload_id": "w1"}
+    values = {"requests_per_sec": 10.0, "tokens_per_sec": 5.0, "perplexity": 9.0, "worth": 4.0, "size": 100.0}
+    base = run("base", baseline=True, flavour="plain", **ids, **values)
+    return frame(base, run("cand", **(ids | values | {"requests_per_sec": 12.0, "flavour": "new"} | other)))
+
+
+def test_docs_tell_of_it():
+    text = schema.render_markdown()
+    assert (
+        "| `requests_per_sec` | requests/s | higher |  | work, machine | whole requests per second |" in text
+    )
+    assert "| `worth` | - | higher |  | text |" in text
+    assert "| `flavour` | str | of what |" in text
+
+
+def test_a_table_has_its_column_in_its_place_and_tells_its_change():
+    runs = two_runs()
+    table = summary_table(runs)
+    assert table.titles[:4] == ("scenario", "flavour", "requests/s", "tokens/s")
+    assert [row[1:3] for row in table.rows] == [("PLAIN", "10.0"), ("NEW", "12.0")]
+    assert table.rows[1][-1].startswith("+20.0% requests/s")
+    assert "requests_per_sec" in to_csv(runs).splitlines()[0]
+    assert "flavour" in [column.key for column in condition_columns()]
+    # One without a column is shown where it is asked for.
+    assert "worth" not in table.titles
+    assert "worth" in with_columns(table, runs, ["worth"]).titles
+
+
+def test_it_is_compared_by_its_own_rules():
+    runs = two_runs(worth=4.4, size=109.0)
+    pair, samples = Pair(runs.iloc[0], runs.iloc[1]), {run_id: {} for run_id in runs["run_id"]}
+    headlines = compare_pairs([pair], None, samples=samples)
+    assert list(headlines["metric"]) == ["requests_per_sec", "tokens_per_sec", "perplexity"]
+    found = compare_pairs([pair], ["requests_per_sec", "worth", "size"], samples=samples)
+    assert dict(zip(found["metric"], found["verdict"], strict=True)) == {
+        "requests_per_sec": "unknown",
+        "worth": "better",
+        "size": "same",
+    }
+
+
+def test_what_it_needs_says_what_forbids_a_comparison():
+    runs = two_runs(environment_id="e2", workload_id="w2", bytes_scored=7.0)
+    base, cand = runs.iloc[0], runs.iloc[1]
+    assert "workloads differ" in why_not(base, cand, "requests_per_sec")
+    assert "different environments" in why_not(base, cand, "requests_per_sec", across_work=True)
+    assert "scored text differs" in why_not(base, cand, "worth")
+    assert why_not(base, cand, "size") == ""
+
+
+def test_a_gate_and_a_front_know_it():
+    rule = parse_rule("requests_per_sec < -5%")
+    assert check_values(rule, 10, 9).outcome == "cannot tell"
+    # A rate is compared through its times: the median of 1/1, 1/3 is 2/3, so its rate is 1.5.
+    assert check_samples(rule, [1.0, 3.0], [3.0, 3.0]).change.startswith("+100.0 %")
+    assert check_values(parse_rule("size > +5%"), 100, 109).outcome == "kept"
+    points = gather_points(two_runs(), "requests_per_sec", "perplexity")
+    table = pareto_table(points, ("requests_per_sec", "perplexity"))
+    assert [(row[0], row[-1]) for row in table.rows] == [("cand", "on the front"), ("base", "")]
+
+
+def test_the_block_of_a_run_has_it():
+    assert any(
+        line.split()[:2] == ["requests_per_sec", "10.000"] for line in metrics_block(two_runs().iloc[0])
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("loss_before", {"tokens"}),
+        ("perplexity_before", {"tokens"}),
+        ("reference_perplexity_ratio", {"tokens"}),
+        ("train_loss", {"tokens", "work"}),
+        ("tokens_compared", {"convention"}),
+        ("pad_share", {"work"}),
+        ("steps_done", {"work"}),
+        ("file_size_mib", set()),
+    ],
+)
+def test_what_is_no_timing_does_not_need_the_machine(name, needs):
+    assert set(schema.metric(name).needs) == needs
+    assert schema.metric(name).sureness == "exact"
+
+
+@pytest.mark.parametrize(
+    "name", ["mfu", "memory_bandwidth_utilization", "load_time_s", "score_tokens_per_sec"]
+)
+def test_one_value_of_what_was_timed_tells_nothing(name):
+    assert schema.metric(name).sureness == "once"
+
+
+def test_of_an_unknown_metric_the_safe_is_assumed():
+    unknown = schema.metric("somebody's")
+    assert (unknown.sureness, unknown.needs, unknown.better) == ("once", ("work", "machine"), "-")
+    assert dataclasses.replace(unknown, unit="frames/s").rate
