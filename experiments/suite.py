@@ -12,7 +12,7 @@ from experiments import declarations, quantization
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.options import Option, parameters, tracked, written
-from llmtrack.report.console import make_console
+from llmtrack.report.terminal import make_console
 from llmtrack.run.command import ConfigCommand
 from llmtrack.run.main import exit_codes, open_executor, open_tracker, say_where
 from llmtrack.run.settings import Settings

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from llmtrack.quality.corpora import load_corpus
     from llmtrack.quality.perplexity import compute_perplexity, score_documents, score_rolling
     from llmtrack.scenario import RepeatPolicy
+    from llmtrack.tracking.artifacts import measurements
     from llmtrack.tracking.query import runs, studies
-    from llmtrack.tracking.samples import measurements
 
 _HOME = {
     "LlmtrackError": "llmtrack.errors",
@@ -30,7 +30,7 @@ _HOME = {
     "compute_perplexity": "llmtrack.quality.perplexity",
     "load_corpus": "llmtrack.quality.corpora",
     "load_engine": "llmtrack.engines.registry",
-    "measurements": "llmtrack.tracking.samples",
+    "measurements": "llmtrack.tracking.artifacts",
     "resolve_dtype": "llmtrack.devices",
     "runs": "llmtrack.tracking.query",
     "score_documents": "llmtrack.quality.perplexity",

@@ -400,7 +400,7 @@ def recommend(
     from llmtrack.decide.recommending import Limits, parse_percent, parse_size
     from llmtrack.decide.recommending import recommend as choose
     from llmtrack.decide.verdicts import with_samples
-    from llmtrack.report.recommendation import render_recommendation
+    from llmtrack.report.terminal import render_recommendation
 
     limits = Limits(
         None if max_perplexity_increase is None else parse_percent(max_perplexity_increase),
@@ -434,8 +434,8 @@ def report(study: str, output: Path | None, tracking_uri: str | None) -> None:
     STUDY is its id, the id of its run, or latest. For where the report failed, or the server was away until
     `llmtrack sync`. Exit code 1 if a part of it cannot be made.
     """
-    from llmtrack.report.console import make_console
     from llmtrack.report.remake import remake_report
+    from llmtrack.report.terminal import make_console
 
     problems = remake_report(study, make_console(), tracking_uri, output)
     for problem in problems:

@@ -15,7 +15,7 @@ from llmtrack.decide.significance import ALPHA
 from llmtrack.decide.verdicts import Samples, tell_pairs
 from llmtrack.errors import UsageError
 from llmtrack.tracking import ask
-from llmtrack.tracking.samples import raw_samples
+from llmtrack.tracking.artifacts import raw_samples
 
 if TYPE_CHECKING:
     import pandas as pd

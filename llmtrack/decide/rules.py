@@ -15,7 +15,7 @@ from llmtrack.decide.significance import ALPHA, holm, least_p, mann_whitney_p
 from llmtrack.errors import UsageError
 from llmtrack.options import number
 
-Outcome = Literal["broken", "kept", "cannot tell", "missing"]
+Ruling = Literal["broken", "kept", "cannot tell", "missing"]
 
 _RULE = re.compile(r"\s*([\w./]+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
 
@@ -51,7 +51,7 @@ class Check:
     """
 
     rule: Rule
-    outcome: Outcome
+    outcome: Ruling
     change: str = ""
     why: str = ""
     p_broken: float | None = None

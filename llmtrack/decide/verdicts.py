@@ -121,7 +121,7 @@ def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.Data
     """Return runs with the raw samples of each finished one in the column `SAMPLES`, read back from the store."""
     import pandas as pd
 
-    from llmtrack.tracking.samples import raw_samples
+    from llmtrack.tracking.artifacts import raw_samples
 
     wanted = runs[ask.where(runs, "status", ask.FINISHED)]
     ids = list(map(str, wanted["run_id"]))

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from llmtrack.errors import UsageError
 from llmtrack.report.columns import with_columns, with_differing_params
-from llmtrack.report.console import make_console, say
 from llmtrack.report.formats import render
 from llmtrack.report.table import Table, summary_table, to_markdown
+from llmtrack.report.terminal import make_console, say
 from llmtrack.report.write import print_report, write_report
 from llmtrack.tracking.cells import in_order_of_time, newest_of_each
 from llmtrack.tracking.frame import pick

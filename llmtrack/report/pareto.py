@@ -16,12 +16,12 @@ from llmtrack.decide.points import MEMORY, Points, gather_points
 from llmtrack.decide.verdicts import doubts
 from llmtrack.errors import UsageError
 from llmtrack.report.columns import cell, column_of, shared_conditions
-from llmtrack.report.console import make_console, say
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.formats import render
 from llmtrack.report.labels import label_points
 from llmtrack.report.plots import COLOR, OTHER, canvas
 from llmtrack.report.table import Table
+from llmtrack.report.terminal import make_console, say
 from llmtrack.report.write import print_report
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from rich.console import Console
 import llmtrack
 from llmtrack.experiment import Experiment
 from llmtrack.metrics import SETTING_PREFIX
-from llmtrack.report.console import say
 from llmtrack.report.parts import Parts
 from llmtrack.report.reading import doubts
 from llmtrack.report.study import Written, write_study
 from llmtrack.report.suite import Member, write_suite
+from llmtrack.report.terminal import say
 from llmtrack.tracking.amend import add_report
 from llmtrack.tracking.filters import quoted
 from llmtrack.tracking.query import runs, study_run

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from llmtrack.experiment import Experiment
-from llmtrack.report.block import metrics_block
-from llmtrack.report.console import say
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import in_markdown
 from llmtrack.report.gather import study_report
 from llmtrack.report.parts import Parts
 from llmtrack.report.table import summary_table, to_markdown
+from llmtrack.report.terminal import metrics_block, say
 from llmtrack.report.write import print_report, write_html, write_report
-from llmtrack.tracking.series import series
-from llmtrack.tracking.texts import artifact_text
+from llmtrack.tracking.artifacts import artifact_text, series
 
 if TYPE_CHECKING:
     import pandas as pd

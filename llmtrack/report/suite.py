@@ -20,8 +20,7 @@ from llmtrack.report.study import Written, links
 from llmtrack.report.table import summary_table, to_markdown
 from llmtrack.report.takeaways import takeaways
 from llmtrack.report.write import print_report, write_html, write_report
-from llmtrack.tracking.series import series
-from llmtrack.tracking.texts import artifact_text
+from llmtrack.tracking.artifacts import artifact_text, series
 
 if TYPE_CHECKING:
     import pandas as pd

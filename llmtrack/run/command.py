@@ -9,7 +9,7 @@ import click
 
 from llmtrack.experiment import Declaration
 from llmtrack.options import click_options, parameters
-from llmtrack.report.console import make_console
+from llmtrack.report.terminal import make_console
 from llmtrack.run.main import exit_codes, run_experiment
 from llmtrack.run.settings import Settings
 from llmtrack.tracking.refusal import explain_refusal

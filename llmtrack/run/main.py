@@ -19,8 +19,8 @@ from llmtrack.experiment import Experiment
 from llmtrack.measure.beside import Beside
 from llmtrack.output import protected_output
 from llmtrack.processes import when_launcher_ends
-from llmtrack.report.console import make_console, say
 from llmtrack.report.escape import on_one_line
+from llmtrack.report.terminal import make_console, say
 from llmtrack.run.executors import Executor, InlineExecutor, ProcessExecutor
 from llmtrack.run.patience import Patience
 from llmtrack.run.settings import RunOptions

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from llmtrack.events import Progress as Step
-from llmtrack.report.console import say
 from llmtrack.report.escape import on_one_line
+from llmtrack.report.terminal import say
 
 Clock = Callable[[], float]
 

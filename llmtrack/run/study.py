@@ -16,10 +16,10 @@ from rich.text import Text
 from llmtrack.decide.verdicts import with_samples
 from llmtrack.events import Begun, Event, Log, Progress, Steps, Warn
 from llmtrack.experiment import Experiment
-from llmtrack.report.console import say
 from llmtrack.report.escape import on_one_line
 from llmtrack.report.parts import Parts
 from llmtrack.report.study import Written, say_incomplete, write_study
+from llmtrack.report.terminal import say
 from llmtrack.run.again import run_undisturbed
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan, model_folders

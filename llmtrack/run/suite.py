@@ -16,10 +16,10 @@ from rich.console import Console
 from llmtrack.errors import LlmtrackError, in_words
 from llmtrack.experiment import Experiment
 from llmtrack.redaction import redact, secrets_of
-from llmtrack.report.console import say
 from llmtrack.report.parts import Parts
 from llmtrack.report.study import Written, say_incomplete
 from llmtrack.report.suite import Member, write_suite
+from llmtrack.report.terminal import say
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan
 from llmtrack.run.progress import SuiteProgress

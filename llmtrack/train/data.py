@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from llmtrack.train.windows import Window, input_and_target
+from llmtrack.train.windows import TrainingWindow, input_and_target
 
 IGNORED = -100
 """The target of a position that does not count, as `cross_entropy` has it."""
@@ -19,7 +19,7 @@ PAD = 0
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Windows side by side; shorter ones are padded on the right, where a causal model's real positions never look.
 
     Attributes:
@@ -38,10 +38,10 @@ class WindowDataset(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     Args:
         ids: the stream.
-        windows: what `plan_windows` gives.
+        windows: what `plan_training_windows` gives.
     """
 
-    def __init__(self, ids: Sequence[int], windows: Sequence[Window]) -> None:
+    def __init__(self, ids: Sequence[int], windows: Sequence[TrainingWindow]) -> None:
         self._ids = torch.tensor(ids, dtype=torch.long)
         self._windows = windows
 
@@ -64,7 +64,7 @@ def sample_order(size: int, seed: int, start: int = 0) -> Iterator[int]:
         epoch, skip = epoch + 1, 0
 
 
-def batches(dataset: WindowDataset, batch_size: int, seed: int, start: int = 0) -> Iterator[Batch]:
+def batches(dataset: WindowDataset, batch_size: int, seed: int, start: int = 0) -> Iterator[TrainingBatch]:
     """Yield shuffled batches for ever; `start` windows of the order are left out, as read already.
 
     A batch may end one epoch and begin the next, so that every window is read once in each.
@@ -72,8 +72,8 @@ def batches(dataset: WindowDataset, batch_size: int, seed: int, start: int = 0) 
     order = sample_order(len(dataset), seed, start)
     rows = iter(lambda: list(islice(order, batch_size)), [])
     # A generator of its own: the loader draws from it, and the global one belongs to the model's dropout.
-    loader: DataLoader[Batch] = DataLoader(
-        dataset,  # type: ignore[arg-type] # rows become a Batch
+    loader: DataLoader[TrainingBatch] = DataLoader(
+        dataset,  # type: ignore[arg-type] # rows become a TrainingBatch
         batch_sampler=rows,
         collate_fn=collate,
         generator=torch.Generator(),
@@ -81,10 +81,10 @@ def batches(dataset: WindowDataset, batch_size: int, seed: int, start: int = 0) 
     return iter(loader)
 
 
-def collate(rows: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Batch:
+def collate(rows: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> TrainingBatch:
     """Stack windows into a batch."""
     pad = torch.nn.utils.rnn.pad_sequence
-    return Batch(
+    return TrainingBatch(
         inputs=pad([read for read, _ in rows], batch_first=True, padding_value=PAD),
         targets=pad([predicted for _, predicted in rows], batch_first=True, padding_value=IGNORED),
         tokens=sum(len(predicted) for _, predicted in rows),

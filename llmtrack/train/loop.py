@@ -16,7 +16,7 @@ import torch
 
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.timing import Clock
-from llmtrack.train.data import IGNORED, Batch
+from llmtrack.train.data import IGNORED, TrainingBatch
 from llmtrack.train.schedule import learning_rate
 
 BETAS = (0.9, 0.95)
@@ -118,7 +118,7 @@ def make_optimizer(model: torch.nn.Module, weight_decay: float) -> torch.optim.A
 def fit(
     model: Any,
     optimizer: torch.optim.Optimizer,
-    batches: Iterator[Batch],
+    batches: Iterator[TrainingBatch],
     settings: LoopSettings,
     state: State,
     hooks: Hooks,
@@ -176,7 +176,7 @@ def fit(
 def train_step(
     model: Any,
     optimizer: torch.optim.Optimizer,
-    parts: Sequence[Batch],
+    parts: Sequence[TrainingBatch],
     rate: float,
     clip_norm: float,
     autocast: Callable[[], Any] = nullcontext,

@@ -35,13 +35,13 @@ from llmtrack.scenario import (
     to_json,
 )
 from llmtrack.train import checkpoint
-from llmtrack.train.data import Batch, WindowDataset, batches
+from llmtrack.train.data import TrainingBatch, WindowDataset, batches
 from llmtrack.train.explain import explain_window
 from llmtrack.train.flops import flops_per_token, peak_flops
 from llmtrack.train.loop import State, make_optimizer
 from llmtrack.train.scratch import new_model, train_tokenizer
 from llmtrack.train.split import Split, split_texts
-from llmtrack.train.windows import plan_windows
+from llmtrack.train.windows import plan_training_windows
 
 FORMAT = 1
 
@@ -93,7 +93,7 @@ class Session:
         """Folder of the checkpoints."""
         return Path(self.task.output)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[TrainingBatch]:
         """Yield training batches from where the loop is."""
         task = self.task
         done = self.state.step * task.accumulate * task.batch_size
@@ -265,7 +265,7 @@ def _windows(engine: TorchEngine, split: Split, task: TrainTask) -> WindowDatase
     # The way back needs keys and values of every layer, so no training takes less.
     check_batch(engine.info, task.batch_size, task.sequence_length)
     ids = encode_text(engine, SEPARATOR.join(split.train), _bos_rule(engine)).ids
-    windows = plan_windows(len(ids), task.sequence_length, task.window_stride)
+    windows = plan_training_windows(len(ids), task.sequence_length, task.window_stride)
     if not windows:
         raise UsageError("the text to train on has no token to predict: use a longer corpus")
     return WindowDataset(ids, windows)

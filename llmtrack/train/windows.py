@@ -9,7 +9,7 @@ from llmtrack.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Window:
+class TrainingWindow:
     """One training example over a stream: the model reads `begin` to `end - 1` and predicts the token after each.
 
     Attributes:
@@ -26,7 +26,7 @@ class Window:
         return self.end - self.begin
 
 
-def plan_windows(tokens: int, length: int, stride: int = 0) -> tuple[Window, ...]:
+def plan_training_windows(tokens: int, length: int, stride: int = 0) -> tuple[TrainingWindow, ...]:
     """Cover a stream with windows.
 
     Every token after the first is the target of at least one window; with `stride` equal to `length` of exactly
@@ -52,16 +52,16 @@ def plan_windows(tokens: int, length: int, stride: int = 0) -> tuple[Window, ...
     windows = []
     last = tokens - 1
     for begin in range(0, last, stride or length):
-        windows.append(Window(begin, min(begin + length, last)))
+        windows.append(TrainingWindow(begin, min(begin + length, last)))
         if windows[-1].end == last:
             break
     return tuple(windows)
 
 
-def input_and_target(ids: Sequence[int], window: Window) -> tuple[Sequence[int], Sequence[int]]:
+def input_and_target(ids: Sequence[int], window: TrainingWindow) -> tuple[Sequence[int], Sequence[int]]:
     """Return what the model reads and what it is to predict at each position.
 
-    >>> input_and_target([2, 1, 4, 5], Window(0, 3))
+    >>> input_and_target([2, 1, 4, 5], TrainingWindow(0, 3))
     ([2, 1, 4], [1, 4, 5])
     """
     return ids[window.begin : window.end], ids[window.begin + 1 : window.end + 1]

@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from llmtrack.output import protected
-from llmtrack.report.console import say
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import as_label, in_latex, in_markdown, shown
 from llmtrack.report.formats import render
@@ -19,6 +18,7 @@ from llmtrack.report.html import Report, Rows, Section, render_report
 from llmtrack.report.listing import render_runs
 from llmtrack.report.plots import bar_plot, curves_plot, line_plot, scatter_plot
 from llmtrack.report.table import MOST_DRAWN, summary_table, to_figure, to_markdown
+from llmtrack.report.terminal import say
 from llmtrack.report.write import print_report
 from tests.report.frames import frame, run
 
@@ -187,7 +187,7 @@ def test_pictures_are_drawn_whatever_backend_and_style_are_set(backend, tmp_path
 
 
 PRINT = """
-from llmtrack.report.console import make_console, say
+from llmtrack.report.terminal import make_console, say
 from llmtrack.report.write import print_report
 from llmtrack.report.table import Table
 console = make_console(outlive=True)

@@ -12,10 +12,10 @@ from llmtrack.decide.comparing import compare_pairs
 from llmtrack.decide.matching import Pair
 from llmtrack.decide.points import gather_points
 from llmtrack.decide.rules import check_samples, check_values, parse_rule
-from llmtrack.report.block import metrics_block
 from llmtrack.report.columns import with_columns
 from llmtrack.report.pareto import pareto_table
 from llmtrack.report.table import condition_columns, summary_table, to_csv
+from llmtrack.report.terminal import metrics_block
 from tests.report.frames import frame, run
 
 SPEEDY = schema.Metric(

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from llmtrack.report.block import metrics_block
 from llmtrack.report.table import (
     DASH,
     summary_table,
@@ -17,6 +16,7 @@ from llmtrack.report.table import (
     to_markdown,
     to_rich,
 )
+from llmtrack.report.terminal import metrics_block
 from llmtrack.report.write import print_report, write_report
 from tests.report.frames import frame, interval, run
 

@@ -8,7 +8,7 @@ from experiments import quantization
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.registry import load_engine, load_variant
 from llmtrack.installed import available
-from llmtrack.report.console import make_console
+from llmtrack.report.terminal import make_console
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.study import run_study
 from llmtrack.tracking.mlmodel import mlflow_model

@@ -9,9 +9,9 @@ from mlflow.entities import Metric, Param, RunTag
 
 from llmtrack import metrics as schema
 from llmtrack.errors import TrackingError, UsageError
+from llmtrack.tracking.artifacts import series
 from llmtrack.tracking.frame import ID_COLUMNS
 from llmtrack.tracking.query import runs, studies
-from llmtrack.tracking.series import series
 from llmtrack.tracking.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity, scenario
 

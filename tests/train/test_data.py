@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtrack.train.data import IGNORED, WindowDataset, batches, sample_order
-from llmtrack.train.windows import plan_windows
+from llmtrack.train.windows import plan_training_windows
 
 
 @given(size=st.integers(1, 30), seed=st.integers(0, 5), start=st.integers(0, 100))
@@ -31,7 +31,7 @@ def test_epochs_and_seeds_are_shuffled_differently():
 @pytest.fixture
 def dataset():
     ids = list(range(100, 124))
-    return WindowDataset(ids, plan_windows(len(ids), 5))  # 4 windows of 5, and one of 3
+    return WindowDataset(ids, plan_training_windows(len(ids), 5))  # 4 windows of 5, and one of 3
 
 
 def test_short_windows_are_padded_and_do_not_count(dataset):

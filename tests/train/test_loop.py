@@ -13,7 +13,7 @@ from llmtrack.errors import ScenarioError
 from llmtrack.train.data import WindowDataset, collate
 from llmtrack.train.loop import Hooks, LoopSettings, State, autocast_for, fit, make_optimizer, train_step
 from llmtrack.train.schedule import learning_rate
-from llmtrack.train.windows import plan_windows
+from llmtrack.train.windows import plan_training_windows
 
 VOCAB = 13
 
@@ -36,7 +36,7 @@ class Small(torch.nn.Module):
 
 
 IDS = [(7 * n + n // 3) % VOCAB for n in range(60)]
-DATASET = WindowDataset(IDS, plan_windows(len(IDS), 8))
+DATASET = WindowDataset(IDS, plan_training_windows(len(IDS), 8))
 
 
 def weights(model):

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from llmtrack.errors import UsageError
 from llmtrack.train.split import split_texts
-from llmtrack.train.windows import input_and_target, plan_windows
+from llmtrack.train.windows import input_and_target, plan_training_windows
 
 TEXT = st.text("ab \n", min_size=1, max_size=40).filter(str.strip)
 
@@ -67,7 +67,7 @@ def test_no_token_of_a_held_out_window_is_in_a_training_window():
         seen = []
         for side in (split.train, split.validation):
             ids = " ".join(side).split()
-            windows = plan_windows(len(ids), length=16, stride=3)
+            windows = plan_training_windows(len(ids), length=16, stride=3)
             seen.append({t for w in windows for part in input_and_target(ids, w) for t in part})
         assert not seen[0] & seen[1]
         assert seen[0] | seen[1] == set(words)

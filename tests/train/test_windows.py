@@ -3,39 +3,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtrack.errors import UsageError
-from llmtrack.train.windows import Window, input_and_target, plan_windows
+from llmtrack.train.windows import TrainingWindow, input_and_target, plan_training_windows
 
 
 def test_the_target_is_the_input_moved_by_one():
-    (window,) = plan_windows(4, length=3)
+    (window,) = plan_training_windows(4, length=3)
     assert input_and_target([2, 1, 4, 5], window) == ([2, 1, 4], [1, 4, 5])
 
 
 def test_a_short_window_is_left_at_the_end():
-    assert plan_windows(8, 3) == (Window(0, 3), Window(3, 6), Window(6, 7))
+    assert plan_training_windows(8, 3) == (TrainingWindow(0, 3), TrainingWindow(3, 6), TrainingWindow(6, 7))
 
 
 def test_windows_overlap_where_the_stride_is_smaller():
-    assert plan_windows(7, 4, 2) == (Window(0, 4), Window(2, 6))
-    assert plan_windows(8, 4, 2) == (Window(0, 4), Window(2, 6), Window(4, 7))
+    assert plan_training_windows(7, 4, 2) == (TrainingWindow(0, 4), TrainingWindow(2, 6))
+    assert plan_training_windows(8, 4, 2) == (
+        TrainingWindow(0, 4),
+        TrainingWindow(2, 6),
+        TrainingWindow(4, 7),
+    )
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
 def test_nothing_to_predict_gives_no_window(tokens):
-    assert plan_windows(tokens, 4) == ()
+    assert plan_training_windows(tokens, 4) == ()
 
 
 @pytest.mark.parametrize(("length", "stride"), [(0, 0), (4, 5), (4, -1)])
 def test_impossible_windows_are_refused(length, stride):
     with pytest.raises(UsageError, match="is not possible"):
-        plan_windows(10, length, stride)
+        plan_training_windows(10, length, stride)
 
 
 def test_every_token_after_the_first_is_a_target_for_all_small_sizes():
     for tokens in range(2, 20):
         for length in range(1, 12):
             for stride in range(length + 1):
-                windows = plan_windows(tokens, length, stride)
+                windows = plan_training_windows(tokens, length, stride)
                 targets = [t for w in windows for t in input_and_target(range(tokens), w)[1]]
                 assert set(targets) == set(range(1, tokens))
                 if stride in (0, length):
@@ -48,7 +52,7 @@ def test_every_token_after_the_first_is_a_target_for_all_small_sizes():
 def test_each_target_follows_its_input(tokens, length, data):
     stride = data.draw(st.integers(0, length))
     ids = [token * 7 for token in range(tokens)]
-    for window in plan_windows(tokens, length, stride):
+    for window in plan_training_windows(tokens, length, stride):
         read, predicted = input_and_target(ids, window)
         assert len(read) == len(predicted) == window.length
         assert read[1:] == predicted[:-1]
@@ -62,6 +66,6 @@ def test_the_windows_are_those_by_which_a_stream_is_scored():
     for tokens in range(2, 30):
         for length in range(1, 10):
             scored = plan_scoring(tokens, length, length)
-            assert [t for w in plan_windows(tokens, length) for t in range(w.begin + 1, w.end + 1)] == [
-                t for w in scored for t in range(w.first_scored, w.end)
-            ]
+            assert [
+                t for w in plan_training_windows(tokens, length) for t in range(w.begin + 1, w.end + 1)
+            ] == [t for w in scored for t in range(w.first_scored, w.end)]

@@ -1,13 +1,16 @@
-"""Read the raw samples of a tracked run back: what its medians and intervals were computed from."""
+"""Read back what a tracked run holds beside its numbers: raw samples, values per step, texts."""
 
 from __future__ import annotations
 
 import json
+import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.tracking.texts import artifact_text
+from llmtrack.tracking import store
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,3 +67,50 @@ def measurements(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
     ]
     dtypes = {"metric": "string", "unit": "string", "repeat": "Int64", "value": "float64"}
     return pd.DataFrame(rows, columns=list(dtypes)).astype(dtypes)
+
+
+def series(run_id: str, name: str, tracking_uri: str | None = None) -> list[float]:
+    """Return the values of a run's series by step; empty if there is no such run or series.
+
+    Args:
+        run_id: MLflow run id.
+        name: name of the series without its prefix, such as `token_latency_ms`.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+
+    Raises:
+        TrackingError: the store cannot be read.
+    """
+    from mlflow.exceptions import MlflowException
+
+    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    try:
+        history = client.get_metric_history(run_id, schema.series_key(name))
+    except MlflowException as error:
+        raise store.unreadable(client, error) from error
+    return [entry.value for entry in sorted(history, key=lambda entry: entry.step)]
+
+
+def artifact_text(run_id: str, path: str, tracking_uri: str | None = None) -> str:
+    """Return a text artifact; empty if the run has none of that path, or it cannot be fetched.
+
+    Args:
+        run_id: MLflow run id.
+        path: such as `sample.txt`.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+
+    Raises:
+        TrackingError: there is no store.
+    """
+    from mlflow.exceptions import MlflowException
+
+    # A bar for a file of a few lines would fill the output.
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            # Asked for first: fetching what is not there takes MLflow several tries.
+            if path not in {each.path for each in client.list_artifacts(run_id)}:
+                return ""
+            return Path(client.download_artifacts(run_id, path, folder)).read_text("utf-8", errors="replace")
+        except (MlflowException, OSError):
+            return ""
