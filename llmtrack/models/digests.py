@@ -28,9 +28,7 @@ _IRRELEVANT = frozenset(
         "torch_dtype",
         "dtype",
         "use_cache",
-        "_attn_implementation",
         "_attn_implementation_autoset",
-        "attn_implementation",
     }
 )
 # Of the tokenizer's settings: what the library notes of itself.

@@ -48,7 +48,8 @@ def finished_already(
             continue
         if scenario not in models:
             models[scenario] = identify(scenario)
-        if _is_of(found.iloc[position], models[scenario], _scored_text(scenario)):
+        run = found.iloc[position]
+        if _is_of(run, models[scenario], _scored_text(scenario)) and _calibrated_alike(run, scenario):
             # Newest first, so that the first of equal ones is kept.
             del asked[ids]
             kept.append(position)
@@ -64,6 +65,15 @@ def _is_of(run: pd.Series, model: Mapping[str, str], scored: str) -> bool:
     columns = {"revision": "revision"} | {name: f"env.{name}" for name in MODEL}
     same_model = all(ask.text(run, columns[name]) == model[name] for name in columns if name in model)
     return same_model and scored in ("", ask.text(run, "corpus_digest"))
+
+
+def _calibrated_alike(run: pd.Series, scenario: Scenario) -> bool:
+    """Return whether a run's quantization looked at the text that the scenario's would look at now, if it looks at any."""
+    looked_at = ask.text(run, "calibration_digest")
+    if not looked_at:
+        return True
+    corpus = str(scenario.variant.option("calibration", ask.text(run, "calibration")))
+    return load_corpus(corpus).digest == looked_at
 
 
 def _workload_id(scenario: Scenario) -> str:

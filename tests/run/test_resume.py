@@ -12,6 +12,7 @@ from llmtrack.engines.registry import load_engine
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.models import hub
 from llmtrack.options import taken
+from llmtrack.quality.corpora import load_corpus
 from llmtrack.run import resume
 from llmtrack.run.executors import InlineExecutor, ProcessExecutor
 from llmtrack.run.settings import Settings
@@ -203,3 +204,15 @@ def test_a_worker_process_identifies_as_this_process_does():
         assert executor.identify(scenario) == identify(scenario)
     finally:
         executor.close()
+
+
+def test_another_calibration_text_of_the_same_name_is_quantized_with_again(tmp_path):
+    text = tmp_path / "calibration.txt"
+    text.write_text("one text", encoding="utf-8")
+    plain = lengths(4).scenarios[0]
+    calibrated = replace(plain, variant=replace(plain.variant, options=(("calibration", str(text)),)))
+    run = pd.Series({"calibration": "calibration.txt", "calibration_digest": load_corpus(str(text)).digest})
+    assert resume._calibrated_alike(run, calibrated)
+    text.write_text("another text", encoding="utf-8")
+    assert not resume._calibrated_alike(run, calibrated)
+    assert resume._calibrated_alike(pd.Series({"calibration_digest": None}), plain)
