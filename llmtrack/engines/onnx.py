@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -99,6 +100,9 @@ def load(variant: Variant) -> OnnxEngine:
     )
 
 
+_EXPERT = re.compile(r"(.*/experts)[./](\d+)/")
+"""Name of a node of an expert: its layer, and which one."""
+
 _BATCH_WARNING = (
     "activations are rounded to ranges that a whole batch shares: what a row says can depend on the rows beside it and "
     "on pads; its perplexity is that of rows scored one at a time, without pads",
@@ -167,7 +171,7 @@ class OnnxEngine:
         self._eos_ids = tokens.eos_ids(GenerationConfig.from_pretrained(str(folder)), tokenizer)
         if not reset_peak_rss():
             warnings += ("peak memory is that of the whole process: this system cannot reset it",)
-        stored, read = weight_sizes(folder / MODEL_FILE)
+        stored, read = weight_sizes(folder / MODEL_FILE, _experts_per_token(config))
         self._info = EngineInfo(
             model_id=model_id,
             device=device,
@@ -287,11 +291,15 @@ class OnnxEngine:
         del self._decoder
 
 
-def weight_sizes(path: Path) -> tuple[int, int]:
+def weight_sizes(path: Path, experts_per_token: int = 0) -> tuple[int, int]:
     """Return the bytes of all weights of a graph, and of those that one decode step reads.
 
-    Of a table that is only looked up in, a step reads a row. Tables of rotary angles follow from the config: like those
-    that PyTorch makes, they are no weights.
+    Of a table that is only looked up in, a step reads a row, and of the experts of a layer those that one token is sent
+    to. Tables of rotary angles follow from the config: like those that PyTorch makes, they are no weights.
+
+    Args:
+        path: the graph.
+        experts_per_token: experts that a token is sent to; 0: there are none, or it is not known.
     """
     import onnx
 
@@ -308,7 +316,29 @@ def weight_sizes(path: Path) -> tuple[int, int]:
         if set(readers.get(tensor.name, ())) != {"RotaryEmbedding"}
     }
     tables = {name for name in sizes if set(readers.get(name, ())) <= {"Gather", "GatherBlockQuantized"}}
-    return sum(sizes.values()), sum(size for name, size in sizes.items() if name not in tables)
+    share = _shares_read(model, experts_per_token)
+    read = sum(size * share.get(name, 1.0) for name, size in sizes.items() if name not in tables)
+    return sum(sizes.values()), round(read)
+
+
+def _shares_read(model: Any, experts_per_token: int) -> dict[str, float]:
+    """Return the share of each expert's weights that a step reads, on the average over the experts of its layer."""
+    weights: dict[str, set[str]] = {}
+    experts: dict[str, set[str]] = {}
+    for node in model.graph.node:
+        if experts_per_token and (found := _EXPERT.match(node.name)):
+            weights.setdefault(found[1], set()).update(node.input)
+            experts.setdefault(found[1], set()).add(found[2])
+    return {
+        name: min(1.0, experts_per_token / len(experts[layer]))
+        for layer, names in weights.items()
+        for name in names
+    }
+
+
+def _experts_per_token(config: Mapping[str, Any]) -> int:
+    names = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+    return next((config[name] for name in names if isinstance(config.get(name), int)), 0)
 
 
 def _texts(built: Mapping[str, Any]) -> dict[str, str]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from llmtrack.engine import GenerateRequest
+from llmtrack.engines.onnx import weight_sizes
 from llmtrack.engines.registry import load_engine, load_variant
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.installed import available
@@ -165,3 +167,18 @@ def test_a_damaged_entry_is_made_again(tmp_path, monkeypatch, shared_cache):
     load_engine("synthetic:tiny", backend="onnx", device="cpu")
     assert damage(entry) is None
     assert json.loads((entry / MANIFEST).read_text())["onnx_attention"] == "GroupQueryAttention"
+
+
+def test_of_a_layers_experts_a_step_reads_those_that_a_token_is_sent_to(tmp_path):
+    from onnx import TensorProto, helper, numpy_helper
+
+    names = [f"/model/layers.0/mlp/experts.{number}/up_proj/MatMul" for number in range(4)] + ["/head/MatMul"]
+    nodes = [helper.make_node("MatMul", ["x", f"w{n}"], [f"y{n}"], name=name) for n, name in enumerate(names)]
+    weights = [numpy_helper.from_array(np.zeros((8, 8), dtype=np.float32), f"w{n}") for n in range(5)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8]) for name in ("x", "y4")]
+    graph = helper.make_graph(nodes, "experts", ends[:1], ends[1:], initializer=weights)
+    (tmp_path / "model.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    one = 8 * 8 * 4
+    assert weight_sizes(tmp_path / "model.onnx", 1) == (5 * one, 2 * one)
+    assert weight_sizes(tmp_path / "model.onnx", 2) == (5 * one, 3 * one)
+    assert weight_sizes(tmp_path / "model.onnx") == (5 * one, 5 * one)
