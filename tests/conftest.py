@@ -52,12 +52,23 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     return folder
 
 
+def make_here(patch: pytest.MonkeyPatch) -> None:
+    """Let exports and quantized models be made in this process: a child imports PyTorch and more for seconds."""
+    from llmtrack.quantize import build
+
+    patch.setattr(build, "run_apart", lambda what, work, *arguments: work(*arguments))
+
+
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no timed scenario notice what else runs here: what a test sees must not depend on how busy the machine is."""
+    """Let no timed scenario notice what else runs here: what a test sees must not depend on how busy the machine is.
+
+    The module imports PyTorch; tests that measure in this process import it beforehand.
+    """
     generation = sys.modules.get("llmtrack.worker.generate")
     if generation is not None:
         monkeypatch.setattr(generation, "busy_warning", lambda before, after: ())
+        monkeypatch.setattr(generation, "disturbed", lambda durations: False)
 
 
 @pytest.fixture(scope="session")

@@ -108,6 +108,7 @@ def test_usage_errors_exit_with_2(arguments):
     assert "Traceback" not in result.output
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("command", ["runs", "compare"])
 def test_a_folder_without_runs_is_said_in_a_line_and_left_empty(tmp_path, command):
     done = subprocess.run(
@@ -192,6 +193,7 @@ def test_the_module_is_the_command():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow(2)
 def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow(5)
+
 ROOT = Path(__file__).parents[1]
 
 BUILD = "import sys; from setuptools.build_meta import build_editable; build_editable(sys.argv[1])"

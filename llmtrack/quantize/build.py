@@ -67,13 +67,14 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
     def export_apart(folder: Path) -> dict[str, Any]:
         return _apart("exporting to ONNX", folder, _export, spec, revision, str(folder))
 
-    base = build_once(f"{name}-onnx-{key}", export_apart)
     if variant.quantization == NONE:
-        return base
+        return build_once(f"{name}-onnx-{key}", export_apart)
+    # Before the export, which takes long: what is asked for may be refused.
     recipe = find_recipe(variant.backend, variant.quantization)
     options = recipe.settled(variant.options)
     corpus = str(variant.option("calibration", CALIBRATION)) if recipe.calibrated else NONE
     text = _corpus_digest(corpus) if recipe.calibrated else NONE
+    base = build_once(f"{name}-onnx-{key}", export_apart)
     key = quantized_key(key, recipe, options, text)
 
     def quantize_apart(folder: Path) -> dict[str, Any]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.chromium import artifact_place, compare_place, runs_place
+
+pytestmark = pytest.mark.slow(5)
 
 WIDTH = "image => image.complete ? image.naturalWidth : 0"
 

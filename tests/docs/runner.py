@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import os
 import shlex
@@ -15,17 +14,15 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import click
-import yaml
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from packaging.requirements import Requirement
 
 from llmtrack.cli import main as llmtrack_command
 from tests.conftest import HANG_S
 from tests.docs.blocks import ROOT
 from tests.docs.substitutions import EXIT_CODES, PARAMETERS, WHERE_GIVEN, WORDS
+from tests.entry_points import command_of, declared, run_here
 from tests.tracking.conftest import free_port
-
-ENTRY_POINTS = yaml.safe_load((ROOT / "MLproject").read_text(encoding="utf-8"))["entry_points"]
 
 
 def run(command: str) -> None:
@@ -49,20 +46,13 @@ def entry_point(words: list[str]) -> None:
     given = options(rest, allowed={"-e", "-P", "--env-manager", "--experiment-name"})
     (name,) = given.pop("-e")
     assert given.pop("--env-manager") == ["local"], "MLflow's default needs conda"
-    declared = ENTRY_POINTS[name]["parameters"]
     asked = dict(each.split("=", 1) for each in given.pop("-P", []))
-    assert asked.keys() <= declared.keys(), f"{name} has no parameter {asked.keys() - declared.keys()}"
-    values = {key: each["default"] for key, each in declared.items()} | asked
-    values |= {key: value for key, value in PARAMETERS.items() if key in declared}
+    known = declared(name)
+    values = asked | {key: value for key, value in PARAMETERS.items() if key in known}
     values |= {key: value for key, value in WHERE_GIVEN.items() if key in asked}
     if name == "compare":
-        values["model"] = declared["model"]["default"]
-    filled = ENTRY_POINTS[name]["command"].format(
-        **{key: shlex.quote(value) for key, value in values.items()}
-    )
-    python, dash_m, module, *arguments = shlex.split(filled)
-    assert (python, dash_m) == ("python", "-m")
-    invoke(command_of(module), arguments)
+        values["model"] = known["model"]
+    check(run_here(name, values))
 
 
 def module_command(words: list[str]) -> None:
@@ -75,11 +65,6 @@ def module_command(words: list[str]) -> None:
             option = "--" + name.replace("_", "-")
             arguments += [option, value] if option in known else []
     invoke(command, arguments)
-
-
-def command_of(module: str) -> click.Command:
-    """Return the click command that `python -m MODULE` runs."""
-    return llmtrack_command if module == "llmtrack" else importlib.import_module(module).main
 
 
 def llmtrack(words: list[str]) -> None:
@@ -97,7 +82,11 @@ def newest_run() -> str:
 
 def invoke(command: click.Command, arguments: list[str], codes: Iterable[int] = (0,)) -> None:
     """Run a click command in this process."""
-    result = CliRunner().invoke(command, arguments)
+    check(CliRunner().invoke(command, arguments), codes)
+
+
+def check(result: Result, codes: Iterable[int] = (0,)) -> None:
+    """See that a command ended with one of these codes."""
     assert result.exit_code in codes, f"{result.output}\n{result.exception!r}"
 
 

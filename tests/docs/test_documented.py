@@ -14,6 +14,8 @@ from tests.docs import runner
 from tests.docs.blocks import Block, blocks, commands
 from tests.docs.substitutions import CODE, FILES
 
+pytestmark = pytest.mark.slow(4)
+
 BLOCKS = blocks()
 SHELL = {"bash", "yaml"}
 READ_ONLY = {"text", ""}

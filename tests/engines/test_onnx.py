@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from llmtrack.models.cache import MANIFEST, damage
 from llmtrack.quality.perplexity import score_documents
 from llmtrack.scenario import Variant
 from llmtrack.tensors.padding import pad_rows
-from tests.conftest import made_once
+from tests.conftest import made_once, make_here
 
 pytestmark = pytest.mark.skipif(
     not available("onnx", "any"), reason="the onnx extra is not installed: the rest works without it"
@@ -38,6 +39,7 @@ def shared_cache(tmp_path_factory) -> Path:
     folder = made_once(tmp_path_factory, "engine-cache", lambda folder: None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMTRACK_CACHE", str(folder))
+        make_here(patch)
         yield folder
 
 
@@ -47,6 +49,7 @@ def pair(request, shared_cache):
     return load_engine(request.param, device="cpu"), load_engine(request.param, backend="onnx", device="cpu")
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("use_cache", [True, False])
 @pytest.mark.parametrize("padding_side", ["left", "right"])
 def test_it_generates_the_same_tokens(pair, use_cache, padding_side):
@@ -152,8 +155,10 @@ def test_other_precisions_are_refused(shared_cache):
 
 
 def test_a_damaged_entry_is_made_again(tmp_path, monkeypatch, shared_cache):
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
     load_engine("synthetic:tiny", backend="onnx", device="cpu")
+    (made,) = (shared_cache / "models").glob("tiny-onnx-" + "[0-9a-f]" * 16)
+    shutil.copytree(made, tmp_path / "models" / made.name)
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
     (entry,) = (path for path in (tmp_path / "models").iterdir() if "onnx" in path.name and path.is_dir())
     # Of the right size and not the right content: what a disk does that fails.
     path = entry / "model.onnx"

@@ -64,6 +64,7 @@ def alone(name, row):
     return float(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum"))
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_row_scores_as_it_does_alone_in_any_batch_padded_on_any_side_in_any_order(name):
     engine = make(name)
@@ -82,6 +83,7 @@ def test_a_row_scores_as_it_does_alone_in_any_batch_padded_on_any_side_in_any_or
         assert sums == pytest.approx(expected[::step], rel=1e-5), (size, side, step)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("name", ["longrope", "dynamic", "bamba"])
 def test_both_protocols_and_drift_agree_at_any_batch(name):
     engine = make(name)

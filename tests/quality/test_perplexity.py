@@ -97,6 +97,7 @@ DOCUMENTS = st.lists(st.text(alphabet="abcdeé ", min_size=1, max_size=12), min_
 )
 
 
+@pytest.mark.slow(1)
 @settings(max_examples=15, deadline=None)
 @given(texts=DOCUMENTS, batch_size=st.integers(1, 6), side=st.sampled_from(["left", "right"]), data=st.data())
 def test_batching_padding_and_order_change_nothing(tiny, texts, batch_size, side, data):
@@ -108,6 +109,7 @@ def test_batching_padding_and_order_change_nothing(tiny, texts, batch_size, side
         assert getattr(other, name) == getattr(plain, name)
 
 
+@pytest.mark.slow(1)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8),
     max_length=st.integers(2, 20),

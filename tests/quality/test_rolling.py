@@ -66,6 +66,7 @@ def reference(engine, ids: list[int], max_length: int, stride: int) -> float:
     return math.fsum(nats) / len(nats)
 
 
+@pytest.mark.slow(3)
 @pytest.mark.parametrize("rule", ["model", "none"])
 @pytest.mark.parametrize(
     ("max_length", "stride"), [(16, 16), (16, 5), (8, 1), (7, 6), (2, 2), (3, 1), (100, 40), (128, 0)]
@@ -100,6 +101,7 @@ def test_batching_and_padding_change_nothing(tiny, text, max_length, data, rule)
         assert getattr(other, name) == getattr(plain, name)
 
 
+@pytest.mark.slow(1)
 @given(length=st.integers(2, 60), max_length=st.integers(2, 20), batch_size=st.integers(1, 9), data=st.data())
 def test_every_token_is_scored_once(length, max_length, batch_size, data):
     stride = data.draw(st.integers(1, max_length))

@@ -118,6 +118,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize(("kind", "settings", "attention"), CASES.values(), ids=CASES)
 def test_it_says_the_same_before_and_after_every_threshold(kind, settings, attention, tmp_path):
     folder = saved(tmp_path / "model", kind, **settings)
@@ -160,6 +161,7 @@ def test_tracing_leaves_the_model_as_it_was(tmp_path):
     assert "forward" not in vars(embedding)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("kind", "settings"),
     [
@@ -188,6 +190,7 @@ def test_what_is_generated_across_a_threshold_is_what_pytorch_generates_and_uneq
         engine.generate(GenerateRequest((rows[0], rows[1][:3]), 8), lambda: None)
 
 
+@pytest.mark.slow(1)
 def test_ends_beyond_the_vocabulary_are_never_chosen_and_harm_nothing(exported):
     engine = open_folder(exported)
     request = GenerateRequest(((5, 6, 7),), 4)

@@ -244,14 +244,24 @@ def test_an_option_and_the_calibration_text_are_part_of_the_entry(tiny_model_dir
     assert len(found) == 4
 
 
-def test_a_recipe_of_another_backend_is_refused_before_anything_is_exported(onnx_cache):
-    variant = Variant("synthetic:tiny", backend="onnx", quantization="int3")
-    base = onnx_cache / "left-over"
-    with pytest.raises(UsageError, match="no quantization 'int3'"):
+@pytest.mark.parametrize(
+    ("quantization", "options", "message"),
+    [
+        ("int3", (), "no quantization 'int3'"),
+        ("int8-static", (("calibration", "nowhere.txt"),), "nowhere.txt"),
+    ],
+    ids=["recipe", "text"],
+)
+def test_what_cannot_be_made_is_refused_before_anything_is_exported(
+    quantization, options, message, onnx_cache
+):
+    variant = Variant("synthetic:tiny", backend="onnx", quantization=quantization, options=options)
+    with pytest.raises(UsageError, match=message):
         build.onnx_folder(variant, identify("synthetic:tiny"))
-    assert not base.exists()
+    assert not [path for path in onnx_cache.glob("*onnx*") if path.is_dir()]
 
 
+@pytest.mark.slow(17)
 def test_quantizing_from_end_to_end_tells_what_was_looked_at(onnx_cache):
     options = (("calibration_tokens", 512), ("keep_quality", "none"))
     variant = Variant("synthetic:tiny", backend="onnx", quantization="int8-dynamic", options=options)

@@ -43,6 +43,7 @@ def test_the_bounds_of_parity(share, agreement, holds):
     assert Parity(1.0, share, agreement).holds is holds
 
 
+@pytest.mark.slow(2)
 def test_attention_that_differs_is_left_as_it_was_exported(tmp_path, monkeypatch):
     right = exporting.rotary_of
 
@@ -56,6 +57,7 @@ def test_attention_that_differs_is_left_as_it_was_exported(tmp_path, monkeypatch
     assert facts["parity_max_share"] < 1e-3
 
 
+@pytest.mark.slow(2)
 def test_a_way_that_cannot_be_run_hides_no_other(tmp_path, monkeypatch):
     tried = []
 
@@ -69,6 +71,7 @@ def test_a_way_that_cannot_be_run_hides_no_other(tmp_path, monkeypatch):
     assert export("synthetic:tiny", None, tmp_path)["onnx_attention"] == "as exported"
 
 
+@pytest.mark.slow(1)
 def test_an_export_that_cannot_be_run_at_all_is_refused_in_one_line(tmp_path, monkeypatch):
     def broken(loaded, decoder):
         raise RuntimeError("no such kernel\nat all")
@@ -81,6 +84,7 @@ def test_an_export_that_cannot_be_run_at_all_is_refused_in_one_line(tmp_path, mo
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow(2)
 def test_an_export_that_differs_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "parity", lambda loaded, decoder: Parity(3.0, 0.2, 0.5))
     with pytest.raises(

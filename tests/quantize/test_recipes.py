@@ -36,22 +36,29 @@ def apply(label: str, source: Path, target: Path, **options):
     return recipe.apply(Job(source, target, recipe.settled(tuple(options.items())), rows))
 
 
-@pytest.mark.parametrize("label", [each.label for each in recipes() if each.backend == "onnx"])
-def test_each_recipe_makes_a_smaller_model_that_says_nearly_the_same(label, exported, tmp_path):
-    built = apply(label, exported, tmp_path / "out")
+@pytest.fixture(scope="module", params=[each.label for each in recipes() if each.backend == "onnx"])
+def made(request, exported, tmp_path_factory):
+    """What each recipe makes: the folder, and what was found."""
+    folder = tmp_path_factory.mktemp("made") / "out"
+    return folder, apply(request.param, exported, folder)
+
+
+@pytest.mark.slow(1)
+def test_each_recipe_makes_a_smaller_model_that_says_nearly_the_same(made, exported):
+    folder, built = made
     exact = mean_loss(exported / MODEL_FILE, JUDGED_BY)
-    assert abs(mean_loss(tmp_path / "out" / MODEL_FILE, JUDGED_BY) - exact) < 0.15
-    small, large = (path.stat().st_size for path in (tmp_path / "out" / MODEL_FILE, exported / MODEL_FILE))
+    assert abs(mean_loss(folder / MODEL_FILE, JUDGED_BY) - exact) < 0.15
+    small, large = (path.stat().st_size for path in (folder / MODEL_FILE, exported / MODEL_FILE))
     assert small < 0.6 * large
     # Four layers of seven, and the head where it is not kept apart.
     assert built.facts["linear_layers"] in (28, 29)
     json.dumps(built.facts)
 
 
-@pytest.mark.parametrize("label", [each.label for each in recipes() if each.backend == "onnx"])
-def test_a_tied_embedding_is_stored_once(label, exported, tmp_path):
-    apply(label, exported, tmp_path / "out")
-    model = graph.load(tmp_path / "out" / MODEL_FILE)
+@pytest.mark.slow(1)
+def test_a_tied_embedding_is_stored_once(made, exported):
+    folder, _ = made
+    model = graph.load(folder / MODEL_FILE)
     vocabulary, width = 512, 128
     floats = [t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT]
     assert [vocabulary, width] not in [list(t.dims) for t in floats]
@@ -70,6 +77,7 @@ def test_a_tied_embedding_is_stored_once(label, exported, tmp_path):
     )
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("method", CALIBRATION_METHODS)
 def test_ranges_by_each_calibration_method(method, exported, tmp_path):
     apply("onnx/int8-static", exported, tmp_path / "out", calibration_method=method, keep_quality="none")
@@ -84,6 +92,7 @@ def test_an_unknown_calibration_method_is_refused(exported, tmp_path):
         apply("onnx/int8-static", exported, tmp_path / "out", calibration_method="guess")
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("label", ["onnx/int8-weight-only", "onnx/int4-weight-only", "onnx/int8-dynamic"])
 def test_layers_that_are_gemm_nodes_are_quantized_too(label, exported_gpt2, tmp_path):
     built = apply(label, exported_gpt2, tmp_path / "out")
@@ -156,6 +165,7 @@ def own_words(folder: Path) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, ids.tolist()))
 
 
+@pytest.mark.slow(1)
 def test_the_layer_that_spoils_the_quality_stays_in_float(spoiled, tmp_path):
     (tmp_path / "out").mkdir()
     rows = own_words(spoiled)
@@ -203,6 +213,7 @@ def test_an_unknown_recipe_names_those_that_there_are():
         find_recipe("onnx", "int3")
 
 
+@pytest.mark.slow(1)
 def test_a_quantized_graph_is_still_a_decoder_with_a_cache(exported, tmp_path):
     apply("onnx/int8-mixed", exported, tmp_path / "out")
     decoder = OnnxDecoder(tmp_path / "out" / MODEL_FILE)

@@ -33,6 +33,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow(10)
 @pytest.mark.skipif(
     not (APART.is_dir() or find_spec("torchao")),
     reason="torchao is an extra that is not installed here; `make test` installs it beside its environment",

@@ -129,6 +129,7 @@ def test_html_shows_what_it_could_run(name):
     assert shown(page) == page
 
 
+@pytest.mark.slow(4)
 def test_plots_draw_every_text():
     words = {"title": "\n".join(HOSTILE), "x_label": HOSTILE[0], "y_label": HOSTILE[5]}
     names = dict(enumerate(HOSTILE))
@@ -155,6 +156,7 @@ def test_plots_draw_every_text():
     assert [text.get_text() for text in legend.get_texts()] == list(map(as_label, HOSTILE))
 
 
+@pytest.mark.slow(7)
 def test_a_picture_of_a_long_table_has_its_first_rows_and_says_so():
     rows = frame(*(run(f"s{number}", tokens_per_sec=1.0) for number in range(MOST_DRAWN + 900)))
     figure = to_figure(summary_table(rows), "many")
@@ -172,6 +174,7 @@ print(out.getvalue()[:4])
 """
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "nonsense", ""])
 def test_pictures_are_drawn_whatever_backend_and_style_are_set(backend, tmp_path):
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\nsavefig.format: pdf\nfont.family: Nowhere\n")
@@ -198,6 +201,7 @@ for _ in range(2000):
 """
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_a_stream_replaces_what_it_cannot_show(encoding):
     environment = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
@@ -207,6 +211,7 @@ def test_a_stream_replaces_what_it_cannot_show(encoding):
         assert done.stdout.splitlines()[0] == b"+/- - | ... x ? ?"
 
 
+@pytest.mark.slow(1)
 def test_a_reader_that_goes_away_ends_nothing():
     worker = subprocess.Popen([sys.executable, "-c", PRINT], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     worker.stdout.readline()

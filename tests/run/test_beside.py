@@ -150,6 +150,7 @@ def test_the_probe_tries_smaller_buffers_where_large_ones_are_refused(monkeypatc
         bandwidth.copy_bandwidth("cpu")
 
 
+@pytest.mark.slow(8)
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS knows no limit of the address space")
 def test_an_address_space_limit_costs_the_probe_and_nothing_else():
     """In a process of its own, whose limit leaves no room for buffers once torch is there."""

@@ -60,6 +60,7 @@ def command(module, *arguments, path=(), **settings):
     )
 
 
+@pytest.mark.slow(22)
 def test_measuring_needs_no_mlflow_and_tracking_no_framework(tmp_path, uri):
     (tmp_path / "forbid").mkdir()
     (tmp_path / "forbid" / "sitecustomize.py").write_text(FORBID)
@@ -90,6 +91,7 @@ print(sorted({"torch", "transformers", "onnxruntime", "optimum"} & set(sys.modul
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
+@pytest.mark.slow(12)
 def test_a_terminated_command_leaves_nothing_running(tmp_path, uri):
     """SIGTERM in mid-measurement: exit code 143, the study killed, the worker gone."""
     arguments = [*QUICK, "--tracking-uri", uri]
@@ -120,6 +122,8 @@ def test_a_terminated_command_leaves_nothing_running(tmp_path, uri):
         (["--backend", "nope"], "unknown backend 'nope'"),
         (["--tracking-uri", "mlruns"], "old file store"),
         (["--dtype", "int3"], "unknown dtype 'int3': use one of float32"),
+        (["--model", "packaged:nothing"], "smollm2"),
+        (["--device", "tpu"], "unknown device 'tpu'"),
         (["--max-new-tokens", "0"], "Invalid value"),
     ],
 )

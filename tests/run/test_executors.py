@@ -47,6 +47,7 @@ def kinds(events):
     }
 
 
+@pytest.mark.slow(19)
 def test_a_worker_measures_and_one_that_is_killed_loses_one_scenario(executor, monkeypatch):
     """One model in real workers: facts of the machine, outcomes, then a kill in mid-measurement."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -83,6 +84,7 @@ def test_a_worker_measures_and_one_that_is_killed_loses_one_scenario(executor, m
     assert one.started_at < after.started_at
 
 
+@pytest.mark.slow(14)
 def test_what_libraries_print_does_not_disturb_the_events(executor, noisy_backend, capfd):
     """print, writes to descriptor 1 and child processes all go to standard error."""
     variant = Variant("fine", backend="noisy", device="cpu")
@@ -106,6 +108,7 @@ def test_what_libraries_print_does_not_disturb_the_events(executor, noisy_backen
     assert not worker.lives(), "closing ends the worker"
 
 
+@pytest.mark.slow(7)
 @pytest.mark.parametrize(
     ("death", "reason"), [("killed", "killed (SIGKILL)"), ("exits", "exit code 3 in the middle")]
 )

@@ -57,6 +57,7 @@ BEGIN = {
 }
 
 
+@pytest.mark.slow(6)
 @pytest.mark.parametrize("where", sorted(BEGIN))
 def test_what_libraries_print_log_and_warn_of_is_redacted(where):
     code = PROGRAM.format(begin=BEGIN[where], leaks=LEAKS)

@@ -197,6 +197,7 @@ def test_a_model_that_is_gone_is_no_run_s(tmp_path):
     assert not resume._is_of(pd.Series({"env.weights_digest": "safetensors:0"}), identify(scenario), "")
 
 
+@pytest.mark.slow(8)
 def test_a_worker_process_identifies_as_this_process_does():
     executor = ProcessExecutor()
     scenario = lengths(4).scenarios[0]

@@ -12,15 +12,18 @@ from llmtrack.report.terminal import make_console
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.study import run_study
 from llmtrack.tracking.mlmodel import mlflow_model
+from tests.conftest import make_here
 
 pytestmark = pytest.mark.skipif(
     not available("onnx", "any"), reason="the onnx extra is not installed: the rest works without it"
 )
 
 
+@pytest.mark.slow(12)
 def test_a_logged_model_is_loaded_back_and_generates(tracker, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    make_here(monkeypatch)
     config = quantization.Config(
         model="synthetic:tiny",
         max_new_tokens=4,

@@ -13,6 +13,8 @@ from llmtrack.tracking.query import runs, studies
 from llmtrack.tracking.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, measurement
 
+pytestmark = pytest.mark.slow(5)
+
 
 @pytest.fixture
 def experiment() -> str:

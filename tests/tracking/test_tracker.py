@@ -367,6 +367,7 @@ def test_a_study_that_starts_offline_is_whole_after_sync(uri, tmp_path, said):
     assert names == ["plot.png"]
 
 
+@pytest.mark.slow(2)
 def test_tracking_imports_neither_torch_nor_anything_heavy_at_start():
     code = (
         "import sys, llmtrack.tracking.tracker, llmtrack.tracking.query, llmtrack.tracking.environment\n"
