@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.tracking import ask
+from llmtrack.tracking.cells import MODEL_DIGESTS
 from llmtrack.tracking.environment import NOT_SPEED
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ WORK = (
 
 _ENV = "env."
 # Facts of the model and not of the machine.
-_NOT_MACHINE = NOT_SPEED | {"weights_digest", "config_digest", "tokenizer_digest", "revision"}
+_NOT_MACHINE = NOT_SPEED | {*MODEL_DIGESTS, "revision"}
 _MOST_NAMED = 3
 
 

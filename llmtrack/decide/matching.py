@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
 from llmtrack.tracking import ask
-from llmtrack.tracking.cells import in_order_of_time
+from llmtrack.tracking.cells import counterpart, in_order_of_time, newest_of_each
 
 if TYPE_CHECKING:
     import pandas as pd
-
-CELL = ["experiment", "scenario", "model", "environment_id"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +25,8 @@ def match(baselines: pd.DataFrame, candidates: pd.DataFrame) -> tuple[list[Pair]
     """Pair runs, and name the scenarios that have no counterpart.
 
     A baseline of one scenario stands against every candidate. Otherwise scenarios of one name are paired. Of
-    several runs of one scenario the newest is taken; of the baselines, the newest of the same work and machine.
+    several runs of one cell (see `tracking.cells`) the newest is taken, whatever its work; of the baselines, the
+    newest of the same work and machine, of the same variant if there is one.
 
     Args:
         baselines: rows of `llmtrack.runs`, newest first.
@@ -41,12 +40,12 @@ def match(baselines: pd.DataFrame, candidates: pd.DataFrame) -> tuple[list[Pair]
         raise UsageError(f"the baseline has no finished run{_why(baselines)}")
     single = len(finished[["experiment", "scenario"]].drop_duplicates()) == 1
     pairs, unmatched = [], []
-    for _, candidate in in_order_of_time(newest_of_cell(candidates)).iterrows():
+    for _, candidate in in_order_of_time(newest_of_each(candidates, across_work=True)).iterrows():
         counterparts = finished if single else _of_the_same_name(finished, candidate)
         if counterparts.empty:
             unmatched.append(ask.name(candidate))
             continue
-        baseline = _closest(counterparts, candidate)
+        baseline = counterpart(counterparts, candidate)
         if baseline["run_id"] != candidate["run_id"]:
             pairs.append(Pair(baseline, candidate))
     if not pairs and unmatched:
@@ -59,33 +58,10 @@ def match(baselines: pd.DataFrame, candidates: pd.DataFrame) -> tuple[list[Pair]
     return pairs, unmatched
 
 
-def newest_of_cell(runs: pd.DataFrame) -> pd.DataFrame:
-    """Keep the newest run of each scenario, model and environment; the order stays."""
-    if runs.empty:
-        return runs
-    keys = runs.reindex(columns=CELL).astype("string").fillna("")
-    newest = runs.assign(_key=keys.agg("\x1f".join, axis=1)).sort_values(
-        "start_time", ascending=False, kind="stable"
-    )
-    kept = newest.drop_duplicates("_key").index
-    return runs[runs.index.isin(kept)]
-
-
 def _of_the_same_name(baselines: pd.DataFrame, candidate: pd.Series) -> pd.DataFrame:
     named = baselines[ask.where(baselines, "scenario", candidate.get("scenario"))]
     same_experiment = named[ask.where(named, "experiment", candidate.get("experiment"))]
     return same_experiment if len(same_experiment) else named
-
-
-def _closest(baselines: pd.DataFrame, candidate: pd.Series) -> pd.Series:
-    """Return the newest of the same work and machine, else of the same work, else the newest."""
-    for keys in (["workload_id", "environment_id"], ["workload_id"]):
-        same = baselines
-        for key in keys:
-            same = same[ask.where(same, key, candidate.get(key))]
-        if len(same):
-            return same.iloc[0]
-    return baselines.iloc[0]
 
 
 def _why(runs: pd.DataFrame) -> str:

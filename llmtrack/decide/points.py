@@ -15,26 +15,16 @@ from typing import TYPE_CHECKING
 from llmtrack import metrics as schema
 from llmtrack.decide.asked import params_in
 from llmtrack.decide.comparability import CONVENTION, scored_key
-from llmtrack.decide.matching import CELL, newest_of_cell
 from llmtrack.errors import UsageError
 from llmtrack.scenario import RepeatPolicy
 from llmtrack.tracking import ask
-from llmtrack.tracking.cells import in_order_of_time
+from llmtrack.tracking.cells import MODEL_DIGESTS, VARIANT, cells_of, in_order_of_time, keys, newest_of_each
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # What makes two runs runs of the same loaded model.
-VARIANT = (
-    "model_id",
-    "backend",
-    "device",
-    "dtype",
-    "quantization",
-    "env.weights_digest",
-    "env.config_digest",
-    "env.tokenizer_digest",
-)
+_LOADED = (*VARIANT, *(f"env.{name}" for name in MODEL_DIGESTS))
 
 # How often and how long a call is repeated tells nothing of what is repeated.
 POLICY = frozenset(field.name for field in dataclasses.fields(RepeatPolicy))
@@ -91,7 +81,10 @@ def gather_points(runs: pd.DataFrame, speed: str = SPEED, quality: str = QUALITY
     timed = _commonest(timed, ("environment_id",), "measured in another environment", notes)
     scored = finished[ask.present(finished, quality)]
     scored = _commonest(
-        newest_of_cell(scored), CONVENTION, f"whose {quality} is of another convention", notes
+        newest_of_each(scored, across_work=True),
+        CONVENTION,
+        f"whose {quality} is of another convention",
+        notes,
     )
     scored = scored.assign(scored_key=[str(scored_key(run, quality)) for _, run in scored.iterrows()])
     scored = _commonest(scored, ("scored_key",), f"whose {quality} is of other tokens or another text", notes)
@@ -105,9 +98,9 @@ def _newest(timed: pd.DataFrame, speed: str, notes: list[str]) -> pd.DataFrame:
     The luckiest run of a configuration is no configuration of its own. Within a study, names tell scenarios apart.
     """
     left = [*POLICY, *CONVENTION, *_NOT_CONFIGURATION]
-    asked = [name for name in params_in(timed) if name not in left and name not in VARIANT]
-    configuration = dict(zip(timed["run_id"], _keys(timed, [*VARIANT, *asked]), strict=True))
-    cell = dict(zip(timed["run_id"], _keys(timed, CELL), strict=True))
+    asked = [name for name in params_in(timed) if name not in left and name not in _LOADED]
+    configuration = dict(zip(timed["run_id"], keys(timed, [*_LOADED, *asked]), strict=True))
+    cell = dict(zip(timed["run_id"], cells_of(timed), strict=True))
     kept: dict[str, list[pd.Series]] = {}
     # From the newest on, so that each finds what replaces it.
     for _, run in timed.iloc[::-1].iterrows():
@@ -138,10 +131,10 @@ def _joined(timed: pd.DataFrame, scored: pd.DataFrame, quality: str, notes: list
     of_variant: dict[tuple[str, ...], list[float]] = {}
     if quality in scored.columns:
         own = dict(zip(scored["run_id"], scored[quality], strict=True))
-        for variant, value in zip(_keys(scored, VARIANT), scored[quality], strict=True):
+        for variant, value in zip(keys(scored, _LOADED), scored[quality], strict=True):
             of_variant.setdefault(variant, []).append(value)
     values = []
-    for run_id, name, variant in zip(timed["run_id"], timed["scenario"], _keys(timed, VARIANT), strict=True):
+    for run_id, name, variant in zip(timed["run_id"], timed["scenario"], keys(timed, _LOADED), strict=True):
         found = [own[run_id]] if run_id in own else of_variant.get(variant, [])
         # Models that differ in what no variant tells, such as the settings of a recipe.
         told_apart = found and max(found) <= min(found) * (1 + schema.metric(quality).tolerance)
@@ -153,19 +146,11 @@ def _joined(timed: pd.DataFrame, scored: pd.DataFrame, quality: str, notes: list
 
 def _commonest(runs: pd.DataFrame, names: Sequence[str], what: str, notes: list[str]) -> pd.DataFrame:
     """Keep the runs that agree in some columns with the most others; of a draw, with the newest."""
-    keys = _keys(runs, names)
-    if len(set(keys)) <= 1:
+    found = keys(runs, names)
+    if len(set(found)) <= 1:
         return runs
-    last = {key: number for number, key in enumerate(keys)}
-    chosen = max(last, key=lambda key: (keys.count(key), last[key]))
-    kept = [key == chosen for key in keys]
+    last = {key: number for number, key in enumerate(found)}
+    chosen = max(last, key=lambda key: (found.count(key), last[key]))
+    kept = [key == chosen for key in found]
     notes.append(f"{len(kept) - sum(kept)} runs {what} are left out: choose runs by --study or --experiment")
     return runs[kept]
-
-
-def _keys(runs: pd.DataFrame, names: Sequence[str]) -> list[tuple[str, ...]]:
-    columns = [
-        runs[name].astype("string").fillna("").tolist() if name in runs.columns else [""] * len(runs)
-        for name in names
-    ]
-    return list(zip(*columns, strict=True))

@@ -13,6 +13,7 @@ from llmtrack.experiment import Focus
 from llmtrack.report.drawing import new_figure
 from llmtrack.report.escape import in_markdown, in_plot, on_one_line, plain
 from llmtrack.tracking import ask
+from llmtrack.tracking.cells import baseline_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,19 +202,6 @@ def _noise(run: pd.Series, base: pd.Series, key: str, among: int) -> str:
     if found.repeats_needed and found.repeated:
         return " (too few repeats to tell)"
     return " (within noise)" if found.verdict == "same" and found.repeated else ""
-
-
-def baseline_of(run: pd.Series, runs: pd.DataFrame) -> pd.Series | None:
-    """Return the run that a run is compared with, or None.
-
-    A study that asks several things has several baselines: the one of the same work is meant, and where none is,
-    the study's only one.
-    """
-    baselines = runs[ask.where(runs, "study_id", run.get("study_id")) & ask.marked(runs, "baseline")]
-    same_work = baselines[ask.where(baselines, "workload_id", run.get("workload_id"))]
-    if len(same_work):
-        return same_work.iloc[0]
-    return baselines.iloc[0] if len(baselines) == 1 else None
 
 
 def to_rich(table: Table, title: str = "") -> RichTable:

@@ -12,6 +12,7 @@ from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.report.plots import measured
 from llmtrack.report.reading import bandwidth, has, in_doubt
 from llmtrack.tracking import ask
+from llmtrack.tracking.cells import VARIANT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +28,6 @@ CHOICES = (
     ("pad_to_multiple", "padding to a multiple of {}"),
     ("batch_size", "batch size {}"),
 )
-VARIANT = ("model_id", "backend", "device", "dtype", "quantization")
 
 
 @dataclass(frozen=True)

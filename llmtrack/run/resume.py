@@ -8,16 +8,11 @@ from typing import TYPE_CHECKING
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.scenario import GenerateTask, Scenario, workload_id
 from llmtrack.tracking import ask
+from llmtrack.tracking.cells import ASKED_ALIKE, MODEL_DIGESTS
 from llmtrack.tracking.query import runs
 
 if TYPE_CHECKING:
     import pandas as pd
-
-IDS = ["scenario_id", "workload_id", "environment_id"]
-
-
-MODEL = ("weights_digest", "config_digest", "tokenizer_digest")
-"""What tells of a run which model it measured: a name or a folder can hold another one by now."""
 
 
 def finished_already(
@@ -43,7 +38,7 @@ def finished_already(
         (scenario.scenario_id, _workload_id(scenario), environment_id): scenario for scenario in scenarios
     }
     kept, names, models = [], [], dict[Scenario, Mapping[str, str]]()
-    for position, ids in enumerate(found[IDS].itertuples(index=False, name=None)):
+    for position, ids in enumerate(found[list(ASKED_ALIKE)].itertuples(index=False, name=None)):
         if (scenario := asked.get(ids)) is None:
             continue
         if scenario not in models:
@@ -62,7 +57,7 @@ def finished_already(
 
 def _is_of(run: pd.Series, model: Mapping[str, str], scored: str) -> bool:
     """Return whether a run measured a model and scored a text; where nothing tells models apart, their names do."""
-    columns = {"revision": "revision"} | {name: f"env.{name}" for name in MODEL}
+    columns = {"revision": "revision"} | {name: f"env.{name}" for name in MODEL_DIGESTS}
     same_model = all(ask.text(run, columns[name]) == model[name] for name in columns if name in model)
     return same_model and scored in ("", ask.text(run, "corpus_digest"))
 

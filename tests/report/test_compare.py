@@ -6,6 +6,10 @@ import csv
 import io
 import json
 
+import pytest
+
+from llmtrack.decide.matching import match
+from llmtrack.decide.points import gather_points
 from llmtrack.report.listing import render_runs
 from llmtrack.tracking.cells import in_order_of_time, newest_of_each
 from tests.report.frames import frame, run
@@ -40,6 +44,44 @@ def test_another_machine_or_workload_is_another_cell():
 def test_two_failures_without_a_known_model_are_one_cell():
     rows = [at(1, model_id=None, dtype=None), at(2, model_id=None, dtype=None)]
     assert list(newest_of_each(frame(*rows))["run_id"]) == ["a2"]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"backend": "onnx"}, {"quantization": "int8"}, {"device": "cuda"}, {"model_id": "other"}]
+)
+def test_another_variant_of_a_scenario_is_another_cell_wherever_cells_are_told(changed):
+    runs = frame(at(1, tokens_per_sec=1.0), at(2, tokens_per_sec=2.0, study_id="s2", **changed))
+    assert list(newest_of_each(runs)["run_id"]) == ["a1", "a2"]
+    pairs, _ = match(frame(at(0, "base")), runs)
+    assert [pair.candidate["run_id"] for pair in pairs] == ["a1", "a2"]
+    assert list(gather_points(runs).runs["run_id"]) == ["a1", "a2"]
+
+
+def test_an_older_failure_is_replaced_by_what_was_asked_alike_and_replaces_nothing_measured():
+    asked = {"model": "m", "device_requested": "auto", "dtype_requested": "auto", "scenario_id": "q1"}
+    unloaded = {"model_id": None, "device": None, "dtype": None, "status": "FAILED", **asked}
+    failed = [at(minute, **unloaded) | {"workload_id": None} for minute in (1, 3)]
+    done = at(2, **asked)
+    assert list(newest_of_each(frame(failed[0], done))["run_id"]) == ["a2"]
+    assert set(newest_of_each(frame(done, failed[1]))["run_id"]) == {"a2", "a3"}
+    assert len(newest_of_each(frame(done, failed[0] | {"model": "another"}))) == 2
+    assert len(newest_of_each(frame(done, failed[0] | {"scenario_id": "q2"}))) == 2
+    assert len(newest_of_each(frame(done, failed[0] | {"scenario_id": "q2"}), across_work=True)) == 1
+
+
+def test_a_comparison_takes_the_newest_work_of_a_scenario_and_a_table_each():
+    runs = frame(at(1), at(2) | {"workload_id": "w2"})
+    assert list(newest_of_each(runs)["run_id"]) == ["a1", "a2"]
+    assert list(newest_of_each(runs, across_work=True)["run_id"]) == ["a2"]
+
+
+def test_the_counterpart_is_of_the_same_variant_where_there_is_one():
+    baselines = frame(at(3, backend="onnx"), at(2), at(1) | {"workload_id": "w2"})
+    for minute, candidate in ((3, at(9, backend="onnx")), (2, at(9)), (3, at(9, dtype="bfloat16"))):
+        ((pair,), _) = match(baselines, frame(candidate))
+        assert pair.baseline["run_id"] == f"a{minute}"
+    ((other_work,), _) = match(baselines, frame(at(9) | {"workload_id": "w2"}))
+    assert other_work.baseline["run_id"] == "a1"
 
 
 def test_studies_by_their_beginning_and_runs_as_they_were_measured():
