@@ -67,9 +67,22 @@ class Steps:
     rows: tuple[StepValues, ...]
 
 
-Event = Union[Log, Warn, Progress, Begun, Steps, Measurement, Failure]  # noqa: UP007 - evaluated on Python 3.10
+@dataclass(frozen=True)
+class SoFar:
+    """What counts of a scenario is measured; an outcome with what is measured beside it follows.
 
-_KINDS = {kind.__name__: kind for kind in (Log, Warn, Progress, Begun, Steps, Measurement, Failure)}
+    If none does, because that ends the process or never ends, this is the outcome.
+
+    Attributes:
+        measurement: what there is already.
+    """
+
+    measurement: Measurement
+
+
+Event = Union[Log, Warn, Progress, Begun, Steps, SoFar, Measurement, Failure]  # noqa: UP007 - evaluated on Python 3.10
+
+_KINDS = {kind.__name__: kind for kind in (Log, Warn, Progress, Begun, Steps, SoFar, Measurement, Failure)}
 
 
 def event_to_json(event: Event) -> Any:

@@ -429,8 +429,9 @@ class Failure:
 
     Attributes:
         scenario: what was asked.
-        kind: `out_of_memory`, `unsupported`, `too_long`, `non_finite`, `killed` (by the system), `interrupted` (by the
-            user, and can be resumed), `load`, `extension` (the backend's package is broken) or `error`.
+        kind: `out_of_memory`, `unsupported`, `too_long`, `non_finite`, `killed` (by the system), `timeout` (gave no sign of
+            life), `interrupted` (by the user, and can be resumed), `load`, `extension` (the backend's package is broken) or
+            `error`.
         reason: one line a user can act on.
         details: the traceback or the log, for an artifact.
         facts: what is known of what was used, as in `Measurement`.

@@ -132,7 +132,8 @@ def time_arms(
         engine: the engine that all arms share.
         arms: what is compared, by name.
         clock: returns seconds; monotonic.
-        on_call: told the arm and the number of the repeat before each call; 0 is the warm-up.
+        on_call: told the arm and the number of the repeat before each call; 0 is the warm-up. What it raises ends
+            the arm.
 
     Yields:
         Each arm's name with its timing as soon as it needs no further repeat, or with the exception that
@@ -147,9 +148,9 @@ def time_arms(
     while repeats:
         for name in list(repeats):
             arm, done = arms[name], repeats[name]
-            on_call(name, len(done.repeats) + 1)
             result: Timing | Exception | None
             try:
+                on_call(name, len(done.repeats) + 1)
                 done.add(engine, arm.requests, clock)
                 stop = should_stop(done.durations, arm.policy, done.warmup_s)
                 result = done.timing(arm.policy) if stop else None

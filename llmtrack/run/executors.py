@@ -9,13 +9,18 @@ from typing import Any, Protocol
 
 from llmtrack.engine import Engine
 from llmtrack.errors import LlmtrackError, UsageError
-from llmtrack.events import Event, Progress, event_from_json
+from llmtrack.events import Event, Progress, SoFar, event_from_json
+from llmtrack.run.kept import Kept
+from llmtrack.run.limited import Limited
 from llmtrack.run.patience import LOADING, STARTING, Patience
 from llmtrack.run.progress import clock_text
 from llmtrack.run.worker_process import WorkerProcess
 from llmtrack.scenario import Failure, Measurement, Scenario, TrainTask, Variant, to_json
 
 Emit = Callable[[Event], None]
+
+INTERRUPTED = "it was interrupted"
+BESIDE = "what is measured beside it"
 
 
 class Executor(Protocol):
@@ -53,12 +58,14 @@ class InlineExecutor:
         load: turns a variant into an engine; by default through the installed backends. One of its own knows which
             model it loads, so the files that a scenario names tell nothing of it.
         clock: times it.
+        time_limit: seconds that a call may take; it is looked at between calls. 0: as long as it takes.
     """
 
     def __init__(
         self,
         load: Callable[[Variant], Engine] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        time_limit: float = 0.0,
     ) -> None:
         from llmtrack.engines.registry import load_variant
         from llmtrack.worker.measuring import EngineCache
@@ -66,6 +73,7 @@ class InlineExecutor:
         self._engines = EngineCache(load or load_variant)
         self._by_files = load is None
         self._clock = clock
+        self._time_limit = time_limit
 
     def machine(self) -> Mapping[str, str]:
         """Return facts about the machine and the installation that measure."""
@@ -90,7 +98,17 @@ class InlineExecutor:
         """Measure scenarios of one variant, one after the other."""
         from llmtrack.worker.measuring import measure_group
 
-        measure_group(scenarios, self._engines, emit, self._clock)
+        kept = Kept(emit)
+        tell: Emit = kept
+        if self._time_limit > 0:
+            # What trains comes last, and loads its own model.
+            first = next((each for each in scenarios if not isinstance(each.task, TrainTask)), scenarios[0])
+            tell = Limited(kept, self._time_limit, self._clock, first.name)
+        try:
+            measure_group(scenarios, self._engines, tell, self._clock)
+        except BaseException:
+            kept.emit_all_without(INTERRUPTED)
+            raise
 
     def close(self) -> None:
         """Free the engine."""
@@ -101,7 +119,8 @@ class ProcessExecutor:
     """Measures in a fresh worker process per variant, which ends when another variant comes.
 
     A model that fills the memory, crashes or is killed takes only its worker along, and a worker that tells nothing for
-    too long is killed. The scenario that was being measured then becomes a Failure, and the others go on in a new worker.
+    too long is killed. The scenario that was being measured then becomes a Failure, unless what counts of it was measured
+    already (`SoFar`), and the others go on in a new worker.
 
     Args:
         patience: how long a worker may tell nothing.
@@ -142,21 +161,25 @@ class ProcessExecutor:
         self._variant = scenarios[0].variant
         self._hung_loading = 0
         waiting = {scenario.name: scenario for scenario in scenarios}
+        kept = Kept(emit)
         while waiting:
             started = time.time()
             at = _At(next(iter(waiting)))
             try:
-                self._follow(waiting, at, emit)
+                self._follow(waiting, at, kept)
             except _LostError as loss:
                 for lost in self._lost(waiting, at.progress, loss):
-                    emit(Failure(lost, loss.kind, loss.reason, started_at=started, ended_at=time.time()))
+                    if not kept.emit_without(lost.name, loss.reason):
+                        emit(Failure(lost, loss.kind, loss.reason, started_at=started, ended_at=time.time()))
             except (Exception, GeneratorExit):
+                kept.emit_all_without(INTERRUPTED)
                 raise
             except BaseException:
                 # A signal: what can be taken up again later is kept first.
                 current = waiting.get(at.progress.scenario)
                 if current is not None and isinstance(current.task, TrainTask):
-                    self._end_in_order(emit)
+                    self._end_in_order(kept)
+                kept.emit_all_without(INTERRUPTED)
                 raise
 
     def close(self) -> None:
@@ -194,6 +217,8 @@ class ProcessExecutor:
             event = event_from_json(message["event"])
             if isinstance(event, Progress):
                 at.progress = event
+            elif isinstance(event, SoFar):
+                at.progress = Progress(event.measurement.scenario.name, BESIDE)
             elif isinstance(event, (Measurement, Failure)):
                 waiting.pop(event.scenario.name, None)
             emit(event)

@@ -60,10 +60,10 @@ def open_executor(settings: RunOptions) -> Iterator[Executor]:
     """Open the executor that the settings name, and close it at the end."""
     executor: Executor
     if settings.executor == "inline":
-        executor = InlineExecutor()
+        executor = InlineExecutor(time_limit=settings.time_limit)
         if settings.time_limit:
             to_stderr(
-                "time_limit is not kept with executor=inline: what hangs in this process cannot be ended"
+                "time_limit is kept between calls only with executor=inline: what hangs in this process cannot be ended"
             )
     else:
         executor = ProcessExecutor(Patience(settings.time_limit))

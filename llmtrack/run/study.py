@@ -146,7 +146,7 @@ def run_study(
                     tracker.begin(study, **vars(event))
                 elif isinstance(event, Steps):
                     tracker.log_steps(event.run_key, event.rows)
-                else:
+                elif isinstance(event, (Measurement, Failure)):
                     counts[type(event)] += 1
                     refused += isinstance(event, Failure) and event.kind == "extension"
                     tracker.log(study, event)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from llmtrack.engine import Engine, GenerateRequest
-from llmtrack.events import Progress
+from llmtrack.events import Progress, SoFar
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.formulas import decode_step_bytes, memory_bandwidth_utilization
 from llmtrack.measure.interference import CpuReading, busy_warning, gpu_warning, read_cpu
@@ -47,38 +47,66 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
         try:
             if isinstance(result, Exception):
                 raise result
-            emit(_measurement(scenario, task, prompts, arms[name], result, engine, before, started[name]))
+            timed = _timed(scenario, task, prompts, arms[name], result, engine, started[name])
+            emit(SoFar(timed))
+            emit(_with_beside(timed, task, arms[name].requests, result, engine, before))
         except Exception as error:
             emit(failure_of(scenario, error, started.get(name, time.time()), engine))
 
 
-def _measurement(
+def _timed(
     scenario: Scenario,
     task: GenerateTask,
     prompts: Prompts,
     arm: Arm,
     timing: Timing,
     engine: Engine,
-    cpu_before: CpuReading | None,
     started: float,
 ) -> Measurement:
-    beside = Beside()
-    busy = beside.get("the load of the machine", lambda: busy_warning(cpu_before, read_cpu()), ())
-    busy += beside.get("what else uses the GPU", lambda: gpu_warning(engine.info.device), ())
+    """Return what the timing itself tells: to make it, nothing more is measured."""
     metrics = dict(timing.metrics) | engine_metrics(engine) | {"pad_share": pad_share(arm.requests)}
     facts = engine_facts(engine) | _prompt_facts(arm.requests) | dict(prompts.facts)
     facts["output_digest"] = digest(timing.new_ids)
     if timing.peak_memory_bytes is not None:
         metrics["peak_memory_mib"] = timing.peak_memory_bytes / MIB
+    return Measurement(
+        scenario=scenario,
+        workload_id=workload_id(task),
+        facts=facts,
+        metrics=metrics,
+        summaries=timing.summaries,
+        samples=timing.samples,
+        warnings=prompts.warnings + timing.warnings + _padding_warning(arm.requests) + engine.info.warnings,
+        tags=dict(engine.info.tags),
+        series={"token_latency_ms": timing.gaps_ms, **engine.info.series},
+        texts=dict(engine.info.texts),
+        model_folder=engine.info.folder if scenario.keep_model else "",
+        disturbed=disturbed(timing.samples.get("total_latency_s", ())),
+        started_at=started,
+        ended_at=time.time(),
+    )
+
+
+def _with_beside(
+    timed: Measurement,
+    task: GenerateTask,
+    requests: Sequence[GenerateRequest],
+    timing: Timing,
+    engine: Engine,
+    cpu_before: CpuReading | None,
+) -> Measurement:
+    """Return a timed measurement with what is measured beside it, any of which may be missing."""
+    beside = Beside()
+    busy = beside.get("the load of the machine", lambda: busy_warning(cpu_before, read_cpu()), ())
+    busy += beside.get("what else uses the GPU", lambda: gpu_warning(engine.info.device), ())
+    metrics, facts = dict(timed.metrics), dict(timed.facts)
     if task.use_cache and "inter_token_latency_ms" in metrics:
         step_ms = metrics["inter_token_latency_ms"]
-        metrics |= beside.get(
-            "the copy bandwidth", lambda: _bandwidth_metrics(engine, arm.requests, step_ms), {}
-        )
+        metrics |= beside.get("the copy bandwidth", lambda: _bandwidth_metrics(engine, requests, step_ms), {})
     if task.compare_unpadded:
         differing = beside.get(
             "the comparison with unpadded rows",
-            lambda: rows_differing(engine, arm.requests, timing.new_ids),
+            lambda: rows_differing(engine, requests, timing.new_ids),
             None,
         )
         if differing is not None:
@@ -87,26 +115,13 @@ def _measurement(
     sample = beside.get(
         "the sample text", lambda: "\n---\n".join(map(engine.decode, timing.new_ids[:SAMPLE_ROWS])), None
     )
-    return Measurement(
-        scenario=scenario,
-        workload_id=workload_id(task),
+    return replace(
+        timed,
         facts=facts,
         metrics=metrics,
-        summaries=timing.summaries,
-        samples=timing.samples,
-        warnings=prompts.warnings
-        + timing.warnings
-        + _padding_warning(arm.requests)
-        + busy
-        + beside.warnings
-        + engine.info.warnings,
+        warnings=(*timed.warnings, *busy, *beside.warnings),
         sample_text=sample,
-        tags=dict(engine.info.tags),
-        series={"token_latency_ms": timing.gaps_ms, **engine.info.series},
-        texts=dict(engine.info.texts),
-        model_folder=engine.info.folder if scenario.keep_model else "",
-        disturbed=bool(busy) or disturbed(timing.samples.get("total_latency_s", ())),
-        started_at=started,
+        disturbed=timed.disturbed or bool(busy),
         ended_at=time.time(),
     )
 

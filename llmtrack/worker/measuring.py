@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from llmtrack.engine import Engine
 from llmtrack.errors import ExtensionError, LlmtrackError, ScenarioError
-from llmtrack.events import Event, Log, Warn
+from llmtrack.events import Event, Log, SoFar, Warn
 from llmtrack.measure.timing import Clock
 from llmtrack.scenario import Measurement, PerplexityTask, Scenario, TrainTask, Variant
 from llmtrack.worker.generate import measure_generation
@@ -85,6 +85,7 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
         """Keep back what is to be scored, too, until nothing is timed any more."""
         if isinstance(event, Measurement) and event.scenario.quality is not None:
             timed.append(event)
+            emit(SoFar(event))
         else:
             emit(event)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from llmtrack.engine import Engine
 from llmtrack.errors import in_words
-from llmtrack.events import Log, Progress
+from llmtrack.events import Log, Progress, SoFar
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.timing import Clock
@@ -98,7 +98,19 @@ def with_quality(
             return failure_of(timed.scenario, error, timed.started_at, engine)
         reason = f"its quality could not be scored: {in_words(error)}"
         return replace(timed, warnings=(*timed.warnings, reason), ended_at=time.time())
-    drift, found = _drift(name, check, scored.corpus, engine, load, timed.scenario.variant, emit)
+    timed = replace(
+        timed,
+        metrics={**timed.metrics, **scored.metrics},
+        facts={**timed.facts, **scored.facts},
+        warnings=tuple(dict.fromkeys((*timed.warnings, *scored.warnings))),
+        series={**timed.series, "batch_loss": scored.batch_losses},
+        ended_at=time.time(),
+    )
+    if check.reference is None or check.reference == timed.scenario.variant:
+        return timed
+    # To load a second model beside the first is what takes the most memory.
+    emit(SoFar(timed))
+    drift, found = _drift(name, check, check.reference, scored.corpus, engine, load, emit)
     metrics: dict[str, float] = {}
     if drift is not None:
         metrics = {
@@ -107,13 +119,10 @@ def with_quality(
             "reference_perplexity_ratio": drift.perplexity_ratio,
             "tokens_compared": drift.tokens,
         }
-    warnings = dict.fromkeys((*found, *timed.warnings, *scored.warnings))
     return replace(
         timed,
-        metrics={**timed.metrics, **scored.metrics, **metrics},
-        facts={**timed.facts, **scored.facts},
-        warnings=tuple(warnings),
-        series={**timed.series, "batch_loss": scored.batch_losses},
+        metrics={**timed.metrics, **metrics},
+        warnings=tuple(dict.fromkeys((*found, *timed.warnings))),
         ended_at=time.time(),
     )
 
@@ -121,18 +130,16 @@ def with_quality(
 def _drift(
     name: str,
     check: QualityCheck,
+    variant: Variant,
     corpus: Corpus,
     engine: Engine,
     load: Callable[[Variant], Engine],
-    own: Variant,
     emit: Emit,
 ) -> tuple[Drift | None, tuple[str, ...]]:
     """Return how far the engine is from the reference, and what is to be said of it."""
-    if check.reference is None or check.reference == own:
-        return None, ()
-    emit(Progress(name, "loading the reference"))
     try:
-        reference = load(check.reference)
+        emit(Progress(name, "loading the reference"))
+        reference = load(variant)
         try:
             drift = compare_distributions(
                 engine,

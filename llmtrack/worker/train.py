@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from llmtrack.engine import GenerateRequest
-from llmtrack.events import Begun, Log, Progress, Steps, Warn
+from llmtrack.events import Begun, Log, Progress, SoFar, Steps, Warn
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.room import check_batch
@@ -226,9 +226,8 @@ class _Training:
         if peak is not None:
             metrics["peak_memory_mib"] = peak / MIB
         best = checkpoint.path_of(session.folder, state.best_step)
-        kept, model = self._beside.get("the tracked checkpoint", lambda: self._kept(best), ([], ""))
         self._emit(Log(f"  best checkpoint: {best}"))
-        return Measurement(
+        trained = Measurement(
             scenario=self._scenario,
             workload_id=workload_id(self._task, str(session.facts["corpus_digest"])),
             facts=session.facts | quality.facts | {"ended": how},
@@ -247,8 +246,16 @@ class _Training:
             run_key=session.run_key,
             steps=tuple(session.history),
             texts=self._texts(),
+        )
+        self._emit(SoFar(trained))
+        found, beside = len(self._beside.warnings), self._beside
+        kept, model = beside.get("the tracked checkpoint", lambda: self._kept(best), ([], ""))
+        return replace(
+            trained,
+            warnings=(*trained.warnings, *beside.warnings[found:]),
             files={f"checkpoint/{path.name}": str(path) for path in kept},
             model_folder=model,
+            ended_at=time.time(),
         )
 
     def _kept(self, best: Path) -> tuple[list[Path], str]:

@@ -11,13 +11,14 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import LlmtrackError
-from llmtrack.events import Log, Progress, event_to_json
+from llmtrack.events import Log, Progress, SoFar, event_to_json
 from llmtrack.run import worker_process
 from llmtrack.run.executors import InlineExecutor, ProcessExecutor
 from llmtrack.run.patience import Patience
 from llmtrack.run.worker_process import WorkerProcess
-from llmtrack.scenario import Failure, Measurement, RepeatPolicy, Variant
+from llmtrack.scenario import Failure, Measurement, PerplexityTask, QualityCheck, RepeatPolicy, Variant
 from tests.run.scenarios import MODEL, generating, scoring
 
 ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1)
@@ -210,6 +211,79 @@ def test_a_hang_before_the_first_call_loses_one_scenario_and_a_second_one_the_re
     assert kinds(run(once, ONE, TWO, THREE)) == {"one": "timeout", "two": "measured", "three": "measured"}
     twice = faked(FakeWorker(*told, TimeoutError), FakeWorker(*told, TimeoutError))
     assert kinds(run(twice, ONE, TWO, THREE)) == dict.fromkeys(("one", "two", "three"), "timeout")
+
+
+@pytest.mark.parametrize("then", [(), (Progress("two", "reading the corpus"),), (SoFar(done(TWO)),)])
+@pytest.mark.parametrize(
+    ("end", "reason"), [(None, "exit code 7"), (TimeoutError, "no sign of life for 15:00")]
+)
+def test_a_worker_that_is_lost_beside_a_timing_leaves_the_timing(end, reason, then):
+    lost = FakeWorker(READY, SoFar(done(ONE)), SoFar(done(TWO)), done(ONE), *then, end)
+    events = run(faked(lost, FakeWorker(READY, done(THREE), DONE)), ONE, TWO, THREE)
+    assert kinds(events) == dict.fromkeys(("one", "two", "three"), "measured")
+    assert not any(isinstance(event, SoFar) for event in events)
+    assert outcomes(events)["one"].warnings == outcomes(events)["three"].warnings == ()
+    (warning,) = outcomes(events)["two"].warnings
+    assert warning.startswith("what is measured after it is missing: ")
+    assert reason in warning
+
+
+def test_what_is_measured_so_far_outlives_a_signal_and_a_failure_replaces_it():
+    signalled = faked(FakeWorker(READY, SoFar(done(ONE)), SoFar(done(TWO)), Progress("one", "batch 1/2")))
+    events = []
+
+    def interrupt(event):
+        events.append(event)
+        if isinstance(event, Progress):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        signalled.run((ONE, TWO), interrupt)
+    assert kinds(events) == {"one": "measured", "two": "measured"}
+    assert outcomes(events)["one"].warnings == ("what is measured after it is missing: it was interrupted",)
+    failed = Failure(ONE, "non_finite", "nan")
+    assert kinds(run(faked(FakeWorker(READY, SoFar(done(ONE)), failed, DONE)), ONE)) == {"one": "non_finite"}
+
+
+def scored_beside(name, variant, **settings):
+    check = QualityCheck(PerplexityTask(max_length=64))
+    return replace(generating(name, variant, ONCE, **settings), quality=check)
+
+
+@pytest.mark.parametrize("death", ["killed", "exits"])
+def test_a_real_worker_that_dies_of_scoring_leaves_every_timing(executor, noisy_backend, death):
+    variant = Variant(death, backend="noisy", device="cpu")
+    events = run(executor, scored_beside("one", variant), scored_beside("two", variant, max_new_tokens=6))
+    assert kinds(events) == {"one": "measured", "two": "measured"}
+    for outcome in outcomes(events).values():
+        assert outcome.metrics["total_latency_s"] > 0
+        assert "perplexity" not in outcome.metrics
+        assert "what is measured after it is missing: the worker" in outcome.warnings[-1]
+
+
+def inline(script, time_limit, *scenarios):
+    clock = FakeClock()
+    return run(InlineExecutor(lambda variant: ScriptedEngine(clock, *script), clock, time_limit), *scenarios)
+
+
+@pytest.mark.usefixtures("_known_bandwidth")
+def test_inline_ends_a_scenario_before_its_next_call_and_the_others_go_on():
+    """Prefill 1 s and 0.1 s a token: 5 tokens take 1.4 s, 41 take 5 s, against a limit of 3 s."""
+    slow = generating("slow", max_new_tokens=41)
+    events = inline([Script(1.0, 0.1)], 3.0, slow, ONE, TWO)
+    assert kinds(events) == {"slow": "timeout", "one": "measured", "two": "measured"}
+    assert outcomes(events)["slow"].reason.startswith("warm-up took 0:05, and time_limit is 0:03: ")
+    calls = [event.step for event in events if event.__class__ is Progress and event.scenario == "slow"]
+    assert calls == ["warm-up"]
+    assert kinds(inline([Script(1.0, 0.1)], 0.0, slow, ONE)) == {"slow": "measured", "one": "measured"}
+    assert kinds(inline([Script(1.0, 0.1)], 5.5, slow, ONE)) == {"slow": "measured", "one": "measured"}
+
+
+@pytest.mark.usefixtures("_known_bandwidth")
+def test_inline_keeps_what_a_last_call_that_was_late_has_measured():
+    slow = generating("slow", repeat=ONCE, max_new_tokens=41)
+    (outcome,) = outcomes(inline([Script(1.0, 0.1)], 3.0, slow)).values()
+    assert "repeat 1 took 0:05, and time_limit is 0:03" in outcome.warnings
 
 
 def test_how_long_a_worker_may_be_silent():

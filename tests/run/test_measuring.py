@@ -68,8 +68,10 @@ def test_scenarios_are_interleaved_and_told_as_they_end():
         "one: repeat 1",
         "two: repeat 1",
         "one: repeat 2",
+        "SoFar",
         "Measurement one",
         "two: repeat 2",
+        "SoFar",
         "Measurement two",
     ]
     assert events[0] == Log("Loaded: scripted | device=cpu | dtype=float32")
