@@ -1,6 +1,7 @@
 """Track a study of many scripted scenarios and say what of this process grows: memory, open files, seconds a scenario.
 
     python -m benchmarks.soak --scenarios 1000
+    python -m benchmarks.soak --scenarios 1000 --untracked    # of measuring alone, in seconds
 
 No model is loaded and nothing is timed for real: what is left is what llmtrack itself keeps.
 """
@@ -14,6 +15,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import click
 import psutil
@@ -25,13 +28,21 @@ from llmtrack.experiment import Experiment
 from llmtrack.measure import bandwidth
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.study import StudyResult, run_study
-from llmtrack.scenario import Failure, GenerateTask, Measurement, RepeatPolicy, Scenario, Variant
-from llmtrack.tracking.tracker import Tracker
+from llmtrack.scenario import (
+    Failure,
+    GenerateTask,
+    Measurement,
+    Outcome,
+    RepeatPolicy,
+    Scenario,
+    Variant,
+)
+from llmtrack.tracking.tracker import Study, Tracker
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What the process holds after a number of scenarios: MiB of memory, open files, seconds since the beginning."""
+    """What the process holds after a number of scenarios: MiB of resident memory, descriptors, seconds since the beginning."""
 
     scenarios: int
     rss_mib: float
@@ -39,7 +50,28 @@ class Reading:
     seconds: float
 
 
-def soak(tracker: Tracker, scenarios: int, every: int) -> tuple[StudyResult, list[Reading]]:
+class Untracked:
+    """Takes what a study tells, as a tracker whose store is away, and keeps nothing."""
+
+    offline = True
+    tracking_uri = display_uri = "sqlite://"
+
+    def start_study(self, *arguments: object, **settings: object) -> Study:
+        """Begin nothing."""
+        return cast("Study", SimpleNamespace(study_id="soak", run_id=None, experiment_id=None))
+
+    def log(self, study: Study, outcome: Outcome) -> None:
+        """Take the outcome of a scenario."""
+
+    def has_finished(self, study: Study) -> bool:
+        """Nothing is left to be ended."""
+        return True
+
+    def finish_study(self, study: Study, outcome: str, **settings: object) -> None:
+        """End nothing."""
+
+
+def soak(tracker: Tracker | Untracked, scenarios: int, every: int) -> tuple[StudyResult, list[Reading]]:
     """Run a study of scripted scenarios; return how it ended and what was read every so many of them."""
     process, began, readings, ended = psutil.Process(), time.monotonic(), list[Reading](), 0
     bandwidth.copy_bandwidth = lambda device: 1e6  # type: ignore[assignment]  # 512 MiB that are not llmtrack's own
@@ -60,23 +92,24 @@ def soak(tracker: Tracker, scenarios: int, every: int) -> tuple[StudyResult, lis
     clock = FakeClock()
     executor = Counting(lambda variant: ScriptedEngine(clock, Script(0.03, 0.005)), clock)
     result = run_study(
-        _experiment(scenarios),
-        tracker=tracker,
+        experiment(scenarios),
+        tracker=cast("Tracker", tracker),
         executor=executor,
         console=Console(file=io.StringIO(), width=200),
     )
     return result, readings
 
 
-def _experiment(scenarios: int) -> Experiment:
+def experiment(scenarios: int, name: str = "soak") -> Experiment:
+    """Return an experiment of so many scripted scenarios."""
     base = Scenario(
         "s", Variant("synthetic:tiny", device="cpu"), GenerateTask(("abcd",)), RepeatPolicy(1, 2, 0.0, 1.0, 2)
     )
     return Experiment(
-        name="soak",
+        name=name,
         question="What grows?",
         scenarios=tuple(
-            replace(base, name=f"s{number}", task=GenerateTask(("abcd",), max_new_tokens=2 + number))
+            replace(base, name=f"s{number}", task=GenerateTask((f"{number:04}",), max_new_tokens=4))
             for number in range(scenarios)
         ),
         plots=lambda runs, series: {},
@@ -87,20 +120,23 @@ def _experiment(scenarios: int) -> Experiment:
 @click.command()
 @click.option("--scenarios", default=1000, show_default=True)
 @click.option("--every", default=100, show_default=True)
-def main(scenarios: int, every: int) -> None:
+@click.option("--untracked", is_flag=True, help="Write nothing, and make no report.")
+def main(scenarios: int, every: int, untracked: bool) -> None:
     """Print a row every so many scenarios."""
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         began = time.monotonic()
-        tracker = Tracker.open(f"sqlite:///{Path(folder, 'mlflow.db')}")
+        uri = f"sqlite:///{Path(folder, 'mlflow.db')}"
+        tracker = Untracked() if untracked else Tracker.open(uri)
         result, readings = soak(tracker, scenarios, every)
-        click.echo("scenarios  memory MiB  open files  s")
+        click.echo("scenarios  memory MiB  descriptors  s")
         for each in readings:
-            click.echo(f"{each.scenarios:>9}  {each.rss_mib:>10.0f}  {each.files:>10}  {each.seconds:.1f}")
+            click.echo(f"{each.scenarios:>9}  {each.rss_mib:>10.0f}  {each.files:>11}  {each.seconds:.1f}")
         click.echo(
             f"measured {result.measured}, failed {result.failed}, report problems {list(result.problems)}"
         )
-        click.echo(f"{time.monotonic() - began:.1f} s in all, {len(tracker.spool.names())} left in the spool")
+        left = 0 if isinstance(tracker, Untracked) else len(tracker.spool.names())
+        click.echo(f"{time.monotonic() - began:.1f} s in all, {left} left in the spool")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from llmtrack.experiment import Experiment
 from llmtrack.options import Option, parameters, tracked, written
 from llmtrack.report.terminal import make_console
 from llmtrack.run.command import ConfigCommand
-from llmtrack.run.main import exit_codes, open_executor, open_tracker, say_where
+from llmtrack.run.main import open_executor, open_tracker, say_where
 from llmtrack.run.settings import Settings
 from llmtrack.run.suite import run_suite
 
@@ -144,7 +144,7 @@ def run(config: Config) -> None:
     """Run the suite and exit with its code."""
     console = make_console(outlive=True)
     chosen = chosen_names(config)
-    with exit_codes(console), open_executor(config) as executor:
+    with open_executor(config) as executor:
         tracker = open_tracker(config)
         result = run_suite(
             experiments_of(chosen, config),

@@ -122,6 +122,8 @@ class EngineInfo:
         kv_windows: (tokens, bytes per token) of the layers that keep at most so many tokens; their bytes are part of
             `kv_bytes_per_token`.
         state_bytes: bytes of a row's state that does not grow: of recurrent layers, and caches of a fixed size.
+        score_bytes_per_token: bytes that each token of a batch takes at least while the batch is scored at once; 0 where its
+            rows are computed one by one, or it is not known.
     """
 
     model_id: str
@@ -143,6 +145,7 @@ class EngineInfo:
     folder: str = ""
     kv_windows: tuple[tuple[int, int], ...] = ()
     state_bytes: int = 0
+    score_bytes_per_token: int = 0
 
     @property
     def cache(self) -> CacheGrowth:

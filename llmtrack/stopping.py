@@ -5,6 +5,7 @@ Launchers send several: `mlflow run` passes Ctrl-C on as SIGTERM, and a service 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -75,7 +76,12 @@ def signals_end() -> Iterator[None]:
         _restore(before)
 
 
-def _handle(handler: Callable[[int, FrameType | None], None]) -> dict[int, object]:
+def stay_ended() -> None:
+    """Have the process exit with its code, which a signal's is, although more signals arrive while Python ends."""
+    atexit.register(_handle, signal.SIG_IGN)
+
+
+def _handle(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> dict[int, object]:
     """Set the handler of all signals that are not ignored; return what was set."""
     before = {number: signal.getsignal(number) for number in STOPPING}
     heeded = {number: was for number, was in before.items() if was not in (signal.SIG_IGN, None)}

@@ -35,14 +35,33 @@ VALUES = st.one_of(
 
 EXPERIMENTS = {**{name: entry.command(each) for name, each in declarations().items()}, "suite": suite.main}
 # What these need beside the option that is tried.
-NEEDED = {"gate": {"--baseline": "latest", "--candidate": "latest", "--fail-if": "tokens_per_sec < -5%"}}
-COMMANDS = ("compare", "runs", "gate", "pareto", "recommend", "sync")
+NEEDED = {
+    "gate": {"--baseline": "latest", "--candidate": "latest", "--fail-if": "tokens_per_sec < -5%"},
+    "alias": {"name": "production", "run_id": "0" * 32},
+    "report": {"study": "latest"},
+}
 ELSEWHERE = ("--tracking-uri", "--output", "--junit", "--spool")
 
 
+def leaves_of(command: click.Command, *path: str) -> dict[str, click.Command]:
+    """Every command below one, by the words that call it: a new one cannot be forgotten."""
+    if not isinstance(command, click.Group):
+        return {" ".join(path): command}
+    found = {}
+    for name in command.list_commands(click.Context(command)):
+        each = command.get_command(click.Context(command), name)
+        assert each is not None
+        found |= leaves_of(each, *path, name)
+    return found
+
+
+COMMANDS = leaves_of(llmtrack_command)
+
+
 def options_of(command: click.Command) -> list[str]:
-    options = [each for each in command.params if isinstance(each, click.Option) and not each.is_flag]
-    return [each.opts[0] for each in options if each.opts[0] not in ELSEWHERE]
+    """What takes a value: options, and arguments by their name."""
+    takes = [each for each in command.params if not getattr(each, "is_flag", False)]
+    return [each.opts[0] for each in takes if each.opts[0] not in ELSEWHERE]
 
 
 def check(result: Result, line: list[str]) -> None:
@@ -108,8 +127,10 @@ def _store(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: 
 
 
 def llmtrack(name: str, option: str, value: str) -> Result:
-    rest = [word for pair in NEEDED.get(name, {}).items() if pair[0] != option for word in pair]
-    line = [name, option, value, *rest]
+    given = {**NEEDED.get(name, {}), option: value}
+    line = name.split()
+    for key, each in given.items():
+        line += [key, each] if key.startswith("-") else [each]
     result = CliRunner().invoke(llmtrack_command, line)
     check(result, line)
     return result
@@ -119,9 +140,24 @@ def llmtrack(name: str, option: str, value: str) -> Result:
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_llmtrack_command_takes_or_refuses_any_value(data):
-    commands = llmtrack_command.commands
-    name = data.draw(st.sampled_from([name for name in COMMANDS if options_of(commands[name])]))
-    llmtrack(name, data.draw(st.sampled_from(options_of(commands[name]))), data.draw(VALUES))
+    name = data.draw(st.sampled_from([name for name in COMMANDS if options_of(COMMANDS[name])]))
+    llmtrack(name, data.draw(st.sampled_from(options_of(COMMANDS[name]))), data.draw(VALUES))
+
+
+def test_every_command_is_tried():
+    assert {"alias", "doctor", "gate", "report", "runs"} <= set(COMMANDS)
+    for name, command in COMMANDS.items():
+        needed = {each.opts[0] for each in command.params if each.required}
+        assert needed == set(NEEDED.get(name, {})), (
+            "name what it needs, or it is refused before it reads a value"
+        )
+
+
+@pytest.mark.usefixtures("_store")
+@pytest.mark.parametrize("value", ["\x00", "\udcff", "a" * 5_000, ""])
+@pytest.mark.parametrize(("name", "option"), [("alias", "name"), ("alias", "run_id"), ("report", "study")])
+def test_an_argument_is_taken_or_refused_in_a_line(name, option, value):
+    assert llmtrack(name, option, value).exit_code == 2
 
 
 @pytest.mark.usefixtures("_store")

@@ -114,6 +114,8 @@ class TorchEngine:
             kv_bytes_per_token=step.cache.per_token,
             kv_windows=step.cache.windows,
             state_bytes=step.cache.constant,
+            # A layer's input and output, of all rows where they share a batch.
+            score_bytes_per_token=0 if self._sharing.reason else 2 * _hidden_bytes(model),
             context_length=_context_of(model, self._first_position),
             vocab_size=int(model.config.get_text_config().vocab_size),
             load_time_s=load_time_s,
@@ -354,6 +356,12 @@ class _StepStreamer(BaseStreamer):
 def _weight_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of tensors; those that share memory, as tied weights do, count once."""
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in stored_tensors(tensors)}.values())
+
+
+def _hidden_bytes(model: PreTrainedModel) -> int:
+    """Return the bytes of a token between two layers; 0 if the config does not tell."""
+    width = getattr(model.config.get_text_config(), "hidden_size", 0)
+    return int(width) * min(parameter.element_size() for parameter in model.parameters())
 
 
 def _model_size_bytes(model: torch.nn.Module) -> int:

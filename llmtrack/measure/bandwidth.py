@@ -6,7 +6,7 @@ import time
 from functools import cache
 
 from llmtrack.errors import ScenarioError
-from llmtrack.measure.memory import available_bytes
+from llmtrack.measure.room import free_memory
 
 MIB = 2**20
 
@@ -27,11 +27,8 @@ def copy_bandwidth(device: str) -> float:
     Raises:
         ScenarioError: there is no memory for a buffer that says anything.
     """
-    import torch
-
     on_gpu = device.startswith("cuda")
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else available_bytes()
-    size = buffer_bytes(free, LARGEST_ON_GPU if on_gpu else LARGEST)
+    size = buffer_bytes(free_memory(device), LARGEST_ON_GPU if on_gpu else LARGEST)
     while True:
         try:
             return _measure(device, size)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import psutil
-
 from llmtrack.engine import EngineInfo
 from llmtrack.errors import ScenarioError
+from llmtrack.measure.memory import available_bytes
 
 GIB = 2**30
 # A token's id as it waits in a list, and its id, mask and position as a batch holds them.
@@ -65,14 +64,29 @@ def check_context(info: EngineInfo, prompt_tokens: int, new_tokens: int = 0) -> 
 
 
 def check_memory(
-    info: EngineInfo, rows: int, length: int, *, cached: bool = True, free: int | None = None
+    info: EngineInfo,
+    rows: int,
+    length: int,
+    *,
+    cached: bool = True,
+    scored: bool = False,
+    free: int | None = None,
 ) -> None:
     """Refuse rows of so many tokens that the device's memory cannot hold; see `check_batch`.
+
+    Args:
+        info: the engine.
+        rows: rows of the batch.
+        length: tokens of each, pads included.
+        cached: whether keys and values of all tokens are kept.
+        scored: whether the next token of each is predicted at once.
+        free: bytes that are free on the device; None: as many as it says.
 
     Raises:
         ScenarioError: they take more than there is.
     """
-    needed = rows * length * (TOKEN_BYTES + (info.kv_bytes_per_token if cached else 0))
+    token_bytes = TOKEN_BYTES + cached * info.kv_bytes_per_token + scored * info.score_bytes_per_token
+    needed = rows * length * token_bytes
     there = free_memory(info.device) if free is None else free
     if needed > there:
         raise ScenarioError(
@@ -89,4 +103,4 @@ def free_memory(device: str) -> int:
 
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + kept)
-    return int(psutil.virtual_memory().available)
+    return available_bytes()

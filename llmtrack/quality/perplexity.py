@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.measure.finite import not_finite
+from llmtrack.measure.room import check_memory
 from llmtrack.quality.bootstrap import gather_blocks, stderr_of_ratio
 from llmtrack.quality.encoding import Encoded, encode_text
 from llmtrack.quality.windows import Window, plan_windows
@@ -246,7 +247,13 @@ def _score_rows(
     padding_side: str,
     on_batch: Callable[[Batch], None],
 ) -> tuple[list[float], tuple[float, ...]]:
-    """Return the summed negative log-likelihood of each row, and the mean loss of each batch."""
+    """Return the summed negative log-likelihood of each row, and the mean loss of each batch.
+
+    Raises:
+        ScenarioError: a batch cannot be held, or a loss is not finite.
+    """
+    longest = max(window.end - window.begin for _, window in rows)
+    check_memory(engine.info, min(batch_size, len(rows)), longest, cached=False, scored=True)
     loader: DataLoader[Any] = DataLoader(
         rows,  # type: ignore[arg-type] # a list is a dataset
         batch_size=batch_size,

@@ -67,7 +67,7 @@ def to_junit(result: GateResult) -> str:
             suite,
             "testcase",
             classname=_xml(f"{ask.text(each.pair.candidate, 'experiment')}.{ask.name(each.pair.candidate)}"),
-            name=f"not {each.check.rule}",
+            name=_xml(f"not {each.check.rule}"),
         )
         told = _xml(f"{each.check.outcome}: {', '.join(filter(None, (each.check.change, each.check.why)))}")
         if each in result.failing:

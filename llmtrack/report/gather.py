@@ -174,14 +174,23 @@ def call_of(runs: pd.DataFrame) -> Call | None:
 
 
 def samples(runs: pd.DataFrame, text_of: TextOf) -> tuple[Sample, ...]:
-    """Return the texts that were generated; scenarios that generated the same one share it."""
+    """Return the texts that were generated first; scenarios that generated the same one share it.
+
+    A text is read once for each output, and none beyond those that are shown: of a thousand runs, that would take minutes.
+    """
     names: dict[str, list[str]] = {}
+    known: dict[tuple[str, str], str] = {}
     for _, run in runs.iterrows():
-        if ask.is_finished(run) and has(run, "output_digest"):
-            text = text_of(run["run_id"], "sample.txt")
-            if text.strip():
-                names.setdefault(_shorten(text), []).append(str(run["scenario"]))
-    return tuple(Sample(tuple(each), text) for text, each in list(names.items())[:MOST_SAMPLES])
+        if not (ask.is_finished(run) and has(run, "output_digest")):
+            continue
+        output = (str(run["output_digest"]), ask.text(run, "model_id") or "")
+        if output not in known:
+            if len(names) == MOST_SAMPLES:
+                continue
+            known[output] = _shorten(text_of(run["run_id"], "sample.txt"))
+        if known[output].strip():
+            names.setdefault(known[output], []).append(str(run["scenario"]))
+    return tuple(Sample(tuple(each), text) for text, each in names.items())
 
 
 def _kind(run: pd.Series) -> str:

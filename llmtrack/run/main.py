@@ -25,7 +25,7 @@ from llmtrack.run.executors import Executor, InlineExecutor, ProcessExecutor
 from llmtrack.run.patience import Patience
 from llmtrack.run.settings import RunOptions
 from llmtrack.run.study import run_study
-from llmtrack.stopping import Terminated, signals_end
+from llmtrack.stopping import Terminated, signals_end, stay_ended
 from llmtrack.tracking.abandoned import close_abandoned
 from llmtrack.tracking.refusal import explain_refusal
 from llmtrack.tracking.spool import Spool, to_stderr
@@ -35,9 +35,9 @@ USAGE = 2
 
 
 def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
-    """Run an experiment as a study and exit with its code (0 all good, 1 some failed, 2 usage error)."""
+    """Run an experiment as a study and exit with its code (0 all good, 1 some failed); `exit_codes` knows the others."""
     console = make_console(outlive=True)
-    with exit_codes(console), open_executor(settings) as executor:
+    with open_executor(settings) as executor:
         tracker = open_tracker(settings)
         result = run_study(
             experiment, tracker=tracker, executor=executor, console=console, resume=settings.resume
@@ -75,7 +75,7 @@ def open_executor(settings: RunOptions) -> Iterator[Executor]:
 
 @contextmanager
 def exit_codes(console: Console) -> Iterator[None]:
-    """Turn a user's errors into one line and exit code 2, and signals into their exit codes.
+    """Turn a user's errors into one line and exit code 2, and signals into their exit codes: once around a whole command.
 
     Under `mlflow run`, the end of that program is a signal, too: what nobody waits for does not go on.
     """
@@ -100,6 +100,7 @@ def exit_codes(console: Console) -> Iterator[None]:
 
 def end_early(console: Console, word: str, number: int) -> NoReturn:
     """Say that a signal ended the work, and what waits in the spool, and exit with the signal's code."""
+    stay_ended()
     with contextlib.suppress(OSError):  # nobody may be there to read it
         say(console, f"{word}: what was measured is tracked")
         spool = Spool()

@@ -76,6 +76,10 @@ def _check(client: MlflowClient, spec: str, run_id: str, path: str) -> None:
 
     try:
         names = {each.path for each in client.list_artifacts(run_id, path)}
+    except OSError as error:  # A link in a store of files that leads nowhere.
+        raise ModelLoadError(
+            f"{spec}: its files cannot be fetched ({store.one_line(error)}): check the run's artifacts"
+        ) from error
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise store.unreadable(client, error) from error

@@ -406,10 +406,11 @@ class Tracker:
             pushed = sync.push_entry(self.spool, entry.name, self._client, self.experiment_id or "", wait_s)
         except ArtifactsError as error:
             pushed = error.run_id
+            # Of the first run, and of the study: those of others are missing alike.
             self._say_once(
-                f"the numbers are tracked, but files such as plots and tables are not ({error}); they are kept in "
-                f"{self.spool.folder}, `llmtrack sync` tries again",
-                of="files",
+                f"{record.run_name}: the numbers are tracked, but not {', '.join(sorted({*record.texts, *files}))} "
+                f"({error}); files are kept in {self.spool.folder}, `llmtrack sync` tries again",
+                of=f"files of {record.tags.get('llmtrack.kind')}",
             )
         except Exception as error:
             self._keep(error)

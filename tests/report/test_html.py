@@ -236,6 +236,25 @@ def test_equal_texts_are_shown_once_and_long_ones_are_cut():
     assert samples(RUNS, lambda *_: "  \n") == ()
 
 
+def test_a_text_is_read_once_for_each_output_and_no_more_than_are_shown():
+    """Of 1,000 runs, 12 texts are read; runs of an output that was read share its text without being asked."""
+    numbers = range(1000)
+    many = RUNS.iloc[[0] * 1000].assign(
+        run_id=[f"id-{n}" for n in numbers],
+        scenario=[f"s{n}" for n in numbers],
+        output_digest=[f"{n % 500:03}" for n in numbers],
+    )
+    asked = []
+
+    def text_of(run_id, path):
+        asked.append(run_id)
+        return f"text {run_id}"
+
+    found = samples(many, text_of)
+    assert asked == [f"id-{n}" for n in range(12)]
+    assert [each.scenarios for each in found] == [(f"s{n}", f"s{n + 500}") for n in range(12)]
+
+
 def figure(title: str) -> Figure:
     drawn = Figure()
     drawn.subplots().set_title(title, loc="left")

@@ -14,6 +14,7 @@ from llmtrack.errors import ScenarioError
 from llmtrack.measure import bandwidth
 from llmtrack.measure.bandwidth import buffer_bytes
 from llmtrack.measure.memory import available_bytes
+from llmtrack.measure.room import free_memory
 from llmtrack.scenario import Measurement, PerplexityTask, QualityCheck, Scenario, TrainTask, Variant
 from llmtrack.train.session import Session
 from llmtrack.worker import generate as generation
@@ -139,7 +140,7 @@ def test_the_probe_tries_smaller_buffers_where_large_ones_are_refused(monkeypatc
             raise RuntimeError("can't allocate memory")
         return 7.0
 
-    monkeypatch.setattr(bandwidth, "available_bytes", lambda: 100_000 * MIB)
+    monkeypatch.setattr(bandwidth, "free_memory", lambda device: 100_000 * MIB)
     monkeypatch.setattr(bandwidth, "_measure", refuse)
     bandwidth.copy_bandwidth.cache_clear()
     assert bandwidth.copy_bandwidth("cpu") == 7.0
@@ -169,6 +170,22 @@ print(type(done).__name__, "copy_bandwidth_gb_per_s" in done.metrics, *done.warn
     assert "the copy bandwidth is missing: " in done.stdout
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS knows no limit of the address space")
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_a_limit_of_the_process_is_what_is_free(limit):
+    code = f"""
+import resource
+from llmtrack.measure.room import free_memory
+from llmtrack.measure import memory
+used = memory.psutil.Process().memory_info()
+taken = used.vms if "{limit}" == "RLIMIT_AS" else used.data
+resource.setrlimit(resource.{limit}, (taken + 100 * 2**20, resource.RLIM_INFINITY))
+print(free_memory("cpu") // 2**20)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert 80 < int(done.stdout) <= 100, done.stdout + done.stderr
+
+
 def test_free_memory_is_what_the_tightest_limit_leaves(monkeypatch, tmp_path):
     from llmtrack.measure import memory
 
@@ -181,6 +198,13 @@ def test_free_memory_is_what_the_tightest_limit_leaves(monkeypatch, tmp_path):
     (tmp_path / "cgroup").write_text("0::/outer/inner\n")
     monkeypatch.setattr(memory, "CGROUPS", tmp_path)
     monkeypatch.setattr(memory, "CGROUP", tmp_path / "cgroup")
-    assert available_bytes() == 500 - 300 + 50
+    assert available_bytes() == free_memory("cpu") == 500 - 300 + 50
+    first = tmp_path / "memory" / "docker" / "a"
+    first.mkdir(parents=True)
+    (first / "memory.limit_in_bytes").write_text("400\n")
+    (first / "memory.usage_in_bytes").write_text("390\n")
+    (first / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 7\n")
+    (tmp_path / "cgroup").write_text("11:cpu,cpuacct:/x\n4:memory:/docker/a\n0::/outer/inner\n")
+    assert available_bytes() == 400 - 390 + 7
     monkeypatch.setattr(memory, "CGROUP", tmp_path / "gone")
     assert available_bytes() > 500

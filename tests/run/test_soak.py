@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.soak import soak
+from benchmarks.soak import Untracked, soak
 from llmtrack.measure import bandwidth
 from llmtrack.tracking.query import runs, studies
 from llmtrack.tracking.tracker import Tracker
@@ -24,6 +24,15 @@ def test_no_file_stays_open_and_no_record_is_left(tracker, uri):
     assert readings[-1].files <= readings[0].files
     assert len(runs(tracking_uri=uri)) == 24
     assert tracker.spool.names() == []
+
+
+def test_memory_and_descriptors_are_flat_over_200_scenarios():
+    """Of measuring and telling of it: 8 MiB over the last 150 is what 50 KiB of each would take."""
+    result, readings = soak(Untracked(), 200, 50)
+    assert (result.measured, result.failed) == (200, 0)
+    assert [each.scenarios for each in readings] == [50, 100, 150, 200]
+    assert readings[-1].files <= readings[0].files
+    assert readings[-1].rss_mib < readings[0].rss_mib + 8
 
 
 def _write(uri: str, spool: Path) -> None:

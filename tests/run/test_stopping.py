@@ -7,14 +7,18 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from experiments import declarations, suite
 from llmtrack import stopping
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.processes import kill_tree, launcher_of
 from llmtrack.run import main as entry
+from llmtrack.run.command import command
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.study import is_signal, run_study
 from llmtrack.run.suite import run_suite
@@ -168,6 +172,41 @@ def test_a_signal_while_the_report_is_sent_waits_until_it_is_there(tracker, uri,
         run_study(lengths(4), tracker=tracker, executor=executor, console=console)
     assert ended.value.code == 130
     assert list(studies(tracking_uri=uri)["status"]) == ["FINISHED"], "everything was measured and tracked"
+
+
+@pytest.mark.parametrize("made", [lambda: command(declarations()["prompt_length"]), lambda: suite.main])
+def test_a_second_signal_finds_no_gap_between_two_handlers(monkeypatch, made):
+    """Ctrl-C ends the command, and SIGTERM comes as soon as the handlers of a part of it are taken back."""
+    restore = stopping._restore
+
+    def gap(before):
+        restore(before)
+        if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+            signal.raise_signal(signal.SIGTERM)
+
+    @contextmanager
+    def struck(settings):
+        signal.raise_signal(signal.SIGINT)
+        yield
+
+    monkeypatch.setattr(stopping, "_restore", gap)
+    for module in (entry, suite):
+        monkeypatch.setattr(module, "open_executor", struck)
+    assert CliRunner().invoke(made(), []).exit_code == 130
+
+
+def test_signals_while_python_ends_do_not_change_the_exit_code():
+    code = """
+import atexit, os, signal, sys
+from llmtrack.report.console import make_console
+from llmtrack.run.main import exit_codes
+signal.signal(signal.SIGINT, signal.default_int_handler)
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))
+with exit_codes(make_console()):
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 130
 
 
 def test_the_last_line_says_what_waits_in_the_spool(console, monkeypatch, tmp_path):

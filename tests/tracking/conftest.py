@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -49,19 +49,34 @@ def tracker(uri: str, tmp_path: Path, said: list[str]) -> Tracker:
 
 
 class Server:
-    """An MLflow server with a database and artifacts of its own."""
+    """An MLflow server with a database and artifacts of its own.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: of its database.
+        options: further ones of `mlflow server`.
+        artifacts: the option that says where artifacts go, and its value; None: a folder beside the database.
+        environment: variables of its process.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        options: Sequence[str] = (),
+        artifacts: tuple[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
+        self._options = [*options, *(artifacts or ("--artifacts-destination", str(folder / "artifacts")))]
+        self._environment = environment or {}
         self.port = free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", **self._environment}
         command = [sys.executable, "-m", "mlflow", "server", "-w", "1", "--port", str(self.port)]
         command += ["--backend-store-uri", f"sqlite:///{self.folder}/mlflow.db"]
-        command += ["--artifacts-destination", str(self.folder / "artifacts")]
+        command += self._options
         with open(self.folder / "server.log", "ab") as log:
             self._process = subprocess.Popen(
                 command, cwd=self.folder, env=environment, stdout=log, stderr=log, start_new_session=True

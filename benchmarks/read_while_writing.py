@@ -1,0 +1,94 @@
+"""Are many runs read whole while others write into the same store, and how long does it take?
+
+    python -m benchmarks.read_while_writing --runs 10000 --writers 2 --readings 5
+
+Fills a database of its own (minutes), then reads all of it again and again while other processes go on writing. Each
+reading must hold every run that was there before it began, each once; a row is printed for each.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+import time
+from dataclasses import dataclass
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import click
+
+from benchmarks.read_runs import fill
+from llmtrack.tracking.query import runs
+
+EXPERIMENT = "busy"
+BUNCH = 10
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one reading gave: rows, seconds, runs that were there before and are missing, rows that are there twice."""
+
+    rows: int
+    seconds: float
+    missing: int
+    twice: int
+
+
+def read(uri: str, before: set[str]) -> tuple[Reading, set[str]]:
+    """Read all runs; return what it gave against those known before, and the runs that are known now."""
+    began = time.monotonic()
+    found = list(runs(EXPERIMENT, kind=None, tracking_uri=uri)["run_id"])
+    known = set(found)
+    reading = Reading(len(found), time.monotonic() - began, len(before - known), len(found) - len(known))
+    return reading, known
+
+
+def write_until(uri: str, stop: Event) -> None:
+    """Write runs, a few at a time, until told to stop."""
+    while not stop.is_set():
+        fill(uri, EXPERIMENT, BUNCH)
+
+
+def read_while_writing(uri: str, writers: int, readings: int) -> list[Reading]:
+    """Read so many times while so many processes write; the last reading is of what they have left."""
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    processes = [context.Process(target=write_until, args=(uri, stop), daemon=True) for _ in range(writers)]
+    for process in processes:
+        process.start()
+    found = []
+    try:
+        first, known = read(uri, set())
+        found.append(first)
+        # Begun only when there is something to be disturbed by.
+        while len(known) == first.rows and any(process.is_alive() for process in processes):
+            _, known = read(uri, known)
+        for _ in range(readings):
+            reading, known = read(uri, known)
+            found.append(reading)
+    finally:
+        stop.set()
+        for process in processes:
+            process.join()
+    found.append(read(uri, known)[0])
+    if any(process.exitcode for process in processes):
+        raise RuntimeError("a writer failed")
+    return found
+
+
+@click.command()
+@click.option("--runs", "count", default=10_000, show_default=True)
+@click.option("--writers", default=2, show_default=True)
+@click.option("--readings", default=5, show_default=True)
+def main(count: int, writers: int, readings: int) -> None:
+    """Print a row for each reading."""
+    with tempfile.TemporaryDirectory() as folder:
+        uri = f"sqlite:///{Path(folder, 'mlflow.db')}"
+        fill(uri, EXPERIMENT, count)
+        click.echo("  rows       s  missing  twice")
+        for each in read_while_writing(uri, writers, readings):
+            click.echo(f"{each.rows:>6}  {each.seconds:>6.1f}  {each.missing:>7}  {each.twice:>5}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""A checkpoint of a tracked run that is not what it should be: one line, exit code 2, and nothing of MLflow's own words."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from click.testing import CliRunner
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+from experiments import declarations
+from llmtrack.run import command
+from tests.tracking.samples import ENVIRONMENT, measurement
+
+
+@pytest.fixture
+def kept(tracker, uri, tiny_model_dir, tmp_path, monkeypatch):
+    """The run of a checkpoint, and its folder in the store."""
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    study = tracker.start_study("training", "q", {}, ENVIRONMENT)
+    files = {f"checkpoint/{each.name}": str(each) for each in tiny_model_dir.iterdir()}
+    run_id = tracker.log(study, measurement(files=files))
+    place = MlflowClient(uri).get_run(run_id).info.artifact_uri
+    return run_id, Path(urlsplit(place).path) / "checkpoint"
+
+
+def refusal(run_id, uri):
+    """Return what the command says, which is one line."""
+    line = [
+        "--model",
+        f"runs:/{run_id}/checkpoint",
+        "--tracking-uri",
+        uri,
+        "--executor",
+        "inline",
+        "--device",
+        "cpu",
+    ]
+    done = CliRunner().invoke(command.command(declarations()["prompt_length"]), line)
+    assert done.exit_code == 2, done.output
+    told = [each for each in done.output.splitlines() if each.startswith("error: ")]
+    assert done.output.splitlines() == told, done.output
+    assert len(told) == 1
+    assert "Traceback" not in done.output
+    return told[0]
+
+
+def dangling(folder):
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to(folder / "gone")
+
+
+def circular(folder):
+    weights = folder / "model.safetensors"
+    weights.unlink()
+    weights.symlink_to(weights)
+
+
+def outside(folder):
+    """MLflow serves no file that lies outside of its store: nobody reads another's files by a checkpoint."""
+    elsewhere = folder.parents[2] / "elsewhere"
+    shutil.move(folder / "model.safetensors", elsewhere)
+    (folder / "model.safetensors").symlink_to(elsewhere)
+
+
+def a_link_to_nowhere(folder):
+    shutil.rmtree(folder)
+    folder.symlink_to(folder.with_name("gone"))
+
+
+@pytest.mark.parametrize("fault", [dangling, circular, outside, shutil.rmtree, a_link_to_nowhere])
+def test_what_is_missing_or_leads_nowhere_is_a_line(kept, uri, fault):
+    run_id, folder = kept
+    fault(folder)
+    assert f"runs:/{run_id}/checkpoint: " in refusal(run_id, uri)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MlflowException("the server\nfell over"),
+        OSError(28, "No space left on device"),
+        ConnectionError("reset"),
+        RuntimeError("x"),
+    ],
+)
+def test_what_fails_while_it_is_fetched_is_a_line_and_leaves_nothing(kept, uri, monkeypatch, tmp_path, error):
+    def fail(self, run_id, path, folder):
+        Path(folder, "half").write_text("of it")
+        raise error
+
+    monkeypatch.setattr(MlflowClient, "download_artifacts", fail)
+    assert "its files cannot be fetched" in refusal(kept[0], uri)
+    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]

@@ -1,0 +1,119 @@
+"""Against a real `mlflow server` that wants a password and takes no files: one server for both, which costs 20 s once."""
+
+from __future__ import annotations
+
+import importlib.util
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from mlflow import MlflowClient
+
+from llmtrack.cli import main
+from llmtrack.errors import TrackingError
+from llmtrack.tracking import store
+from llmtrack.tracking.query import runs, studies
+from llmtrack.tracking.tracker import Tracker
+from tests.tracking.conftest import Server
+from tests.tracking.samples import ENVIRONMENT, measurement
+
+PASSWORD = "a password of 24 letters"
+
+pytestmark = [
+    pytest.mark.slow(20),
+    pytest.mark.skipif(
+        importlib.util.find_spec("flask_wtf") is None, reason="`--app-name basic-auth` needs Flask-WTF"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def guarded(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Its files belong on a disk that its clients cannot write to."""
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "mlflow.db").write_bytes(template_database.read_bytes())
+    (folder / "blocked").write_text("a file where a folder should be")
+    (folder / "auth.ini").write_text(
+        "[mlflow]\ndefault_permission = READ\nadmin_username = admin\n"
+        f"database_uri = sqlite:///{folder}/auth.db\nadmin_password = {PASSWORD}\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+    server = Server(
+        folder,
+        options=("--app-name", "basic-auth", "--no-serve-artifacts"),
+        artifacts=("--default-artifact-root", str(folder / "blocked" / "artifacts")),
+        environment={
+            "MLFLOW_AUTH_CONFIG_PATH": str(folder / "auth.ini"),
+            "MLFLOW_FLASK_SERVER_SECRET_KEY": "of this test",
+        },
+    )
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def _known(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "admin")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
+
+
+@pytest.mark.usefixtures("_known")
+def test_without_a_proxy_the_numbers_are_tracked_and_the_missing_files_named(guarded, tmp_path, said):
+    name = f"experiment-{uuid.uuid4().hex[:8]}"
+    tracker = Tracker.open(guarded.uri, name, tmp_path / "spool", said.append)
+    study = tracker.start_study(name, "q", {}, ENVIRONMENT)
+    assert tracker.log(study, measurement("one")) is not None
+    assert tracker.log(study, measurement("two")) is not None
+    table = tmp_path / "table.md"
+    table.write_text("| a |")
+    tracker.finish_study(study, "finished", files={"table.md": table})
+    found = runs(name, tracking_uri=guarded.uri)
+    assert sorted(found["run_name"]) == ["one", "two"]
+    assert set(found["status"]) == {"FINISHED"}
+    assert list(found["total_latency_s"]) == [1.5, 1.5]
+    assert list(studies(name, tracking_uri=guarded.uri)["status"]) == ["FINISHED"]
+    assert not tracker.offline
+    text = "\n".join(said)
+    assert "cannot be reached" not in text
+    assert "sample.txt" in text
+    assert "table.md" in text
+    assert "--no-serve-artifacts" in text
+    assert "llmtrack sync" in text
+    assert len(said) == 3, "where files go, then the first run's and the study's"
+    assert len(tracker.spool.names()) == 3, "they are kept"
+
+
+@pytest.mark.parametrize(("user", "password"), [(None, None), ("admin", "wrong"), ("nobody", PASSWORD)])
+def test_wrong_credentials_are_a_line_with_the_remedy(guarded, monkeypatch, user, password):
+    if user is not None:
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", password)
+    with pytest.raises(TrackingError, match="wants a user and a password, or refuses those given") as refused:
+        store.open_store(guarded.uri)
+    assert "\n" not in str(refused.value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", guarded.uri)
+    done = CliRunner().invoke(main, ["runs"])
+    assert (done.exit_code, done.output.count("\n")) == (2, 1), done.output
+    assert "MLFLOW_TRACKING_PASSWORD" in done.output
+    assert PASSWORD not in done.output
+
+
+@pytest.mark.usefixtures("_known")
+def test_what_a_user_may_not_do_is_a_line(guarded, monkeypatch, tmp_path, said):
+    """Who may only read an experiment is told so, and nothing measured is lost."""
+    from mlflow.server import get_app_client
+
+    name = f"experiment-{uuid.uuid4().hex[:8]}"
+    MlflowClient(guarded.uri).create_experiment(name)
+    user = f"reader-{uuid.uuid4().hex[:8]}"
+    get_app_client("basic-auth", guarded.uri).create_user(user, PASSWORD)
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
+    tracker = Tracker.open(guarded.uri, name, tmp_path / "spool", said.append)
+    tracker.log(tracker.start_study(name, "q", {}, ENVIRONMENT), measurement())
+    assert not tracker.offline
+    assert any("MLflow refused a record" in line and "Permission denied" in line for line in said), said
+    assert not any("cannot be reached" in line or "\n" in line for line in said)
+    assert len(tracker.spool.names()) == 2, "the study's record and the run's are kept"

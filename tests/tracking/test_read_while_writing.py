@@ -1,0 +1,23 @@
+"""Runs are read whole while another process writes; benchmarks/read_while_writing.py is the long version."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.read_runs import fill
+from benchmarks.read_while_writing import EXPERIMENT, read_while_writing
+from llmtrack.tracking import paging
+
+
+def test_every_reading_holds_what_was_there_before_it(uri, monkeypatch):
+    # Several pages, between which the other process writes.
+    monkeypatch.setattr(paging, "PAGE", 10)
+    monkeypatch.setattr(paging, "_FIRST_PAGE", 10)
+    fill(uri, EXPERIMENT, 40)
+    found = read_while_writing(uri, writers=1, readings=2)
+    assert found[-1].rows > 40
+    assert [each.rows for each in found] == sorted(each.rows for each in found)
+    assert {(each.missing, each.twice) for each in found} == {(0, 0)}
+
+
+pytestmark = pytest.mark.slow(15)
