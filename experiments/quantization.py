@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 from experiments.prompts import BASE_TEXT
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.verdicts import measure_more, tell
+from llmtrack.engines.options import OnnxOptions
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, Focus, SeriesOf
 from llmtrack.installed import available, why_missing
-from llmtrack.options import Checked, Option, tracked
+from llmtrack.options import Option, parameters, tracked
 from llmtrack.quantize.recipe import find_recipe, recipes
 from llmtrack.report import reading as say
 from llmtrack.report.plots import curves_plot, measured, scatter_plot
@@ -49,7 +50,7 @@ SMALL_COST, LARGER_COST = 0.01, 0.05
 
 
 @dataclass(frozen=True)
-class Options(Checked):
+class Options(OnnxOptions):
     """What recipes and the onnx backend are told; each recipe takes what is its own."""
 
     keep_quality: Annotated[
@@ -71,26 +72,21 @@ class Options(Checked):
         str,
         Option("int8-static: how ranges are found.", choices=("minmax", "percentile", "entropy")),
     ] = "minmax"
-    threads: Annotated[int, Option("Threads of ONNX Runtime; 0: as PyTorch.", min=0, max=1_024)] = 0
-    provider: Annotated[str, Option("Execution provider of ONNX Runtime.", min=1)] = "auto"
-    graph_optimization: Annotated[
-        str,
-        Option(
-            "How much ONNX Runtime rewrites the graph on loading.",
-            choices=("all", "extended", "basic", "none"),
-        ),
-    ] = "all"
 
     def of(self, backend: str, recipe: str) -> tuple[tuple[str, Scalar], ...]:
         """Return what a variant is told, as its sorted options; what is left to the recipe's default is not told."""
         chosen: dict[str, Scalar] = {}
         if backend == "onnx":
-            for name in ("threads", "provider", "graph_optimization"):
-                if getattr(self, name) != getattr(Options, name):
-                    chosen[name] = getattr(self, name)
+            for each in parameters(OnnxOptions):
+                if getattr(self, each.name) != each.default:
+                    chosen[each.name] = getattr(self, each.name)
         if recipe != "none":
             found = find_recipe(backend, recipe)
-            mine = {name: getattr(self, name) for name in found.options}
+            mine = {
+                each.name: getattr(self, each.name)
+                for each in parameters(found.options)
+                if hasattr(self, each.name)
+            }
             # False is no 0 here: blocks with zero points are asked for by it.
             chosen |= {
                 name: value for name, value in mine.items() if value is False or value not in (0, "auto")

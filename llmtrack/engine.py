@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from llmtrack.scenario import Scalar
+from llmtrack.options import NoOptions
+from llmtrack.scenario import Scalar, Variant
 
 if TYPE_CHECKING:
     import torch
@@ -151,6 +152,19 @@ class EngineInfo:
     def cache(self) -> CacheGrowth:
         """Bytes of a row's state, by its tokens."""
         return CacheGrowth(self.kv_bytes_per_token, self.kv_windows, self.state_bytes)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A backend that takes options: what an entry point names instead of its function `load`.
+
+    Attributes:
+        load: turns a variant into an engine; `llmtrack.options.chosen(options, variant.options)` reads its options.
+        options: what it can be told: a frozen dataclass, each field with an `Option` (see `llmtrack.options`).
+    """
+
+    load: Callable[[Variant], Engine]
+    options: type = NoOptions
 
 
 class Engine(Protocol):

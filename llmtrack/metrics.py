@@ -704,7 +704,7 @@ PARAMS: tuple[Param, ...] = (
     Param("parameters", int, "number of parameters, tied ones counted once"),
     Param("context_length", int, "positions the model was made for"),
     Param("vocab_size", int, "width of the logits"),
-    Param("threads", int, "threads that compute one operation"),
+    Param("threads", int, "threads that computed one operation on the CPU, as the engine says"),
     Param("provider", str, "of `onnx`: execution provider"),
     Param("graph_optimization", str, "of `onnx`: how much of the graph is rewritten on loading"),
     Param(

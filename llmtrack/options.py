@@ -12,8 +12,9 @@ from __future__ import annotations
 import inspect
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -27,6 +28,8 @@ LARGEST = 1_000_000_000
 MOST_VALUES = 100
 _SHOWN = 60
 _TRUE, _FALSE = {"true", "t", "1", "yes", "y", "on"}, {"false", "f", "0", "no", "n", "off"}
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 Config = TypeVar("Config")
 
@@ -135,8 +138,7 @@ class Parameter:
         try:
             value: Any = self._convert(text)
         except ValueError:
-            kinds = {int: "a whole number", float: "a number", bool: "true or false"}
-            raise UsageError(f"{self.name} {_short(text)!r} is not {kinds[self.kind]}") from None
+            raise UsageError(f"{self.name} {_short(text)!r} is not {_KINDS[self.kind]}") from None
         self._check(value)
         return value
 
@@ -175,6 +177,19 @@ class Parameter:
             and (option.above is None or value > option.above)
             and (option.below is None or value < option.below)
         )
+
+    def accept(self, value: Any) -> Any:
+        """Return the value that a program or a text gave.
+
+        Raises:
+            UsageError: it is of another type, or not accepted.
+        """
+        if isinstance(value, str) or (self.kind is str and not isinstance(value, bool)):
+            return self.parse(str(value))
+        if not (type(value) is self.kind or (self.kind is float and type(value) is int)):
+            raise UsageError(f"{self.name} {_short(value)!r} is not {_KINDS[self.kind]}")
+        self.check(value)
+        return value
 
 
 def readable(text: str) -> str:
@@ -217,6 +232,42 @@ class Checked:
     def __post_init__(self) -> None:
         for parameter in parameters(type(self)):
             parameter.check(getattr(self, parameter.name))
+
+
+@dataclass(frozen=True)
+class NoOptions(Checked):
+    """The options of what can be told nothing."""
+
+
+def chosen(config: type[Config], given: Iterable[tuple[str, Any]]) -> Config:
+    """Return a config with those of the given (name, value) pairs that are its own.
+
+    Raises:
+        UsageError: a value is not accepted.
+    """
+    own = {each.name: each for each in parameters(config)}
+    return config(**{name: own[name].accept(value) for name, value in given if name in own})
+
+
+def refuse_unknown(who: str, configs: Iterable[type], given: Iterable[tuple[str, Any]]) -> None:
+    """Refuse (name, value) pairs that belong to none of some configs, or that are not accepted.
+
+    Args:
+        who: what takes them, in words.
+        configs: all that it takes.
+        given: what it is told.
+
+    Raises:
+        UsageError: it does not take one; the message names near ones.
+    """
+    own = {each.name: each for config in configs for each in parameters(config)}
+    for name, value in given:
+        if name not in own:
+            near = get_close_matches(name, own, n=2)
+            hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+            takes = f"it takes {', '.join(sorted(own))}" if own else "it takes none"
+            raise UsageError(f"{who} takes no option {_short(name)!r}{hint}: {takes}")
+        own[name].accept(value)
 
 
 def parameters(config: type) -> tuple[Parameter, ...]:

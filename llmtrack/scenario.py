@@ -43,7 +43,7 @@ class Variant:
         dtype: `float32`, `float16` or `bfloat16`, as asked for; the label of what is used is tracked.
         quantization: name of the quantization recipe, or `none`.
         options: what else the backend or the recipe is told, as sorted (name, value) pairs, such as
-            `(("block_size", 32), ("threads", 2))`; each is tracked as a param of its name.
+            `(("block_size", 32), ("threads", 2))`; what the engine says it used is tracked, and not what was asked.
     """
 
     model: str = DEFAULT_MODEL

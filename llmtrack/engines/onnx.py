@@ -16,6 +16,7 @@ import numpy as np
 
 from llmtrack.devices import resolve_device
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Tokenized
+from llmtrack.engines.options import OnnxOptions
 from llmtrack.engines.rows import begins_anew_at, sharing_by_rope
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
@@ -29,6 +30,7 @@ from llmtrack.onnx.session import (
     next_token_logits,
     onnxruntime,
 )
+from llmtrack.options import chosen
 from llmtrack.quantize.build import EXPORT_FACTS, onnx_folder
 from llmtrack.quantize.recipe import NONE, find_recipe
 from llmtrack.scenario import Scalar, Variant
@@ -43,8 +45,7 @@ if TYPE_CHECKING:
 def load(variant: Variant) -> OnnxEngine:
     """Load, and first export and quantize if that was not done yet, the model of a variant.
 
-    Options of the variant: `threads` (0: as many as PyTorch uses), `provider` (`auto`: by the device),
-    `graph_optimization` (`all`, `extended`, `basic` or `none`), and those of the recipe.
+    Options of the variant: `OnnxOptions`, and those of the recipe.
 
     Raises:
         MissingDependencyError: the onnx extra is not installed.
@@ -55,7 +56,8 @@ def load(variant: Variant) -> OnnxEngine:
     import torch
 
     device = resolve_device(variant.device)
-    provider = choose_provider(device, str(variant.option("provider", "auto")))
+    told = chosen(OnnxOptions, variant.options)
+    provider = choose_provider(device, told.provider)
     if variant.dtype != "float32":
         raise ScenarioError(
             f"the onnx backend has no {variant.dtype}: use dtype=float32, with a quantization to store less",
@@ -65,9 +67,9 @@ def load(variant: Variant) -> OnnxEngine:
     identity = identify(variant.model, variant.revision)
     folder = onnx_folder(variant, identity)
     settings: dict[str, Any] = {
-        "threads": int(variant.option("threads", 0)) or torch.get_num_threads(),
+        "threads": told.threads or torch.get_num_threads(),
         "provider": provider,
-        "graph_optimization": str(variant.option("graph_optimization", "all")),
+        "graph_optimization": told.graph_optimization,
     }
     start = time.perf_counter()
     decoder = OnnxDecoder(folder / MODEL_FILE, **settings)

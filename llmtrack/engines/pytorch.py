@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from transformers.generation.streamers import BaseStreamer
 from llmtrack.devices import resolve_device, resolve_dtype, stored_label
 from llmtrack.engine import CacheGrowth, EngineInfo, Generated, GenerateRequest, Tokenized
 from llmtrack.engines.forgetting import reset_rope
+from llmtrack.engines.options import TorchOptions
 from llmtrack.engines.rows import sharing_of, sharing_of_generation
 from llmtrack.engines.step import Step, observe_step, stored_tensors
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.context import context_length, first_position
 from llmtrack.models.decoder import forward_inputs
 from llmtrack.models.load import load_model
+from llmtrack.options import chosen
 from llmtrack.quantize.recipe import NONE, find_recipe
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
@@ -38,7 +41,8 @@ def load(variant: Variant) -> TorchEngine:
     device = resolve_device(variant.device)
     dtype, label = resolve_dtype(variant.dtype, device)
     loaded = load_model(variant.model, device=device, dtype=dtype, revision=variant.revision)
-    facts: dict[str, Scalar] = dict(loaded.facts)
+    threads = chosen(TorchOptions, variant.options).threads
+    facts: dict[str, Scalar] = {**loaded.facts, "threads": threads or torch.get_num_threads()}
     if loaded.revision:
         facts["revision"] = loaded.revision
     if recipe is not None:
@@ -54,7 +58,26 @@ def load(variant: Variant) -> TorchEngine:
         facts=facts,
         tags=loaded.digests.tags,
         warnings=loaded.warnings,
+        threads=threads,
     )
+
+
+@contextmanager
+def threads_set(count: int) -> Iterator[None]:
+    """Let PyTorch compute an operation on the CPU with so many threads, and with as many as before afterwards.
+
+    Args:
+        count: threads; 0: as they are.
+    """
+    before = torch.get_num_threads()
+    if count in (0, before):
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class TorchEngine:
@@ -71,6 +94,7 @@ class TorchEngine:
         facts: params to track.
         tags: provenance to track.
         warnings: findings in words.
+        threads: threads that compute one operation on the CPU, in its own calls only; 0: as many as PyTorch takes.
     """
 
     def __init__(
@@ -85,8 +109,10 @@ class TorchEngine:
         facts: dict[str, Scalar] | None = None,
         tags: dict[str, str] | None = None,
         warnings: tuple[str, ...] = (),
+        threads: int = 0,
     ) -> None:
         self.model: Any = model
+        self._threads = threads
         self.tokenizer = tokenizer
         self._device = next(model.parameters()).device
         self._first_position = first_position(model)
@@ -168,12 +194,13 @@ class TorchEngine:
             eos_token_id=sorted(self._eos_ids) or None,
             pad_token_id=self._pad_id,
         )
-        output = self.model.generate(
-            input_ids=input_ids.to(self._device),
-            attention_mask=attention_mask.to(self._device),
-            generation_config=config,
-            streamer=_StepStreamer(on_step),
-        )
+        with threads_set(self._threads):
+            output = self.model.generate(
+                input_ids=input_ids.to(self._device),
+                attention_mask=attention_mask.to(self._device),
+                generation_config=config,
+                streamer=_StepStreamer(on_step),
+            )
         eos_ids = frozenset() if request.ignore_eos else self._eos_ids
         return Generated(
             tuple(tokens.until_eos(row, eos_ids) for row in output[:, input_ids.shape[1] :].tolist())
@@ -211,15 +238,17 @@ class TorchEngine:
         input_ids, attention_mask = input_ids.to(self._device), attention_mask.to(self._device)
         reset_rope(self.model)
         # The last column is nobody's context, so it is not read.
-        hidden, head = self._hidden_states(input_ids[:, :-1], attention_mask[:, :-1])
-        return sum_nll(hidden, input_ids[:, 1:], valid, head, self._info.vocab_size).cpu()
+        with threads_set(self._threads):
+            hidden, head = self._hidden_states(input_ids[:, :-1], attention_mask[:, :-1])
+            return sum_nll(hidden, input_ids[:, 1:], valid, head, self._info.vocab_size).cpu()
 
     @torch.inference_mode()
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of one row; see `Engine.next_token_logits`."""
         reset_rope(self.model)
         row = torch.tensor([list(ids)], device=self._device)
-        return self._forward(self.model, row, torch.ones_like(row)).logits[0].float().cpu()
+        with threads_set(self._threads):
+            return self._forward(self.model, row, torch.ones_like(row)).logits[0].float().cpu()
 
     def synchronize(self) -> None:
         """Wait until the device has finished all work given to it."""

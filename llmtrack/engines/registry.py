@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import is_dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from llmtrack.engine import Engine, EngineInfo
+from llmtrack.engine import Backend, Engine, EngineInfo
+from llmtrack.engines.options import OnnxOptions, TorchOptions
 from llmtrack.errors import UsageError
 from llmtrack.extensions import ENGINES, broken, extensions, load_extension
-from llmtrack.scenario import Variant
+from llmtrack.options import refuse_unknown
+from llmtrack.quantize.recipe import recipes
+from llmtrack.scenario import Scalar, Variant
 
 # Known without an installation: `mlflow run` may start the project from its folder, where it is not installed.
 BUILTIN = {"onnx": "llmtrack.engines.onnx", "torch": "llmtrack.engines.pytorch"}
 
-Loader = Callable[[Variant], Engine]
+OPTIONS: dict[str, type] = {"onnx": OnnxOptions, "torch": TorchOptions}
 
 
 def backends() -> list[str]:
@@ -24,44 +27,51 @@ def backends() -> list[str]:
 
 
 def check_variant(variant: Variant) -> None:
-    """Refuse a variant whose backend cannot be used, without loading a model.
+    """Refuse a variant whose backend cannot be used, or takes no such option, without loading a model.
 
     Raises:
-        UsageError: no such backend is there.
+        UsageError: no such backend is there, or neither it nor the recipe takes an option, or not such a value.
         ExtensionError: it is there, and its package is broken.
     """
-    if variant.backend not in BUILTIN:
-        extension_loader(_point(variant.backend))
+    options = OPTIONS.get(variant.backend) or extension_backend(_point(variant.backend)).options
+    asked = (variant.backend, variant.quantization)
+    recipe = next((each for each in recipes() if (each.backend, each.name) == asked), None)
+    who = f"the {variant.backend} backend" + (f" with {recipe.name}" if recipe else "")
+    refuse_unknown(who, (options, *(recipe.takes if recipe else ())), variant.options)
 
 
 def load_variant(variant: Variant) -> Engine:
     """Load the engine that a variant asks for.
 
     Raises:
-        UsageError: no such backend is there.
+        UsageError: no such backend is there, or it takes no such option.
         ExtensionError: the backend's package is broken.
         ModelLoadError: no model could be loaded.
     """
+    check_variant(variant)
     if variant.backend in BUILTIN:
         engine: Engine = import_module(BUILTIN[variant.backend]).load(variant)
         return engine
     point = _point(variant.backend)
-    engine = extension_loader(point)(variant)
+    engine = extension_backend(point).load(variant)
     if why := incomplete(engine):
         raise broken(point, why)
     return engine
 
 
-def extension_loader(point: EntryPoint) -> Loader:
-    """Return the function by which a backend of another package loads a model.
+def extension_backend(point: EntryPoint) -> Backend:
+    """Return a backend of another package.
 
     Raises:
         ExtensionError: the entry point is broken.
     """
-    load: Loader = load_extension(point)
-    if not callable(load):
-        raise broken(point, f"it is a {type(load).__name__}, and not a function load(variant)")
-    return load
+    named = load_extension(point)
+    backend = named if isinstance(named, Backend) else Backend(named)
+    if not callable(backend.load):
+        raise broken(point, f"it is a {type(named).__name__}, and not a function load(variant) or a Backend")
+    if not (isinstance(backend.options, type) and is_dataclass(backend.options)):
+        raise broken(point, "its options are not a dataclass")
+    return backend
 
 
 def incomplete(engine: Any) -> str:
@@ -91,11 +101,22 @@ def load_engine(
     device: str = "auto",
     dtype: str = "float32",
     quantization: str = "none",
+    **options: Scalar,
 ) -> Engine:
     """Load a model by name: hub id, folder, GGUF file, `packaged:NAME`, `synthetic:PRESET`, or a comma list of them.
 
+    Args:
+        model: which model.
+        revision: branch, tag or commit of a hub model.
+        backend: which engine.
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        dtype: `float32`, `float16` or `bfloat16`.
+        quantization: name of the recipe, or `none`.
+        options: what else the backend and the recipe take, such as `threads=2`.
+
     Raises:
-        UsageError: a backend, device or dtype that is not there.
+        UsageError: a backend, device or dtype that is not there, or an option that neither backend nor recipe takes.
         ModelLoadError: no model could be loaded; the message lists every candidate with its reason.
     """
-    return load_variant(Variant(model, revision, backend, device, dtype, quantization))
+    told = tuple(sorted(options.items()))
+    return load_variant(Variant(model, revision, backend, device, dtype, quantization, told))

@@ -23,12 +23,13 @@ from llmtrack.models.load import ModelIdentity
 from llmtrack.models.reasons import one_line
 from llmtrack.onnx.session import MODEL_FILE
 from llmtrack.quantize.apart import run_apart
+from llmtrack.quantize.options import CalibrationText
 from llmtrack.quantize.recipe import NONE, Job, Recipe, find_recipe
 from llmtrack.scenario import Scalar, Variant, digest
 
 logger = logging.getLogger("llmtrack.quantize")
 
-CALIBRATION = "pydoc"
+CALIBRATION = CalibrationText.calibration
 """The calibration text where none is named: the corpus that experiments do not score by default."""
 
 EXPORT_VERSION = 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmtrack.quantize.calibration import DEFAULT_TOKENS
+from llmtrack.quantize.options import Dynamic
 from llmtrack.quantize.recipe import Built, Job, Recipe
 
 
@@ -31,7 +31,7 @@ RECIPES = (
         "weights and activations of linear layers, 8 bits, ranges taken from each call",
         "int8",
         apply,
-        {"keep_quality": "2%", "calibration_tokens": DEFAULT_TOKENS},
+        Dynamic,
         calibrated=True,
         depends_on_batch=True,
         version=2,

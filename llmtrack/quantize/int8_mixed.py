@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmtrack.quantize.calibration import DEFAULT_TOKENS
+from llmtrack.quantize.options import Mixed
 from llmtrack.quantize.recipe import Built, Job, Recipe
 
 
@@ -36,7 +36,7 @@ RECIPES = (
         "as int8-dynamic; the layers that lose by it, and the head, as int8-weight-only",
         "int8",
         apply,
-        {"keep_quality": "3%", "calibration_tokens": DEFAULT_TOKENS, "block_size": 64},
+        Mixed,
         calibrated=True,
         depends_on_batch=True,
         version=2,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmtrack.errors import UsageError
-from llmtrack.quantize.calibration import DEFAULT_TOKENS
+from llmtrack.quantize.options import Static
 from llmtrack.quantize.recipe import Built, Job, Recipe
 
 
@@ -35,7 +35,7 @@ RECIPES = (
         "weights and activations of linear layers, 8 bits, ranges fixed by calibration",
         "int8",
         apply,
-        {"keep_quality": "3%", "calibration_tokens": DEFAULT_TOKENS, "calibration_method": "minmax"},
+        Static,
         calibrated=True,
         version=2,
     ),

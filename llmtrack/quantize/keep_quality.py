@@ -13,7 +13,8 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from llmtrack.onnx import graph
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder, next_token_logits
-from llmtrack.quantize.recipe import Built, Job, share
+from llmtrack.quantize.options import share
+from llmtrack.quantize.recipe import Built, Job
 from llmtrack.quantize.sensitivity import LayerError, fewest_left_out, layer_error, worst_first
 from llmtrack.tensors.likelihood import sum_nll
 

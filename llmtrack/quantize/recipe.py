@@ -12,6 +12,8 @@ from typing import Any
 
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.extensions import RECIPES, broken, extensions, load_extension
+from llmtrack.options import NoOptions, chosen
+from llmtrack.quantize.options import CalibrationText
 from llmtrack.scenario import Scalar
 
 # Known without an installation, as the built-in engines are.
@@ -70,7 +72,7 @@ class Recipe:
         dtype: label of what the quantized weights are stored as.
         apply: does it: of the onnx backend a function of a `Job` that returns a `Built`, of the torch backend one that
             changes a model in place.
-        options: what it can be told, with the default.
+        options: what it can be told: a frozen dataclass, each field with an `Option` (see `llmtrack.options`).
         calibrated: whether it needs a calibration text.
         depends_on_batch: whether what is computed for a row depends on the other rows and pads of its batch.
         version: raised when the result changes, so that cached results are made anew.
@@ -81,7 +83,7 @@ class Recipe:
     quantizes: str
     dtype: str
     apply: Callable[..., Any]
-    options: Mapping[str, Scalar] = field(default_factory=dict)
+    options: type = NoOptions
     calibrated: bool = False
     depends_on_batch: bool = False
     version: int = 1
@@ -92,8 +94,17 @@ class Recipe:
         return f"{self.backend}/{self.name}"
 
     def settled(self, given: Sequence[tuple[str, Scalar]]) -> dict[str, Scalar]:
-        """Return the options with their defaults; those that belong to something else are left out."""
-        return dict(self.options) | {key: value for key, value in given if key in self.options}
+        """Return the options with their defaults; those that belong to something else are left out.
+
+        Raises:
+            UsageError: a value is not accepted.
+        """
+        return dict(vars(chosen(self.options, given)))
+
+    @property
+    def takes(self) -> tuple[type, ...]:
+        """All that it can be told; what is calibrated can be told by which text."""
+        return (self.options, CalibrationText) if self.calibrated else (self.options,)
 
 
 @cache
@@ -153,21 +164,3 @@ def find_recipe(backend: str, name: str) -> Recipe:
     raise UsageError(
         f"the {backend} backend has no quantization {name!r}: use none{', ' if known else ''}{known}{unread}"
     )
-
-
-def share(text: object) -> float | None:
-    """Return `5%` or `0.05` as 0.05, and `none` as None.
-
-    Raises:
-        UsageError: it is no share.
-    """
-    word = str(text).strip().lower()
-    if word == NONE:
-        return None
-    try:
-        value = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 10:
-        raise UsageError(f"keep_quality {text!r} is no share of the perplexity: use such as 3%, 0.03 or none")
-    return value

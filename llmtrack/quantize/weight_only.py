@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ScenarioError
+from llmtrack.quantize.options import Blocks, HqqBlocks, SmallBlocks
 from llmtrack.quantize.recipe import Built, Job, Recipe
 
 if TYPE_CHECKING:
@@ -89,9 +90,6 @@ def in_blocks(
     return changed
 
 
-_BLOCKS = {"block_size": 64, "symmetric": True}
-_SMALL_BLOCKS = {"block_size": 32, "symmetric": True}
-
 RECIPES = (
     Recipe(
         "int8-weight-only",
@@ -99,7 +97,7 @@ RECIPES = (
         "weights of linear layers, 8 bits in blocks",
         "int8",
         apply_int8,
-        _BLOCKS,
+        Blocks,
         version=2,
     ),
     Recipe(
@@ -108,7 +106,7 @@ RECIPES = (
         "weights of linear layers, 4 bits in blocks; the head 8 bits",
         "int4",
         apply_int4,
-        _SMALL_BLOCKS,
+        SmallBlocks,
         version=2,
     ),
     Recipe(
@@ -117,7 +115,7 @@ RECIPES = (
         "as int4-weight-only, with zero points by half-quadratic quantization",
         "int4",
         apply_int4_hqq,
-        {"block_size": 32},
+        HqqBlocks,
         version=2,
     ),
 )

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from llmtrack.devices import canonical_dtype
+from llmtrack.engines.options import ThreadOption
 from llmtrack.options import Checked, Option, taken
 from llmtrack.scenario import RepeatPolicy, Variant
 
 
 @dataclass(frozen=True)
-class ModelOptions(Checked):
-    """Which model, and where it runs."""
+class ModelOptions(ThreadOption):
+    """Which model, and where it runs: with how many threads, too, of every backend that takes them."""
 
     model: Annotated[str, Option("Model, or comma list of candidates.", min=1)] = Variant.model
     revision: Annotated[str | None, Option("Revision of a hub model.")] = Variant.revision
@@ -20,7 +21,10 @@ class ModelOptions(Checked):
 
     def variant(self, **changes: Any) -> Variant:
         """Return the variant that is asked for: what a config does not say is as by default."""
-        return taken(Variant, self, **changes)
+        told = dict(changes.pop("options", ()))
+        if self.threads:
+            told["threads"] = self.threads
+        return taken(Variant, self, options=tuple(sorted(told.items())), **changes)
 
 
 @dataclass(frozen=True)

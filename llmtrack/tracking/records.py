@@ -169,7 +169,6 @@ def params_of(scenario: Scenario) -> dict[str, Scalar]:
         "device_requested": variant.device,
         "dtype_requested": variant.dtype,
         "quantization": variant.quantization,
-        **dict(variant.options),
     }
     # Fields that a task gains later are tracked without a change here.
     left_out = (*_NOT_CONDITIONS, *not_asked(task))

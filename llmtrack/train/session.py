@@ -283,6 +283,7 @@ def _facts(session: Session, corpus: Corpus, label: str) -> dict[str, Scalar]:
         "device": info.device,
         "dtype": label,
         "vocab_size": info.vocab_size,
+        "threads": torch.get_num_threads(),
         "corpus": corpus.name,
         "corpus_digest": corpus.digest,
         "split": session.split.how,

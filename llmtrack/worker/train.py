@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from llmtrack.engine import GenerateRequest
+from llmtrack.engines.pytorch import threads_set
 from llmtrack.events import Begun, Log, Progress, SoFar, Steps, Warn
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
@@ -35,7 +36,8 @@ def measure_training(scenario: Scenario, task: TrainTask, emit: Emit, clock: Clo
     """Train and emit the outcome; where a signal asks to stop, a checkpoint is kept first."""
     started = time.time()
     emit(Progress(scenario.name, "loading", 0.0))
-    with stop_in_order() as should_stop:
+    # All of it: the steps are not the engine's own calls.
+    with stop_in_order() as should_stop, threads_set(int(scenario.variant.option("threads", 0))):
         try:
             session = open_session(scenario.variant, task)
         except Exception as error:

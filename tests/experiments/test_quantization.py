@@ -42,7 +42,7 @@ def test_each_recipe_is_told_what_is_its_own():
         "block_size": 64, "symmetric": True, "threads": 2
     }  # fmt: skip
     assert dict(variant_of(experiment, "onnx-float32").options) == {"threads": 2}
-    assert variant_of(experiment, "torch-bfloat16").options == ()
+    assert dict(variant_of(experiment, "torch-bfloat16").options) == {"threads": 2}
 
 
 def test_blocks_with_zero_points_can_be_asked_for():

@@ -1,0 +1,43 @@
+"""What the built-in backends can be told, beside what every variant says; light to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from llmtrack.options import Checked, Option
+
+MOST_THREADS = 1_024
+
+
+@dataclass(frozen=True)
+class ThreadOption(Checked):
+    """How many threads compute."""
+
+    threads: Annotated[
+        int,
+        Option(
+            "Threads that compute one operation on the CPU; 0: as many as PyTorch takes.",
+            min=0,
+            max=MOST_THREADS,
+        ),
+    ] = 0
+
+
+@dataclass(frozen=True)
+class TorchOptions(ThreadOption):
+    """What the torch backend can be told."""
+
+
+@dataclass(frozen=True)
+class OnnxOptions(ThreadOption):
+    """What the onnx backend can be told."""
+
+    provider: Annotated[str, Option("Execution provider of ONNX Runtime.", min=1)] = "auto"
+    graph_optimization: Annotated[
+        str,
+        Option(
+            "How much ONNX Runtime rewrites the graph on loading.",
+            choices=("all", "extended", "basic", "none"),
+        ),
+    ] = "all"

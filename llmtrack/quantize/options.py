@@ -1,0 +1,103 @@
+"""What the recipes of the onnx backend can be told: each takes some of these, with defaults of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from llmtrack.errors import UsageError
+from llmtrack.options import NONE, Checked, Option
+from llmtrack.quantize.calibration import DEFAULT_TOKENS
+
+
+def share(text: object) -> float | None:
+    """Return `5%` or `0.05` as 0.05, and `none` as None.
+
+    Raises:
+        UsageError: it is no share.
+    """
+    word = str(text).strip().lower()
+    if word == NONE:
+        return None
+    try:
+        value = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 10:
+        raise UsageError(f"keep_quality {text!r} is no share of the perplexity: use such as 3%, 0.03 or none")
+    return value
+
+
+def _share_text(text: str) -> str:
+    share(text)
+    return text
+
+
+KeepQuality = Annotated[
+    str,
+    Option(
+        "Leave the worst layers out until perplexity of the calibration text rises by no more than this; none: none.",
+        read=_share_text,
+    ),
+]
+BlockSize = Annotated[int, Option("Weights that share a scale.", min=1)]
+Tokens = Annotated[int, Option("Tokens of the calibration text.", min=1)]
+
+
+@dataclass(frozen=True)
+class CalibrationText(Checked):
+    """What every recipe that is calibrated can be told besides."""
+
+    calibration: Annotated[str, Option("Text that quantization may look at; not the scored one.", min=1)] = (
+        "pydoc"
+    )
+
+
+@dataclass(frozen=True)
+class Blocks(Checked):
+    """Of int8-weight-only."""
+
+    block_size: BlockSize = 64
+    symmetric: Annotated[bool, Option("Blocks without zero points.")] = True
+
+
+@dataclass(frozen=True)
+class HqqBlocks(Checked):
+    """Of int4-hqq, which finds zero points."""
+
+    block_size: BlockSize = 32
+
+
+@dataclass(frozen=True)
+class SmallBlocks(Blocks):
+    """Of int4-weight-only."""
+
+    block_size: BlockSize = 32
+
+
+@dataclass(frozen=True)
+class Dynamic(Checked):
+    """Of int8-dynamic."""
+
+    keep_quality: KeepQuality = "2%"
+    calibration_tokens: Tokens = DEFAULT_TOKENS
+
+
+@dataclass(frozen=True)
+class Static(Checked):
+    """Of int8-static."""
+
+    keep_quality: KeepQuality = "3%"
+    calibration_tokens: Tokens = DEFAULT_TOKENS
+    calibration_method: Annotated[
+        str, Option("How ranges are found.", choices=("minmax", "percentile", "entropy"))
+    ] = "minmax"
+
+
+@dataclass(frozen=True)
+class Mixed(Checked):
+    """Of int8-mixed."""
+
+    keep_quality: KeepQuality = "3%"
+    calibration_tokens: Tokens = DEFAULT_TOKENS
+    block_size: BlockSize = 64
