@@ -220,6 +220,7 @@ def test_metrics_agree_with_one_another(start, gaps, tail, prompts):
     assert whole == pytest.approx(1000 * (metrics["total_latency_s"] - tail), rel=1e-6, abs=1e-4)
 
 
+@pytest.mark.slow(1)
 @given(st.lists(st.floats(0.01, 5), min_size=1, max_size=8))
 def test_headline_numbers_agree_with_one_another_for_any_number_of_repeats(prefills):
     clock = FakeClock()

@@ -21,6 +21,7 @@ events = st.one_of(
 )
 
 
+@pytest.mark.slow(3)
 @given(events)
 def test_round_trip(event):
     line = json.dumps(event_to_json(event))

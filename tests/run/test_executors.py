@@ -344,6 +344,7 @@ def test_closing_ends_a_stopped_worker_and_what_it_started(executor, noisy_backe
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow(7)
 def test_a_dead_worker_is_noticed_although_its_child_holds_the_channel(executor, noisy_backend):
     variant = Variant("leaves a child", backend="noisy", device="cpu")
     events = run(executor, generating("one", variant, ONCE))

@@ -90,6 +90,7 @@ def test_without_resume_everything_is_measured_again(tracker, console, uri):
     assert len(runs(tracking_uri=uri)) == 2
 
 
+@pytest.mark.slow(3)
 def test_a_failed_scenario_is_tried_again(tracker, console):
     study(tracker, console, lengths(4, 20), context_length=16)
     names, result = study(tracker, console, lengths(4, 20))
@@ -97,6 +98,7 @@ def test_a_failed_scenario_is_tried_again(tracker, console):
     assert (result.measured, result.exit_code) == (1, 0)
 
 
+@pytest.mark.slow(3)
 @pytest.mark.parametrize(
     "changes",
     [{"dtype": "bfloat16"}, {"max_new_tokens": 6}, {"min_repeats": 3}, {"model": "synthetic:tiny-gpt2"}],

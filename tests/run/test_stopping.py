@@ -129,6 +129,7 @@ class Struck(InlineExecutor):
         super().close()
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("number", STOPPING)
 @pytest.mark.parametrize("together", [False, True], ids=["study", "suite"])
 def test_further_signals_leave_no_run_behind(tracker, uri, console, monkeypatch, number, together):

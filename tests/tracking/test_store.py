@@ -97,6 +97,7 @@ def test_the_users_own_retries_are_kept(uri, monkeypatch):
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "30"
 
 
+@pytest.mark.slow(17)
 def test_two_processes_may_open_a_new_database_at_once(tmp_path):
     uri = f"sqlite:///{tmp_path}/new.db"
     context = multiprocessing.get_context("spawn")
