@@ -161,26 +161,40 @@ def on_best(experiment: Experiment, variants: Mapping[str, Variant], runs: pd.Da
         variants: the variants of this one's scenarios, by the scenario's name.
         runs: tracked runs, this experiment's among them.
     """
-    best = best_quantized(runs[ask.where(runs, "experiment", "quantization")])
-    if best is None:
+    found = best_quantized(runs[ask.where(runs, "experiment", "quantization")])
+    if not found:
         return experiment
+    best, *alike = found
     moved = tuple(replace(each, variant=variants[best]) for each in experiment.scenarios)
-    return replace(experiment, scenarios=moved, question=f"{experiment.question} (on {best})")
+    untold = f", which is not told from {', '.join(alike)} in speed" if alike else ""
+    return replace(experiment, scenarios=moved, question=f"{experiment.question} (on {best}{untold})")
 
 
-def best_quantized(runs: pd.DataFrame) -> str | None:
-    """Return the scenario that decodes fastest at a small cost in perplexity, or at a larger one, or else the nearest."""
+def best_quantized(runs: pd.DataFrame) -> list[str]:
+    """Return the scenario that decodes fastest at a small cost in perplexity, or at a larger one, or else the nearest.
+
+    Of those that cannot be told from the fastest it is the one of the lowest perplexity, and the others follow; nothing
+    where nothing quantized can be compared with the baseline.
+    """
+    key = "decode_tokens_per_sec"
     done = measured(runs, "perplexity")
     bases = done[ask.marked(done, "baseline")]
-    quantized = done[~ask.where(done, "quantization", "none") & ask.present(done, "decode_tokens_per_sec")]
-    if bases.empty or quantized.empty:
-        return None
-    increase = quantized["perplexity"] / bases.iloc[0]["perplexity"] - 1
+    if bases.empty:
+        return []
+    base = bases.iloc[0]
+    done, _ = _comparable(done, base)
+    quantized = done[~ask.where(done, "quantization", "none") & ask.present(done, key)]
+    if quantized.empty:
+        return []
+    increase = quantized["perplexity"] / base["perplexity"] - 1
     for cost in (SMALL_COST, LARGER_COST):
-        allowed = quantized[increase <= cost]
+        allowed = quantized[increase <= cost].sort_values(key, ascending=False, kind="stable")
         if len(allowed):
-            return str(allowed.loc[allowed["decode_tokens_per_sec"].idxmax(), "scenario"])
-    return str(quantized.loc[increase.idxmin(), "scenario"])
+            fastest, *others = (run for _, run in allowed.iterrows())
+            found = tell(fastest, others, key)
+            alike = [fastest, *(run for run, each in zip(others, found, strict=True) if not each.told)]
+            return [ask.name(run) for run in sorted(alike, key=lambda run: float(run["perplexity"]))]
+    return [ask.name(quantized.loc[increase.idxmin()])]
 
 
 def everything() -> tuple[str, ...]:

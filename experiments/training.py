@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from llmtrack.decide.differences import difference, judge
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.models.source import parse_candidates
@@ -111,10 +112,10 @@ def reading(runs: pd.DataFrame) -> list[str]:
     """Say what training did to the held-out text, how long it took, and under which convention that is known."""
     lines = []
     for _, run in measured(runs, "loss_before").iterrows():
-        change = run["perplexity"] / run["perplexity_before"] - 1
+        (found,) = judge([difference("perplexity", run["perplexity_before"], run["perplexity"])])
         lines += [
             f"{run['model_id']} on {run['corpus']}: perplexity of the held-out text {run['perplexity_before']:.3f} before, "
-            f"{run['perplexity']:.3f} after ({change:+.1%}), by the checkpoint after step {run['best_step']:.0f} of "
+            f"{run['perplexity']:.3f} after ({found.words}), by the checkpoint after step {run['best_step']:.0f} of "
             f"{run['steps_done']:.0f}{_early(run)}.",
             f"Trained on {run['tokens_trained']:,.0f} tokens in {run['train_seconds']:.0f} s of steps, "
             f"{run['train_tokens_per_sec']:,.0f} tokens/s (median){_mfu(run)}; last training loss {run['train_loss']:.4f}.",
@@ -124,8 +125,10 @@ def reading(runs: pd.DataFrame) -> list[str]:
             if ask.text(run, "log_checkpoint") not in ("", "none")
             else "",
         ]
-        if change >= 0:
-            lines.append("Training did not help: try a smaller learning_rate, fewer steps, or more text.")
+        if found.verdict != "better":
+            lines.append(
+                f"Training did not help ({found.words}): try a smaller learning_rate, fewer steps, or more text."
+            )
     return [*filter(None, lines), *say.doubts(runs)] or ["Nothing was trained."]
 
 

@@ -366,9 +366,11 @@ def pareto(speed: str, quality: str, memory: bool, output: Path | None, style: s
 
     Speed and quality may be of one run, or of two of the same model, backend, dtype and quantization.
     """
+    from llmtrack.decide.verdicts import with_samples
     from llmtrack.report.pareto import show_pareto
 
-    show_pareto(_runs_of(chosen), speed, quality, memory=memory, style=style, output=output)
+    runs = with_samples(_runs_of(chosen), chosen["tracking_uri"])
+    show_pareto(runs, speed, quality, memory=memory, style=style, output=output)
 
 
 @main.command()

@@ -1,29 +1,107 @@
-"""The Pareto front: the scenarios that no other one beats in everything."""
+"""The Pareto front: the scenarios that no other one beats in everything, by the one rule of `llmtrack.decide.verdicts`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
+from llmtrack import metrics as schema
+from llmtrack.decide.differences import Difference, Verdict, difference, judge
+from llmtrack.decide.verdicts import measure_more, tell
+from llmtrack.tracking import ask
 
-from llmtrack.metrics import Better
+if TYPE_CHECKING:
+    import pandas as pd
+
+Place = Literal["on", "off", "open", "missing"]
 
 
-def pareto_front(values: Sequence[Sequence[float]], better: Sequence[Better]) -> list[bool]:
-    """Return which points are on the front.
+@dataclass(frozen=True)
+class Standing:
+    """Where a scenario stands.
 
-    A point is off it if another is at least as good in every respect and better in one. Equal points are on it
-    together; a point with a value missing (NaN) is off it, and beats none.
+    Attributes:
+        place: `on` the front; `off` it, since another is better; `open`, since it cannot be told whether another is; `missing`
+            a figure.
+        why: the same in words.
+        measure: the command that measures more, where that would tell; else empty.
+    """
+
+    place: Place
+    why: str
+    measure: str = ""
+
+
+def place(against: Mapping[int, Collection[Verdict]]) -> tuple[Place, list[int]]:
+    """Return where a scenario stands, and the others that decide it.
+
+    It is off the front if another is better in one respect, and better or no different in all; it is open if another could be
+    so for all that can be told.
 
     Args:
-        values: one row per point, one column per respect.
-        better: for each respect, whether `higher` or `lower` is better.
+        against: how each other scenario compares with it, a verdict for each respect.
     """
-    signs = np.array([1.0 if direction == "higher" else -1.0 for direction in better])
-    points = np.asarray(values, dtype=np.float64).reshape(-1, len(better)) * signs
-    known = ~np.isnan(points).any(axis=1)
-    # beats[i, j]: point i beats point j.
-    at_least = (points[:, None, :] >= points[None, :, :]).all(axis=2)
-    beats = at_least & (points[:, None, :] > points[None, :, :]).any(axis=2)
-    beaten = (beats & known[:, None]).any(axis=0)
-    return [bool(each) for each in known & ~beaten]
+    never_worse = {index: set(found) for index, found in against.items() if "worse" not in found}
+    beaten_by = [i for i, found in never_worse.items() if "better" in found and found <= {"better", "same"}]
+    if beaten_by:
+        return "off", beaten_by
+    unclear = [index for index, found in never_worse.items() if not found <= {"better", "same"}]
+    return ("open", unclear) if unclear else ("on", [])
+
+
+def pareto_front(runs: pd.DataFrame, respects: Sequence[str]) -> list[Standing]:
+    """Return where each scenario stands, in the order of the rows.
+
+    Each is compared with all others, and the p-values corrected for being so many. Figures of a text are compared as they
+    stand: see `llmtrack.decide.points`, which leaves those of other texts out.
+
+    Args:
+        runs: comparable rows, such as those of `gather_points`; their raw samples count if `with_samples` has added them.
+        respects: metrics that the front is of.
+    """
+    rows = [run for _, run in runs.iterrows()]
+    complete = [all(ask.has(run, name) for name in respects) for run in rows]
+    return [
+        _standing(run, [other for j, other in enumerate(rows) if complete[j] and j != i], respects)
+        for i, run in enumerate(rows)
+    ]
+
+
+def _standing(run: pd.Series, others: Sequence[pd.Series], respects: Sequence[str]) -> Standing:
+    for name in respects:
+        if not ask.has(run, name):
+            return Standing("missing", f"no {name}")
+    found: dict[int, list[Difference]] = {index: [] for index in range(len(others))}
+    # What needs no test first: a rival that is worse in one respect is none, whatever it is in the next.
+    for name in sorted(respects, key=lambda name: schema.metric(name).sureness == "sampled"):
+        rivals = list(found)
+        told = _tell(run, [others[index] for index in rivals], name, len(others))
+        for index, each in zip(rivals, told, strict=True):
+            found[index].append(each)
+            if each.verdict == "worse":
+                del found[index]
+    where, which = place({index: [each.verdict for each in told] for index, told in found.items()})
+    names = ", ".join(ask.name(others[index]) for index in which)
+    if where == "off":
+        return Standing(where, f"beaten by {names}")
+    if where == "on":
+        return Standing(where, "on the front")
+    unclear = [each for index in which for each in found[index] if each.verdict not in ("better", "same")]
+    needed = max(each.repeats_needed for each in unclear)
+    command = measure_more(run, needed) if needed else ""
+    return Standing(where, f"cannot be told from {names} ({unclear[0].metric}: {unclear[0].words})", command)
+
+
+def _tell(run: pd.Series, others: Sequence[pd.Series], metric: str, among: int) -> list[Difference]:
+    if not schema.metric(metric).of_text:
+        return tell(run, others, metric, among=among)
+    return judge([_of_text(metric, float(run[metric]), float(other[metric])) for other in others])
+
+
+def _of_text(metric: str, own: float, other: float) -> Difference:
+    """Return how a figure of quality compares; 0 (the divergence of the reference from itself) has no ratio, and an order."""
+    if min(own, other) > 0:
+        return difference(metric, own, other)
+    better: Verdict = "better" if (other > own) == (schema.metric(metric).better == "higher") else "worse"
+    return Difference(metric, own, other, None, verdict="same" if own == other else better)

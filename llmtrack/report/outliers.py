@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmtrack.decide.differences import Difference
+from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.report import reading as say
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ class Outlier:
         cause: key of `CAUSES`: what the numbers point to.
         prefill_share: share of the call until the first token.
         step_ratio: inter-token latency as a multiple of the median of all.
-        single: measured once, so that nothing is known of its noise.
+        untold: why it cannot be told from noise, in words; empty if it is told.
+        repeats_needed: repeats of each prompt that could tell; else 0.
     """
 
     scenario: str
@@ -42,7 +45,8 @@ class Outlier:
     cause: str
     prefill_share: float
     step_ratio: float
-    single: bool = False
+    untold: str = ""
+    repeats_needed: int = 0
 
 
 CAUSES = {
@@ -54,15 +58,13 @@ CAUSES = {
     "unexplained": "the prompt's length does not explain it (prefill {share} of the call, median of all {median}; a "
     "decode step takes {step} the median): noise or another program, see the warnings and repeat",
 }
-REPEATS = "spread/total_latency_s.n"
 WATCHED = {"avg_latency_per_token_ms": "ms/token", "time_to_first_token_ms": "TTFT"}
 
 
 def outliers(runs: pd.DataFrame, factor: float = OUTLIER_FACTOR) -> list[Outlier]:
     """Return the runs that differ from the median of all by more than a factor, up or down.
 
-    A run whose 95 % interval overlaps the typical one (the medians of all lower and of all upper ends) is within
-    noise, and left out.
+    What the one rule of `llmtrack.decide.verdicts` calls no different from the run in the middle is within noise, and left out.
 
     Args:
         runs: measured runs.
@@ -70,13 +72,15 @@ def outliers(runs: pd.DataFrame, factor: float = OUTLIER_FACTOR) -> list[Outlier
     """
     shares = prefill_shares(runs)
     medians = runs[[*WATCHED, "inter_token_latency_ms", "prompt_tokens_total"]].median()
+    differing = {key: _against_the_middle(runs, key) for key in WATCHED}
     found = []
-    for (_, run), share in zip(runs.iterrows(), shares.tolist(), strict=True):
-        ratios = {
-            title: float(run[key] / medians[key])
+    for position, ((_, run), share) in enumerate(zip(runs.iterrows(), shares.tolist(), strict=True)):
+        told = {
+            title: differing[key][position]
             for key, title in WATCHED.items()
-            if say.has(run, key) and _stands_out(run, runs, key, factor)
+            if position in differing[key] and not 1 / factor <= run[key] / medians[key] <= factor
         }
+        ratios = {title: float(run[key] / medians[key]) for key, title in WATCHED.items() if title in told}
         if not ratios:
             continue
         step_ratio = (
@@ -86,9 +90,21 @@ def outliers(runs: pd.DataFrame, factor: float = OUTLIER_FACTOR) -> list[Outlier
         )
         length = float(run["prompt_tokens_total"] / medians["prompt_tokens_total"])
         cause = _cause(max(ratios.values()) > 1, length, share, float(shares.median()), step_ratio, factor)
-        single = not say.has(run, REPEATS) or run[REPEATS] < 2
-        found.append(Outlier(str(run["scenario"]), ratios, cause, share, step_ratio, single))
+        untold = [each for each in told.values() if not each.told]
+        words, needed = (untold[0].words, max(each.repeats_needed for each in untold)) if untold else ("", 0)
+        found.append(Outlier(str(run["scenario"]), ratios, cause, share, step_ratio, words, needed))
     return found
+
+
+def _against_the_middle(runs: pd.DataFrame, key: str) -> dict[int, Difference]:
+    """Return how runs differ from the one in the middle of all, by position, except those that are no different."""
+    known = [position for position, (_, run) in enumerate(runs.iterrows()) if say.has(run, key)]
+    if not known:
+        return {}
+    middle = sorted(known, key=lambda position: float(runs[key].iloc[position]))[(len(known) - 1) // 2]
+    others = [position for position in known if position != middle]
+    found = tell(runs.iloc[middle], [runs.iloc[each] for each in others], key, across_work=True)
+    return {each: told for each, told in zip(others, found, strict=True) if told.verdict != "same"}
 
 
 def outlier_lines(done: pd.DataFrame) -> list[str]:
@@ -107,22 +123,17 @@ def outlier_lines(done: pd.DataFrame) -> list[str]:
             share = _from_to([each.prefill_share for each in those], "{:.0%}")
             step = _from_to([each.step_ratio for each in those], "{:.2g}x")
             lines.append(f"Outliers: {names}: {text.format(share=share, median=median, step=step)}.")
+    if any(each.untold for each in found):
+        command = measure_more(done.iloc[0], max(each.repeats_needed for each in found))
+        lines.append(f"What is not told from noise: measure more: {command}")
     return lines
-
-
-def _stands_out(run: pd.Series, runs: pd.DataFrame, key: str, factor: float) -> bool:
-    median = runs[key].median()
-    if median / factor <= run[key] <= median * factor:
-        return False
-    low, high = f"spread/{key}.ci_low", f"spread/{key}.ci_high"
-    if not say.has(run, low) or not say.has(run, high):
-        return True
-    return bool(run[low] > runs[high].median() or run[high] < runs[low].median())
 
 
 def _named(outlier: Outlier) -> str:
     ratios = ", ".join(f"{ratio:.2g}x {title}" for title, ratio in outlier.ratios.items())
-    return f"{outlier.scenario} ({ratios}{'; one repeat: noise unknown' if outlier.single else ''})"
+    return (
+        f"{outlier.scenario} ({ratios}{f'; not told from noise: {outlier.untold}' if outlier.untold else ''})"
+    )
 
 
 def _cause(

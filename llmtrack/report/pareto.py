@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from llmtrack import metrics as schema
-from llmtrack.decide.comparing import known_metric, value_of
-from llmtrack.decide.pareto import pareto_front
+from llmtrack.decide.comparing import known_metric
+from llmtrack.decide.pareto import Place, Standing, pareto_front
 from llmtrack.decide.points import MEMORY, Points, gather_points
 from llmtrack.decide.verdicts import doubts
 from llmtrack.errors import UsageError
@@ -28,6 +28,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+# Inside and edge of a point by its place.
+COLORS: dict[Place, tuple[str, str]] = {
+    "on": (COLOR, "white"),
+    "open": ("white", COLOR),
+    "off": (OTHER, "white"),
+    "missing": (OTHER, "white"),
+}
+
 
 def show_pareto(
     runs: pd.DataFrame,
@@ -42,7 +50,7 @@ def show_pareto(
     """Print the front of tracked runs, and draw it.
 
     Args:
-        runs: rows of `llmtrack.runs`.
+        runs: rows of `llmtrack.runs`, their raw samples added by `with_samples` where they are to count.
         speed: metric of speed.
         quality: metric of quality.
         memory: whether peak memory counts too.
@@ -76,12 +84,6 @@ def show_pareto(
             say(console, f"Written: {output}")
 
 
-def front_of(points: Points, respects: Sequence[str]) -> list[bool]:
-    """Return which scenarios are on the front of some metrics."""
-    values = points.runs.reindex(columns=list(respects)).to_numpy(dtype=float).tolist()
-    return pareto_front(values, [schema.metric(name).better for name in respects])
-
-
 def pareto_table(points: Points, respects: Sequence[str]) -> Table:
     """Return the scenarios in order of the first metric, those on the front marked.
 
@@ -89,7 +91,10 @@ def pareto_table(points: Points, respects: Sequence[str]) -> Table:
         points: the scenarios.
         respects: metrics that the front is of, such as speed, quality and memory.
     """
-    runs = points.runs.assign(_front=front_of(points, respects))
+    standings = pareto_front(points.runs, respects)
+    runs = points.runs.assign(
+        _why=[each.why for each in standings], _place=[each.place for each in standings]
+    )
     runs = runs.sort_values(
         respects[0], ascending=schema.metric(respects[0]).better == "lower", kind="stable"
     )
@@ -99,7 +104,7 @@ def pareto_table(points: Points, respects: Sequence[str]) -> Table:
         (
             str(run["scenario"]),
             *(cell(run, column) for column in columns),
-            "on the front" if run["_front"] else _why_off(run, respects),
+            str(run["_why"]),
         )
         for _, run in runs.iterrows()
     ]
@@ -109,14 +114,19 @@ def pareto_table(points: Points, respects: Sequence[str]) -> Table:
         numeric=(False, *(column.is_number for column in columns), False),
         rows=tuple(rows),
         run_ids=tuple(runs["run_id"]),
-        notes=(*points.notes, *_doubts(runs)),
+        notes=(*points.notes, *_doubts(runs), *_measure_more(standings)),
     )
 
 
 def _doubts(runs: pd.DataFrame) -> list[str]:
-    """Return the warnings of the runs on the front, each once."""
-    on_it = (run for _, run in runs[runs["_front"]].iterrows())
+    """Return the warnings of the runs that are on the front or may be, each once."""
+    on_it = (run for _, run in runs[runs["_place"].isin(["on", "open"])].iterrows())
     return list(dict.fromkeys(f"read with care: {line}" for run in on_it for line in doubts(run)))
+
+
+def _measure_more(standings: Sequence[Standing]) -> tuple[str, ...]:
+    commands = dict.fromkeys(each.measure for each in standings if each.measure)
+    return tuple(f"what cannot be told: measure more: {command}" for command in commands)
 
 
 def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
@@ -128,18 +138,19 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
         quality: metric of the y axis.
     """
     drawn = replace(points, runs=points.runs[points.runs[quality].notna()])
-    runs = drawn.runs.assign(_front=front_of(drawn, (speed, quality))).sort_values(speed)
+    places = [each.place for each in pareto_front(drawn.runs, (speed, quality))]
+    runs = drawn.runs.assign(_place=places).sort_values(speed)
     figure, axes = canvas(
-        f"{quality} against {speed}: the line joins what no other beats in both{_memory_range(runs)}",
+        f"{quality} against {speed}: the line joins what no other beats in both{_open_ones(places)}{_memory_range(runs)}",
         _axis(speed),
         _axis(quality),
     )
     axes.grid(axis="x", color="#e3e6ea", linewidth=0.8)
-    front = runs[runs["_front"]]
+    front = runs[runs["_place"] == "on"]
     axes.plot(front[speed], front[quality], color=COLOR, linewidth=1.2, zorder=2)
-    colors = [COLOR if on else OTHER for on in runs["_front"]]
+    inside, edges = zip(*(COLORS[each] for each in runs["_place"]), strict=True)
     axes.scatter(
-        runs[speed], runs[quality], s=_sizes(runs), c=colors, zorder=3, edgecolors="white", linewidths=0.8
+        runs[speed], runs[quality], s=_sizes(runs), c=inside, zorder=3, edgecolors=edges, linewidths=0.8
     )
     axes.margins(x=0.22, y=0.18)
     label_points(figure, axes, list(runs[speed]), list(runs[quality]), list(map(str, runs["scenario"])))
@@ -160,12 +171,11 @@ def _sizes(runs: pd.DataFrame) -> list[float]:
     return [30 + 130 * float(value) / float(memory.max()) for value in memory]
 
 
+def _open_ones(places: Sequence[Place]) -> str:
+    return " (hollow: it cannot be told)" if "open" in places else ""
+
+
 def _memory_range(runs: pd.DataFrame) -> str:
     if len(set(_sizes(runs))) <= 1:
         return ""
     return f"\n(a point is as large as its peak memory: {runs[MEMORY].min():,.0f} to {runs[MEMORY].max():,.0f} MiB)"
-
-
-def _why_off(run: pd.Series, respects: Sequence[str]) -> str:
-    missing = [name for name in respects if value_of(run, name) is None]
-    return f"no {missing[0]}" if missing else ""

@@ -14,38 +14,84 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from llmtrack.cli import main
-from llmtrack.decide.pareto import pareto_front
+from llmtrack.decide.pareto import pareto_front, place
 from llmtrack.decide.points import gather_points
 from llmtrack.errors import UsageError
 from llmtrack.report.labels import label_points
 from llmtrack.report.pareto import pareto_plot, pareto_table
 from llmtrack.report.plots import canvas
-from tests.report.frames import frame, run
+from tests.report.frames import frame, interval, run
 from tests.tracking.samples import ENVIRONMENT, measurement
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
 
-BOTH = ("higher", "lower")
-numbers = st.integers(0, 4)
+verdicts = st.lists(st.sampled_from(["better", "same", "worse", "unknown"]), min_size=2, max_size=2)
 
 
-def test_the_front_by_hand():
-    points = [(10, 20), (20, 20), (30, 21), (25, 22), (30, 21), (5, math.nan), (math.nan, 1)]
-    assert pareto_front(points, BOTH) == [False, True, True, False, True, False, False]
-    assert pareto_front([], BOTH) == []
-    assert pareto_front([(1, 1)], BOTH) == [True]
+def test_where_a_scenario_stands_by_hand():
+    assert place({}) == ("on", [])
+    assert place({0: ["worse", "better"], 1: ["same", "same"], 2: ["unknown", "worse"]}) == ("on", [])
+    assert place({0: ["better", "worse"], 1: ["same", "better"], 2: ["unknown", "better"]}) == ("off", [1])
+    assert place({0: ["unknown", "better"], 1: ["same", "same"], 2: ["same", "unknown"]}) == ("open", [0, 2])
 
 
-@given(st.lists(st.tuples(numbers, numbers, numbers), max_size=8))
-def test_off_the_front_is_what_some_other_point_beats(points):
-    better = ("higher", "lower", "lower")
-    on = pareto_front(points, better)
-    for index, (speed, loss, memory) in enumerate(points):
-        beaten = any(
-            s >= speed and q <= loss and m <= memory and (s, q, m) != (speed, loss, memory)
-            for s, q, m in points
-        )
-        assert on[index] is not beaten
+@given(st.lists(verdicts, max_size=5))
+def test_off_is_what_another_beats_for_sure_and_open_what_another_might(found):
+    against = dict(enumerate(found))
+    ways = {"unknown": ("better", "same", "worse")}
+
+    def beaten(told):
+        return any(set(each) <= {"better", "same"} and "better" in each for each in told)
+
+    known = [each for each in found if "unknown" not in each]
+    possible = itertools.product(*(itertools.product(*(ways.get(v, (v,)) for v in each)) for each in found))
+    might = any(beaten(told) for told in possible)
+    assert place(against)[0] == ("off" if beaten(known) else "open" if might else "on")
+
+
+def repeated(name, speed, perplexity, n=8, share=0.01, **values):
+    spread = interval("tokens_per_sec", speed, (1 - share) * speed, (1 + share) * speed, n)
+    return timed(name, speed, quantization=name, perplexity=perplexity) | spread | values
+
+
+def places(*rows, respects=("tokens_per_sec", "perplexity")):
+    runs = frame(*rows)
+    return dict(zip(runs["scenario"], (each.place for each in pareto_front(runs, respects)), strict=True))
+
+
+def test_noise_puts_nothing_on_the_front_and_nothing_off_it():
+    lucky = repeated("lucky", 10.1, 21.0, share=0.05)
+    assert places(repeated("plain", 10.0, 20.0, share=0.05), lucky) == {"plain": "on", "lucky": "off"}
+    same = repeated("same", 10.1, 20.01, share=0.05)
+    assert places(repeated("plain", 10.0, 20.0, share=0.05), same) == {"plain": "on", "same": "on"}
+    assert places(repeated("plain", 10.0, 20.0), repeated("fast", 20.0, 19.0)) == {
+        "plain": "off",
+        "fast": "on",
+    }
+
+
+def test_what_cannot_be_told_is_said_with_what_would_tell():
+    runs = frame(repeated("plain", 10.0, 20.0), repeated("once", 30.0, 21.0, n=1))
+    plain, once = pareto_front(runs, ("tokens_per_sec", "perplexity"))
+    assert (plain.place, once.place) == ("on", "open"), "the perplexity of the one is better for sure"
+    assert "cannot be told from plain (tokens_per_sec: too few repeats to tell (1 against 8)" in once.why
+    assert "min_repeats=4" in once.measure
+    table = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity"))
+    assert table.notes == (f"what cannot be told: measure more: {once.measure}",)
+    axes = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity").axes[0]
+    assert "hollow: it cannot be told" in axes.get_title(loc="left")
+
+
+def test_many_arms_need_more_repeats_to_be_told():
+    few = [repeated(f"a{n}", 10.0 + n, 20.0, n=5) for n in range(8)]
+    assert set(places(*few).values()) == {"open"}
+    enough = [repeated(f"a{n}", 10.0 + n, 20.0, n=6) for n in range(8)]
+    assert [name for name, where in places(*enough).items() if where == "on"] == ["a7"]
+
+
+def test_a_divergence_of_0_is_the_best_there_is():
+    rows = (repeated("plain", 10.0, 20.0, kl_divergence=0.0), repeated("int8", 10.0, 20.0, kl_divergence=0.1))
+    assert places(*rows, respects=("tokens_per_sec", "kl_divergence")) == {"plain": "on", "int8": "off"}
 
 
 def timed(name, speed, **values):
@@ -85,8 +131,8 @@ def test_quality_is_joined_by_variant_or_is_the_runs_own():
     table = pareto_table(points, ("tokens_per_sec", "perplexity"))
     last = {row[0]: row[-1] for row in table.rows}
     assert last == {
-        "int8": "on the front",
-        "bf16": "on the front",
+        "int8": "cannot be told from fp32, bf16 (tokens_per_sec: -66.7 %, one value each: noise unknown)",
+        "bf16": "cannot be told from fp32 (tokens_per_sec: -50.0 %, one value each: noise unknown)",
         "fp32": "on the front",
         "alone": "no perplexity",
     }
@@ -177,9 +223,9 @@ def test_labels_do_not_overlap_and_stay_inside(seed):
 
 def test_the_plot_joins_the_front():
     runs = frame(
-        timed("a", 10.0, perplexity=20.0, peak_memory_mib=100.0),
-        timed("b", 20.0, perplexity=21.0, peak_memory_mib=50.0),
-        timed("c", 15.0, perplexity=22.0, peak_memory_mib=400.0),
+        repeated("a", 10.0, 20.0, peak_memory_mib=100.0),
+        repeated("b", 20.0, 21.0, peak_memory_mib=50.0),
+        repeated("c", 15.0, 22.0, peak_memory_mib=400.0),
     )
     axes = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity").axes[0]
     (line,) = axes.lines

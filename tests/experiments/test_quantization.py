@@ -174,11 +174,36 @@ def test_names_of_points_do_not_overlap():
 
 
 def test_the_best_quantized_variant_is_the_fastest_at_the_least_cost(runs):
-    assert best_quantized(runs) == "onnx-int8-weight-only"
-    assert best_quantized(runs[~runs["scenario"].isin(["onnx-int8-weight-only"])]) == "onnx-int8-mixed"
+    assert best_quantized(runs) == ["onnx-int8-weight-only"]
+    assert best_quantized(runs[~runs["scenario"].isin(["onnx-int8-weight-only"])]) == ["onnx-int8-mixed"]
     far = runs[runs["scenario"].isin(["torch-float32", "onnx-int4-weight-only"])]
-    assert best_quantized(far) == "onnx-int4-weight-only"
-    assert best_quantized(runs[runs["scenario"] == "torch-float32"]) is None
+    assert best_quantized(far) == ["onnx-int4-weight-only"]
+    assert best_quantized(runs[runs["scenario"] == "torch-float32"]) == []
+
+
+@pytest.mark.parametrize(
+    ("decode", "n", "best"),
+    [
+        (44.5, 5, ["careful", "lucky"]),  # within noise: 43.6 to 45.4 against 43.1 to 44.9
+        (90.0, 1, ["careful", "lucky"]),  # the luckiest figure of all, of one repeat
+        (90.0, 5, ["lucky"]),
+    ],
+)
+def test_the_luckiest_figure_is_not_the_best_variant(decode, n, best):
+    lucky = measured("lucky", 420.0, decode, 20.15, quantization="a")
+    lucky |= interval("decode_tokens_per_sec", decode, 0.98 * decode, 1.02 * decode, n)
+    runs = frame(
+        measured("torch-float32", 350.0, 14.0, 20.0, baseline=True),
+        measured("careful", 420.0, 44.0, 20.1, quantization="b"),
+        lucky,
+    )
+    assert best_quantized(runs) == best
+    planned = edge_prompts.build(edge_prompts.Config())
+    variants = dict.fromkeys(("lucky", "careful"), planned.scenarios[0].variant)
+    question = on_best(planned, variants, runs).question
+    assert question.endswith(
+        "(on careful, which is not told from lucky in speed)" if len(best) > 1 else "(on lucky)"
+    )
 
 
 def test_edge_prompts_follow_on_the_best_variant(runs, monkeypatch):

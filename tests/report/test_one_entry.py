@@ -100,9 +100,14 @@ def test_a_gate_and_a_front_know_it():
     # A rate is compared through its times: the median of 1/1, 1/3 is 2/3, so its rate is 1.5.
     assert check_samples(rule, [1.0, 3.0], [3.0, 3.0]).change.startswith("+100.0 %")
     assert check_values(parse_rule("size > +5%"), 100, 109).outcome == "kept"
-    points = gather_points(two_runs(), "requests_per_sec", "perplexity")
+    runs = two_runs()
+    spread = {"n": 8.0, "ci_low": 0.99 * runs["requests_per_sec"], "ci_high": 1.01 * runs["requests_per_sec"]}
+    repeated = runs.assign(
+        **{schema.spread_key("requests_per_sec", key): each for key, each in spread.items()}
+    )
+    points = gather_points(repeated, "requests_per_sec", "perplexity")
     table = pareto_table(points, ("requests_per_sec", "perplexity"))
-    assert [(row[0], row[-1]) for row in table.rows] == [("cand", "on the front"), ("base", "")]
+    assert [(row[0], row[-1]) for row in table.rows] == [("cand", "on the front"), ("base", "beaten by cand")]
 
 
 def test_the_block_of_a_run_has_it():
