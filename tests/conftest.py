@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from hypothesis import settings
+
+from llmtrack.measure import interference, statistics
 
 # Before torch is imported anywhere: the models are so small that threads only cost, and other tests run beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -61,14 +64,19 @@ def make_here(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no timed scenario notice what else runs here: what a test sees must not depend on how busy the machine is.
-
-    The module imports PyTorch; tests that measure in this process import it beforehand.
-    """
+    """Let nothing measured in this process notice what else runs here: what a test sees must not depend on it."""
+    # What asks is imported by name, and often not before the test: the limit is the one place for all.
+    monkeypatch.setattr(interference, "BUSY_SHARE", 1.0)
     generation = sys.modules.get("llmtrack.worker.generate")
     if generation is not None:
-        monkeypatch.setattr(generation, "busy_warning", lambda before, after: ())
         monkeypatch.setattr(generation, "disturbed", lambda durations: False)
+
+
+@pytest.fixture
+def steady_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let repeats that are timed by the real clock in this process vary and drift as they like."""
+    for limit in ("NOISY_CV", "DRIFT"):
+        monkeypatch.setattr(statistics, limit, math.inf)
 
 
 @pytest.fixture(scope="session")

@@ -115,11 +115,14 @@ def recommend(
     near = [run for run, each in zip(others, behind, strict=True) if not each.told]
     weighed = [best, *([] if reference is None else [reference]), *near]
     notes += dict.fromkeys(f"read with care: {line}" for run in weighed for line in doubts(run))
-    open_ones = [each for each in (*([lead] if lead else []), *behind) if each.verdict == "unknown"]
+    told = ("better", "worse", "same")
+    open_ones = [each for each in (*([lead] if lead else []), *behind) if each.verdict not in told]
     if open_ones:
         command = measure_more(best, max(each.repeats_needed for each in open_ones))
         sentence = _cannot_tell(best, others, reference, objective, open_ones[0], command)
         return Recommendation(None, None, sentence, tuple(out), tuple(notes), command)
+    if not others and lead is None and _is_single(best, objective):
+        notes.append(f"{objective} of {ask.name(best)} is a single value: how much it varies is not known")
     sentence = _sentence(best, table, reference, lead, limits, objective)
     return Recommendation(str(best["scenario"]), str(best["run_id"]), sentence, tuple(out), tuple(notes))
 
@@ -178,6 +181,11 @@ def _reference(points: Points, baseline: str | None, limits: Limits, notes: list
     return marked.iloc[0] if len(marked) else None
 
 
+def _is_single(run: pd.Series, metric: str) -> bool:
+    repeats = ask.number(run, schema.spread_key(metric, "n")) or 1
+    return schema.metric(metric).sureness != "exact" and repeats < 2
+
+
 def _broken(run: pd.Series, reference: pd.Series | None, limits: Limits) -> list[Broken]:
     found = []
     if limits.perplexity_increase is not None:
@@ -212,7 +220,7 @@ def _lead(
     # The best was picked out of all that fit, so that many comparisons were made.
     among = 1 + sum(run["run_id"] != reference["run_id"] for run in others)
     (found,) = tell(reference, [best], objective, among=among)
-    return found if found.verdict in ("better", "worse", "same", "unknown") else None
+    return None if found.verdict == "missing" else found
 
 
 def _sentence(

@@ -18,7 +18,7 @@ from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference, Spread, Verdict, difference, judge
 from llmtrack.decide.significance import ALPHA
 from llmtrack.errors import LlmtrackError
-from llmtrack.scenario import DEFAULT_MODEL
+from llmtrack.scenario import DEFAULT_MODEL, RepeatPolicy
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ Samples = Mapping[str, Sequence[float]]
 SAMPLES = "raw_samples"
 
 _AT_ONCE = 8
+# Repeats that are asked for must fit into the cap on time, of arms that are slower than the one that is known, too.
+_ROOM = 2.0
 
 
 def tell(
@@ -112,8 +114,13 @@ def measure_more(run: pd.Series, repeats: int = 0) -> str:
     model = ask.text(run, "model")
     if model and model != DEFAULT_MODEL:
         words += ["-P", f"model={model}"]
-    if repeats:
-        words += ["-P", f"min_repeats={repeats}"]
+    # What only scores or trains repeats nothing, and takes no such parameter.
+    if repeats and ask.has(run, "max_new_tokens"):
+        wanted = max(repeats, int(ask.number(run, "min_repeats") or 0))
+        words += ["-P", f"min_repeats={wanted}"]
+        seconds = wanted * _ROOM * (ask.number(run, "total_latency_s") or 0.0)
+        if seconds > (ask.number(run, "max_seconds") or RepeatPolicy.max_seconds):
+            words += ["-P", f"max_seconds={math.ceil(seconds)}"]
     return shlex.join(words)
 
 

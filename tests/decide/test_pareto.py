@@ -303,8 +303,8 @@ def test_infinity_is_no_figure_to_choose_by():
 
 def test_the_warnings_of_the_runs_on_the_front_are_said_with_it():
     runs = frame(
-        timed("slow", 5.0, perplexity=30.0, warnings="off the front"),
-        timed("fast", 10.0, perplexity=20.0, warnings="the machine was busy"),
+        repeated("slow", 5.0, 30.0, warnings="off the front"),
+        repeated("fast", 10.0, 20.0, warnings="the machine was busy"),
     )
     table = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity"))
     assert table.notes == ("read with care: fast: the machine was busy",)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
+from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
+from experiments import suite
 from llmtrack.cli import main
 from llmtrack.decide.points import gather_points
 from llmtrack.decide.recommending import Limits, parse_percent, parse_size, recommend
+from llmtrack.decide.verdicts import measure_more
 from llmtrack.errors import UsageError
 from tests.decide.test_pareto import timed as timed_run
 from tests.decide.test_pareto import tracked  # noqa: F401 - fixture
@@ -119,6 +124,49 @@ def test_a_rival_that_cannot_be_told_from_the_best_leaves_the_choice_open():
 def test_single_values_recommend_nothing(values):
     runs = frame(timed_run("a", 10.0) | {"baseline": True, **values}, timed_run("b", 20.0, quantization="b"))
     assert recommend(runs, Limits()).scenario is None
+
+
+@pytest.mark.parametrize("objective", ["tokens_per_sec", "load_time_s", "time_to_first_token_ms"])
+@pytest.mark.parametrize("n", [0, 1, 2, 3])
+def test_no_winner_on_the_word_of_single_values_or_few_repeats(objective, n):
+    def measured(name, value, **values):
+        row = timed_run(name, 10.0, quantization=name, perplexity=20.0, **values) | {objective: value}
+        return row | (interval(objective, value, value, value, n) if n else {})
+
+    runs = frame(measured("a", 10.0, baseline=True), measured("b", 20.0), measured("c", 400.0))
+    for limits in (Limits(), Limits(0.01)):
+        assert recommend(runs, limits, objective).scenario is None
+        # Where the limits leave one, nothing is won: what is not known of it is said.
+    (only,) = [recommend(frame(measured("a", 10.0)), Limits(), objective)]
+    assert bool(only.notes) == (n < 2)
+
+
+PARAMETERS = {
+    name: set(entry["parameters"])
+    for name, entry in yaml.safe_load((Path(__file__).parents[2] / "MLproject").read_text())[
+        "entry_points"
+    ].items()
+}
+
+
+@pytest.mark.parametrize("name", suite.NAMES)
+def test_the_command_that_measures_more_can_be_pasted(name):
+    row = run("a", experiment=name, model="a folder/model,synthetic:tiny", min_repeats=6)
+    if name in ("perplexity", "training"):
+        row["max_new_tokens"] = None
+    words = shlex.split(measure_more(frame(row).iloc[0], 4))
+    assert words[:5] == ["mlflow", "run", ".", "-e", name]
+    given = dict(each.split("=", 1) for each in words[words.index("-P") + 1 :: 2])
+    assert set(given) <= PARAMETERS[name]
+    assert given["model"] == "a folder/model,synthetic:tiny"
+    assert given.get("min_repeats", "6") == "6", "no fewer than there were"
+
+
+def test_the_command_makes_room_for_the_repeats_that_it_asks_for():
+    slow = frame(run("a", total_latency_s=20.0, max_seconds=60.0)).iloc[0]
+    assert measure_more(slow, 6).endswith("-P min_repeats=6 -P max_seconds=240")
+    quick = frame(run("a", total_latency_s=1.0, max_seconds=60.0)).iloc[0]
+    assert "max_seconds" not in measure_more(quick, 6)
 
 
 def test_the_nearest_breaks_the_fewest_limits_by_the_least_and_was_measured():

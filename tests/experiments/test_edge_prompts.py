@@ -244,6 +244,7 @@ def test_plots_show_every_prompt():
     assert heights == pytest.approx([50] * 5 + [90])
 
 
+@pytest.mark.usefixtures("steady_repeats")
 def test_a_whole_study(tracker, uri):  # noqa: F811 - fixtures
     console = Console(file=io.StringIO(), width=300, highlight=False)
     result = run_study(build(SETTINGS), tracker=tracker, executor=InlineExecutor(), console=console)

@@ -15,6 +15,11 @@ from llmtrack.scenario import RepeatPolicy
 positive = st.floats(1e-3, 1e3)
 
 
+@pytest.fixture(autouse=True)
+def quiet_machine():
+    """What notices other programs is what these tests are about."""
+
+
 def test_summary_by_hand():
     # 2, 4, 4, 6: median 4, mean 4, squares of the differences 4 + 0 + 0 + 4 over 3 = 2.667
     summary = summarize([2.0, 4.0, 4.0, 6.0])

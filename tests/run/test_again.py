@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llmtrack.events import Log
+from llmtrack.measure import interference, statistics
 from llmtrack.measure.statistics import disturbed
 from llmtrack.run.again import run_undisturbed
 from llmtrack.scenario import QualityCheck
@@ -99,3 +100,9 @@ def test_a_quiet_baseline_is_measured_once():
 )
 def test_what_disturbs_is_variation_and_drift(durations, found):
     assert disturbed(durations) is found
+
+
+def test_no_test_depends_on_how_busy_the_machine_is(steady_repeats):
+    before, after = (interference.CpuReading(*seconds) for seconds in ((0, 0, 0), (1000, 0, 1000)))
+    assert interference.busy_warning(before, after) == ()
+    assert not statistics.disturbed([1.0, 9.0, 1.0, 30.0])
