@@ -70,7 +70,7 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
 def reading(runs: pd.DataFrame) -> list[str]:
     """Say how latency, the first token and decoding change from the shortest prompt to the longest."""
     done = measured(runs, "total_latency_s").sort_values("prompt_tokens_total")
-    if len(done) < 2:
+    if done["prompt_tokens_total"].nunique() < 2:
         return ["Fewer than two lengths were measured: there is nothing to compare.", *say.doubts(runs)]
     short, long = done.iloc[0], done.iloc[-1]
     lines = [

@@ -27,7 +27,7 @@ LONGEST_SAMPLE = 1200
 # Label of a condition, the column it is read from, and how it is written.
 FACTS = (
     ("model", "model_id", "{}"),
-    ("revision", "env.revision", "{}"),
+    ("revision", "revision", "{}"),
     ("weights digest", "env.weights_digest", "{}"),
     ("config digest", "env.config_digest", "{}"),
     ("tokenizer digest", "env.tokenizer_digest", "{}"),
