@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from llmtrack.engines.rows import sharing_of, sharing_of_generation
 from llmtrack.engines.step import Step, observe_step, stored_tensors
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.context import context_length, first_position
-from llmtrack.models.decoder import forward_inputs
+from llmtrack.models.decoder import forward_inputs, positions_of
 from llmtrack.models.load import load_model
 from llmtrack.options import chosen
 from llmtrack.quantize.recipe import NONE, find_recipe
@@ -116,6 +117,8 @@ class TorchEngine:
         self.tokenizer = tokenizer
         self._device = next(model.parameters()).device
         self._first_position = first_position(model)
+        if self._first_position:
+            model.register_forward_pre_hook(partial(_own_positions, self._first_position), with_kwargs=True)
         self._stateful: list[Any] = [
             module for module in model.modules() if hasattr(module, "recurrent_states")
         ]
@@ -344,6 +347,19 @@ class TorchEngine:
         for stateful in self._stateful:  # that of the rows before, and of as many
             stateful.recurrent_states = None
         return module(**forward_inputs(module, input_ids, attention_mask, self._first_position))
+
+
+def _own_positions(
+    first: int, module: Any, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Number the tokens of a call as the model does, from its own first position on.
+
+    transformers 4.57's `generate` numbers them from 0 for every model that takes positions.
+    """
+    ids, mask = named.get("input_ids"), named.get("attention_mask")
+    if named.get("position_ids") is not None and ids is not None and mask is not None and mask.ndim == 2:
+        named = {**named, "position_ids": positions_of(mask, first)[:, -ids.shape[1] :]}
+    return given, named
 
 
 def _context_of(model: PreTrainedModel, first: int) -> int | None:

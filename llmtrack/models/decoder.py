@@ -282,8 +282,18 @@ def forward_inputs(
         if takes_any or name in takes:
             inputs[name] = value
     if "position_ids" in takes:
-        inputs["position_ids"] = (attention_mask.cumsum(dim=1) - 1).clamp(min=0) + first_position
+        inputs["position_ids"] = positions_of(attention_mask, first_position)
     return inputs
+
+
+def positions_of(attention_mask: torch.Tensor, first: int = 0) -> torch.Tensor:
+    """Return the number of each token, (rows, length): pads before it are not counted.
+
+    Args:
+        attention_mask: (rows, length), 1 for real tokens.
+        first: number of a row's first token.
+    """
+    return (attention_mask.cumsum(dim=1) - 1).clamp(min=0) + first
 
 
 def _ids_of(config: Any) -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from llmtrack.engines.pytorch import load as load_engine
 from llmtrack.errors import UsageError
 from llmtrack.measure.room import check_batch
 from llmtrack.models import synthetic
+from llmtrack.models.digests import ModelDigests, config_digest, tokenizer_digest
 from llmtrack.models.load import clean_generation, load_folder
 from llmtrack.models.source import parse_candidates
 from llmtrack.quality import perplexity
@@ -246,8 +248,16 @@ def _fresh_engine(model: str, task: TrainTask, split: Split, device: str) -> Tor
             "weights_format": "fresh",
             "tokenizer_tokens": len(tokenizer),
         },
-        tags={"weights_digest": f"fresh:{source.location}:{task.seed}"},
+        tags=_fresh_digests(fresh, tokenizer, f"fresh:{source.location}:{task.seed}").tags,
     )
+
+
+def _fresh_digests(model: Any, tokenizer: Any, weights: str) -> ModelDigests:
+    """Return the digests of a model that is in no folder yet: of its config and tokenizer as they would be saved."""
+    with tempfile.TemporaryDirectory() as name:
+        for part in (model.config, model.generation_config, tokenizer):
+            part.save_pretrained(name)
+        return ModelDigests(weights, config_digest(Path(name)), tokenizer_digest(Path(name)))
 
 
 def _engine_of(kept: Path, device: str, saved: dict[str, Any]) -> TorchEngine:

@@ -115,6 +115,24 @@ def test_positions_are_counted_as_the_model_counts_them(architecture, side):
     assert engine.info.context_length == (62 if beyond_the_pad else 64)
 
 
+@pytest.mark.parametrize(
+    "architecture", ["roberta", "camembert", "data2vec-text", "roberta-prelayernorm", "xlm-roberta", "bert"]
+)
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_what_is_generated_is_what_a_plain_loop_says(architecture, use_cache):
+    model = random_model(architecture, is_decoder=True, pad_token_id=1)
+    rows, expected = (ROWS[0], ROWS[1][:3]), []
+    for row in rows:
+        ids = list(row)
+        for _ in range(6):
+            with torch.inference_mode():  # without positions: the model counts them itself
+                ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+        expected.append(tuple(ids[len(row) :]))
+    engine = TorchEngine(model, byte_tokenizer())
+    done = engine.generate(GenerateRequest(rows, 6, use_cache=use_cache), lambda: None)
+    assert [tuple(row) for row in done.new_ids] == expected
+
+
 @pytest.mark.parametrize("pad", [300, 5000, -1])
 def test_a_pad_that_the_model_has_no_row_for(folder_of, pad):
     tokenizer = byte_tokenizer()
