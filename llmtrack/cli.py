@@ -439,6 +439,8 @@ def report(study: str, output: Path | None, tracking_uri: str | None) -> None:
     from llmtrack.report.remake import remake_report
     from llmtrack.report.terminal import make_console
 
+    if not study.strip():
+        raise UsageError("STUDY is empty: give its id, the id of its run, or latest")
     problems = remake_report(study, make_console(), tracking_uri, output)
     for problem in problems:
         click.echo(f"warning: {problem}", err=True)

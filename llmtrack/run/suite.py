@@ -168,7 +168,14 @@ def _report(
                 console=console,
                 parts=parts,
                 remarks=remarks,
-                reasons=[f"{name} could not be run: {reason}" for name, reason in result.reasons.items()],
+                reasons=[
+                    *(f"{name} could not be run: {reason}" for name, reason in result.reasons.items()),
+                    *(
+                        f"{name}: a part of its report could not be made: {problem}"
+                        for name, study in result.results.items()
+                        for problem in (study.problems if study else ())
+                    ),
+                ],
             )
         tracker.finish_study(suite, outcome, note=written.note, files=written.files, warnings=parts.problems)
     say_incomplete(console, suite.study_id, parts.problems, kept=tracker.offline)

@@ -42,8 +42,8 @@ FILES = {
     "my.txt": "A text of the reader's own, long enough to train on. " * 40,
 }
 
-# A command may end with these, if not with 0: the gate says by 3 that a rule is broken.
-EXIT_CODES = {"gate": {0, 3}}
+# A command may end with these, if not with 0: the gate says by 3 that a rule is broken, by 2 that a figure is missing.
+EXIT_CODES = {"gate": {0, 2, 3}}
 
 # Words of a llmtrack command: what the reader's store does not have, and what it has instead.
 WORDS = {

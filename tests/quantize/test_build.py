@@ -21,6 +21,7 @@ from llmtrack.child import environment
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
 from llmtrack.models.load import identify
 from llmtrack.quantize import build
+from llmtrack.quantize.options import SmallBlocks
 from llmtrack.scenario import Variant
 
 
@@ -211,7 +212,7 @@ def test_a_folder_that_was_moved_has_the_same_entry(tiny_model_dir, tmp_path, en
     ("changes", "exported_too"),
     [
         ({"version": 99}, False),
-        ({"options": {"block_size": 128, "symmetric": True}}, False),
+        ({"options": SmallBlocks}, False),
         ({}, True),
     ],
     ids=["version", "default", "exporter"],

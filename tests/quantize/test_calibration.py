@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.quantize.calibration import LEAST_ROWS, calibration_rows
-from llmtrack.quantize.recipe import share
+from llmtrack.quantize.options import share
 
 
 def test_rows_are_spread_over_the_text():

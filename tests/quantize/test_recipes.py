@@ -88,7 +88,9 @@ def test_ranges_by_each_calibration_method(method, exported, tmp_path):
 
 
 def test_an_unknown_calibration_method_is_refused(exported, tmp_path):
-    with pytest.raises(UsageError, match="no calibration_method 'guess': use minmax, percentile, entropy"):
+    with pytest.raises(
+        UsageError, match="no calibration_method 'guess': use minmax or percentile or entropy"
+    ):
         apply("onnx/int8-static", exported, tmp_path / "out", calibration_method="guess")
 
 

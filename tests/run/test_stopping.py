@@ -199,7 +199,7 @@ def test_a_second_signal_finds_no_gap_between_two_handlers(monkeypatch, made):
 def test_signals_while_python_ends_do_not_change_the_exit_code():
     code = """
 import atexit, os, signal, sys
-from llmtrack.report.console import make_console
+from llmtrack.report.terminal import make_console
 from llmtrack.run.main import exit_codes
 signal.signal(signal.SIGINT, signal.default_int_handler)
 atexit.register(lambda: os.kill(os.getpid(), signal.SIGTERM))

@@ -105,11 +105,11 @@ def test_an_experiment_whose_reading_breaks_has_its_table_and_its_reason(tracker
     )
     result = suite(tracker, console, mistaken)
     assert result.exit_code == 1
-    assert result.reasons == {"prompt_length": "a <mistake>"}
+    assert result.results["prompt_length"].problems == ("reading: ZeroDivisionError: a <mistake>",)
     report = artifact(uri, result.study.run_id, "report.html", tmp_path)
-    assert "prompt_length could not be run: a &lt;mistake&gt;" in report
+    assert "a part of its report could not be made: reading: ZeroDivisionError: a &lt;mistake&gt;" in report
     assert report.count("prompt_8") >= 2
-    assert "data:image/png" not in report
+    assert "data:image/png" in report  # the plots are parts of their own
 
 
 def test_a_resumed_suite_reports_what_was_measured_before(tracker, uri, console, tmp_path):
