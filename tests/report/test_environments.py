@@ -1,0 +1,39 @@
+"""Where two environments differ, what is known to differ is named."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from llmtrack.decide.comparability import why_not
+from llmtrack.decide.matching import Pair
+from llmtrack.report.differences import _what_differs
+from tests.report.frames import frame, run
+
+
+def two(**facts):
+    """Return runs of two environments; a fact is (then, now)."""
+    runs = frame(
+        *(run(name, environment_id=name, workload_id="w", tokens_per_sec=10.0) for name in ("then", "now"))
+    )
+    runs = runs.assign(**{f"env.{key}": pd.array(values, dtype="string") for key, values in facts.items()})
+    return runs, Pair(runs.iloc[0], runs.iloc[1])
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        (
+            {"version.transformers": ("4.57.6", "5.0.0"), "cpu": ("X", "X")},
+            "version.transformers: 4.57.6 against 5.0.0",
+        ),
+        ({"threads": ("2", "4")}, "threads: 2 against 4"),
+        ({"cpu_quota": (None, "1.5")}, "cpu_quota: not given against 1.5"),
+        ({}, "environment_id: then against now"),
+    ],
+)
+def test_compare_names_what_differs_between_environments(facts, said):
+    runs, pair = two(**facts)
+    assert f"another environment ({said})" in _what_differs(pair, runs)
+    assert said in why_not(pair.baseline, pair.candidate, "tokens_per_sec")
+    assert why_not(pair.baseline, pair.candidate, "tokens_per_sec", across_environments=True) == ""
