@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
-from llmtrack.scenario import Failure, Measurement, Scalar, Scenario, StepValues, from_json, to_json
+from llmtrack.plain import Scalar, from_json, to_json
+from llmtrack.scenario import Failure, Measurement, Scenario, StepValues
 
 
 @dataclass(frozen=True)

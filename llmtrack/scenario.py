@@ -1,7 +1,7 @@
 """Plain data that passes between measuring and tracking: what was asked, and what came of it.
 
-Everything here is frozen, prints, pickles and round-trips through JSON (`to_json`, `from_json`), and
-imports neither torch nor mlflow: it is the only thing that both sides share.
+Everything here is frozen, prints, pickles and round-trips through JSON (`plain.py`), and imports neither torch nor
+mlflow: it is the only thing that both sides share.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Annotated, Any, Union
-
-import cattrs
-from cattrs.strategies import configure_tagged_union
 
 from llmtrack.errors import UsageError
 from llmtrack.options import Checked, Option
+from llmtrack.plain import Scalar as Scalar
+from llmtrack.plain import tagged, to_json
 
 DEFAULT_MODEL = "packaged:smollm2,synthetic:smollm2-135m"
 
@@ -27,8 +25,6 @@ STARTS = ("auto", "scratch", "weights")
 SPLITS = ("auto", "document", "contiguous")
 KEPT_CHECKPOINTS = ("artifact", "model", "none")
 PADDING_SIDES = ("right", "left")
-
-Scalar = Union[str, int, float, bool]  # noqa: UP007 - cattrs reads this alias at run time on Python 3.10
 
 
 @dataclass(frozen=True)
@@ -278,7 +274,8 @@ class TrainTask(Checked):
         )
 
 
-Task = Union[GenerateTask, PerplexityTask, TrainTask]  # noqa: UP007 - as above
+Task = Union[GenerateTask, PerplexityTask, TrainTask]  # noqa: UP007 - cattrs reads this alias at run time on Python 3.10
+tagged(Task)
 
 
 def not_asked(task: Task) -> tuple[str, ...]:
@@ -457,29 +454,7 @@ class Failure:
 
 
 Outcome = Union[Measurement, Failure]  # noqa: UP007 - as above
-
-
-def to_json(value: Any, kind: Any = None) -> Any:
-    """Turn any dataclass of this module into JSON-ready dicts and lists.
-
-    Give `kind` (a union such as `Outcome`) where the reader must be told which member it is.
-    """
-    return _converter().unstructure(value, unstructure_as=kind)
-
-
-def from_json(data: Any, kind: Any) -> Any:
-    """Rebuild a dataclass of this module, or a member of a union of them, from `to_json`'s result."""
-    return _converter().structure(data, kind)
-
-
-@cache
-def _converter() -> cattrs.Converter:
-    converter = cattrs.Converter(prefer_attrib_converters=True)
-    # A Scalar keeps the type that JSON gave it; int and float would otherwise be tried in turn.
-    converter.register_structure_hook(Scalar, lambda value, _: value)
-    for union in (Task, Outcome):
-        configure_tagged_union(union, converter, tag_name="kind_of")
-    return converter
+tagged(Outcome)
 
 
 def workload_id(task: Task, corpus_digest: str = "") -> str:

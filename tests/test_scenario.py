@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmtrack.plain import from_json, to_json
 from llmtrack.scenario import (
     Failure,
     GenerateTask,
@@ -23,8 +24,6 @@ from llmtrack.scenario import (
     Summary,
     Variant,
     digest,
-    from_json,
-    to_json,
     workload_id,
 )
 

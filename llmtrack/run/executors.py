@@ -10,12 +10,13 @@ from typing import Any, Protocol
 from llmtrack.engine import Engine
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.events import Event, Progress, SoFar, event_from_json
+from llmtrack.plain import to_json
 from llmtrack.run.kept import Kept
 from llmtrack.run.limited import Limited
 from llmtrack.run.patience import LOADING, STARTING, Patience
 from llmtrack.run.progress import clock_text
 from llmtrack.run.worker_process import WorkerProcess
-from llmtrack.scenario import Failure, Measurement, Scenario, TrainTask, Variant, to_json
+from llmtrack.scenario import Failure, Measurement, Scenario, TrainTask, Variant
 
 Emit = Callable[[Event], None]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmtrack import metrics as schema
+from llmtrack.plain import kept, to_json
 from llmtrack.scenario import (
     Failure,
     GenerateTask,
@@ -18,9 +19,7 @@ from llmtrack.scenario import (
     Scenario,
     StepValues,
     digest,
-    from_json,
     not_asked,
-    to_json,
 )
 
 # Prompts are in the workload's digest; how much is printed changes nothing that is measured.
@@ -46,6 +45,7 @@ class StudyContext:
     tags: Mapping[str, str] = field(default_factory=dict)
 
 
+@kept("steps")
 @dataclass(frozen=True)
 class RunRecord:
     """Everything that is written of one run.
@@ -75,29 +75,6 @@ class RunRecord:
     steps: tuple[StepValues, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON-ready data."""
-        steps = [to_json(row) for row in self.steps]
-        plain = dataclasses.asdict(dataclasses.replace(self, steps=()))
-        series = {key: list(v) for key, v in self.series.items()}
-        # Left out where there is none, as records are that were kept before there were any.
-        return (
-            {**plain, "series": series, "steps": steps}
-            if steps
-            else _without(plain, "steps") | {"series": series}
-        )
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RunRecord:
-        """Rebuild a record from `to_json`'s result.
-
-        Raises:
-            KeyError, TypeError, AttributeError: the data is not a record's.
-        """
-        steps = tuple(from_json(row, StepValues) for row in data.get("steps", ()))
-        series = {key: tuple(v) for key, v in data["series"].items()}
-        return cls(**{**data, "series": series, "steps": steps})
 
 
 def study_record(
@@ -178,10 +155,10 @@ def params_of(scenario: Scenario) -> dict[str, Scalar]:
         params.update(
             batch_size=task.batch_size or len(task.prompts),
             decoding="greedy",
-            **dataclasses.asdict(scenario.repeat),
+            **to_json(scenario.repeat),
         )
     if scenario.quality is not None:
-        convention = dataclasses.asdict(scenario.quality.perplexity)
+        convention = to_json(scenario.quality.perplexity)
         # The batch size and padding of a timed task are those of its timing; neither changes a perplexity.
         params.update({k: v for k, v in convention.items() if k not in (*_NOT_CONDITIONS, *params)})
     return {key: value for key, value in params.items() if value is not None}
@@ -266,17 +243,13 @@ def _identified(record: RunRecord, run_key: str = "") -> RunRecord:
     if run_key:
         return dataclasses.replace(record, record_id=run_key)
     # Escaped to ASCII first: a lone surrogate in a text must not end the run.
-    return dataclasses.replace(record, record_id=digest(json.dumps(record.to_json(), sort_keys=True)))
+    return dataclasses.replace(record, record_id=digest(json.dumps(to_json(record), sort_keys=True)))
 
 
 def _plain(value: Any) -> Scalar:
     """Return a number of an array library as Python's own, and anything odd as text."""
     value = value.item() if hasattr(value, "item") else value
     return value if isinstance(value, (str, int, float, bool)) else str(value)
-
-
-def _without(data: dict[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if name != key}
 
 
 def _tag_key(key: str) -> str:
@@ -286,6 +259,6 @@ def _tag_key(key: str) -> str:
 def _samples_json(done: Measurement) -> str:
     data = {
         "samples": {key: list(map(float, values)) for key, values in done.samples.items()},
-        "summaries": {key: dataclasses.asdict(summary) for key, summary in done.summaries.items()},
+        "summaries": to_json(done.summaries),
     }
     return json.dumps(data, indent=1) + "\n"

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import TrackingError
+from llmtrack.plain import from_json, kept, to_json
 from llmtrack.tracking.records import RunRecord
 
 DEFAULT_SPOOL = Path(".llmtrack") / "spool"
@@ -43,6 +44,7 @@ def to_stderr(message: str) -> None:
     print(f"llmtrack: {message}", file=sys.stderr)
 
 
+@kept()
 @dataclass(frozen=True)
 class Target:
     """Where a record belongs.
@@ -58,6 +60,7 @@ class Target:
     experiment_id: str = ""
 
 
+@kept()
 @dataclass(frozen=True)
 class Entry:
     """A record on its way.
@@ -80,34 +83,6 @@ class Entry:
     def name(self) -> str:
         """Name of the entry's folder; sorts by start time."""
         return f"{self.record.start_ms:013d}-{self.record.record_id}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON-ready data."""
-        return {
-            "format": _FORMAT,
-            "record": self.record.to_json(),
-            "target": dataclasses.asdict(self.target),
-            "run_id": self.run_id,
-            "attempted": self.attempted,
-            "has_files": self.has_files,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Entry:
-        """Rebuild an entry from `to_json`'s result.
-
-        Raises:
-            KeyError, TypeError, AttributeError, ValueError: the data is not an entry's.
-        """
-        if data["format"] != _FORMAT:
-            raise ValueError(f"format {data['format']} is not {_FORMAT}")
-        return cls(
-            record=RunRecord.from_json(data["record"]),
-            target=Target(**data["target"]),
-            run_id=data["run_id"],
-            attempted=bool(data["attempted"]),
-            has_files=bool(data["has_files"]),
-        )
 
 
 class Spool:
@@ -225,10 +200,10 @@ class Spool:
     def _read(self, name: str) -> Entry | None:
         path = self.folder / name / _ENTRY
         try:
-            return Entry.from_json(json.loads(path.read_text(encoding="utf-8")))
+            return _entry(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        except (ValueError, OSError) as error:
             self._set_aside(name, error)
             return None
 
@@ -267,6 +242,18 @@ class _BusyError(TimeoutError):
     pass
 
 
+def _entry(data: Any) -> Entry:
+    """Read an entry.
+
+    Raises:
+        ValueError: the data is not an entry's, or of another format.
+    """
+    if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        raise ValueError(f"it is not of format {_FORMAT}")
+    entry: Entry = from_json({name: value for name, value in data.items() if name != "format"}, Entry)
+    return entry
+
+
 def _moved(fresh: Path, place: Path) -> bool:
     """Move a folder to its place; return whether that was free."""
     try:
@@ -296,7 +283,7 @@ def _keep_file(path: Path, content: bytes | Path) -> None:
 def _write(path: Path, entry: Entry) -> None:
     part = path.with_suffix(".part")
     # ASCII: lone surrogates of a broken text survive as escapes instead of ending the write.
-    part.write_text(json.dumps(entry.to_json(), ensure_ascii=True), encoding="ascii")
+    part.write_text(json.dumps({"format": _FORMAT, **to_json(entry)}, ensure_ascii=True), encoding="ascii")
     _sync(part)
     os.replace(part, path)
     _sync(path.parent)

@@ -7,7 +7,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from llmtrack.models import synthetic
 from llmtrack.models.digests import ModelDigests, config_digest, tokenizer_digest
 from llmtrack.models.load import clean_generation, load_folder
 from llmtrack.models.source import parse_candidates
+from llmtrack.plain import from_json, to_json
 from llmtrack.quality import perplexity
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.encoding import encode_text
@@ -32,9 +33,7 @@ from llmtrack.scenario import (
     StepValues,
     TrainTask,
     Variant,
-    from_json,
     not_asked,
-    to_json,
 )
 from llmtrack.train import checkpoint
 from llmtrack.train.data import TrainingBatch, WindowDataset, batches
@@ -131,12 +130,12 @@ class Session:
             "asked": _asked(self.variant, self.task),
             "run_key": self.run_key,
             "started_at": self.started_at,
-            "state": asdict(self.state),
+            "state": to_json(self.state),
             "before": self.before,
             "samples": self.samples,
             "facts": self.facts,
             "tags": self.engine.info.tags,
-            "history": [to_json(row) for row in self.history],
+            "history": to_json(self.history),
         }
         model, tokenizer = self.engine.model, self.engine.tokenizer
         checkpoint.save(self.folder, self.state.step, model, tokenizer, self.optimizer, data)
@@ -342,9 +341,9 @@ def _take_up(session: Session, kept: Path, saved: dict[str, Any]) -> None:
             f"the corpus {session.facts['corpus']} is another one than when this training began: "
             "give the same text, or train anew with resume=false"
         )
-    session.state = State(**saved["state"])
+    session.state = from_json(saved["state"], State)
     session.run_key, session.started_at = saved["run_key"], saved["started_at"]
-    session.history = [from_json(row, StepValues) for row in saved["history"]]
+    session.history = from_json(saved["history"], list[StepValues])
     session.samples, session.before = saved["samples"], saved["before"]
     # Params cannot be changed once tracked; where something differs now, tags of the environment tell.
     session.facts = saved["facts"]

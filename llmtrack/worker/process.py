@@ -19,8 +19,9 @@ from typing import TextIO, cast
 from llmtrack.errors import LlmtrackError, in_words
 from llmtrack.events import Event, event_to_json
 from llmtrack.output import protected
+from llmtrack.plain import from_json
 from llmtrack.processes import kill_children, when_parent_ends
-from llmtrack.scenario import Scenario, Variant, from_json
+from llmtrack.scenario import Scenario, Variant
 
 ENDING_SECONDS = 120.0
 """How long a worker whose parent is gone may take to keep a checkpoint."""

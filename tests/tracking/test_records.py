@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from llmtrack.plain import from_json, to_json
 from llmtrack.tracking.records import RunRecord, StudyContext, params_of, same_as_record, scenario_record
 from tests.tracking.samples import failure, measurement, perplexity, scenario
 
@@ -54,7 +55,7 @@ def test_same_as_is_finished_without_metrics():
 @pytest.mark.parametrize("outcome", [measurement(), failure(), measurement(metrics={"loss": float("inf")})])
 def test_a_record_survives_json(outcome):
     record = scenario_record(outcome, STUDY)
-    assert RunRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+    assert from_json(json.loads(json.dumps(to_json(record))), RunRecord) == record
 
 
 def test_the_same_outcome_is_the_same_record_and_another_is_another():
@@ -69,7 +70,7 @@ def test_numbers_of_numpy_and_broken_text_are_taken():
         measurement(facts=facts, metrics={"loss": np.float32(2.0)}, sample_text="\ud800"), STUDY
     )
     assert record.params["parameters"] == 5
-    json.dumps(record.to_json())
+    json.dumps(to_json(record))
 
 
 def test_params_say_what_was_asked_and_no_more():

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import multiprocessing
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def test_a_replaced_entry_keeps_what_is_known_of_its_run_and_its_files(spool):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"format": 99}', '{"format": 1, "record": {}}', "\xff\x00"]
+    "content", ["", "{", "[]", "5", '{"format": 99}', '{"format": 1, "record": {}}', "\xff\x00"]
 )
 def test_a_corrupt_entry_is_moved_aside_and_the_others_stay(spool, said, content):
     bad, good = spool.put(entry("bad")), spool.put(entry("good"))
@@ -76,6 +77,51 @@ def test_a_corrupt_entry_is_moved_aside_and_the_others_stay(spool, said, content
     assert list((spool.folder / "corrupt").iterdir())
     assert len(said) == 1
     assert "moved to" in said[0]
+
+
+AS_EVER = {
+    "format": 1,
+    "record": {
+        "record_id": "r",
+        "run_name": "p64",
+        "status": "FINISHED",
+        "start_ms": 5,
+        "end_ms": 7,
+        "params": {"threads": 2, "target_ci": 0.05, "use_cache": True, "model": "m"},
+        "metrics": {"loss": 1.5},
+        "series": {"series/val_loss": [2.0, 1.5]},
+        "steps": [{"step": 1, "at": 6.0, "values": {"train_loss": 2.0}}],
+        "tags": {"llmtrack.kind": "scenario"},
+        "texts": {"sample.txt": "Once"},
+    },
+    "target": {"tracking_uri": "u", "experiment": "e", "experiment_id": ""},
+    "run_id": None,
+    "attempted": False,
+    "has_files": False,
+}
+
+
+@pytest.mark.parametrize("left_out", [(), ("steps",)])
+def test_an_entry_is_written_and_read_byte_for_byte_as_it_ever_was(spool, left_out):
+    record = {key: value for key, value in AS_EVER["record"].items() if key not in left_out}
+    text = json.dumps({**AS_EVER, "record": record})
+    place = spool.folder / "0000000000005-r"
+    place.mkdir(parents=True)
+    (place / "entry.json").write_text(text)
+    found = read(spool, place.name)
+    assert [type(value) for value in found.record.params.values()] == [int, float, bool, str]
+    spool.update(found)
+    assert (place / "entry.json").read_text() == text
+
+
+@pytest.mark.parametrize("where", ["record", "target"])
+def test_an_entry_of_a_version_that_knows_more_is_set_aside_whole(spool, said, where):
+    place = spool.folder / "0000000000005-r"
+    place.mkdir(parents=True)
+    (place / "entry.json").write_text(json.dumps({**AS_EVER, where: {**AS_EVER[where], "colour": "red"}}))
+    assert spool.peek(place.name) is None
+    assert "colour" in said[0]
+    assert "\n" not in said[0]
 
 
 def test_a_crash_while_writing_leaves_no_entry(spool):
