@@ -59,7 +59,14 @@ def reading(runs: pd.DataFrame) -> list[str]:
     if done.empty:
         return ["Nothing was measured."]
     run = done.iloc[0]
-    return [say.speed(run), *say.phases(run), *say.bandwidth(run), *say.memory(run), *say.doubts(runs)]
+    return [
+        say.speed(run),
+        *say.phases(run),
+        *say.bandwidth(run),
+        *say.floors(run),
+        *say.memory(run),
+        *say.doubts(runs),
+    ]
 
 
 DECLARED = Declaration(NAME, QUESTION, Config, build, position=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -105,6 +106,24 @@ def _percent(share: float) -> str:
     return ">99.9 %" if share > 0.9995 else f"{100 * share:.1f} %"
 
 
+def arithmetic_of(dtype_name: str, device: str) -> str:
+    """Return what matrix products of a dtype are computed in on a device; empty where that is not known.
+
+    That is the dtype, but for float32 on a GPU where torch may shorten its factors to TF32 (10 bits of mantissa).
+
+    Args:
+        dtype_name: of the weights as they are used, such as `bfloat16`.
+        device: `cpu`, `cuda` or `cuda:N`.
+    """
+    if dtype_name not in DTYPE_ALIASES.values():
+        return ""
+    if dtype_name == "float32" and device.startswith("cuda"):
+        import torch
+
+        return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return dtype_name
+
+
 def resolve_device(requested: str = "auto") -> str:
     """Return `cpu` or `cuda:N` for `auto`, `cpu`, `cuda` or `cuda:N`.
 
@@ -147,14 +166,22 @@ def supports_bfloat16(device_kind: str) -> bool:
         return False
 
 
-@cache
 def cpu_flags() -> frozenset[str]:
     """Return the CPU's instruction sets as Linux names them, in lower case; empty where it does not."""
+    return frozenset(_cpuinfo("flags", "Features").lower().split())
+
+
+def cpu_model() -> str:
+    """Return the CPU's name; empty where it is not known."""
+    return _cpuinfo("model name", "Hardware", "Model") or platform.processor()
+
+
+@cache
+def _cpuinfo(*keys: str) -> str:
+    """Return the first value that Linux tells of the CPU under one of some keys."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return frozenset()
+        return ""
     listed = (line.partition(":") for line in lines)
-    return frozenset(
-        next((v.lower().split() for k, _, v in listed if k.strip() in ("flags", "Features")), ())
-    )
+    return next((" ".join(v.split()) for k, _, v in listed if k.strip() in keys and v.strip()), "")

@@ -125,6 +125,8 @@ class EngineInfo:
         state_bytes: bytes of a row's state that does not grow: of recurrent layers, and caches of a fixed size.
         score_bytes_per_token: bytes that each token of a batch takes at least while the batch is scored at once; 0 where its
             rows are computed one by one, or it is not known.
+        operations: floating-point operations of a token; None: not known.
+        arithmetic: what its matrix products are computed in: `float32`, `tf32`, `float16`, `bfloat16`; empty: not known.
     """
 
     model_id: str
@@ -147,6 +149,8 @@ class EngineInfo:
     kv_windows: tuple[tuple[int, int], ...] = ()
     state_bytes: int = 0
     score_bytes_per_token: int = 0
+    operations: Operations | None = None
+    arithmetic: str = ""
 
     @property
     def cache(self) -> CacheGrowth:
@@ -253,3 +257,22 @@ class CacheGrowth:
         unbounded = self.per_token - sum(size for _, size in self.windows)
         bounded = sum(size * min(tokens, window) for window, size in self.windows)
         return self.constant + unbounded * tokens + bounded
+
+    def attended(self, tokens: int) -> float:
+        """Return how many of so many tokens a layer attends to, on the average over what the layers keep of each."""
+        return (self.bytes_at(tokens) - self.constant) / self.per_token if self.per_token else 0.0
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Floating-point operations of the matrix products that one token of one row takes: two for each multiply-add.
+
+    Attributes:
+        per_token: beside attention, the head included.
+        per_context: for each token that it attends to, in all layers together.
+        head: of `per_token`, those that turn a hidden state into logits: a prefill needs them once a row.
+    """
+
+    per_token: int
+    per_context: int = 0
+    head: int = 0

@@ -147,6 +147,47 @@ def _multiple(value: Any) -> str:
     return "longest" if value == 1 else f"x{value}"
 
 
+def _of_stage(name: str, what: str, time: str, moved: str, done: str) -> tuple[Metric, ...]:
+    """Return the metrics that place a stage of a run under the roofline of its device (`llmtrack.measure.roofline`)."""
+    return (
+        Metric(
+            f"{name}_mib", "MiB", "lower", f"bytes that {what} must move at least", f"{moved}; bytes / 2^20"
+        ),
+        Metric(
+            f"{name}_gflop",
+            "GFLOP",
+            "lower",
+            f"operations of the matrix products that {what} takes",
+            f"{done}; two for each multiply-add, / 10^9",
+        ),
+        Metric(
+            f"{name}_floor_ms",
+            "ms",
+            "lower",
+            f"the least time that {what} could take on this device",
+            "1000 x max(bytes / copy bandwidth, operations / rate of matrix products)",
+            timed=True,
+            shown=Shown("floor ms/token", decimals(2), place=132, quiet=True) if name == "decode" else None,
+        ),
+        Metric(
+            f"{name}_floor_share",
+            "-",
+            "higher",
+            f"how near {what} comes to that: 1 is as fast as the device can be",
+            f"{name}_floor_ms / {time}",
+            timed=True,
+        ),
+        Metric(
+            f"{name}_flops_utilization",
+            "-",
+            "higher",
+            f"share of the device's measured rate of matrix products that {what} reaches (MFU)",
+            f"{name}_gflop / {time} / matrix_tflop_per_s",
+            timed=True,
+        ),
+    )
+
+
 METRICS: tuple[Metric, ...] = (
     Metric(
         "total_latency_s",
@@ -335,6 +376,28 @@ METRICS: tuple[Metric, ...] = (
         "share of the device's copy bandwidth that decoding reaches (MBU)",
         "(weights + KV cache read per step) x steps/s / copy bandwidth",
         timed=True,
+        shown=Shown("MBU", percent(0), place=130, quiet=True),
+    ),
+    *_of_stage(
+        "prefill",
+        "a pass over the prompts",
+        "time to first token",
+        "weights + cache written",
+        "tokens x (operations of the body) + rows x head + attention to n (n + 1) / 2 tokens of a row of n",
+    ),
+    *_of_stage(
+        "decode",
+        "a decode step",
+        "inter-token latency",
+        "weights + KV cache, the mean over the steps",
+        "rows x (operations of a token) + attention to all tokens before it and to itself",
+    ),
+    *_of_stage(
+        "score",
+        "the scoring of all of a text",
+        "time of scoring",
+        "weights, once for each batch",
+        "as of a prefill, with the head at each token",
     ),
     Metric(
         "copy_bandwidth_gb_per_s",
@@ -342,6 +405,14 @@ METRICS: tuple[Metric, ...] = (
         "higher",
         "measured copy bandwidth of the device",
         "bytes read and written / 10^9 / s",
+        needs=("machine",),
+    ),
+    Metric(
+        "matrix_tflop_per_s",
+        "TFLOP/s",
+        "higher",
+        "measured rate of the device's matrix products in the `arithmetic` of the run",
+        "2 x n^3 / s / 10^12, the best of several n x n products of random numbers",
         needs=("machine",),
     ),
     Metric(
@@ -699,6 +770,19 @@ PARAMS: tuple[Param, ...] = (
     ),
     Param("ended", str, "how training ended: `finished`, or `stopped_early` by `patience`"),
     Param("tokenizer_tokens", int, "tokens of the tokenizer that was trained on the corpus"),
+    Param(
+        "arithmetic",
+        str,
+        "what matrix products are computed in: `float32`, `tf32` (float32 with factors of 10 bits of mantissa), `float16`, "
+        "`bfloat16`; absent where the engine does not tell",
+    ),
+    Param(
+        "prefill_bound",
+        str,
+        "what sets the least time of a prefill on this device: moving its bytes (`memory`), or its `arithmetic`",
+    ),
+    Param("decode_bound", str, "the same of a decode step"),
+    Param("score_bound", str, "the same of scoring"),
     Param("trust_remote_code", bool, "whether code from a model's repository may run"),
     Param("architecture", str, "class of the model"),
     Param("parameters", int, "number of parameters, tied ones counted once"),

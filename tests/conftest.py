@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
-from llmtrack.measure import interference, statistics
+from llmtrack.measure import ceilings, interference, statistics
 
 # Before torch is imported anywhere: the models are so small that threads only cost, and other tests run beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -63,10 +63,12 @@ def make_here(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Let nothing measured in this process notice what else runs here: what a test sees must not depend on it."""
     # What asks is imported by name, and often not before the test: the limit is the one place for all.
     monkeypatch.setattr(interference, "BUSY_SHARE", 1.0)
+    # What stand-ins for a device can do must not be kept for real runs.
+    monkeypatch.setattr(ceilings, "folder", lambda: tmp_path_factory.getbasetemp() / "ceilings")
     generation = sys.modules.get("llmtrack.worker.generate")
     if generation is not None:
         monkeypatch.setattr(generation, "disturbed", lambda durations: False)

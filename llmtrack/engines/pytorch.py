@@ -12,7 +12,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from llmtrack.devices import resolve_device, resolve_dtype, stored_label
+from llmtrack.devices import arithmetic_of, resolve_device, resolve_dtype, stored_label
 from llmtrack.engine import CacheGrowth, EngineInfo, Generated, GenerateRequest, Tokenized
 from llmtrack.engines.forgetting import reset_rope
 from llmtrack.engines.options import TorchOptions
@@ -145,6 +145,8 @@ class TorchEngine:
             state_bytes=step.cache.constant,
             # A layer's input and output, of all rows where they share a batch.
             score_bytes_per_token=0 if self._sharing.reason else 2 * _hidden_bytes(model),
+            operations=step.operations,
+            arithmetic=arithmetic_of(dtype_name, self._device.type),
             context_length=_context_of(model, self._first_position),
             vocab_size=int(model.config.get_text_config().vocab_size),
             load_time_s=load_time_s,

@@ -1,4 +1,4 @@
-"""What one decode step reads, found by running one: the weights that its operators touch, and the state it is handed."""
+"""What one decode step reads and computes, found by running one: the weights that its operators touch, and its state."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves
 from transformers import GenerationConfig, PretrainedConfig
 
-from llmtrack.engine import CacheGrowth
+from llmtrack.engine import CacheGrowth, Operations
 from llmtrack.engines.forgetting import ModuleState
+from llmtrack.engines.operations import operations
 
 _PROMPTS = (2, 6)
 """Prompt lengths whose caches are compared: what differs between them grows by the token."""
@@ -30,15 +31,17 @@ _GROUPED = frozenset({"_grouped_mm", "_scaled_grouped_mm"})
 
 @dataclass(frozen=True)
 class Step:
-    """What a decode step of one row reads.
+    """What a decode step of one row reads and computes.
 
     Attributes:
         weight_bytes: bytes of the weights that its operators read; rows looked up in a table are not counted.
         cache: bytes of the state that it reads, by the number of tokens.
+        operations: floating-point operations of its matrix products; None where none was seen.
     """
 
     weight_bytes: int
     cache: CacheGrowth
+    operations: Operations | None = None
 
 
 @torch.inference_mode()
@@ -71,7 +74,20 @@ def observe_step(model: Any) -> Step:
         # The token of the step itself is in the cache by now.
         constant += max(held.bytes - grown * (_PROMPTS[1] + 1), 0)
     per_token = growing + sum(windows.values())
-    return Step(long.weight_bytes, CacheGrowth(per_token, tuple(sorted(windows.items())), constant))
+    cache = CacheGrowth(per_token, tuple(sorted(windows.items())), constant)
+    return Step(long.weight_bytes, cache, _operations(model, short.operations, long.operations))
+
+
+def _operations(model: Any, short: int, long: int) -> Operations | None:
+    """Return the operations of a step, from those of two steps that attend to other numbers of tokens."""
+    if not short:
+        return None
+    # The step's own token is attended to, too.
+    per_context = max(long - short, 0) // (_PROMPTS[1] - _PROMPTS[0])
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    whole = short - per_context * (_PROMPTS[0] + 1)
+    return Operations(whole, per_context, min(whole, 2 * weight.numel()) if weight is not None else 0)
 
 
 @dataclass(frozen=True)
@@ -86,6 +102,7 @@ class _Held:
 @dataclass(frozen=True)
 class _Watched:
     weight_bytes: int
+    operations: int
     state: Mapping[tuple[str, ...], _Held]
 
 
@@ -135,7 +152,7 @@ def _watch(model: Any, tokens: int, modules: ModuleState) -> _Watched:
             bounded.add(storage)
         held = tensor.shape[-2] if window is not None else 0
         state.setdefault(tensor.data_ptr(), (path, _Held(tensor.nbytes, held, window)))
-    return _Watched(reads.bytes, dict(state.values()))
+    return _Watched(reads.bytes, reads.operations, dict(state.values()))
 
 
 _Found = tuple[tuple[str, ...], torch.Tensor, "int | None"]
@@ -170,13 +187,14 @@ def stored_tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 class _Reads(TorchDispatchMode):
-    """Counts the bytes of weights that operators read while it is entered."""
+    """Counts the bytes of weights that operators read, and what they compute, while it is entered."""
 
     def __init__(self, weights: Any) -> None:
         super().__init__()
         storages = [weight.untyped_storage() for weight in stored_tensors(weights)]
         self._sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
         self._parts: dict[int, dict[tuple[int, ...], int]] = {}
+        self.operations = 0
 
     @property
     def bytes(self) -> int:
@@ -190,6 +208,9 @@ class _Reads(TorchDispatchMode):
         made = list(stored_tensors(tree_leaves(result)))
         given = list(stored_tensors(tree_leaves((args, kwargs))))
         name = func.overloadpacket.__name__
+        self.operations += operations(
+            name, args, [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        )
         # An expert that no row is sent to may be called with no rows.
         if name != "embedding" and all(each.numel() for each in made):
             views = {each.untyped_storage().data_ptr() for each in made}

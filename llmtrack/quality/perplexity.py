@@ -74,6 +74,7 @@ class Quality:
         tokens_digest: digest of the token ids that were read and predicted.
         text_digest: digest of the text that the predicted tokens cover; None where the tokenizer does not tell.
         batch_losses: mean loss of each batch, in the order they were scored.
+        tokens_read: tokens that were read of each row of each batch; the last of a row is only predicted.
         documents_scored: documents with at least one predicted token; None in `rolling`.
         documents_skipped: documents of one token, which predict nothing; None in `rolling`.
         windows_scored: windows over the stream; None in `documents`.
@@ -93,6 +94,7 @@ class Quality:
     tokens_digest: str
     text_digest: str | None
     batch_losses: tuple[float, ...]
+    tokens_read: tuple[tuple[int, ...], ...] = ()
     documents_scored: int | None = None
     documents_skipped: int | None = None
     windows_scored: int | None = None
@@ -100,7 +102,7 @@ class Quality:
     @property
     def figures(self) -> dict[str, float]:
         """The numbers that are known, by the names under which they are tracked."""
-        apart = {"batch_losses", "tokens_digest", "text_digest"}
+        apart = {"batch_losses", "tokens_read", "tokens_digest", "text_digest"}
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in apart}
         return {name: float(value) for name, value in values.items() if value is not None}
 
@@ -172,6 +174,7 @@ def score_documents(
         lost=sum(each.lost for each in encoded),
         tokens_truncated=sum(each.cut for each in encoded),
         batch_losses=batch_losses,
+        tokens_read=_read(rows, batch_size),
         documents_scored=len(scorable),
         documents_skipped=len(encoded) - len(scorable),
     )
@@ -226,6 +229,7 @@ def score_rolling(
         lost=stream.lost,
         tokens_truncated=stream.cut,
         batch_losses=batch_losses,
+        tokens_read=_read(rows, batch_size),
         windows_scored=len(windows),
     )
 
@@ -272,6 +276,12 @@ def _score_rows(
     return sums, tuple(losses)
 
 
+def _read(rows: Sequence[Row], batch_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens that are read of each row, batch by batch."""
+    lengths = [window.end - window.begin - 1 for _, window in rows]
+    return tuple(tuple(lengths[at : at + batch_size]) for at in range(0, len(lengths), batch_size))
+
+
 def _collate(rows: Sequence[Row], side: str) -> tuple[torch.Tensor, ...]:
     """Return the arguments of `Engine.score` for a batch of rows."""
     ids, mask = pad_rows([ids[window.begin : window.end] for ids, window in rows], 0, side)
@@ -291,6 +301,7 @@ def _quality(
     lost: int,
     tokens_truncated: int,
     batch_losses: tuple[float, ...],
+    tokens_read: tuple[tuple[int, ...], ...],
     **scored: int,
 ) -> Quality:
     nats, tokens = math.fsum(sums), sum(counts)
@@ -311,6 +322,7 @@ def _quality(
         tokens_digest=_digest(np.asarray(each.ids, dtype="<i8").tobytes() for each in rows),
         text_digest=_digest(texts) if len(texts) == len(rows) else None,
         batch_losses=batch_losses,
+        tokens_read=tokens_read,
         **scored,
     )
 

@@ -118,6 +118,12 @@ GLOSSARY = (
     ("batch", "prompts that are generated from together; each is a row"),
     ("KV cache", "keys and values of the tokens so far, kept so that no step computes them again"),
     ("MBU", "memory bandwidth utilization: the share of the device's copy bandwidth that decoding reaches"),
+    (
+        "roofline, floor",
+        "the least time that the device could take: for the bytes that must be moved at its copy bandwidth, or for the "
+        "operations at its rate of matrix products, whichever takes longer",
+    ),
+    ("MFU", "model FLOPs utilization: the share of the device's rate of matrix products that is reached"),
     ("loss, perplexity", "how badly the model predicts a text, lower is better; perplexity is exp(loss)"),
     ("peak MiB", "most memory in use while it was measured"),
     ("baseline", "the scenario that the others of its experiment are compared with"),

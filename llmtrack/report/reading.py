@@ -136,6 +136,21 @@ def bandwidth(run: pd.Series) -> list[str]:
     return [f"Decoding moves {used:.0%} of the measured {run['copy_bandwidth_gb_per_s']:.1f} GB/s: {advice}."]
 
 
+def floors(run: pd.Series) -> list[str]:
+    """Say how near the prefill and decoding come to the least time that the device could take for them."""
+    named = (("prefill", "Prefill", "ms"), ("decode", "Decoding", "ms/token"), ("score", "Scoring", "ms"))
+    lines = []
+    for stage, title, unit in named:
+        if not has(run, f"{stage}_floor_share") or not has(run, f"{stage}_bound"):
+            continue
+        share, bound = run[f"{stage}_floor_share"], run[f"{stage}_bound"]
+        words = f"{title} reaches {share:.0%} of its floor of {run[f'{stage}_floor_ms']:.3g} {unit}, which {bound} sets"
+        if share < FAR_FROM_BOUND:
+            words += ": overhead (launches, small operators, Python) takes the rest"
+        lines.append(f"{words}.")
+    return lines
+
+
 def memory(run: pd.Series) -> list[str]:
     """Say what memory the run took."""
     if not has(run, "peak_memory_mib"):

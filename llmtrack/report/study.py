@@ -15,6 +15,7 @@ from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import in_markdown
 from llmtrack.report.gather import study_report
 from llmtrack.report.parts import Parts
+from llmtrack.report.roofline import roofline_plots
 from llmtrack.report.table import summary_table, to_markdown
 from llmtrack.report.terminal import metrics_block, say
 from llmtrack.report.write import print_report, write_html, write_report
@@ -77,6 +78,8 @@ def write_study(
         files |= write_report(folder, experiment.name, table, tracked, reading, parts)
     with parts.part("plots"), drawing():
         figures = dict(experiment.plots(tracked, partial(series, tracking_uri=tracking_uri)))
+    with parts.part("plot roofline"), drawing():
+        figures |= roofline_plots(tracked)
     for name, figure in tuple(figures.items()):
         with parts.part(f"plot {name}"):
             path = folder / f"{name}.png"

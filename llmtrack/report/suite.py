@@ -16,6 +16,7 @@ from llmtrack.report.escape import in_markdown
 from llmtrack.report.gather import section, suite_report
 from llmtrack.report.html import Section
 from llmtrack.report.parts import Parts
+from llmtrack.report.roofline import roofline_plots
 from llmtrack.report.study import Written, links
 from llmtrack.report.table import summary_table, to_markdown
 from llmtrack.report.takeaways import takeaways
@@ -24,6 +25,7 @@ from llmtrack.tracking.artifacts import artifact_text, series
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,14 @@ def _sections(members: Sequence[Member], tracking_uri: str, parts: Parts) -> Ite
             continue
         own = member.runs.reset_index(drop=True)
         made = partial(section, member.experiment, member.run_id, own, member.reading)
-        done = None
+        done: Section | None = None
+        figures: dict[str, Figure] = {}
+        with parts.part(f"roofline of {member.experiment.name}"), drawing():
+            figures |= roofline_plots(own)
         with parts.part(f"plots of {member.experiment.name}"), drawing():
-            done = made(member.experiment.plots(own, series_of) if member.run_id else {}, text_of)
+            done = made(
+                {**(member.experiment.plots(own, series_of) if member.run_id else {}), **figures}, text_of
+            )
         if done is None:
             with parts.part(f"section {member.experiment.name}"):
                 done = made({}, text_of)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import fmean
+from functools import partial
 
 from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.events import Progress, SoFar
 from llmtrack.measure.beside import Beside
-from llmtrack.measure.formulas import decode_step_bytes, memory_bandwidth_utilization
 from llmtrack.measure.interference import CpuReading, busy_warning, gpu_warning, read_cpu
 from llmtrack.measure.prompts import Prompts, tokenize
 from llmtrack.measure.statistics import disturbed
 from llmtrack.measure.timing import Arm, Clock, Timing, requests_for, time_arms
 from llmtrack.scenario import GenerateTask, Measurement, Scalar, Scenario, digest, workload_id
 from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
+from llmtrack.worker.roofline import of_generation, roof_of
 
 SAMPLE_ROWS = 4
 
@@ -100,9 +100,10 @@ def _with_beside(
     busy = beside.get("the load of the machine", lambda: busy_warning(cpu_before, read_cpu()), ())
     busy += beside.get("what else uses the GPU", lambda: gpu_warning(engine.info.device), ())
     metrics, facts = dict(timed.metrics), dict(timed.facts)
-    if task.use_cache and "inter_token_latency_ms" in metrics:
-        step_ms = metrics["inter_token_latency_ms"]
-        metrics |= beside.get("the copy bandwidth", lambda: _bandwidth_metrics(engine, requests, step_ms), {})
+    if (roof := roof_of(engine.info, beside)) is not None:
+        measured = partial(of_generation, engine.info, requests, timed.metrics, roof, task.use_cache)
+        of_roof, roof_facts = beside.get("the roofline", measured, ({}, {}))
+        metrics, facts = metrics | of_roof, facts | roof_facts
     if task.compare_unpadded:
         differing = beside.get(
             "the comparison with unpadded rows",
@@ -170,25 +171,3 @@ def _padding_warning(requests: Sequence[GenerateRequest]) -> tuple[str, ...]:
         "right padding: padded rows go on from their pads, so their text is not what the model would say: "
         "use padding_side=left for output that counts",
     )
-
-
-def _bandwidth_metrics(
-    engine: Engine, requests: Sequence[GenerateRequest], step_ms: float
-) -> dict[str, float]:
-    from llmtrack.measure.bandwidth import copy_bandwidth
-
-    info = engine.info
-    bandwidth = copy_bandwidth(info.device)
-    step_bytes = fmean(
-        decode_step_bytes(
-            info.step_weight_bytes,
-            info.cache,
-            tuple(len(row) for row in request.prompt_ids),
-            request.max_new_tokens,
-        )
-        for request in requests
-    )
-    return {
-        "copy_bandwidth_gb_per_s": bandwidth / 1e9,
-        "memory_bandwidth_utilization": memory_bandwidth_utilization(step_bytes, step_ms / 1000, bandwidth),
-    }

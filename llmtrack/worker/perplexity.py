@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from llmtrack.engine import Engine
 from llmtrack.errors import in_words
@@ -26,6 +27,7 @@ from llmtrack.scenario import (
     workload_id,
 )
 from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_kind, failure_of
+from llmtrack.worker.roofline import of_scoring, roof_of
 
 
 @dataclass(frozen=True)
@@ -179,12 +181,17 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     metrics = quality.figures
     if seconds > 0:
         metrics["score_tokens_per_sec"] = quality.tokens_scored / seconds
+    facts: dict[str, Scalar] = {}
+    if (roof := roof_of(engine.info, beside)) is not None:
+        measured = partial(of_scoring, engine.info, quality.tokens_read, seconds, roof)
+        of_roof, facts = beside.get("the roofline", measured, ({}, {}))
+        metrics |= of_roof
     emit(
         Log(
             f"average loss {quality.loss:.4f} nats, perplexity {quality.perplexity:.3f} ({quality.tokens_scored} tokens)"
         )
     )
-    facts: dict[str, Scalar] = {
+    facts |= {
         "corpus": corpus.name,
         "corpus_digest": corpus.digest,
         "corpus_blank_rows": corpus.blank,

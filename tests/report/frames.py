@@ -54,5 +54,6 @@ def frame(*rows: dict[str, Any]) -> pd.DataFrame:
         if name in ("start_time", "end_time"):
             columns[name] = pd.to_datetime(pd.Series(values), utc=True).astype(dtypes[name])
         else:
-            columns[name] = pd.Series(values, dtype=dtypes.get(name, "float64"))
+            plain = "string" if name.startswith("env.") else "float64"
+            columns[name] = pd.Series(values, dtype=dtypes.get(name, plain))
     return pd.DataFrame(columns)

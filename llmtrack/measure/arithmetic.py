@@ -1,0 +1,97 @@
+"""Measure how fast a device multiplies matrices: the yardstick for prefill, scoring and large batches."""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import cache, partial
+
+from llmtrack.errors import ScenarioError
+from llmtrack.measure.ceilings import kept
+from llmtrack.measure.room import free_memory
+
+SIDE, SIDE_ON_GPU, FIRST = 4096, 8192, 512
+"""Rows and columns of the matrices at most, and of the first that are tried."""
+
+ENOUGH_S = 0.03
+"""A product that takes so long is not made larger: it tells the rate, and a slow CPU must not be kept busy for seconds."""
+
+REPEATS, FEWEST, MOST_S = 6, 3, 0.3
+"""Products of one size, and those that are made even where they take more seconds than that."""
+
+SHARE = 8
+"""The three matrices take at most this part of what is free."""
+
+DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+
+
+@cache
+def matrix_rate(device: str, arithmetic: str) -> float:
+    """Return the floating-point operations per second that a device's matrix products reach, two for each multiply-add.
+
+    Measured once for each device and arithmetic, and kept (`llmtrack.measure.ceilings`).
+
+    Args:
+        device: `cpu` or `cuda:N`.
+        arithmetic: as in `EngineInfo`, not empty.
+
+    Raises:
+        ScenarioError: there is no memory for matrices that say anything, or no such product.
+    """
+    return kept(device, f"matrix products in {arithmetic}", partial(measure_rate, device, arithmetic))
+
+
+def measure_rate(device: str, arithmetic: str) -> float:
+    """Measure it: the best of several products of square matrices of random numbers, as large as tells the rate.
+
+    Raises:
+        ScenarioError: see `matrix_rate`.
+    """
+    if arithmetic not in DTYPES:
+        raise ScenarioError(
+            f"no matrix product in {arithmetic or 'an unknown arithmetic'} is known", "unsupported"
+        )
+    side, largest = FIRST, largest_side(free_memory(device), device)
+    while True:
+        seconds = _seconds(device, DTYPES[arithmetic], side)
+        if seconds >= ENOUGH_S or 2 * side > largest:
+            return 2 * side**3 / seconds
+        side *= 2
+
+
+def largest_side(free: int, device: str) -> int:
+    """Return how large matrices may be: three of them, in 4 bytes, in an eighth of what is free.
+
+    Raises:
+        ScenarioError: too little is free.
+    """
+    side = min(SIDE_ON_GPU if device.startswith("cuda") else SIDE, math.isqrt(free // (SHARE * 3 * 4)))
+    if side < FIRST:
+        raise ScenarioError(f"too little memory is free for matrices of {FIRST} x {FIRST}", "out_of_memory")
+    return side
+
+
+def _seconds(device: str, dtype: str, side: int) -> float:
+    """Return the seconds of one product. On a GPU several are given at once, so that launching them costs no time."""
+    import torch
+
+    on_gpu = device.startswith("cuda")
+    at_once = 8 if on_gpu else 1
+    with torch.inference_mode():
+        left, right = (torch.randn(side, side, device=device).to(getattr(torch, dtype)) for _ in range(2))
+        product = torch.empty_like(left)
+        best, spent = math.inf, 0.0
+        for repeat in range(REPEATS):
+            if repeat >= FEWEST and spent > MOST_S:
+                break
+            if on_gpu:
+                torch.cuda.synchronize(device)
+            start = time.perf_counter()
+            for _ in range(at_once):
+                torch.mm(left, right, out=product)
+            if on_gpu:
+                torch.cuda.synchronize(device)
+            seconds = time.perf_counter() - start
+            spent += seconds
+            best = min(best, seconds / at_once)
+    return best

@@ -1,0 +1,185 @@
+"""The least time that a device could take for a prefill, a decode step or a scoring: every formula of the roofline.
+
+A roofline (S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52 (2009)) bounds work by the two things it cannot do
+without: its arithmetic takes at least operations / rate, its memory traffic at least bytes / bandwidth, and the larger of
+the two is the floor of its time. Operations are those of matrix products and attention, bytes are counted once for what
+must be read or written once: weights, and the cache. Activations are left out, which stay in caches at best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from llmtrack.engine import CacheGrowth, EngineInfo, GenerateRequest
+from llmtrack.measure.formulas import decode_step_bytes
+
+MEMORY, ARITHMETIC = "memory", "arithmetic"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What something takes.
+
+    Attributes:
+        bytes: bytes that must be moved.
+        operations: floating-point operations; None: not known.
+    """
+
+    bytes: float
+    operations: float | None = None
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What a device can do at most.
+
+    Attributes:
+        bandwidth: bytes per second.
+        rate: floating-point operations per second of matrix products; None: not known.
+    """
+
+    bandwidth: float
+    rate: float | None = None
+
+
+def floor_seconds(work: Work, roof: Roof) -> float:
+    """Return the least seconds that work can take; where its operations are not known, by its bytes alone."""
+    return max(work.bytes / roof.bandwidth, _arithmetic_seconds(work, roof) or 0.0)
+
+
+def bound(work: Work, roof: Roof) -> str:
+    """Return what the floor is set by: `memory` or `arithmetic`; empty where one of them is not known."""
+    seconds = _arithmetic_seconds(work, roof)
+    if seconds is None:
+        return ""
+    return ARITHMETIC if seconds > work.bytes / roof.bandwidth else MEMORY
+
+
+def _arithmetic_seconds(work: Work, roof: Roof) -> float | None:
+    return None if work.operations is None or roof.rate is None else work.operations / roof.rate
+
+
+def decode_step_work(info: EngineInfo, prompt_tokens: Sequence[int], new_tokens: int) -> Work:
+    """Return what a decode step takes, on the average over the steps of a call.
+
+    Of each row a token is computed, which attends to what is before it and to itself: as for `decode_step_bytes`, to
+    prompt + 1 up to prompt + new_tokens - 1 tokens.
+
+    Args:
+        info: the engine.
+        prompt_tokens: tokens of each row's prompt.
+        new_tokens: new tokens of each row.
+    """
+    moved = decode_step_bytes(info.step_weight_bytes, info.cache, tuple(prompt_tokens), new_tokens)
+    if info.operations is None:
+        return Work(moved)
+    steps = range(1, max(new_tokens, 2))
+    attended = sum(info.cache.attended(prompt + step) for prompt in prompt_tokens for step in steps) / len(
+        steps
+    )
+    done = len(prompt_tokens) * info.operations.per_token + info.operations.per_context * attended
+    return Work(moved, done)
+
+
+def prefill_work(info: EngineInfo, prompt_tokens: Sequence[int]) -> Work:
+    """Return what the pass over the prompts takes, pads left out.
+
+    Weights are read once, and the cache is written. The head is needed for the last token of each row alone, and a token
+    attends to those before it and to itself: of n tokens n (n + 1) / 2, half of what a product without a mask computes.
+    Of a mixture of experts the weights are those that one token is sent to: at the least.
+
+    Args:
+        info: the engine.
+        prompt_tokens: tokens of each row.
+    """
+    moved = info.step_weight_bytes + sum(map(info.cache.bytes_at, prompt_tokens))
+    return Work(moved, _pass_operations(info, prompt_tokens, heads=len(prompt_tokens)))
+
+
+def scoring_work(info: EngineInfo, read: Iterable[Sequence[int]]) -> Work:
+    """Return what scoring takes: as a prefill of each batch, without a cache, and with the head at each token.
+
+    Args:
+        info: the engine.
+        read: of each batch the tokens that are read of each row.
+    """
+    batches = [tuple(batch) for batch in read]
+    rows = [row for batch in batches for row in batch]
+    return Work(len(batches) * info.step_weight_bytes, _pass_operations(info, rows, heads=sum(rows)))
+
+
+def _pass_operations(info: EngineInfo, rows: Sequence[int], heads: int) -> float | None:
+    if info.operations is None:
+        return None
+    body = info.operations.per_token - info.operations.head
+    attended = sum(_attended_in_all(info.cache, row) for row in rows)
+    return sum(rows) * body + heads * info.operations.head + info.operations.per_context * attended
+
+
+def _attended_in_all(cache: CacheGrowth, tokens: int) -> float:
+    """Return the sum of `cache.attended(n)` over n from 1 to a number of tokens."""
+    if not cache.per_token:
+        return 0.0
+    unbounded = cache.per_token - sum(size for _, size in cache.windows)
+    weighed = unbounded * _triangle(tokens, tokens)
+    weighed += sum(size * _triangle(tokens, window) for window, size in cache.windows)
+    return weighed / cache.per_token
+
+
+def _triangle(tokens: int, window: int) -> float:
+    """Return the sum of min(n, window) over n from 1 to a number of tokens."""
+    full = min(tokens, window)
+    return full * (full + 1) / 2 + (tokens - full) * window
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Prefill or decoding of the calls of a repeat, on the average over the calls.
+
+    Attributes:
+        work: of one prefill, or of one step.
+        floor_s: the least seconds that it can take.
+        bound: what sets the floor.
+    """
+
+    work: Work
+    floor_s: float
+    bound: str
+
+
+def stage(works: Sequence[Work], roof: Roof) -> Stage:
+    """Return what calls have in common, each of which takes some work."""
+    known = [work.operations for work in works if work.operations is not None]
+    mean = Work(
+        fmean(work.bytes for work in works), fmean(known) if known and len(known) == len(works) else None
+    )
+    return Stage(mean, fmean(floor_seconds(work, roof) for work in works), bound(mean, roof))
+
+
+def prefill_stage(info: EngineInfo, requests: Sequence[GenerateRequest], roof: Roof) -> Stage:
+    """Return the prefill of a repeat's calls."""
+    return stage([prefill_work(info, [len(row) for row in each.prompt_ids]) for each in requests], roof)
+
+
+def decode_stage(info: EngineInfo, requests: Sequence[GenerateRequest], roof: Roof) -> Stage:
+    """Return the decode step of a repeat's calls."""
+    return stage(
+        [
+            decode_step_work(info, [len(row) for row in each.prompt_ids], each.max_new_tokens)
+            for each in requests
+        ],
+        roof,
+    )
+
+
+def share_of_rate(work: Work, seconds: float, roof: Roof) -> float | None:
+    """Return the share of a device's matrix-product rate that is reached (model FLOPs utilization), None if not known.
+
+    Source: A. Chowdhery et al., PaLM (2022), appendix B: operations that the model needs, whatever is computed besides, over
+    the time and the peak; with the measured rate in place of the data sheet's.
+    """
+    if work.operations is None or roof.rate is None:
+        return None
+    return work.operations / seconds / roof.rate

@@ -1,0 +1,163 @@
+"""The roofline plot: where the prefill, the decode steps and the scoring of each run stand under what the device can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+from llmtrack.report.escape import as_label
+from llmtrack.report.labels import label_points
+from llmtrack.report.plots import LINE_COLORS, canvas
+from llmtrack.tracking import ask
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+MIB = 2**20
+STAGES = {"prefill": "^", "decode": "o", "score": "s"}
+"""Stages of a run, and the marker of each."""
+
+MOST_LABELS = 24
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """What a device can do at most in one arithmetic.
+
+    Attributes:
+        name: what it is, in words.
+        bandwidth: bytes per second.
+        rate: operations per second.
+    """
+
+    name: str
+    bandwidth: float
+    rate: float
+
+    @property
+    def ridge(self) -> float:
+        """Operations per byte from which on arithmetic is the limit."""
+        return self.rate / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Point:
+    """A stage of a run.
+
+    Attributes:
+        run: name of its scenario.
+        stage: one of `STAGES`.
+        roof: name of its roof.
+        intensity: operations per byte that must be moved.
+        rate: operations per second that were reached.
+        share: share of the floor that was reached.
+    """
+
+    run: str
+    stage: str
+    roof: str
+    intensity: float
+    rate: float
+    share: float
+
+
+def roofs(runs: pd.DataFrame) -> tuple[Roofline, ...]:
+    """Return the roofs that finished runs stand under; of one device and arithmetic the highest that was measured."""
+    found: dict[str, Roofline] = {}
+    for run in _placed(runs):
+        name = _roof(run)
+        bandwidth, rate = run["copy_bandwidth_gb_per_s"] * 1e9, run["matrix_tflop_per_s"] * 1e12
+        if name in found:
+            bandwidth, rate = max(bandwidth, found[name].bandwidth), max(rate, found[name].rate)
+        found[name] = Roofline(name, bandwidth, rate)
+    return tuple(found.values())
+
+
+def points(runs: pd.DataFrame) -> tuple[Point, ...]:
+    """Return where the stages of finished runs stand."""
+    found = []
+    for run in _placed(runs):
+        for stage in STAGES:
+            if not all(ask.has(run, f"{stage}_{key}") for key in ("gflop", "mib", "floor_ms", "floor_share")):
+                continue
+            done, share = run[f"{stage}_gflop"] * 1e9, run[f"{stage}_floor_share"]
+            seconds = run[f"{stage}_floor_ms"] / 1000 / share
+            found.append(
+                Point(
+                    ask.name(run),
+                    stage,
+                    _roof(run),
+                    done / (run[f"{stage}_mib"] * MIB),
+                    done / seconds,
+                    share,
+                )
+            )
+    return tuple(found)
+
+
+def roofline_plots(runs: pd.DataFrame) -> Mapping[str, Figure]:
+    """Draw the roofline of runs, by the file's name; nothing where no run has a place under one."""
+    lines, marks = roofs(runs), points(runs)
+    if not lines or not marks:
+        return {}
+    unit, size = ("TFLOP/s", 1e12) if max(line.rate for line in lines) >= 1e12 else ("GFLOP/s", 1e9)
+    figure, axes = canvas(
+        "Roofline: share of the floor that each stage reaches",
+        "operations per byte that must be moved",
+        unit,
+    )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    left = min(mark.intensity for mark in marks) / 3
+    right = max([mark.intensity for mark in marks] + [line.ridge for line in lines]) * 4
+    colors = dict(zip((line.name for line in lines), cycle(LINE_COLORS)))
+    for line in lines:
+        corners = [left, line.ridge, right] if left < line.ridge else [left, right]
+        heights = [min(at * line.bandwidth, line.rate) / size for at in corners]
+        label = f"{line.name}: {_si(line.bandwidth)}B/s, {_si(line.rate)}FLOP/s"
+        axes.plot(corners, heights, color=colors[line.name], linewidth=1.5, label=as_label(label))
+    for stage, marker in STAGES.items():
+        of_stage = [mark for mark in marks if mark.stage == stage]
+        if of_stage:
+            axes.scatter(
+                [mark.intensity for mark in of_stage],
+                [mark.rate / size for mark in of_stage],
+                marker=marker,
+                color=[colors[mark.roof] for mark in of_stage],
+                zorder=3,
+            )
+            axes.scatter([], [], marker=marker, color="#444444", label=stage)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    if len(marks) <= MOST_LABELS:
+        label_points(
+            figure,
+            axes,
+            [mark.intensity for mark in marks],
+            [mark.rate / size for mark in marks],
+            [f"{mark.run} {mark.share:.0%}" for mark in marks],
+        )
+    return {"roofline": figure}
+
+
+def _placed(runs: pd.DataFrame) -> Iterator[pd.Series]:
+    """Yield the finished runs whose device's rate and bandwidth are known."""
+    for _, run in runs.iterrows():
+        known = all(ask.has(run, key) for key in ("copy_bandwidth_gb_per_s", "matrix_tflop_per_s"))
+        if known and ask.is_finished(run):
+            yield run
+
+
+def _roof(run: pd.Series) -> str:
+    kind = (ask.text(run, "device") or "").partition(":")[0]
+    name = ask.text(run, "env.gpu" if kind == "cuda" else "env.cpu") or kind
+    return f"{ask.text(run, 'arithmetic') or 'arithmetic'} on {name}"
+
+
+def _si(value: float) -> str:
+    """Return a number with a prefix of its unit: `3.0 T`, `772 G`."""
+    prefixes: Iterable[tuple[float, str]] = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+    size, prefix = next(((size, prefix) for size, prefix in prefixes if value >= size), (1.0, ""))
+    return f"{value / size:.3g} {prefix}"

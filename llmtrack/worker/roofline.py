@@ -1,0 +1,111 @@
+"""How near a measurement is to what its device could do: floors, and the shares of them that are reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from llmtrack.engine import EngineInfo, GenerateRequest
+from llmtrack.measure.beside import Beside
+from llmtrack.measure.formulas import memory_bandwidth_utilization
+from llmtrack.measure.roofline import (
+    Roof,
+    Stage,
+    decode_stage,
+    prefill_stage,
+    scoring_work,
+    share_of_rate,
+    stage,
+)
+from llmtrack.scenario import Scalar
+from llmtrack.worker.outcomes import MIB
+
+Figures = tuple[dict[str, float], dict[str, Scalar]]
+
+
+def roof_of(info: EngineInfo, beside: Beside) -> Roof | None:
+    """Return what the device of an engine can do at most in the arithmetic that it uses, None without a bandwidth."""
+    # Late, so that a test can stand in for a device, and a store of results needs none.
+    from llmtrack.measure import arithmetic, bandwidth
+
+    moved = beside.get("the copy bandwidth", lambda: bandwidth.copy_bandwidth(info.device), None)
+    if moved is None:
+        return None
+    rate = None
+    if info.operations is not None and info.arithmetic:
+        rate = beside.get(
+            "the rate of matrix products", lambda: arithmetic.matrix_rate(info.device, info.arithmetic), None
+        )
+    return Roof(moved, rate)
+
+
+def of_generation(
+    info: EngineInfo,
+    requests: Sequence[GenerateRequest],
+    metrics: Mapping[str, float],
+    roof: Roof,
+    use_cache: bool = True,
+) -> Figures:
+    """Return metrics and facts of the prefill and of the decode steps of a timed scenario.
+
+    Args:
+        info: the engine.
+        requests: the calls of a repeat.
+        metrics: what was timed.
+        roof: what the device can do.
+        use_cache: whether steps read a cache: without one, each is a pass over all, of which these bytes say nothing.
+    """
+    figures, facts = _ceilings(roof), _arithmetic(info)
+    first, step = metrics.get("time_to_first_token_ms"), metrics.get("inter_token_latency_ms")
+    if first:
+        _add(figures, facts, "prefill", prefill_stage(info, requests, roof), first / 1000, roof)
+    if step and use_cache:
+        decoding = decode_stage(info, requests, roof)
+        _add(figures, facts, "decode", decoding, step / 1000, roof)
+        figures["memory_bandwidth_utilization"] = memory_bandwidth_utilization(
+            decoding.work.bytes, step / 1000, roof.bandwidth
+        )
+    return figures, facts
+
+
+def of_scoring(info: EngineInfo, read: Iterable[Sequence[int]], seconds: float, roof: Roof) -> Figures:
+    """Return metrics and facts of the scoring of a corpus.
+
+    Args:
+        info: the engine.
+        read: of each batch the tokens that were read of each row.
+        seconds: how long all of it took.
+        roof: what the device can do.
+    """
+    figures, facts = _ceilings(roof), _arithmetic(info)
+    if seconds > 0:
+        _add(figures, facts, "score", stage([scoring_work(info, read)], roof), seconds, roof)
+    return figures, facts
+
+
+def _add(
+    figures: dict[str, float],
+    facts: dict[str, Scalar],
+    name: str,
+    done: Stage,
+    seconds: float,
+    roof: Roof,
+) -> None:
+    figures[f"{name}_mib"] = done.work.bytes / MIB
+    figures[f"{name}_floor_ms"] = 1000 * done.floor_s
+    figures[f"{name}_floor_share"] = done.floor_s / seconds
+    if done.work.operations is not None:
+        figures[f"{name}_gflop"] = done.work.operations / 1e9
+    share = share_of_rate(done.work, seconds, roof)
+    if share is not None:
+        figures[f"{name}_flops_utilization"] = share
+    if done.bound:
+        facts[f"{name}_bound"] = done.bound
+
+
+def _ceilings(roof: Roof) -> dict[str, float]:
+    rate = {} if roof.rate is None else {"matrix_tflop_per_s": roof.rate / 1e12}
+    return {"copy_bandwidth_gb_per_s": roof.bandwidth / 1e9, **rate}
+
+
+def _arithmetic(info: EngineInfo) -> dict[str, Scalar]:
+    return {"arithmetic": info.arithmetic} if info.arithmetic else {}

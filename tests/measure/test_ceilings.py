@@ -1,0 +1,104 @@
+"""What a device can do is measured once, kept by what it depends on, and believed for a while."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+
+from llmtrack.errors import ScenarioError
+from llmtrack.measure import arithmetic, ceilings, interference
+from llmtrack.measure.interference import CpuReading
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(ceilings, "folder", lambda: tmp_path / "ceilings")
+
+
+def counting(*values):
+    left = list(values)
+    return lambda: left.pop(0)
+
+
+def test_a_ceiling_is_measured_once_for_each_name_and_device(monkeypatch):
+    measure = counting(1.0, 2.0, 3.0)
+    assert [ceilings.kept("cpu", "copies", measure) for _ in range(3)] == [1.0, 1.0, 1.0]
+    assert ceilings.kept("cpu", "products", measure) == 2.0
+    monkeypatch.setattr(ceilings, "device_id", lambda device: "another")
+    assert ceilings.kept("cpu", "copies", measure) == 3.0
+
+
+def test_threads_are_part_of_what_a_cpu_can_do(monkeypatch):
+    one = ceilings.device_id("cpu")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert ceilings.device_id("cpu") != one
+
+
+def test_an_old_one_is_measured_anew(monkeypatch):
+    measure = counting(1.0, 2.0)
+    ceilings.kept("cpu", "copies", measure)
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + ceilings.KEPT_SECONDS + 1)
+    assert ceilings.kept("cpu", "copies", measure) == 2.0
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"value": 5}', '{"value": -1, "measured_at": 0}', "null"]
+)
+def test_a_damaged_file_is_no_ceiling(content):
+    ceilings.kept("cpu", "copies", counting(1.0))
+    (file,) = ceilings.folder().iterdir()
+    file.write_text(content)
+    assert ceilings.kept("cpu", "copies", counting(2.0)) == 2.0
+    assert json.loads(file.read_text())["value"] == 2.0
+
+
+def test_what_is_measured_on_a_busy_machine_is_used_but_not_kept(monkeypatch):
+    monkeypatch.setattr(interference, "BUSY_SHARE", 0.1)
+    readings = counting(
+        CpuReading(0, 0, 0), CpuReading(50, 10, 100), CpuReading(0, 0, 0), CpuReading(20, 15, 100)
+    )
+    monkeypatch.setattr(interference, "read_cpu", readings)
+    assert ceilings.kept("cpu", "copies", counting(1.0)) == 1.0
+    assert ceilings.kept("cpu", "copies", counting(2.0)) == 2.0
+    assert ceilings.kept("cpu", "copies", counting()) == 2.0
+
+
+def test_without_a_place_to_keep_it_it_is_measured_each_time(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(ceilings, "folder", lambda: tmp_path / "file")
+    assert [ceilings.kept("cpu", "copies", measure) for measure in (counting(1.0), counting(2.0))] == [
+        1.0,
+        2.0,
+    ]
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_a_rate_of_matrix_products_is_measured_in_each_arithmetic(monkeypatch, name):
+    monkeypatch.setattr(arithmetic, "FIRST", 32)
+    monkeypatch.setattr(arithmetic, "SIDE", 64)
+    assert arithmetic.measure_rate("cpu", name) > 0
+
+
+def test_the_rate_is_that_of_the_largest_product_that_was_made(monkeypatch):
+    # 512: 1 ms, 1024: 8 ms, 2048: 64 ms, which is enough: 2 x 2048^3 / 0.064.
+    monkeypatch.setattr(arithmetic, "free_memory", lambda device: 10_000 * MIB)
+    monkeypatch.setattr(arithmetic, "_seconds", lambda device, dtype, side: 0.001 * (side / 512) ** 3)
+    assert arithmetic.measure_rate("cpu", "float32") == pytest.approx(2 * 2048**3 / 0.064)
+
+
+def test_matrices_are_smaller_where_memory_is_short():
+    assert arithmetic.largest_side(100_000 * MIB, "cpu") == 4096
+    assert arithmetic.largest_side(100_000 * MIB, "cuda:0") == 8192
+    assert arithmetic.largest_side(96 * MIB, "cpu") == 1024  # 3 x 4 MiB in an eighth
+    with pytest.raises(ScenarioError, match="too little memory"):
+        arithmetic.largest_side(20 * MIB, "cpu")
+
+
+def test_an_arithmetic_that_is_not_known_has_no_rate():
+    with pytest.raises(ScenarioError, match="no matrix product in int3"):
+        arithmetic.measure_rate("cpu", "int3")

@@ -1,0 +1,80 @@
+"""Where runs stand under the roofline of their device, by numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmtrack.report import reading
+from llmtrack.report.roofline import points, roofline_plots, roofs
+from tests.report.frames import frame, run
+
+GPU = {
+    "device": "cuda:0",
+    "env.gpu": "H100",
+    "arithmetic": "bfloat16",
+    "copy_bandwidth_gb_per_s": 3000.0,
+    "matrix_tflop_per_s": 750.0,
+}
+
+
+def stage(name, mib, gflop, floor_ms, share, bound="memory"):
+    values = {"mib": mib, "gflop": gflop, "floor_ms": floor_ms, "floor_share": share, "bound": bound}
+    return {f"{name}_{key}": value for key, value in values.items()}
+
+
+# 2 GiB in 1 ms at 12 %: 2 GFLOP in 8.33 ms.
+ONE = run(
+    "one",
+    **GPU,
+    **stage("decode", 2048.0, 2.0, 1.0, 0.12),
+    **stage("prefill", 2048.0, 2e4, 26.7, 0.5, "arithmetic"),
+)
+
+
+def test_a_point_is_its_intensity_and_the_rate_that_was_reached():
+    prefill, decode = points(frame(ONE))
+    assert (decode.run, decode.stage) == ("one", "decode")
+    assert decode.intensity == pytest.approx(2e9 / 2**31)
+    assert decode.rate == pytest.approx(2e9 / (0.001 / 0.12))
+    assert decode.share == 0.12
+    assert prefill.rate == pytest.approx(2e13 / (0.0267 / 0.5))
+
+
+def test_a_roof_is_that_of_a_device_and_an_arithmetic_and_the_highest_that_was_measured():
+    other = {**ONE, "copy_bandwidth_gb_per_s": 3100.0, "matrix_tflop_per_s": 700.0}
+    full = {**ONE, "arithmetic": "float32", "matrix_tflop_per_s": 50.0}
+    first, second = roofs(frame(ONE, other, full))
+    assert (first.name, first.bandwidth, first.rate) == ("bfloat16 on H100", 3.1e12, 7.5e14)
+    assert (second.name, second.rate) == ("float32 on H100", 5e13)
+    assert first.ridge == pytest.approx(7.5e14 / 3.1e12)
+
+
+@pytest.mark.parametrize("runs", [
+    (run("no ceilings", **stage("decode", 1.0, 1.0, 1.0, 0.5)),),
+    (run("no stage", **GPU),),
+    ({**ONE, "status": "FAILED"},),
+])  # fmt: skip
+def test_runs_without_a_place_are_not_drawn(runs):
+    assert roofline_plots(frame(*runs)) == {}
+
+
+def test_the_plot_has_a_line_for_each_roof_and_a_mark_for_each_stage():
+    full = {**ONE, "scenario": "two", "arithmetic": "float32", "matrix_tflop_per_s": 50.0}
+    figure = roofline_plots(frame(ONE, full))["roofline"]
+    (axes,) = figure.axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == [
+        "bfloat16 on H100: 3 TB/s, 750 TFLOP/s",
+        "float32 on H100: 3 TB/s, 50 TFLOP/s",
+        "prefill",
+        "decode",
+    ]
+    assert {text.get_text() for text in axes.texts} - {""} == {"one 50%", "one 12%", "two 50%", "two 12%"}
+    assert axes.get_ylabel() == "TFLOP/s"
+
+
+def test_the_reading_says_what_sets_the_floor_and_where_overhead_takes_the_rest():
+    prefill, decode = reading.floors(frame(ONE).iloc[0])
+    assert prefill == "Prefill reaches 50% of its floor of 26.7 ms, which arithmetic sets."
+    assert decode.startswith("Decoding reaches 12% of its floor of 1 ms/token, which memory sets: overhead")
+    assert reading.floors(frame(run("plain")).iloc[0]) == []
