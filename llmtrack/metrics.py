@@ -188,6 +188,32 @@ def _of_stage(name: str, what: str, time: str, moved: str, done: str) -> tuple[M
     )
 
 
+def _of_energy(prefix: str, what: str, tokens: str) -> tuple[Metric, ...]:
+    """Return the metrics of the energy that timed calls took (`llmtrack.measure.energy`)."""
+    shown = Shown("J/token", decimals(3), place=135, quiet=True) if not prefix else None
+    return (
+        Metric(
+            f"{prefix}joules_per_token",
+            "J/token",
+            "lower",
+            f"energy of {what}: of the GPU by its own counter, or of the CPU's packages and memory (RAPL), whoever uses them; "
+            "absent where there is no counter, or the calls are too short for it",
+            f"joules over the timed calls / {tokens}",
+            timed=True,
+            shown=shown,
+        ),
+        Metric(f"{prefix}power_w", "W", "-", "mean power over the same calls", "joules / s", timed=True),
+        Metric(
+            f"{prefix}idle_energy_share",
+            "-",
+            "-",
+            "share of that energy that the device takes with the model loaded and nothing computing",
+            "idle_power_w x s / joules",
+            timed=True,
+        ),
+    )
+
+
 METRICS: tuple[Metric, ...] = (
     Metric(
         "total_latency_s",
@@ -414,6 +440,17 @@ METRICS: tuple[Metric, ...] = (
         "measured rate of the device's matrix products in the `arithmetic` of the run",
         "2 x n^3 / s / 10^12, the best of several n x n products of random numbers",
         needs=("machine",),
+    ),
+    *_of_energy("", "a new token, the prefill shared out among them", "tokens_generated of all repeats"),
+    *_of_energy("score_", "a scored token", "tokens_scored"),
+    Metric(
+        "idle_power_w",
+        "W",
+        "lower",
+        "power of the device with the model loaded and nothing computing, over a second before anything is timed",
+        "joules / s",
+        needs=("machine",),
+        timed=True,
     ),
     Metric(
         "load_time_s",
@@ -783,6 +820,7 @@ PARAMS: tuple[Param, ...] = (
     ),
     Param("decode_bound", str, "the same of a decode step"),
     Param("score_bound", str, "the same of scoring"),
+    Param("energy_source", str, "whose energy counter was read: `NVML, NAME`, or `RAPL, ZONES`"),
     Param("trust_remote_code", bool, "whether code from a model's repository may run"),
     Param("architecture", str, "class of the model"),
     Param("parameters", int, "number of parameters, tied ones counted once"),

@@ -17,6 +17,7 @@ from llmtrack.engine import Engine, Generated, GenerateRequest
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.finite import check_finite
 from llmtrack.measure.formulas import GenerationTrace, derive, token_gaps_ms
+from llmtrack.measure.gauge import Gauge, Interval
 from llmtrack.measure.prompts import prompt_ids
 from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import findings, should_stop, summarize, summarize_rate
@@ -47,6 +48,7 @@ class Timing(Mapping[str, float]):
         new_ids: the token ids that the last repeat generated, per row, in the order of the prompts.
         warnings: findings in words.
         peak_memory_bytes: peak over the counted calls, None if unknown.
+        readings: what the device's counters said before and after each repeat; none where nothing reads them.
     """
 
     metrics: Mapping[str, float]
@@ -56,6 +58,7 @@ class Timing(Mapping[str, float]):
     new_ids: tuple[tuple[int, ...], ...]
     warnings: tuple[str, ...]
     peak_memory_bytes: int | None
+    readings: tuple[Interval, ...] = ()
 
     def __getitem__(self, name: str) -> float:
         return self.metrics[name]
@@ -123,6 +126,7 @@ def time_arms(
     arms: Mapping[str, Arm],
     clock: Clock = time.perf_counter,
     on_call: Callable[[str, int], None] = lambda name, repeat: None,
+    gauge: Gauge | None = None,
 ) -> Iterator[tuple[str, Timing | Exception]]:
     """Time several arms on one engine, interleaved: one repeat of each in turn.
 
@@ -134,6 +138,7 @@ def time_arms(
         clock: returns seconds; monotonic.
         on_call: told the arm and the number of the repeat before each call; 0 is the warm-up. What it raises ends
             the arm.
+        gauge: reads the device's counters before and after each counted repeat, outside of what is timed.
 
     Yields:
         Each arm's name with its timing as soon as it needs no further repeat, or with the exception that
@@ -151,7 +156,7 @@ def time_arms(
             result: Timing | Exception | None
             try:
                 on_call(name, len(done.repeats) + 1)
-                done.add(engine, arm.requests, clock)
+                done.add(engine, arm.requests, clock, gauge)
                 stop = should_stop(done.durations, arm.policy, done.warmup_s)
                 result = done.timing(arm.policy) if stop else None
             except Exception as error:
@@ -225,15 +230,26 @@ class _Repeats:
         self.repeats: list[tuple[GenerationTrace, ...]] = []
         self.outputs: list[tuple[tuple[int, ...], ...]] = []
         self.peaks: list[int] = []
+        self.readings: list[Interval] = []
         self.beside = Beside()
 
     @property
     def durations(self) -> list[float]:
         return [math.fsum(map(_seconds, calls)) for calls in self.repeats]
 
-    def add(self, engine: Engine, requests: Sequence[GenerateRequest], clock: Clock) -> None:
+    def add(
+        self,
+        engine: Engine,
+        requests: Sequence[GenerateRequest],
+        clock: Clock,
+        gauge: Gauge | None = None,
+    ) -> None:
         self.beside.get("the peak memory", engine.reset_peak_memory, None)
+        before = self.beside.get("the state of the device", gauge.read, None) if gauge else None
         done = [trace_generate(engine, request, clock) for request in requests]
+        after = self.beside.get("the state of the device", gauge.read, None) if gauge else None
+        if before is not None and after is not None:
+            self.readings.append((before, after))
         peak = self.beside.get("the peak memory", engine.peak_memory_bytes, None)
         self.repeats.append(tuple(trace for trace, _ in done))
         self.outputs.append(tuple(row for _, generated in done for row in generated.new_ids))
@@ -267,5 +283,6 @@ class _Repeats:
             new_ids=self.outputs[-1],
             warnings=warnings + self.beside.warnings,
             # Of repeats whose peak is unknown, the highest may be one.
-            peak_memory_bytes=None if self.beside.warnings else max(self.peaks, default=None),
+            peak_memory_bytes=max(self.peaks, default=None) if len(self.peaks) == len(self.repeats) else None,
+            readings=tuple(self.readings),
         )

@@ -9,13 +9,15 @@ from functools import partial
 
 from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.events import Progress, SoFar
+from llmtrack.measure import gauge as gauges
 from llmtrack.measure.beside import Beside
-from llmtrack.measure.interference import CpuReading, busy_warning, gpu_warning, read_cpu
+from llmtrack.measure.interference import CpuReading, busy_warning, read_cpu
 from llmtrack.measure.prompts import Prompts, tokenize
 from llmtrack.measure.statistics import disturbed
 from llmtrack.measure.timing import Arm, Clock, Timing, requests_for, time_arms
 from llmtrack.scenario import GenerateTask, Measurement, Scalar, Scenario, digest, workload_id
 from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
+from llmtrack.worker.power import device_warnings, energy_figures, idle_watts
 from llmtrack.worker.roofline import of_generation, roof_of
 
 SAMPLE_ROWS = 4
@@ -41,8 +43,12 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
         started.setdefault(name, time.time())
         emit(Progress(name, f"repeat {repeat}" if repeat else "warm-up"))
 
+    device = engine.info.device
+    gauge = Beside().get("the state of the device", partial(gauges.gauge_of, device), None)
+    if gauge is not None:
+        Beside().get("its power when idle", partial(idle_watts, device), None)  # before anything warms it up
     before = Beside().get("the load of the machine", read_cpu, None)
-    for name, result in time_arms(engine, arms, clock, on_call):
+    for name, result in time_arms(engine, arms, clock, on_call, gauge):
         scenario, task, prompts = asked[name]
         try:
             if isinstance(result, Exception):
@@ -98,8 +104,15 @@ def _with_beside(
     """Return a timed measurement with what is measured beside it, any of which may be missing."""
     beside = Beside()
     busy = beside.get("the load of the machine", lambda: busy_warning(cpu_before, read_cpu()), ())
-    busy += beside.get("what else uses the GPU", lambda: gpu_warning(engine.info.device), ())
+    device, readings = engine.info.device, timing.readings
+    found: tuple[str, ...]
+    found, passing = beside.get(
+        "what held the device back", partial(device_warnings, device, readings), ((), False)
+    )
     metrics, facts = dict(timed.metrics), dict(timed.facts)
+    tokens = sum(timing.samples.get("tokens_generated", ()))
+    joules, source = beside.get("the energy", partial(energy_figures, device, readings, tokens), ({}, {}))
+    metrics, facts = metrics | joules, facts | source
     if (roof := roof_of(engine.info, beside)) is not None:
         measured = partial(of_generation, engine.info, requests, timed.metrics, roof, task.use_cache)
         of_roof, roof_facts = beside.get("the roofline", measured, ({}, {}))
@@ -120,9 +133,9 @@ def _with_beside(
         timed,
         facts=facts,
         metrics=metrics,
-        warnings=(*timed.warnings, *busy, *beside.warnings),
+        warnings=(*timed.warnings, *busy, *found, *beside.warnings),
         sample_text=sample,
-        disturbed=timed.disturbed or bool(busy),
+        disturbed=timed.disturbed or bool(busy) or passing,
         ended_at=time.time(),
     )
 

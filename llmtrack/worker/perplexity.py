@@ -10,6 +10,7 @@ from functools import partial
 from llmtrack.engine import Engine
 from llmtrack.errors import in_words
 from llmtrack.events import Log, Progress, SoFar
+from llmtrack.measure import gauge as gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.timing import Clock
@@ -27,6 +28,7 @@ from llmtrack.scenario import (
     workload_id,
 )
 from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_kind, failure_of
+from llmtrack.worker.power import device_warnings, energy_figures, idle_watts
 from llmtrack.worker.roofline import of_scoring, roof_of
 
 
@@ -174,9 +176,16 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     beside = Beside()
     before = beside.get("the load of the machine", read_cpu, None)
     beside.get("the peak memory", engine.reset_peak_memory, None)
+    device = engine.info.device
+    gauge = beside.get("the state of the device", partial(gauges.gauge_of, device), None)
+    if gauge is not None:
+        beside.get("its power when idle", partial(idle_watts, device), None)
+    began = beside.get("the state of the device", gauge.read, None) if gauge else None
     start = clock()
     quality = _score(task, engine, corpus, on_batch)
     seconds = clock() - start
+    ended = beside.get("the state of the device", gauge.read, None) if gauge else None
+    readings = ((began, ended),) if began is not None and ended is not None else ()
     peak = beside.get("the peak memory", engine.peak_memory_bytes, None)
     metrics = quality.figures
     if seconds > 0:
@@ -186,6 +195,10 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
         measured = partial(of_scoring, engine.info, quality.tokens_read, seconds, roof)
         of_roof, facts = beside.get("the roofline", measured, ({}, {}))
         metrics |= of_roof
+    joules, source = beside.get(
+        "the energy", partial(energy_figures, device, readings, quality.tokens_scored, "score_"), ({}, {})
+    )
+    metrics, facts = metrics | joules, facts | source
     emit(
         Log(
             f"average loss {quality.loss:.4f} nats, perplexity {quality.perplexity:.3f} ({quality.tokens_scored} tokens)"
@@ -203,6 +216,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
         + quality_warnings(quality)
         + _cut_warnings(quality, task)
         + beside.get("the load of the machine", lambda: busy_warning(before, read_cpu()), ())
+        + beside.get("what held the device back", partial(device_warnings, device, readings), ((), False))[0]
         + beside.warnings
     )
     return Scored(corpus, metrics, facts, warnings, quality.batch_losses, peak)

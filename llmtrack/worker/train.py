@@ -11,6 +11,7 @@ from pathlib import Path
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.pytorch import threads_set
 from llmtrack.events import Begun, Log, Progress, SoFar, Steps, Warn
+from llmtrack.measure import gauge as gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.room import check_batch
@@ -24,6 +25,7 @@ from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, fit
 from llmtrack.train.session import Session, open_session
 from llmtrack.worker.outcomes import MIB, Emit, engine_metrics, failure_of
 from llmtrack.worker.perplexity import quality_warnings
+from llmtrack.worker.power import device_warnings
 
 BUNCH_SECONDS = 5.0
 """Steps are told in bunches, each of which is one request to the tracking store."""
@@ -98,6 +100,9 @@ class _Training:
         session, beside = self._session, self._beside
         self._introduce()
         before = beside.get("the load of the machine", read_cpu, None)
+        device = session.engine.info.device
+        gauge = beside.get("the state of the device", lambda: gauges.gauge_of(device), None)
+        began = beside.get("the state of the device", gauge.read, None) if gauge else None
         try:
             if self._task.explain:
                 self._explanation = beside.get("the explanation of the loss", session.explain, "")
@@ -114,6 +119,10 @@ class _Training:
             )
             peak = beside.get("the peak memory", session.engine.peak_memory_bytes, None)
             busy = beside.get("the load of the machine", lambda: busy_warning(before, read_cpu()), ())
+            ended = beside.get("the state of the device", gauge.read, None) if gauge else None
+            readings = ((began, ended),) if began is not None and ended is not None else ()
+            held = beside.get("what held the device back", lambda: device_warnings(device, readings), None)
+            busy += held[0] if held else ()
             self._teller.flush()
             return self._interrupted() if how == "interrupted" else self._finished(how, peak, busy)
         except Exception as error:

@@ -47,7 +47,8 @@ SIDES = {
     "roofline": (generation, "of_generation", "decode_floor_ms"),
     "load of the machine": (generation, "read_cpu", None),
     "load of the machine, at the end": (generation, "busy_warning", None),
-    "what else uses the GPU": (generation, "gpu_warning", None),
+    "what held the device back": (generation, "device_warnings", None),
+    "energy": (generation, "energy_figures", "joules_per_token"),
     "comparison with unpadded rows": (generation, "rows_differing", "rows_equal_unpadded"),
 }
 

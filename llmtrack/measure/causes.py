@@ -1,0 +1,97 @@
+"""Say in words what held a device back while something was timed, where its counters know it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from llmtrack.measure.gauge import Interval
+
+SLOWED_SHARE = 0.05
+"""Share of the time from which on it is said that a device was held back."""
+
+CLOCK_CHANGE = 0.10
+"""Change of the clock between calls, as a share of the highest, from which on it is said."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a device was slower than it can be.
+
+    Attributes:
+        words: what to say, with the remedy.
+        passing: whether it may be gone another time, so that others should not be compared with what was measured; a
+            power cap is how the card is set, and the same each time.
+    """
+
+    words: str
+    passing: bool
+
+
+def causes(intervals: Sequence[Interval], device: str) -> tuple[Cause, ...]:
+    """Return what held a device back, from readings before and after each timed call.
+
+    Counters of time are summed up over the calls. A reason that is told of the moment counts by the share of the calls
+    that it was told after, where no counter tells of it.
+
+    Args:
+        intervals: the readings.
+        device: `cpu` or `cuda:N`.
+    """
+    if not intervals:
+        return ()
+    what = "the GPU" if device.startswith("cuda") else "the CPU"
+    return (*_held_back(intervals, what), *_clock(intervals, what))
+
+
+def _held_back(intervals: Sequence[Interval], what: str) -> Iterator[Cause]:
+    seconds = sum(after.at - before.at for before, after in intervals)
+    said = set()
+    for name, held in _grown(intervals, "slowed_s").items():
+        if seconds > 0 and held / seconds > SLOWED_SHARE:
+            said.add(name)
+            yield _cause(what, name, f"for {min(held / seconds, 1.0):.0%} of the time", intervals)
+    for name, times in _grown(intervals, "slowed_times").items():
+        if times > 0 and name not in said:
+            said.add(name)
+            yield _cause(what, name, f"{times:.0f} times", intervals)
+    for name in sorted({reason for _, after in intervals for reason in after.reasons} - said):
+        after_calls = sum(name in after.reasons for _, after in intervals)
+        if after_calls / len(intervals) > SLOWED_SHARE:
+            yield _cause(what, name, f"after {after_calls} of {len(intervals)} calls", intervals)
+
+
+def _grown(intervals: Sequence[Interval], counters: str) -> dict[str, float]:
+    """Return how far each counter of a kind moved during the calls."""
+    grown: dict[str, float] = {}
+    for before, after in intervals:
+        first, last = getattr(before, counters), getattr(after, counters)
+        for name in first.keys() & last.keys():
+            grown[name] = grown.get(name, 0.0) + last[name] - first[name]
+    return dict(sorted(grown.items()))
+
+
+def _cause(what: str, name: str, how_often: str, intervals: Sequence[Interval]) -> Cause:
+    heats = [after.temperature_c for _, after in intervals if after.temperature_c is not None]
+    hottest = f" (up to {max(heats):.0f} °C)" if heats and name == "heat" else ""
+    remedy = {
+        "heat": ": cool it, and measure again",
+        "its power cap": ": its speed is that under this cap",
+        "the CPU quota of its control group": ": give it more CPU time, or fewer threads",
+    }.get(name, ": measure again")
+    return Cause(f"{what} was held back by {name}{hottest} {how_often}{remedy}", name != "its power cap")
+
+
+def _clock(intervals: Sequence[Interval], what: str) -> Iterator[Cause]:
+    clocks = [after.clock_mhz for _, after in intervals if after.clock_mhz]
+    if len(clocks) > 1 and min(clocks) < (1 - CLOCK_CHANGE) * max(clocks):
+        yield Cause(
+            f"the clock of {what} moved between {min(clocks):,.0f} and {max(clocks):,.0f} MHz: warm "
+            "up for longer, and measure again",
+            True,
+        )
+
+
+def other_processes(intervals: Sequence[Interval]) -> frozenset[int]:
+    """Return the processes that used the device beside this one at any reading."""
+    return frozenset().union(*(each.others for interval in intervals for each in interval))

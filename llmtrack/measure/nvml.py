@@ -1,0 +1,92 @@
+"""The counters of an NVIDIA card, through NVML (the package nvidia-ml-py, where it is installed)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from llmtrack.measure.gauge import Reading
+from llmtrack.measure.gpus import card_of, torch_uuid
+
+# NVML's numbers (nvml.h): bits of the reasons for a clock, and kinds of violations that it counts.
+REASONS = {
+    0x04: "its power cap",
+    0x08: "its hardware's protection",
+    0x20: "heat",
+    0x40: "heat",
+    0x80: "its power supply (brake)",
+}
+VIOLATIONS = {0: "its power cap", 1: "heat", 3: "the limit of its board", 5: "its reliability limit"}
+_CLOCK_SM, _TEMPERATURE_GPU = 1, 0
+
+PERIOD_S = 0.1
+"""Seconds between updates of the energy counter, at most; an H100 was seen to update it several times as often."""
+
+
+def open_card(device: str) -> NvmlGauge | None:
+    """Return the gauge of the card behind a device of torch's, None where NVML or the card is not there."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        own = torch_uuid(device)
+        card = card_of(device, own)
+        uuid = card.uuid if card else f"GPU-{own}" if own and not own.startswith(("GPU-", "MIG-")) else own
+        if uuid is None:
+            return None
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        # Of a card that is divided, the counters are those of all its parts.
+        return NvmlGauge(pynvml, handle, whole=not (card and card.instances))
+    except Exception:  # no package, no driver, no permission
+        return None
+
+
+class NvmlGauge:
+    """Reads the counters of one card.
+
+    Args:
+        nvml: the module `pynvml`, or what answers as it does.
+        handle: of the card.
+        whole: whether this process computes on the whole card; of a part of one, the energy is not known.
+    """
+
+    period_s = PERIOD_S
+
+    def __init__(self, nvml: Any, handle: Any, whole: bool = True) -> None:
+        self._nvml, self._handle, self._whole = nvml, handle, whole
+        name = self._get("nvmlDeviceGetName")
+        self.name = f"NVML, {name.decode() if isinstance(name, bytes) else name or 'a GPU'}"
+
+    def read(self) -> Reading:
+        """Read the counters; what the card or the driver does not tell is left out."""
+        energy = self._get("nvmlDeviceGetTotalEnergyConsumption") if self._whole else None
+        at = time.perf_counter()
+        clock = self._get("nvmlDeviceGetClockInfo", _CLOCK_SM)
+        heat = self._get("nvmlDeviceGetTemperature", _TEMPERATURE_GPU)
+        bits = self._get("nvmlDeviceGetCurrentClocksEventReasons")
+        if bits is None:  # as it was called before
+            bits = self._get("nvmlDeviceGetCurrentClocksThrottleReasons")
+        slowed: dict[str, float] = {}
+        for kind, cause in VIOLATIONS.items():
+            if (status := self._get("nvmlDeviceGetViolationStatus", kind)) is not None:
+                slowed[cause] = status.violationTime / 1e9
+        processes = self._get("nvmlDeviceGetComputeRunningProcesses") or ()
+        return Reading(
+            at=at,
+            energy_j=None if energy is None else energy / 1000,
+            clock_mhz=clock,
+            temperature_c=heat,
+            slowed_s=slowed,
+            reasons=frozenset(cause for bit, cause in REASONS.items() if (bits or 0) & bit),
+            others=frozenset(int(process.pid) for process in processes) - {os.getpid()},
+        )
+
+    def _get(self, name: str, *more: int) -> Any:
+        """Return what NVML answers, None where it does not know the question or the card has no answer."""
+        ask: Callable[..., Any] | None = getattr(self._nvml, name, None)
+        try:
+            return ask(self._handle, *more) if ask else None
+        except Exception:  # NVMLError_NotSupported and its kin
+            return None

@@ -1,0 +1,66 @@
+"""Energy per token, and what held the device back: metrics, facts and warnings from its counters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import cache
+
+from llmtrack.measure import gauge
+from llmtrack.measure.causes import causes, other_processes
+from llmtrack.measure.energy import energy_of
+from llmtrack.measure.gauge import Interval
+from llmtrack.measure.interference import gpu_warning
+from llmtrack.scenario import Scalar
+
+IDLE_S = 1.0
+
+
+@cache
+def idle_watts(device: str) -> float | None:
+    """Return the power of a device on which a model is loaded and nothing computes, None where it does not tell.
+
+    Measured once, over a second, before anything is timed.
+    """
+    counters = gauge.gauge_of(device)
+    if counters is None or (before := counters.read()).energy_j is None:
+        return None
+    time.sleep(IDLE_S)
+    after = counters.read()
+    if after.energy_j is None or after.energy_j < before.energy_j:  # type: ignore[operator] # looked at above
+        return None
+    return (after.energy_j - before.energy_j) / (after.at - before.at)  # type: ignore[operator]
+
+
+def energy_figures(
+    device: str, intervals: Sequence[Interval], tokens: float, prefix: str = ""
+) -> tuple[dict[str, float], dict[str, Scalar]]:
+    """Return metrics and facts of the energy of timed calls; none where the counters do not tell.
+
+    Args:
+        device: `cpu` or `cuda:N`.
+        intervals: readings before and after each call.
+        tokens: tokens that came of all calls.
+        prefix: before the names of the metrics.
+    """
+    counters = gauge.gauge_of(device)
+    found = energy_of(intervals, counters.period_s) if counters else None
+    if counters is None or found is None or not tokens:
+        return {}, {}
+    metrics = {f"{prefix}joules_per_token": found.joules / tokens, f"{prefix}power_w": found.watts}
+    if (idle := idle_watts(device)) is not None:
+        metrics |= {f"{prefix}idle_energy_share": found.idle_share(idle), "idle_power_w": idle}
+    return metrics, {"energy_source": counters.name}
+
+
+def device_warnings(device: str, intervals: Sequence[Interval]) -> tuple[tuple[str, ...], bool]:
+    """Return what is to be said of a device during timed calls, and whether it may be otherwise another time.
+
+    Args:
+        device: `cpu` or `cuda:N`.
+        intervals: readings before and after each call.
+    """
+    found = causes(intervals, device)
+    # Without readings the driver's tool is asked, once.
+    shared = gpu_warning(device, other_processes(intervals) if intervals else None)
+    return (*(each.words for each in found), *shared), bool(shared) or any(each.passing for each in found)

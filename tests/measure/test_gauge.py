@@ -1,0 +1,219 @@
+"""Counters of devices: what they say, and what follows from it, by numbers worked out by hand."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from llmtrack.measure import interference, nvml
+from llmtrack.measure.causes import causes, other_processes
+from llmtrack.measure.cpu_gauge import CpuGauge
+from llmtrack.measure.energy import energy_of
+from llmtrack.measure.gauge import Reading
+from llmtrack.measure.interference import CpuReading, busy_warning
+from llmtrack.measure.nvml import NvmlGauge
+from tests.measure.nvml import ScriptedNvml, processes, violations
+
+QUOTA = "the CPU quota of its control group"
+
+
+def write(root, **files):
+    for path, text in files.items():
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+
+
+def test_a_card_says_all_that_nvml_knows():
+    card = NvmlGauge(
+        ScriptedNvml(
+            nvmlDeviceGetName=b"NVIDIA H100",
+            nvmlDeviceGetTotalEnergyConsumption=2_500_000,
+            nvmlDeviceGetClockInfo={1: 1980},
+            nvmlDeviceGetTemperature={0: 61},
+            nvmlDeviceGetCurrentClocksEventReasons=0x04 | 0x40 | 0x01,
+            nvmlDeviceGetViolationStatus=violations(power=3 * 10**9, thermal=10**8),
+            nvmlDeviceGetComputeRunningProcesses=processes(os.getpid(), 77),
+        ),
+        "handle",
+    )
+    reading = card.read()
+    assert card.name == "NVML, NVIDIA H100"
+    assert (reading.energy_j, reading.clock_mhz, reading.temperature_c) == (2500, 1980, 61)
+    assert reading.reasons == {"its power cap", "heat"}, "an idle card is not held back"
+    assert reading.slowed_s == {"its power cap": 3.0, "heat": 0.1}
+    assert reading.others == {77}
+
+
+def test_what_a_card_or_an_old_driver_does_not_tell_is_absent():
+    old = ScriptedNvml(nvmlDeviceGetName="Tesla K80", nvmlDeviceGetCurrentClocksThrottleReasons=0x20)
+    reading = NvmlGauge(old, "handle").read()
+    assert reading.reasons == {"heat"}
+    assert (reading.energy_j, reading.clock_mhz, reading.temperature_c) == (None, None, None)
+    assert (reading.slowed_s, reading.others) == ({}, frozenset())
+
+
+def test_the_energy_of_a_part_of_a_card_is_not_known():
+    card = ScriptedNvml(nvmlDeviceGetTotalEnergyConsumption=1000)
+    assert NvmlGauge(card, "handle", whole=False).read().energy_j is None
+
+
+def test_without_the_package_or_the_driver_there_is_no_gauge(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert nvml.open_card("cuda:0") is None
+
+
+def test_a_cpu_says_what_linux_shows(tmp_path):
+    rapl, cpus = "sys/class/powercap/intel-rapl", "sys/devices/system/cpu"
+    write(
+        tmp_path,
+        **{
+            f"{rapl}:0/name": "package-0",
+            f"{rapl}:0/energy_uj": 900,
+            f"{rapl}:0/max_energy_range_uj": 1000,
+            f"{rapl}:0:0/name": "core",
+            f"{rapl}:0:0/energy_uj": 5,
+            f"{rapl}:0:1/name": "dram",
+            f"{rapl}:0:1/energy_uj": 10,
+            f"{rapl}:0:1/max_energy_range_uj": 1000,
+            f"{rapl}:1/name": "psys",
+            f"{rapl}:1/energy_uj": 5,
+            f"{cpus}/cpu0/cpufreq/scaling_cur_freq": 800_000,
+            f"{cpus}/cpu1/cpufreq/scaling_cur_freq": 3_000_000,
+            f"{cpus}/cpu0/thermal_throttle/core_throttle_count": 2,
+            f"{cpus}/cpu1/thermal_throttle/package_throttle_count": 3,
+            "proc/self/cgroup": "0::/box/inner",
+            "sys/fs/cgroup/box/cpu.stat": "usage_usec 5\nthrottled_usec 1500000",
+            "sys/fs/cgroup/box/inner/cpu.stat": "usage_usec 5\nthrottled_usec 0",
+        },
+    )
+    gauge = CpuGauge(tmp_path)
+    assert gauge.name == "RAPL, package-0 and dram"
+    first = gauge.read()
+    assert (first.clock_mhz, first.slowed_times, first.slowed_s) == (3000, {"heat": 5}, {QUOTA: 1.5})
+    # The package went from 900 over its limit of 1,000 to 50: 150; memory from 10 to 30: 20 microjoules.
+    write(tmp_path, **{f"{rapl}:0/energy_uj": 50, f"{rapl}:0:1/energy_uj": 30})
+    assert gauge.read().energy_j - first.energy_j == pytest.approx(170e-6)
+
+
+def test_a_quota_of_version_1_is_read_in_nanoseconds(tmp_path):
+    write(
+        tmp_path,
+        **{
+            "proc/self/cgroup": "4:cpu,cpuacct:/box",
+            "sys/fs/cgroup/cpu,cpuacct/box/cpu.stat": "nr_throttled 3\nthrottled_time 2500000000",
+        },
+    )
+    assert CpuGauge(tmp_path).read().slowed_s == {QUOTA: 2.5}
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
+def test_counters_that_may_not_be_read_are_absent(tmp_path):
+    write(
+        tmp_path,
+        **{
+            "sys/class/powercap/intel-rapl:0/name": "package-0",
+            "sys/class/powercap/intel-rapl:0/energy_uj": 1,
+        },
+    )
+    (tmp_path / "sys/class/powercap/intel-rapl:0/energy_uj").chmod(0)
+    assert CpuGauge(tmp_path).read().energy_j is None
+
+
+def test_a_machine_that_shows_nothing_says_nothing(tmp_path):
+    reading = CpuGauge(tmp_path).read()
+    assert (reading.energy_j, reading.clock_mhz, reading.slowed_s, reading.slowed_times) == (
+        None,
+        None,
+        {},
+        {},
+    )
+    assert causes([(reading, reading)], "cpu") == ()
+
+
+def test_energy_by_hand():
+    # 300 J in 2 s and 330 J in 2 s, of a counter that moves every 0.1 s.
+    calls = [(Reading(0, 1000), Reading(2, 1300)), (Reading(5, 1800), Reading(7, 2130))]
+    energy = energy_of(calls, 0.1)
+    assert (energy.joules, energy.seconds, energy.watts) == (630, 4, 157.5)
+    assert energy.idle_share(63) == pytest.approx(0.4)
+    assert energy.idle_share(1000) == 1
+
+
+@pytest.mark.parametrize(("seconds", "calls", "told"), [
+    (2.0, 1, True),    # 0.1 / 2: 5 %
+    (1.9, 1, False),
+    (1.0, 4, True),    # 0.1 / (1 x 2): 5 %
+    (0.9, 4, False),
+    (0.1, 9, False),
+])  # fmt: skip
+def test_energy_is_told_where_the_counter_is_fine_enough(seconds, calls, told):
+    assert (energy_of([(Reading(0, 0), Reading(seconds, 100))] * calls, 0.1) is not None) is told
+
+
+@pytest.mark.parametrize("calls", [
+    [],
+    [(Reading(0), Reading(9))],
+    [(Reading(0, 1), Reading(9, 2)), (Reading(10, 2), Reading(19))],
+    [(Reading(0, 5), Reading(9, 5))],
+])  # fmt: skip
+def test_energy_that_is_not_told_is_not_guessed(calls):
+    assert energy_of(calls, 0.1) is None
+
+
+def held(name, seconds, **more):
+    """A call of 10 s of which a cause took some."""
+    return Reading(0, slowed_s={name: 100.0}), Reading(10, slowed_s={name: 100.0 + seconds}, **more)
+
+
+@pytest.mark.parametrize(("calls", "device", "words", "passing"), [
+    ([held("its power cap", 2.5)], "cuda:0",
+     "the GPU was held back by its power cap for 25% of the time: its speed is that under this cap", False),
+    ([held("heat", 1.0, temperature_c=88.0), held("heat", 2.0, temperature_c=91.0)], "cuda:0",
+     "the GPU was held back by heat (up to 91 °C) for 15% of the time: cool it, and measure again", True),
+    ([held(QUOTA, 5.0)], "cpu",
+     f"the CPU was held back by {QUOTA} for 50% of the time: give it more CPU time, or fewer threads", True),
+    ([(Reading(0, slowed_times={"heat": 4}), Reading(1, slowed_times={"heat": 6}))], "cpu",
+     "the CPU was held back by heat 2 times: cool it, and measure again", True),
+    ([(Reading(0), Reading(1, reasons=frozenset({"its power supply (brake)"}))), (Reading(1), Reading(2))], "cuda",
+     "the GPU was held back by its power supply (brake) after 1 of 2 calls: measure again", True),
+    ([(Reading(0), Reading(1, clock_mhz=1980.0)), (Reading(1), Reading(2, clock_mhz=1200.0))], "cuda:0",
+     "the clock of the GPU moved between 1,200 and 1,980 MHz: warm up for longer, and measure again", True),
+])  # fmt: skip
+def test_the_cause_is_said_in_words(calls, device, words, passing):
+    (cause,) = causes(calls, device)
+    assert (cause.words, cause.passing) == (words, passing)
+
+
+@pytest.mark.parametrize("calls", [
+    [],
+    [(Reading(0), Reading(1))],
+    [held("its power cap", 0.4)],
+    [(Reading(0, clock_mhz=500.0), Reading(1, clock_mhz=1980.0)), (Reading(1), Reading(2, clock_mhz=1900.0))],
+])  # fmt: skip
+def test_a_device_that_ran_as_it_can_is_not_talked_about(calls):
+    assert causes(calls, "cuda:0") == ()
+
+
+def test_a_cause_that_a_counter_tells_is_said_once():
+    before, after = held("its power cap", 5.0, reasons=frozenset({"its power cap"}))
+    (cause,) = causes([(before, after)], "cuda:0")
+    assert "50% of the time" in cause.words
+
+
+def test_others_count_that_were_seen_at_any_reading():
+    calls = [(Reading(0), Reading(1, others=frozenset({7}))), (Reading(2, others=frozenset({8})), Reading(3))]
+    assert other_processes(calls) == {7, 8}
+
+
+def test_time_that_the_host_took_is_told_from_programs(monkeypatch):
+    monkeypatch.setattr(interference, "BUSY_SHARE", 0.1)
+    # 20 CPU-seconds: 4 of others, of which 3 are steal.
+    (words,) = busy_warning(CpuReading(0, 0, 0, 0), CpuReading(16, 12, 20, 3))
+    assert words.startswith(
+        "the machine was busy: its host gave 15% of its CPU time to other virtual machines (steal), and programs on it took 5%"
+    )
+    (words,) = busy_warning(CpuReading(0, 0, 0, 0), CpuReading(16, 12, 20, 1))
+    assert words.startswith("the machine was busy: other programs took 20%")

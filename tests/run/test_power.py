@@ -1,0 +1,79 @@
+"""Energy and what held a device back, in what a run is told: with a gauge that follows a script."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.measure import gauge
+from llmtrack.measure.gauge import Reading
+from llmtrack.scenario import Measurement
+from llmtrack.worker import power
+from llmtrack.worker.measuring import EngineCache, measure_group
+from tests.run.scenarios import generating, scoring
+
+pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+
+
+class ScriptedGauge:
+    """A card of 100 W idle and 400 W at work, by an engine's clock; held back as a test says."""
+
+    name, period_s = "NVML, scripted", 1e-6
+
+    def __init__(self, clock, held=0.0, broken=False):
+        self.clock, self.held, self.broken, self.idle = clock, held, broken, 0.0
+
+    def read(self):
+        if self.broken:
+            raise RuntimeError("no permission")
+        now = self.clock()
+        return Reading(now + self.idle, 400 * now + 100 * self.idle, slowed_s={"heat": self.held * now})
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def run(scenario, **settings):
+        clock = FakeClock()
+        card = ScriptedGauge(clock, **settings)
+        monkeypatch.setattr(gauge, "gauge_of", lambda device: card)
+        monkeypatch.setattr(power.time, "sleep", lambda seconds: setattr(card, "idle", card.idle + seconds))
+        power.idle_watts.cache_clear()
+        events = []
+        engine = ScriptedEngine(clock, Script(0.030, 0.005))
+        measure_group([scenario], EngineCache(lambda variant: engine), events.append, clock)
+        assert isinstance(events[-1], Measurement), events[-1]
+        return events[-1]
+
+    yield run
+    power.idle_watts.cache_clear()
+
+
+def test_joules_per_token_by_hand(run):
+    # Two repeats of 50 ms and 5 tokens at 400 W: 40 J for 10 tokens, of which 100 W x 0.1 s are idle.
+    done = run(generating("one"))
+    assert done.metrics["joules_per_token"] == pytest.approx(4)
+    assert done.metrics["power_w"] == pytest.approx(400)
+    assert done.metrics["idle_power_w"] == pytest.approx(100)
+    assert done.metrics["idle_energy_share"] == pytest.approx(0.25)
+    assert done.facts["energy_source"] == "NVML, scripted"
+    assert not done.disturbed
+
+
+def test_a_device_that_was_held_back_is_said_and_the_run_is_disturbed(run):
+    done = run(generating("one"), held=0.5)
+    assert any("held back by heat for 50% of the time" in warning for warning in done.warnings)
+    assert done.disturbed
+
+
+def test_a_gauge_that_breaks_costs_the_energy_alone(run):
+    done = run(generating("one"), broken=True)
+    assert done.metrics["tokens_per_sec"] > 0
+    assert done.metrics["peak_memory_mib"] > 0
+    assert "joules_per_token" not in done.metrics
+    assert any("the state of the device is missing: no permission" in warning for warning in done.warnings)
+
+
+def test_a_score_has_its_own_energy(run):
+    done = run(scoring("ppl"))
+    assert "joules_per_token" not in done.metrics
+    assert done.metrics["perplexity"] > 1
