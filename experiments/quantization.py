@@ -12,7 +12,7 @@ from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, Focus, SeriesOf
-from llmtrack.installed import available, why_missing
+from llmtrack.installed import RUNTIMES, available, why_missing
 from llmtrack.options import Option, parameters, tracked
 from llmtrack.quantize.recipe import find_recipe, recipes
 from llmtrack.report import reading as say
@@ -198,9 +198,10 @@ def best_quantized(runs: pd.DataFrame) -> list[str]:
 
 
 def everything() -> tuple[str, ...]:
-    """Return all that can run with what is installed."""
+    """Return all that can run with what is installed, but for what the tools of other runtimes make: see `backends`."""
     found = [BASELINE, "torch/bfloat16", *(["onnx/float32"] if available("onnx") else [])]
-    return (*found, *(each.label for each in recipes() if available(each.backend, each.name)))
+    ours = (each for each in recipes() if each.backend not in RUNTIMES)
+    return (*found, *(each.label for each in ours if available(each.backend, each.name)))
 
 
 def _variant(config: Config, label: str) -> Variant:

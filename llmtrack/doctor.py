@@ -13,11 +13,20 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint
 
+from llmtrack.convert.environment import BuildEnvironment, pinned
 from llmtrack.devices import cpu_flags
 from llmtrack.engines.registry import BUILTIN, backends, load_variant
 from llmtrack.errors import ExtensionError, in_words
 from llmtrack.extensions import ENGINES, RECIPES, broken, extensions, title_of
-from llmtrack.installed import INSTALL_TORCHAO, available, installed_version, missing_modules
+from llmtrack.installed import (
+    INSTALL_TORCHAO,
+    RUNTIMES,
+    available,
+    find_uv,
+    install,
+    installed_version,
+    missing_modules,
+)
 from llmtrack.quantize.recipe import extension_recipes, recipes
 from llmtrack.redaction import redact
 from llmtrack.scenario import Variant
@@ -53,6 +62,7 @@ def examine() -> list[Finding]:
         _tracking,
         _backends,
         _onnx,
+        *map(_runtime, RUNTIMES),
         _torchao,
         _recipes,
         _int8,
@@ -170,6 +180,24 @@ def _onnx() -> Finding:
     return Finding(
         "onnx", "missing", f"{', '.join(absent)} not installed{why}", 'pip install "llmtrack[onnx]"'
     )
+
+
+def _runtime(backend: str) -> Callable[[], Finding]:
+    """Return what looks at a backend that converts models by a tool of its own, and at what that tool runs in."""
+
+    def check() -> Finding:
+        if absent := missing_modules(backend):
+            return Finding(backend, "missing", f"{', '.join(absent)} not installed", install(backend))
+        found = ", ".join(f"{name} {installed_version(name)}" for name in RUNTIMES[backend])
+        made = BuildEnvironment(backend, pinned(backend)).made
+        if made or find_uv():
+            later = "" if made else " when a model is first converted"
+            return Finding(backend, "ok", f"{found}; its converter's environment is made{later}")
+        return Finding(
+            backend, "missing", f"{found}; its converter's environment is made by uv", "pip install uv"
+        )
+
+    return check
 
 
 def _torchao() -> Finding:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -9,10 +13,20 @@ ONNX_MODULES = ("onnx", "onnxruntime", "optimum-onnx")
 INSTALL_ONNX = 'pip install "llmtrack[onnx]" (needs transformers 4.57)'
 INSTALL_TORCHAO = 'pip install "llmtrack[torchao]"'
 
+RUNTIMES: Mapping[str, tuple[str, ...]] = {
+    "genai": ("onnxruntime_genai", "onnx"),
+}
+"""What the backends need that convert a model by a tool of their own: each is an extra of its name."""
+
+
+def install(backend: str) -> str:
+    """Return the command that installs what a backend needs."""
+    return INSTALL_ONNX if backend == "onnx" else f'pip install "llmtrack[{backend}]"'
+
 
 def missing_modules(backend: str, recipe: str = "none") -> list[str]:
     """Return what would have to be installed for a backend and a recipe of it."""
-    wanted = list(ONNX_MODULES) if backend == "onnx" else []
+    wanted = list(ONNX_MODULES) if backend == "onnx" else list(RUNTIMES.get(backend, ()))
     if backend == "onnx" and recipe != "none":
         wanted.append("onnx_ir")
     if backend == "torch" and recipe != "none":
@@ -33,6 +47,14 @@ def why_missing() -> str:
     if missing_modules("torch", "any"):
         found.append(f"torchao's ({INSTALL_TORCHAO})")
     return f"Recipes that cannot run here: {'; '.join(found)}." if found else ""
+
+
+def find_uv() -> list[str] | None:
+    """Return the command that runs uv, or None where there is none."""
+    if find_spec("uv"):
+        return [sys.executable, "-m", "uv"]
+    path = os.environ.get("UV") or shutil.which("uv")
+    return [path] if path else None
 
 
 def _because() -> str:

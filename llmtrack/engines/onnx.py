@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 import time
 from collections import Counter
@@ -15,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmtrack.devices import resolve_device
-from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Tokenized
+from llmtrack.engine import EngineInfo, Generated, GenerateRequest
+from llmtrack.engines.host import NO_PEAK, HostEngine
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.engines.rows import begins_anew_at, sharing_by_rope
 from llmtrack.errors import ScenarioError
-from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
+from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.cache import read_manifest
 from llmtrack.models.context import context_length
 from llmtrack.models.load import identify
@@ -35,7 +35,6 @@ from llmtrack.quantize.build import EXPORT_FACTS, onnx_folder
 from llmtrack.quantize.recipe import NONE, find_recipe
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
-from llmtrack.tensors.likelihood import predicted, sum_nll
 from llmtrack.tensors.padding import pad_rows
 
 if TYPE_CHECKING:
@@ -105,6 +104,9 @@ def load(variant: Variant) -> OnnxEngine:
 _EXPERT = re.compile(r"(.*/experts)[./](\d+)/")
 """Name of a node of an expert: its layer, and which one."""
 
+_COS_SIN = (7, 8)
+"""Inputs of `GroupQueryAttention` that are tables of rotary angles."""
+
 _BATCH_WARNING = (
     "activations are rounded to ranges that a whole batch shares: what a row says can depend on the rows beside it and "
     "on pads; its perplexity is that of rows scored one at a time, without pads",
@@ -130,7 +132,7 @@ def open_folder(folder: Path) -> OnnxEngine:
     )
 
 
-class OnnxEngine:
+class OnnxEngine(HostEngine):
     """A graph, run by ONNX Runtime, and its tokenizer as an engine.
 
     Args:
@@ -162,17 +164,13 @@ class OnnxEngine:
         texts: Mapping[str, str] | None = None,
         series: Mapping[str, tuple[float, ...]] | None = None,
     ) -> None:
-        from transformers import AutoTokenizer, GenerationConfig
-
-        self.tokenizer = tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        super().__init__(folder)
         self._decoder = decoder
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        self._pad_id = tokens.pad_id(tokenizer, int(config["vocab_size"]))
+        config = self._config
         self._sharing = sharing_by_rope(config)
         self._begins_anew_at = begins_anew_at(config)
-        self._eos_ids = tokens.eos_ids(GenerationConfig.from_pretrained(str(folder)), tokenizer)
         if not reset_peak_rss():
-            warnings += ("peak memory is that of the whole process: this system cannot reset it",)
+            warnings += (NO_PEAK,)
         stored, read = weight_sizes(folder / MODEL_FILE, _experts_per_token(config))
         self._info = EngineInfo(
             model_id=model_id,
@@ -182,34 +180,17 @@ class OnnxEngine:
             step_weight_bytes=read,
             kv_bytes_per_token=decoder.kv_bytes_per_token,
             context_length=context_length(config),
-            vocab_size=int(config["vocab_size"]),
+            vocab_size=self._vocab_size,
             load_time_s=load_time_s,
             file_size_bytes=sum(path.stat().st_size for path in folder.glob(f"{MODEL_FILE}*")),
-            facts=dict(facts or {}) | {"architecture": str((config.get("architectures") or ["unknown"])[0])},
+            facts=dict(facts or {}) | {"architecture": self.architecture},
             tags=dict(tags or {}),
             warnings=warnings + self._sharing.warnings,
-            special_tokens=tokens.special_tokens(tokenizer),
+            special_tokens=tokens.special_tokens(self.tokenizer),
             texts=texts or {},
             series=series or {},
             folder=str(folder),
         )
-
-    @property
-    def info(self) -> EngineInfo:
-        """Facts about what is loaded."""
-        return self._info
-
-    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text that is to go on; see `Engine.encode`."""
-        return tokens.encode(self.tokenizer, text, special_tokens)
-
-    def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
-        """Return the same token ids, and the part of the text that each covers."""
-        return tokens.tokenize(self.tokenizer, text, special_tokens)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens left out."""
-        return tokens.decode(self.tokenizer, ids)
 
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
         """Generate greedily, calling `on_step` for each step.
@@ -247,46 +228,11 @@ class OnnxEngine:
         rows = np.stack(chosen, axis=1).tolist()
         return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows))
 
-    def score(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score next-token prediction; see `Engine.score`.
-
-        Each row is computed alone and without its pads, so that no quantized range spans several rows.
-        """
-        import torch
-
-        valid = predicted(attention_mask, scored)
-        sums = torch.zeros(len(valid), dtype=torch.float64)
-        for number, (ids, real, counts) in enumerate(
-            zip(input_ids, attention_mask.bool(), valid, strict=True)
-        ):
-            if counts.any():
-                row = ids[real]
-                logits = self.next_token_logits(row[:-1].tolist())
-                # Real tokens are in one piece, so the prediction of each but the first follows in order.
-                counted = counts[real[1:] & real[:-1]]
-                sums[number] = sum_nll(
-                    logits[None], row[None, 1:], counted[None], lambda part: part, logits.shape[1]
-                )
-        return sums, valid.sum(dim=1)
-
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of one row; see `Engine.next_token_logits`."""
         import torch
 
         return torch.from_numpy(next_token_logits(self._decoder, ids))
-
-    def synchronize(self) -> None:
-        """Do nothing: a call returns when its results are on the host."""
-
-    def reset_peak_memory(self) -> None:
-        """Begin a new peak-memory reading."""
-        reset_peak_rss()
-
-    def peak_memory_bytes(self) -> int | None:
-        """Return the peak of the resident set since the last reset."""
-        return peak_rss_bytes()
 
     def close(self) -> None:
         """Free the model."""
@@ -310,8 +256,9 @@ def weight_sizes(path: Path, experts_per_token: int = 0) -> tuple[int, int]:
     model = onnx.load(str(path), load_external_data=False)
     readers: dict[str, Counter[str]] = {}
     for node in model.graph.node:
-        for name in node.input:
-            readers.setdefault(name, Counter())[node.op_type] += 1
+        for place, name in enumerate(node.input):
+            turns = node.op_type == "GroupQueryAttention" and place in _COS_SIN
+            readers.setdefault(name, Counter())["RotaryEmbedding" if turns else node.op_type] += 1
     sizes = {
         tensor.name: tensor_bytes(tensor)
         for tensor in model.graph.initializer

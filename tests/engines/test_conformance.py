@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from llmtrack.engine import Engine
+from llmtrack.engines import genai
 from llmtrack.engines.registry import load_engine
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.installed import available
 from llmtrack.testing import EngineConformance
+from tests.engines.stand_ins import genai_converted
 
 
 class TestTorch(EngineConformance):
@@ -27,6 +30,23 @@ class TestTorchWithLearnedPositions(TestTorch):
 class TestOnnx(EngineConformance):
     def load(self, model: str) -> Engine:
         return load_engine(model, backend="onnx", device="cpu")
+
+
+@pytest.mark.skipif(not available("onnx", "any"), reason="the onnx extra is not installed")
+@pytest.mark.skipif(
+    not available("genai"), reason="the genai extra is not installed: the rest works without it"
+)
+class TestGenai(EngineConformance):
+    """On our own export, which needs no build environment."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    def _converted_here(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(genai, "converted", genai_converted)
+            yield
+
+    def load(self, model: str) -> Engine:
+        return load_engine(model, backend="genai", device="cpu", threads=1)
 
 
 class TestScripted(EngineConformance):

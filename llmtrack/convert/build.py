@@ -1,0 +1,89 @@
+"""A model in the form of another runtime: converted once by the runtime's own tool, and kept in the cache."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmtrack.convert.environment import BuildEnvironment
+from llmtrack.errors import MissingDependencyError
+from llmtrack.installed import install, missing_modules
+from llmtrack.models.cache import build_once
+from llmtrack.models.folder import ModelFolder
+from llmtrack.quantize.recipe import NONE, Recipe, find_recipe
+from llmtrack.scenario import Variant, digest
+
+VERSION = 1
+"""Raised when a conversion's result changes, so that cached ones are made anew."""
+
+# What says how a model is read and ends: as it is in the source, so that every backend has the same.
+_KEPT = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "vocab*",
+    "merges*",
+    "*.model",
+)
+
+
+@dataclass(frozen=True)
+class Converter:
+    """A runtime's own tool.
+
+    Attributes:
+        backend: whose tool.
+        environment: what it runs in.
+        command: turns the model's folder, the empty target and the recipe's arguments into its arguments.
+    """
+
+    backend: str
+    environment: BuildEnvironment
+    command: Callable[[Path, Path, Sequence[str]], Sequence[str]]
+
+
+def find(variant: Variant) -> Recipe | None:
+    """Return the recipe of a variant; None: the model as it is.
+
+    Raises:
+        MissingDependencyError: the backend's runtime is not installed.
+        UsageError: the backend has no such recipe.
+    """
+    if missing := missing_modules(variant.backend):
+        raise MissingDependencyError(
+            f"the {variant.backend} backend needs {', '.join(missing)}: {install(variant.backend)}"
+        )
+    return None if variant.quantization == NONE else find_recipe(variant.backend, variant.quantization)
+
+
+def converted(converter: Converter, source: ModelFolder, arguments: Sequence[str], label: str) -> Path:
+    """Return the folder of a converted model, making it if need be.
+
+    Args:
+        converter: the tool.
+        source: the model.
+        arguments: of the recipe, which say all that it is told.
+        label: name of the recipe or the precision.
+
+    Raises:
+        MissingDependencyError: the tool's environment cannot be made.
+        ScenarioError: the model cannot be converted.
+        ModelLoadError: the cache cannot be used.
+    """
+    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(source.model_id).name)[:60]
+    key = digest([source.tags, VERSION, converter.environment.requirements, list(arguments)])
+    what = f"converting to {label} by the tool of {converter.backend}"
+
+    def build(folder: Path) -> dict[str, Any]:
+        command = converter.command(source.path, folder, arguments)
+        converter.environment.run(what, command, folder)
+        for pattern in _KEPT:
+            for path in source.path.glob(pattern):
+                shutil.copy2(path, folder)
+        return {"arguments": list(arguments)}
+
+    return build_once(f"{stem}-{converter.backend}-{label}-{key}", build)

@@ -1,0 +1,62 @@
+"""Models for ONNX Runtime GenAI, by its own model builder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from llmtrack.convert.build import Converter
+from llmtrack.convert.environment import BuildEnvironment, pinned
+from llmtrack.options import Checked, Option
+from llmtrack.quantize.recipe import Recipe
+from llmtrack.scenario import Scalar
+
+BACKEND = "genai"
+FLOAT = ("-p", "fp32")
+
+
+@dataclass(frozen=True)
+class Blocks(Checked):
+    """What the model builder's weight-only recipes can be told; the defaults are its own."""
+
+    block_size: Annotated[int, Option("Weights that share a scale: a power of two.", min=16, max=256)] = 32
+    symmetric: Annotated[bool, Option("Blocks without zero points.")] = True
+    accuracy_level: Annotated[
+        int, Option("What products are computed in; 4: activations in 8 bits, 1: in float32.", min=0, max=4)
+    ] = 4
+    algorithm: Annotated[str, Option("How weights are rounded.", choices=("default", "rtn", "k_quant"))] = (
+        "default"
+    )
+
+
+def _command(source: Path, target: Path, arguments: Sequence[str]) -> Sequence[str]:
+    tool = ["onnxruntime_genai.models.builder", "-e", "cpu", "-c", str(target / ".scratch")]
+    return [*tool, "-i", str(source), "-o", str(target), *arguments]
+
+
+def _weight_only(precision: str, options: Mapping[str, Scalar]) -> list[str]:
+    told = {
+        "block_size": options["block_size"],
+        "is_symmetric": str(options["symmetric"]).lower(),
+        "accuracy_level": options["accuracy_level"],
+        "algo_config": options["algorithm"],
+    }
+    return ["-p", precision, "--extra_options", *(f"{name}={value}" for name, value in told.items())]
+
+
+def _int8(options: Mapping[str, Scalar]) -> list[str]:
+    return _weight_only("int8", options)
+
+
+def _int4(options: Mapping[str, Scalar]) -> list[str]:
+    return _weight_only("int4", options)
+
+
+CONVERTER = Converter(BACKEND, BuildEnvironment(BACKEND, pinned(BACKEND)), _command)
+
+RECIPES = (
+    Recipe("int8", BACKEND, "weights, 8 bits in blocks (GenAI's model builder)", "int8", _int8, Blocks),
+    Recipe("int4", BACKEND, "weights, 4 bits in blocks (GenAI's model builder)", "int4", _int4, Blocks),
+)

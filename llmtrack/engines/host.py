@@ -1,0 +1,123 @@
+"""What the engines share that run a folder's files on the host: text, scores from logits row by row, and memory."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Tokenized
+from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
+from llmtrack.scenario import Variant
+from llmtrack.tensors import tokens
+from llmtrack.tensors.likelihood import predicted, sum_nll
+
+if TYPE_CHECKING:
+    import torch
+
+NO_PEAK = "peak memory is that of the whole process: this system cannot reset it"
+
+
+def require_cpu(variant: Variant) -> None:
+    """Refuse what a backend that computes in float32 on the CPU does not have.
+
+    Raises:
+        UsageError: another device is asked for.
+        ScenarioError: another precision is.
+    """
+    if variant.device not in ("auto", "cpu"):
+        raise UsageError(
+            f"the {variant.backend} backend runs on the CPU here: use device=cpu, not {variant.device}"
+        )
+    if variant.dtype != "float32":
+        raise ScenarioError(
+            f"the {variant.backend} backend has no {variant.dtype}: use dtype=float32, with a quantization to store less",
+            "unsupported",
+        )
+
+
+class HostEngine(ABC):
+    """An engine whose calls return when their results are on the host.
+
+    Args:
+        folder: where the model's config, special ids and transformers tokenizer are.
+    """
+
+    _info: EngineInfo
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoTokenizer, GenerationConfig
+
+        self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        self._config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self._vocab_size = int(self._config["vocab_size"])
+        self._pad_id = tokens.pad_id(self.tokenizer, self._vocab_size)
+        self._eos_ids = tokens.eos_ids(GenerationConfig.from_pretrained(str(folder)), self.tokenizer)
+
+    @property
+    def architecture(self) -> str:
+        """Name of the model's class."""
+        return str((self._config.get("architectures") or ["unknown"])[0])
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about what is loaded."""
+        return self._info
+
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text that is to go on; see `Engine.encode`."""
+        return tokens.encode(self.tokenizer, text, special_tokens)
+
+    def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
+        """Return the same token ids, and the part of the text that each covers."""
+        return tokens.tokenize(self.tokenizer, text, special_tokens)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens left out."""
+        return tokens.decode(self.tokenizer, ids)
+
+    @abstractmethod
+    def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
+        """Generate greedily, calling `on_step` for each step; see `Engine.generate`."""
+
+    @abstractmethod
+    def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+
+    def score(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Score next-token prediction; see `Engine.score`.
+
+        Each row is computed alone and without its pads, so that no quantized range spans several rows.
+        """
+        import torch
+
+        valid = predicted(attention_mask, scored)
+        sums = torch.zeros(len(valid), dtype=torch.float64)
+        for number, (ids, real, counts) in enumerate(
+            zip(input_ids, attention_mask.bool(), valid, strict=True)
+        ):
+            if counts.any():
+                row = ids[real]
+                logits = self.next_token_logits(row[:-1].tolist())
+                # Real tokens are in one piece, so the prediction of each but the first follows in order.
+                counted = counts[real[1:] & real[:-1]]
+                sums[number] = sum_nll(
+                    logits[None], row[None, 1:], counted[None], lambda part: part, logits.shape[1]
+                )
+        return sums, valid.sum(dim=1)
+
+    def synchronize(self) -> None:  # noqa: B027 - nothing is to be done
+        """Do nothing: a call returns when its results are on the host."""
+
+    def reset_peak_memory(self) -> None:
+        """Begin a new peak-memory reading."""
+        reset_peak_rss()
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the peak of the resident set since the last reset."""
+        return peak_rss_bytes()
