@@ -5,17 +5,21 @@ Only parses and prints; everything it does is an importable function. Imports no
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 import llmtrack
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.options import Option, number, readable
+
+if TYPE_CHECKING:
+    from llmtrack.report.show import Layout
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -79,16 +83,39 @@ def key_values(ctx: click.Context, param: click.Parameter, values: tuple[str, ..
     return {key: value for key, _, value in pairs}
 
 
-def layout(command: F) -> F:
-    """Add the options that say how a table is shown."""
+def layout(*styles: str, sort: bool = False) -> Callable[[F], F]:
+    """Return what adds the options that say how a table is shown, which the command gets as `shown`."""
     options = [
-        click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True),
-        click.option("--sort", callback=optional, help="Column to sort by; -COLUMN from high to low."),
+        click.option(
+            "--format", "style", type=click.Choice(styles or FORMATS), default="table", show_default=True
+        ),
         click.option("--columns", callback=comma_list, help="Only these columns, separated by commas."),
+        click.option("--wide", is_flag=True, help="Every column, even where the terminal is too narrow."),
     ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+    if sort:
+        options.append(
+            click.option("--sort", callback=optional, help="Column to sort by; -COLUMN from high to low.")
+        )
+
+    def add(command: F) -> F:
+        @functools.wraps(command)
+        def laid_out(
+            *args: Any,
+            style: str,
+            columns: tuple[str, ...] | None,
+            wide: bool,
+            sort: str | None = None,
+            **given: Any,
+        ) -> Any:
+            from llmtrack.report.show import Layout
+
+            return command(*args, shown=Layout(style, sort, columns, wide), **given)
+
+        for option in reversed(options):
+            laid_out = option(laid_out)
+        return cast("F", laid_out)
+
+    return add
 
 
 def tracking_uri_option(command: F) -> F:
@@ -169,7 +196,7 @@ def main() -> None:
 @click.option(
     "--across-environments", is_flag=True, help="Compare speed and memory of different machines or versions."
 )
-@layout
+@layout(sort=True)
 def compare(
     experiment: str | None,
     study: str | None,
@@ -185,17 +212,14 @@ def compare(
     candidate: tuple[str, ...],
     metric: tuple[str, ...],
     across_environments: bool,
-    style: str,
-    sort: str | None,
-    columns: tuple[str, ...] | None,
+    shown: Layout,
 ) -> None:
     """Put tracked runs side by side in one table, or against a baseline with what is noise told.
 
     Under `mlflow run` the table is also logged to that run.
     """
-    from llmtrack.report.comparison import Layout, compare_runs, compare_with_baseline
+    from llmtrack.report.comparison import compare_runs, compare_with_baseline
 
-    shown = Layout(style, sort, columns)
     if baseline:
         if model or search or tag or since or until or every or output:
             raise UsageError("with --baseline, choose runs by --candidate, --study and --experiment only")
@@ -235,10 +259,7 @@ def compare(
     type=click.Choice(["FINISHED", "FAILED", "KILLED", "RUNNING", "SCHEDULED"]),
     help="Only runs in this state.",
 )
-@click.option(
-    "--format", "style", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
-)
-@click.option("--columns", callback=comma_list, help="Only these columns, separated by commas.")
+@layout("table", "csv", "json")
 def runs(
     experiment: str | None,
     study: str | None,
@@ -250,11 +271,10 @@ def runs(
     tracking_uri: str | None,
     kind: str,
     status: str | None,
-    style: str,
-    columns: tuple[str, ...] | None,
+    shown: Layout,
 ) -> None:
     """List tracked runs, newest first."""
-    from llmtrack.report.listing import render_runs
+    from llmtrack.report.listing import show_runs
     from llmtrack.tracking.query import runs as query
 
     found = query(
@@ -269,9 +289,9 @@ def runs(
         tags=tag,
         since=since,
         until=until,
-        columns=columns,
+        columns=shown.columns,
     )
-    click.echo(render_runs(found, style, chosen=columns is not None), nl=False)
+    show_runs(found, shown)
 
 
 @main.command()
@@ -307,7 +327,7 @@ def runs(
 @click.option(
     "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML to this file."
 )
-@click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True)
+@layout()
 @tracking_uri_option
 def gate(
     baseline: tuple[str, ...],
@@ -319,7 +339,7 @@ def gate(
     allow_missing: bool,
     alpha: float,
     junit: Path | None,
-    style: str,
+    shown: Layout,
     tracking_uri: str | None,
 ) -> None:
     """Check rules for CI: exit code 3 if a tracked run breaks one with significance, 2 if one cannot be checked.
@@ -328,8 +348,9 @@ def gate(
     """
     from llmtrack.decide.gate import NOT_CHECKED
     from llmtrack.decide.gate import gate as check
-    from llmtrack.report.formats import render
     from llmtrack.report.gate import gate_summary, gate_table, to_junit
+    from llmtrack.report.show import show
+    from llmtrack.report.terminal import make_console
 
     result = check(
         baseline,
@@ -344,13 +365,13 @@ def gate(
     )
     if junit is not None:
         write_text(junit, to_junit(result))
-    click.echo(render(gate_table(result), style), nl=False)
-    if style in ("csv", "json"):
+    show(make_console(), "", gate_table(result), shown)
+    if shown.style in ("csv", "json"):
         for note in result.notes:
             click.echo(note, err=True)
     # A gate that could not check everything is a mistake to mend, and said where mistakes are.
     told, mistaken = gate_summary(result), result.exit_code == NOT_CHECKED
-    click.echo(f"error: {told}" if mistaken else told, err=mistaken or style in ("csv", "json"))
+    click.echo(f"error: {told}" if mistaken else told, err=mistaken or shown.style in ("csv", "json"))
     sys.exit(result.exit_code)
 
 
@@ -360,8 +381,8 @@ def gate(
 @click.option("--quality", default="perplexity", show_default=True, help="Metric of quality.")
 @click.option("--memory/--no-memory", default=False, help="Let peak memory count too.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Draw the front to this PNG.")
-@click.option("--format", "style", type=click.Choice(FORMATS), default="table", show_default=True)
-def pareto(speed: str, quality: str, memory: bool, output: Path | None, style: str, **chosen: Any) -> None:
+@layout()
+def pareto(speed: str, quality: str, memory: bool, output: Path | None, shown: Layout, **chosen: Any) -> None:
     """Say which scenarios no other one beats in speed and quality (and memory).
 
     Speed and quality may be of one run, or of two of the same model, backend, dtype and quantization.
@@ -370,7 +391,7 @@ def pareto(speed: str, quality: str, memory: bool, output: Path | None, style: s
     from llmtrack.report.pareto import show_pareto
 
     runs = with_samples(_runs_of(chosen), chosen["tracking_uri"])
-    show_pareto(runs, speed, quality, memory=memory, style=style, output=output)
+    show_pareto(runs, speed, quality, memory=memory, layout=shown, output=output)
 
 
 @main.command()
@@ -402,7 +423,7 @@ def recommend(
     from llmtrack.decide.recommending import Limits, parse_percent, parse_size
     from llmtrack.decide.recommending import recommend as choose
     from llmtrack.decide.verdicts import with_samples
-    from llmtrack.report.terminal import render_recommendation
+    from llmtrack.report.terminal import make_console, render_recommendation, width_of
 
     limits = Limits(
         None if max_perplexity_increase is None else parse_percent(max_perplexity_increase),
@@ -410,7 +431,7 @@ def recommend(
     )
     runs = with_samples(_runs_of(chosen), chosen["tracking_uri"])
     found = choose(runs, limits, objective, baseline)
-    click.echo(render_recommendation(found, style), nl=False)
+    click.echo(render_recommendation(found, style, width_of(make_console())), nl=False)
     if found.scenario is None:
         sys.exit(1)
 
@@ -473,15 +494,17 @@ def alias(name: str, run_id: str, tracking_uri: str | None) -> None:
 def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
     """Say what this machine and installation can do, what is missing, and how to get it."""
     if repair:
+        from llmtrack.report.words import plural
         from llmtrack.tracking.abandoned import close_abandoned
 
         closed = close_abandoned(tracking_uri)
-        click.echo(f"{len(closed)} run(s) ended as killed{': ' if closed else ''}{', '.join(closed)}")
+        click.echo(f"{plural(len(closed), 'run')} ended as killed{': ' if closed else ''}{', '.join(closed)}")
         return
     from llmtrack.doctor import examine, render
+    from llmtrack.report.terminal import make_console, width_of
 
     findings = examine()
-    click.echo(render(findings, style), nl=False)
+    click.echo(render(findings, style, width_of(make_console())), nl=False)
     if any(finding.state == "broken" for finding in findings):
         sys.exit(1)
 

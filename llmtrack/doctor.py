@@ -29,6 +29,7 @@ from llmtrack.installed import (
 )
 from llmtrack.quantize.recipe import extension_recipes, recipes
 from llmtrack.redaction import redact
+from llmtrack.report.terminal import hanging
 from llmtrack.scenario import Variant
 
 
@@ -73,15 +74,15 @@ def examine() -> list[Finding]:
     return [_safely(check) for check in checks]
 
 
-def render(findings: list[Finding], style: str = "table") -> str:
-    """Return findings as lines for a person, or as JSON."""
+def render(findings: list[Finding], style: str = "table", width: int | None = None) -> str:
+    """Return findings as lines for a person, no longer than a width if there is one, or as JSON."""
     if style == "json":
         return json.dumps([asdict(finding) for finding in findings], indent=1) + "\n"
     lines = []
     for finding in findings:
-        lines.append(f"{finding.state:<8}{finding.topic:<20}{finding.text}")
+        lines.append(hanging(f"{finding.state:<8}{finding.topic:<20}{finding.text}", width, 28))
         if finding.remedy:
-            lines.append(f"{'':<28}-> {finding.remedy}")
+            lines.append(hanging(f"{'':<28}-> {finding.remedy}", width, 31))
     return "\n".join(lines) + "\n"
 
 

@@ -34,6 +34,7 @@ class Shown:
         told: whether the change from the baseline is told where no other metrics are asked for.
         change: what the metric is called there; empty: as in the heading.
         as_multiple: whether the change is told as a multiple and not in percent.
+        keep: how long a table that is too wide for the terminal keeps the column: the least leaves first.
     """
 
     title: str
@@ -44,6 +45,7 @@ class Shown:
     told: bool = False
     change: str = ""
     as_multiple: bool = False
+    keep: int = 0
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,9 @@ def _of_stage(name: str, what: str, time: str, moved: str, done: str) -> tuple[M
             f"the least time that {what} could take on this device",
             "1000 x max(bytes / copy bandwidth, operations / rate of matrix products)",
             timed=True,
-            shown=Shown("floor ms/token", decimals(2), place=132, quiet=True) if name == "decode" else None,
+            shown=Shown("floor ms/token", decimals(2), place=132, quiet=True, keep=28)
+            if name == "decode"
+            else None,
         ),
         Metric(
             f"{name}_floor_share",
@@ -190,7 +194,7 @@ def _of_stage(name: str, what: str, time: str, moved: str, done: str) -> tuple[M
 
 def _of_energy(prefix: str, what: str, tokens: str) -> tuple[Metric, ...]:
     """Return the metrics of the energy that timed calls took (`llmtrack.measure.energy`)."""
-    shown = Shown("J/token", decimals(3), place=135, quiet=True) if not prefix else None
+    shown = Shown("J/token", decimals(3), place=135, quiet=True, keep=27) if not prefix else None
     return (
         Metric(
             f"{prefix}joules_per_token",
@@ -222,7 +226,7 @@ METRICS: tuple[Metric, ...] = (
         "time of one whole generate call",
         "end - start",
         True,
-        shown=Shown("latency s", decimals(3), place=10),
+        shown=Shown("latency s", decimals(3), place=10, keep=38),
     ),
     Metric(
         "time_to_first_token_ms",
@@ -232,7 +236,7 @@ METRICS: tuple[Metric, ...] = (
         "1000 x (first stamp - start)",
         True,
         headline=True,
-        shown=Shown("TTFT ms", decimals(1), place=40),
+        shown=Shown("TTFT ms", decimals(1), place=40, keep=60),
     ),
     Metric(
         "inter_token_latency_ms",
@@ -242,7 +246,7 @@ METRICS: tuple[Metric, ...] = (
         "1000 x (last stamp - first stamp) / (steps - 1)",
         True,
         headline=True,
-        shown=Shown("ITL ms", decimals(2), place=50),
+        shown=Shown("ITL ms", decimals(2), place=50, keep=57),
     ),
     Metric(
         "tokens_generated",
@@ -260,7 +264,7 @@ METRICS: tuple[Metric, ...] = (
         "tokens_generated / total_latency_s",
         True,
         headline=True,
-        shown=Shown("tokens/s", decimals(2), place=20, told=True),
+        shown=Shown("tokens/s", decimals(2), place=20, told=True, keep=100),
     ),
     Metric(
         "prefill_tokens_per_sec",
@@ -277,6 +281,7 @@ METRICS: tuple[Metric, ...] = (
             spread=True,
             change="prefill",
             as_multiple=True,
+            keep=70,
         ),
     ),
     Metric(
@@ -294,6 +299,7 @@ METRICS: tuple[Metric, ...] = (
             spread=True,
             change="decode",
             as_multiple=True,
+            keep=80,
         ),
     ),
     Metric(
@@ -303,7 +309,7 @@ METRICS: tuple[Metric, ...] = (
         "time of the whole call per new token of a row; at batch size 1 exactly 1000 / tokens_per_sec",
         "1000 x total_latency_s / new tokens per row",
         True,
-        shown=Shown("ms/token", decimals(2), place=30),
+        shown=Shown("ms/token", decimals(2), place=30, keep=30),
     ),
     Metric(
         "inter_token_latency_first_quarter_ms",
@@ -328,7 +334,7 @@ METRICS: tuple[Metric, ...] = (
         "time of one batch, which is what each of its samples waits",
         "total_latency_s / batches",
         True,
-        shown=Shown("s/batch", decimals(3), place=60),
+        shown=Shown("s/batch", decimals(3), place=60, keep=65),
     ),
     Metric(
         "latency_per_sample_s",
@@ -337,7 +343,7 @@ METRICS: tuple[Metric, ...] = (
         "time per sample worked off",
         "total_latency_s / samples",
         True,
-        shown=Shown("s/sample", decimals(3), place=70),
+        shown=Shown("s/sample", decimals(3), place=70, keep=32),
     ),
     Metric(
         "tokens_per_sec_per_sample",
@@ -354,7 +360,7 @@ METRICS: tuple[Metric, ...] = (
         "share of the prompt positions that hold pads",
         "1 - real prompt tokens / (rows x padded length)",
         needs=("work",),
-        shown=Shown("pads", percent(0), place=110),
+        shown=Shown("pads", percent(0), place=110, keep=47),
     ),
     Metric(
         "rows_equal_unpadded",
@@ -362,7 +368,7 @@ METRICS: tuple[Metric, ...] = (
         "higher",
         "share of the rows that get the same tokens as when generated alone and unpadded",
         "equal rows / rows",
-        shown=Shown("rows as unpadded", percent(0), place=120),
+        shown=Shown("rows as unpadded", percent(0), place=120, keep=54),
     ),
     Metric(
         "peak_memory_mib",
@@ -372,7 +378,7 @@ METRICS: tuple[Metric, ...] = (
         "peak of the CUDA allocator; on CPU the worker's peak resident set",
         tolerance=0.02,
         headline=True,
-        shown=Shown("peak MiB", decimals(0), place=190),
+        shown=Shown("peak MiB", decimals(0), place=190, keep=85),
     ),
     Metric(
         "file_size_mib",
@@ -382,7 +388,7 @@ METRICS: tuple[Metric, ...] = (
         "bytes / 2^20",
         needs=(),
         tolerance=0.0,
-        shown=Shown("file MiB", decimals(0), place=80, quiet=True),
+        shown=Shown("file MiB", decimals(0), place=80, quiet=True, keep=35),
     ),
     Metric(
         "model_size_mib",
@@ -393,7 +399,7 @@ METRICS: tuple[Metric, ...] = (
         needs=(),
         tolerance=0.0,
         headline=True,
-        shown=Shown("weights MiB", decimals(0), place=200),
+        shown=Shown("weights MiB", decimals(0), place=200, keep=42),
     ),
     Metric(
         "memory_bandwidth_utilization",
@@ -402,7 +408,7 @@ METRICS: tuple[Metric, ...] = (
         "share of the device's copy bandwidth that decoding reaches (MBU)",
         "(weights + KV cache read per step) x steps/s / copy bandwidth",
         timed=True,
-        shown=Shown("MBU", percent(0), place=130, quiet=True),
+        shown=Shown("MBU", percent(0), place=130, quiet=True, keep=53),
     ),
     *_of_stage(
         "prefill",
@@ -467,7 +473,7 @@ METRICS: tuple[Metric, ...] = (
         "token-weighted mean negative log-likelihood",
         "sum of nll / tokens_scored, in float64",
         needs=("tokens",),
-        shown=Shown("loss", decimals(4), place=130),
+        shown=Shown("loss", decimals(4), place=130, keep=45),
     ),
     Metric(
         "loss_stderr",
@@ -486,7 +492,7 @@ METRICS: tuple[Metric, ...] = (
         "exp(loss)",
         needs=("tokens",),
         headline=True,
-        shown=Shown("perplexity", decimals(3), place=150, told=True),
+        shown=Shown("perplexity", decimals(3), place=150, told=True, keep=95),
     ),
     Metric(
         "kl_divergence",
@@ -495,7 +501,7 @@ METRICS: tuple[Metric, ...] = (
         "how far next-token distributions are from those of the reference variant, on the first tokens of the corpus",
         "mean of KL(reference || model)",
         needs=("tokens",),
-        shown=Shown("KL nats", decimals(4), place=160),
+        shown=Shown("KL nats", decimals(4), place=160, keep=63),
     ),
     Metric(
         "top1_agreement",
@@ -504,7 +510,7 @@ METRICS: tuple[Metric, ...] = (
         "share of these tokens after which model and reference find the same next token most likely",
         "equal / tokens_compared",
         needs=("tokens",),
-        shown=Shown("top-1", percent(1), place=170),
+        shown=Shown("top-1", percent(1), place=170, keep=49),
     ),
     Metric(
         "reference_perplexity_ratio",
@@ -553,7 +559,7 @@ METRICS: tuple[Metric, ...] = (
         "of `train`: exponential of loss_before",
         "exp(loss_before)",
         needs=("tokens",),
-        shown=Shown("perplexity before", decimals(3), place=140),
+        shown=Shown("perplexity before", decimals(3), place=140, keep=75),
     ),
     Metric(
         "train_loss",
@@ -570,7 +576,7 @@ METRICS: tuple[Metric, ...] = (
         "speed of training; evaluations and checkpoints are not part of it",
         "targets of a step / its time; once per step",
         True,
-        shown=Shown("trained tokens/s", decimals(0), place=180),
+        shown=Shown("trained tokens/s", decimals(0), place=180, keep=78),
     ),
     Metric(
         "mfu",
@@ -673,44 +679,44 @@ PARAMS: tuple[Param, ...] = (
     Param("scenario", str, "name of the scenario, unique within its study"),
     Param("task", str, "`generate`, `perplexity` or `train`"),
     Param("model", str, "model as asked for, maybe a list of candidates"),
-    Param("model_id", str, "the candidate that was really loaded", shown=Shown("model", place=10)),
+    Param("model_id", str, "the candidate that was really loaded", shown=Shown("model", place=10, keep=64)),
     Param("revision", str, "git revision of a hub model"),
-    Param("backend", str, "name of the engine", shown=Shown("backend", place=40)),
+    Param("backend", str, "name of the engine", shown=Shown("backend", place=40, keep=59)),
     Param("device_requested", str, "device as asked for"),
-    Param("device", str, "device as used", shown=Shown("device", place=20)),
+    Param("device", str, "device as used", shown=Shown("device", place=20, keep=58)),
     Param("dtype_requested", str, "dtype as asked for"),
     Param(
         "dtype",
         str,
         "dtype of the loaded parameters, with the reason where it is not the one asked for",
-        shown=Shown("dtype", place=30),
+        shown=Shown("dtype", place=30, keep=61),
     ),
     Param(
         "quantization",
         str,
         "name of the quantization recipe, or `none`",
-        shown=Shown("quantization", place=50),
+        shown=Shown("quantization", place=50, keep=62),
     ),
-    Param("use_cache", bool, "whether the KV cache is used", shown=Shown("KV cache", place=90)),
+    Param("use_cache", bool, "whether the KV cache is used", shown=Shown("KV cache", place=90, keep=48)),
     Param(
         "padding_side",
         str,
         "side of the pads of a batch with unequal lengths",
-        shown=Shown("padding", place=100),
+        shown=Shown("padding", place=100, keep=46),
     ),
-    Param("batch_size", int, "rows of a batch", shown=Shown("batch", place=80)),
+    Param("batch_size", int, "rows of a batch", shown=Shown("batch", place=80, keep=52)),
     Param(
         "prompt_tokens",
         int,
         "real tokens of the prompt; of a batch, its longest row",
-        shown=Shown("prompt tokens", place=60),
+        shown=Shown("prompt tokens", place=60, keep=50),
     ),
     Param("prompts", int, "number of prompts worked off by one repeat"),
     Param(
         "pad_to_multiple",
         int,
         "a batch is padded to a multiple of so many tokens",
-        shown=Shown("padded to", _multiple, place=120, quiet=True),
+        shown=Shown("padded to", _multiple, place=120, quiet=True, keep=44),
     ),
     Param("compare_unpadded", bool, "whether each row is also generated alone, to compare"),
     Param(
@@ -738,7 +744,7 @@ PARAMS: tuple[Param, ...] = (
         int,
         "special tokens among the prompt's: put there by the tokenizer, or spelled by the text",
     ),
-    Param("max_new_tokens", int, "new tokens per row", shown=Shown("new tokens", place=70)),
+    Param("max_new_tokens", int, "new tokens per row", shown=Shown("new tokens", place=70, keep=25)),
     Param("ignore_eos", bool, "whether the end-of-sequence token is suppressed while timing"),
     Param("decoding", str, "how a token is chosen: `greedy`"),
     Param("warmup", int, "calls made first and not counted"),
@@ -769,7 +775,7 @@ PARAMS: tuple[Param, ...] = (
         "protocol",
         str,
         "perplexity protocol; two protocols are never compared",
-        shown=Shown("protocol", place=110),
+        shown=Shown("protocol", place=110, keep=22),
     ),
     Param(
         "max_length",

@@ -138,11 +138,11 @@ def test_runs_as_json_and_csv():
 
 @pytest.mark.usefixtures("tracked")
 def test_runs_as_a_table_and_chosen():
-    assert "2 run(s)" in run("runs").stdout
-    assert "1 run(s)" in run("runs", "--status", "FAILED").stdout
-    assert "1 run(s)" in run("runs", "--kind", "study", "--experiment", "none").stdout
-    assert "2 run(s)" in run("runs", "--study", "latest").stdout
-    assert "1 run(s)" in run("runs", "--search", "P128").stdout
+    assert "2 runs" in run("runs").stdout
+    assert "1 run\n" in run("runs", "--status", "FAILED").stdout
+    assert "1 run\n" in run("runs", "--kind", "study", "--experiment", "none").stdout
+    assert "2 runs" in run("runs", "--study", "latest").stdout
+    assert "1 run\n" in run("runs", "--search", "P128").stdout
 
 
 @pytest.mark.usefixtures("tracked")

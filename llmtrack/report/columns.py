@@ -9,23 +9,47 @@ from typing import TYPE_CHECKING, Any
 from llmtrack.decide.asked import params_in
 from llmtrack.report.table import DASH, Column, Table, condition_columns, metric_columns
 from llmtrack.tracking import ask
+from llmtrack.tracking.frame import pick
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_NAMES = ("experiment", "scenario")
+_NAMES = ("experiment", "scenario", "rule", "metric")
 
 
-def with_columns(table: Table, runs: pd.DataFrame, names: Sequence[str]) -> Table:
-    """Return a table of runs with other columns between the scenario's name and the comparison with the baseline.
+def with_columns(table: Table, runs: pd.DataFrame | None, names: Sequence[str]) -> Table:
+    """Return a table with the columns that a person named, between what each row is of and what is found of it.
 
     Args:
-        table: laid out by `llmtrack.report.table.summary_table`.
-        runs: its rows, as `llmtrack.runs` returns them.
-        names: columns of the runs, shown whether or not runs differ in them.
+        table: what there is.
+        runs: its rows with all that is known of them, if there is more than the table has.
+        names: keys of its columns, or columns of `runs`, shown whether or not rows differ in them.
+
+    Raises:
+        UsageError: there is no such column; the message names near ones.
     """
-    kept = [index for index, title in enumerate(table.titles[:-1]) if title in _NAMES]
-    return _rebuilt(table, runs, kept, [column_of(name, runs) for name in names if name not in _NAMES], [])
+    import pandas as pd
+
+    more = pd.DataFrame(index=range(len(table.rows))) if runs is None else runs.reset_index(drop=True)
+    pick(pd.DataFrame(columns=[*dict.fromkeys([*table.keys, *more.columns])]), names)
+    first = [key for key in table.keys if key in _NAMES]
+    last = [table.keys[-1]] if table.keys[-1] not in names else []
+    keys = [*first, *(name for name in names if name not in first), *last]
+    columns = [
+        (table.titles[at], table.numeric[at], [row[at] for row in table.rows])
+        if (at := table.keys.index(key) if key in table.keys else -1) >= 0
+        else _column_cells(key, more)
+        for key in keys
+    ]
+    titles, numeric, cells = zip(*columns, strict=True)
+    return replace(
+        table, titles=titles, numeric=numeric, rows=tuple(zip(*cells, strict=True)), keys=tuple(keys)
+    )
+
+
+def _column_cells(name: str, runs: pd.DataFrame) -> tuple[str, bool, list[str]]:
+    column = column_of(name, runs)
+    return column.title, column.is_number, [cell(run, column) for _, run in runs.iterrows()]
 
 
 def with_differing_params(table: Table, runs: pd.DataFrame) -> Table:
@@ -35,7 +59,7 @@ def with_differing_params(table: Table, runs: pd.DataFrame) -> Table:
     columns = [column_of(name, runs) for name in params_in(runs) if name not in known]
     # To have no value differs too; what failed has none for want of being measured.
     differing = [each for each in columns if len({cell(run, each) for _, run in finished.iterrows()}) > 1]
-    names = [index for index, title in enumerate(table.titles) if title in _NAMES]
+    names = [index for index, key in enumerate(table.keys) if key in _NAMES]
     return _rebuilt(table, runs, names, differing, range(len(names), len(table.titles) - 1))
 
 
@@ -80,6 +104,7 @@ def _rebuilt(
         table,
         titles=joined(table.titles, [column.title for column in columns]),
         numeric=joined(table.numeric, [column.is_number for column in columns]),
+        keys=joined(table.keys, [column.key for column in columns]),
         rows=tuple(
             joined(row, [cell(run, column) for column in columns])
             for row, (_, run) in zip(table.rows, runs.iterrows(), strict=True)

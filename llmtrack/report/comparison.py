@@ -5,39 +5,25 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from llmtrack.errors import UsageError
-from llmtrack.report.columns import with_columns, with_differing_params
-from llmtrack.report.formats import render
-from llmtrack.report.table import Table, summary_table, to_markdown
+from llmtrack.report.columns import with_differing_params
+from llmtrack.report.show import AS_TABLE, Layout, show
+from llmtrack.report.table import summary_table, to_markdown
+from llmtrack.report.tasks import split_by_task
 from llmtrack.report.terminal import make_console, say
-from llmtrack.report.write import print_report, write_report
+from llmtrack.report.words import plural
+from llmtrack.report.write import write_report
 from llmtrack.tracking.cells import in_order_of_time, newest_of_each
 from llmtrack.tracking.frame import pick
 from llmtrack.tracking.query import runs
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a table is shown.
-
-    Attributes:
-        style: `table`, `csv`, `json`, `markdown`, `html` or `latex`.
-        sort: column to sort by, with `-` before it from high to low; runs without a value come last.
-        columns: columns to show; else those that matter.
-    """
-
-    style: str = "table"
-    sort: str | None = None
-    columns: tuple[str, ...] | None = None
 
 
 def compare_runs(
@@ -49,7 +35,7 @@ def compare_runs(
     tracking_uri: str | None = None,
     every: bool = False,
     output: Path | None = None,
-    layout: Layout = Layout(),
+    layout: Layout = AS_TABLE,
     console: Console | None = None,
     **more: Any,
 ) -> None:
@@ -79,12 +65,16 @@ def compare_runs(
         )
     tracked = _sorted(in_order_of_time(found if every else newest_of_each(found)), layout.sort)
     table = summary_table(tracked, among=found)
-    if layout.columns is not None:
-        pick(tracked, layout.columns)
-        table = with_columns(table, tracked, layout.columns)
-    elif tracked["experiment"].nunique() == 1:
+    if layout.columns is None and tracked["experiment"].nunique() == 1:
         table = with_differing_params(table, tracked)
-    show(console, f"{len(tracked)} of {len(found)} tracked runs", table, layout.style)
+    title = f"{len(tracked)} of {plural(len(found), 'tracked run')}"
+    parts = split_by_task(tracked)
+    if console.is_terminal and layout.style == "table" and layout.columns is None and len(parts) > 1:
+        # On paper and in files one table is easier to go on with; in a terminal it would be dashes mostly.
+        for name, part in parts.items():
+            show(console, f"{title}: {name}", summary_table(part, among=found), layout)
+    else:
+        show(console, title, table, layout, tracked)
     if output is not None:
         files = write_report(output, "llmtrack compare", table, tracked)
         if layout.style == "table":
@@ -114,7 +104,7 @@ def compare_with_baseline(
     *,
     experiment: str | None = None,
     across_environments: bool = False,
-    layout: Layout = Layout(),
+    layout: Layout = AS_TABLE,
     tracking_uri: str | None = None,
     console: Console | None = None,
 ) -> None:
@@ -151,15 +141,7 @@ def compare_with_baseline(
     elif layout.style == "json":
         console.file.write(chosen.to_json(orient="records", indent=1) + "\n")
     else:
-        show(console, "against the baseline", differences_table(found, pairs, unmatched), layout.style)
-
-
-def show(console: Console, title: str, table: Table, style: str) -> None:
-    """Print a table in a format."""
-    if style == "table":
-        print_report(console, title, table)
-    else:
-        console.file.write(render(table, style, title))
+        show(console, "against the baseline", differences_table(found, pairs, unmatched), layout, found)
 
 
 def _sorted(table: pd.DataFrame, sort: str | None) -> pd.DataFrame:

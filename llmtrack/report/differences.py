@@ -46,6 +46,7 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
             *(f"{name} has no counterpart in the baseline" for name in unmatched),
             *(f"read with care: {line}" for line in _doubts(found)),
         ),
+        keys=tuple(title.replace(" ", "_") for title in titles),
     )
 
 

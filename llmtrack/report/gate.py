@@ -26,6 +26,7 @@ def gate_table(result: GateResult) -> Table:
         rows=tuple(_row(each) for each in result.checks),
         run_ids=tuple(str(each.pair.candidate["run_id"]) for each in result.checks),
         notes=result.notes,
+        keys=("rule", "scenario", "verdict", "baseline", "candidate", "change", "why"),
     )
 
 

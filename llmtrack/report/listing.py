@@ -1,27 +1,66 @@
-"""List tracked runs as text: a narrow table for people, CSV or JSON with every column for programs."""
+"""List tracked runs: a narrow table for people, CSV or JSON with every column for programs."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from llmtrack.report.escape import on_one_line, plain
+from llmtrack.report.columns import column_of
+from llmtrack.report.formats import render
+from llmtrack.report.show import Layout, show
+from llmtrack.report.table import DASH, Table
+from llmtrack.report.terminal import make_console, say
+from llmtrack.report.words import plural
+from llmtrack.tracking import ask
+from llmtrack.tracking.ids import SHORT_ID, is_id
 
 if TYPE_CHECKING:
     import pandas as pd
 
-LISTED = {
-    "run_id": 12,
-    "start_time": 16,
-    "experiment": 16,
-    "scenario": 20,
-    "status": 8,
-    "model_id": 24,
-    "dtype": 14,
-    "tokens_per_sec": 9,
-    "perplexity": 10,
-}
+LISTED = (
+    "run_id",
+    "start_time",
+    "experiment",
+    "scenario",
+    "status",
+    "model_id",
+    "dtype",
+    "tokens_per_sec",
+    "perplexity",
+)
+
+
+def listing_table(runs: pd.DataFrame, chosen: bool = False) -> Table:
+    """Return a row for each run.
+
+    Args:
+        runs: what `llmtrack.runs` returned.
+        chosen: the columns were chosen: all of them, whole; else the main ones.
+    """
+    keys = tuple(map(str, runs.columns)) if chosen else LISTED
+    columns = [column_of(key, runs) for key in keys]
+    rows = tuple(
+        tuple(_cell(run.get(column.key), column.render, chosen) for column in columns)
+        for _, run in runs.iterrows()
+    )
+    return Table(
+        conditions=(),
+        titles=keys,
+        numeric=tuple(column.is_number for column in columns),
+        rows=rows,
+        run_ids=("",) * len(rows),
+        keys=keys,
+    )
+
+
+def show_runs(runs: pd.DataFrame, layout: Layout) -> None:
+    """Print runs; see `render_runs` for what is in which format."""
+    console, chosen = make_console(), layout.columns is not None
+    if layout.style != "table":
+        console.file.write(render_runs(runs, layout.style, chosen))
+        return
+    show(console, "", listing_table(runs, chosen), Layout(wide=layout.wide))
+    say(console, counted(runs))
 
 
 def render_runs(runs: pd.DataFrame, style: str = "table", chosen: bool = False) -> str:
@@ -33,38 +72,24 @@ def render_runs(runs: pd.DataFrame, style: str = "table", chosen: bool = False) 
         chosen: the columns were chosen: show all of them.
     """
     if style == "table":
-        return _table(runs, {str(name): 16 for name in runs.columns} if chosen else LISTED)
+        return render(listing_table(runs, chosen), "table") + counted(runs) + "\n"
     filled = runs if chosen else runs.dropna(axis="columns", how="all")
     if style == "csv":
         return str(filled.to_csv(index=False))
     return str(filled.to_json(orient="records", date_format="iso", indent=1)) + "\n"
 
 
-def _table(runs: pd.DataFrame, listed: Mapping[str, int]) -> str:
-    import pandas as pd
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+def counted(runs: pd.DataFrame) -> str:
+    """Return `1 run` or `12 runs`."""
+    return plural(len(runs), "run")
 
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in listed:
-        numeric = name in runs.columns and pd.api.types.is_float_dtype(runs[name])
-        drawn.add_column(plain(name), justify="right" if numeric else "left", no_wrap=True)
-    for _, run in runs.iterrows():
-        cells = []
-        for name in listed:
-            value = run.get(name)
-            if value is None or pd.isna(value):
-                cells.append("–")
-            elif isinstance(value, pd.Timestamp):
-                cells.append(f"{value:%Y-%m-%d %H:%M}")
-            elif isinstance(value, float):
-                cells.append(f"{value:,.2f}" if abs(value) >= 1 else f"{value:.3g}")
-            else:
-                cells.append(str(value)[:8] if name == "run_id" and listed is LISTED else str(value))
-        drawn.add_row(*(plain(on_one_line(cell)) for cell in cells))
-    buffer = io.StringIO()
-    console = Console(file=buffer, width=10_000 if listed is not LISTED else sum(LISTED.values()) + 40)
-    console.print(drawn)
-    console.print(f"{len(runs)} run(s)")
-    return buffer.getvalue()
+
+def _cell(value: Any, render: Callable[[Any], str], whole: bool) -> str:
+    import pandas as pd
+
+    if ask.missing(value):
+        return DASH
+    if isinstance(value, pd.Timestamp):
+        return f"{value:%Y-%m-%d %H:%M}"
+    text = str(render(value))
+    return text if whole or not is_id(text) else text[:SHORT_ID]

@@ -17,12 +17,11 @@ from llmtrack.decide.verdicts import doubts
 from llmtrack.errors import UsageError
 from llmtrack.report.columns import cell, column_of, shared_conditions
 from llmtrack.report.drawing import drawing, save
-from llmtrack.report.formats import render
 from llmtrack.report.labels import label_points
 from llmtrack.report.plots import COLOR, OTHER, canvas
+from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.table import Table
 from llmtrack.report.terminal import make_console, say
-from llmtrack.report.write import print_report
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +42,7 @@ def show_pareto(
     quality: str,
     *,
     memory: bool = False,
-    style: str = "table",
+    layout: Layout = AS_TABLE,
     output: Path | None = None,
     console: Console | None = None,
 ) -> None:
@@ -54,7 +53,7 @@ def show_pareto(
         speed: metric of speed.
         quality: metric of quality.
         memory: whether peak memory counts too.
-        style: see `llmtrack.report.formats.render`.
+        layout: how the table is shown.
         output: PNG file to draw to.
         console: where to print.
 
@@ -73,14 +72,12 @@ def show_pareto(
         )
     console = console or make_console()
     table = pareto_table(points, respects)
-    if style == "table":
-        print_report(console, "Pareto front", table)
-    else:
-        console.file.write(render(table, style, "Pareto front"))
+    by_id = points.runs.set_index("run_id", drop=False).loc[list(table.run_ids)]
+    show(console, "Pareto front", table, layout, by_id)
     if output is not None:
         with drawing():
             save(pareto_plot(points, speed, quality), output)
-        if style == "table":
+        if layout.style == "table":
             say(console, f"Written: {output}")
 
 
@@ -115,6 +112,7 @@ def pareto_table(points: Points, respects: Sequence[str]) -> Table:
         rows=tuple(rows),
         run_ids=tuple(runs["run_id"]),
         notes=(*points.notes, *_doubts(runs), *_measure_more(standings)),
+        keys=("scenario", *(column.key for column in columns), "front"),
     )
 
 

@@ -17,8 +17,9 @@ from llmtrack.report.gather import study_report
 from llmtrack.report.parts import Parts
 from llmtrack.report.roofline import roofline_plots
 from llmtrack.report.table import summary_table, to_markdown
-from llmtrack.report.terminal import metrics_block, say
+from llmtrack.report.terminal import metrics_block, say, width_of
 from llmtrack.report.write import print_report, write_html, write_report
+from llmtrack.tracking import ask
 from llmtrack.tracking.artifacts import artifact_text, series
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def write_study(
         table = summary_table(tracked, focus=experiment.focus)
         if experiment.show_block:
             for _, run in tracked.iterrows():
-                say(console, "\n".join(metrics_block(run)))
-        print_report(console, experiment.name, table, reading)
+                say(console, "\n".join(metrics_block(run, width_of(console))))
+        print_report(console, experiment.name, table, reading, more=more(tracked, "study_id"))
         files |= write_report(folder, experiment.name, table, tracked, reading, parts)
     with parts.part("plots"), drawing():
         figures = dict(experiment.plots(tracked, partial(series, tracking_uri=tracking_uri)))
@@ -92,15 +93,22 @@ def write_study(
         files["report.html"] = write_html(folder, page)
     note = ""
     with parts.part("note"):
-        linked = to_markdown(summary_table(tracked, focus=experiment.focus), links(experiment_id, tracked))
+        table = summary_table(tracked, focus=experiment.focus)
+        linked = to_markdown(table, links(experiment_id, table.run_ids))
         head = f"**{in_markdown(experiment.question)}**"
         note = "\n".join([head, "", linked, *(f"- {in_markdown(line)}" for line in reading)])
     return Written(tuple(reading), note, files)
 
 
-def links(experiment_id: str | None, tracked: pd.DataFrame) -> tuple[str, ...]:
+def links(experiment_id: str | None, run_ids: Sequence[str]) -> tuple[str, ...]:
     """Return where MLflow shows each run."""
-    return tuple(f"#/experiments/{experiment_id}/runs/{run_id}" for run_id in tracked["run_id"])
+    return tuple(f"#/experiments/{experiment_id}/runs/{run_id}" for run_id in run_ids)
+
+
+def more(tracked: pd.DataFrame, key: str) -> str:
+    """Return the command that shows a table's other columns, of the study or suite that runs are of."""
+    ids = {ask.text(run, key) for _, run in tracked.iterrows()} - {""}
+    return f"llmtrack compare --study {ids.pop()} --wide" if len(ids) == 1 else "llmtrack compare --wide"
 
 
 def say_incomplete(console: Console, study_id: str, problems: Sequence[str], kept: bool = False) -> None:

@@ -17,9 +17,10 @@ from llmtrack.report.gather import section, suite_report
 from llmtrack.report.html import Section
 from llmtrack.report.parts import Parts
 from llmtrack.report.roofline import roofline_plots
-from llmtrack.report.study import Written, links
-from llmtrack.report.table import summary_table, to_markdown
+from llmtrack.report.study import Written, links, more
+from llmtrack.report.table import to_markdown
 from llmtrack.report.takeaways import takeaways
+from llmtrack.report.tasks import tables_by_task
 from llmtrack.report.write import print_report, write_html, write_report
 from llmtrack.tracking.artifacts import artifact_text, series
 
@@ -82,11 +83,18 @@ def write_suite(
     with parts.part("takeaways"):
         lines = takeaways(tracked) + lines
     with parts.part("table"):
-        table = summary_table(tracked)
-        print_report(console, "suite", table, lines)
+        tables = tables_by_task(tracked)
+        for title, table in tables.items():
+            last = title == tuple(tables)[-1]
+            print_report(
+                console, f"suite: {title}", table, lines if last else (), more=more(tracked, "suite_id")
+            )
         note = "".join(f"- {in_markdown(line)}\n" for line in (*remarks, *lines)) + "\n"
-        note += to_markdown(table, links(experiment_id, tracked))
-        files |= write_report(folder, "llmtrack suite", table, tracked, lines, parts)
+        note += "\n".join(
+            f"**{title}**\n\n{to_markdown(table, links(experiment_id, table.run_ids))}"
+            for title, table in tables.items()
+        )
+        files |= write_report(folder, "llmtrack suite", tables, tracked, lines, parts)
     sections = tuple(_sections(members, tracking_uri, parts))
     for each in sections:
         for plot in each.plots:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,14 @@ from llmtrack.tracking.cells import baseline_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from rich.table import Table as RichTable
 
 DASH = "–"
+# Blanks between two columns.
+GAP = 2
+OTHER_WORK = "other work"
 # Characters of a cell in a picture: as many as the longest change from the baseline in three metrics takes.
 WIDEST = 110
 # Rows of a picture; a longer one is over what Matplotlib draws, and nobody would read it.
@@ -54,6 +58,7 @@ class Table:
         rows: cells as text.
         run_ids: MLflow run of each row.
         notes: what a cell has no room for, such as the reason of a failure.
+        keys: name of each column, by which it is chosen and which says how long it is kept where room is scarce.
     """
 
     conditions: tuple[str, ...]
@@ -62,6 +67,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     run_ids: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
 
 
 def condition_columns() -> list[Column]:
@@ -133,6 +139,7 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None, focus: 
         rows=tuple(rows),
         run_ids=tuple(runs["run_id"]),
         notes=tuple(filter(None, (note(run) for _, run in runs.iterrows()))),
+        keys=(*(column.key for column in columns), "against_baseline"),
     )
 
 
@@ -162,6 +169,8 @@ def change_from_baseline(run: pd.Series, runs: pd.DataFrame, compared: Sequence[
     base = baseline_of(run, runs)
     if base is None:
         return DASH
+    # A call of other work takes other time: its change says nothing of how the model is run.
+    same_work = ask.equal(run, base, "workload_id")
     # As many comparisons as the study makes with this baseline.
     alike = [ask.where(runs, name, base.get(name)) for name in ("study_id", "workload_id", "status")]
     among = max(1, int((alike[0] & alike[1] & alike[2]).sum()) - 1)
@@ -173,9 +182,11 @@ def change_from_baseline(run: pd.Series, runs: pd.DataFrame, compared: Sequence[
         # Quality is of a text and its tokens, which one study can have several of.
         if now is None or not then or (entry.of_text and why_not(base, run, key)):
             continue
+        if "work" in entry.needs and not same_work:
+            continue
         change = f"{now / then:.2f}x" if shown.as_multiple else f"{now / then - 1:+.1%}"
         parts.append(f"{change} {shown.change or shown.title}{_noise(run, base, key, among)}")
-    return ", ".join(parts) or DASH
+    return ", ".join(parts) or (DASH if same_work else OTHER_WORK)
 
 
 def _spread(column: Column, run: pd.Series) -> str:
@@ -197,26 +208,41 @@ def _noise(run: pd.Series, base: pd.Series, key: str, among: int) -> str:
     counts = [ask.number(each, f"spread/{key}.n") for each in (run, base)]
     if any(count is not None and count < 2 for count in counts):
         return " (one repeat: noise unknown)"
-    # A study may ask about other work; what else differs is said where the runs are compared.
+    # Whether it is the same work was asked before.
     (found,) = tell(base, [run], key, among=among, across_work=True)
     if found.repeats_needed and found.repeated:
         return " (too few repeats to tell)"
     return " (within noise)" if found.verdict == "same" and found.repeated else ""
 
 
-def to_rich(table: Table, title: str = "") -> RichTable:
-    """Return the table for a terminal."""
+def to_rich(table: Table, title: str = "", widths: Sequence[int] | None = None) -> RichTable:
+    """Return the table for a terminal.
+
+    Args:
+        table: what is drawn.
+        title: stands above it.
+        widths: of its columns (`llmtrack.report.fit`); None: as wide as they are.
+    """
     from rich import box
     from rich.table import Table as RichTable
 
     drawn = RichTable(
-        title=plain(title) if title else None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        title=plain(title) if title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        collapse_padding=True,
     )
-    for heading, numeric in zip(table.titles, table.numeric, strict=True):
-        # Only the last column may be wrapped: a figure that is cut reads as another figure.
-        wraps = heading == table.titles[-1]
+    for index, (heading, numeric) in enumerate(zip(table.titles, table.numeric, strict=True)):
+        # Only texts may be wrapped: a figure that is cut reads as another figure.
+        wraps = widths is not None or index == len(table.titles) - 1
         drawn.add_column(
-            plain(heading), justify="right" if numeric else "left", no_wrap=not wraps, overflow="fold"
+            plain(heading),
+            justify="right" if numeric else "left",
+            no_wrap=not wraps,
+            overflow="fold",
+            width=widths[index] if widths else None,
         )
     for row in table.rows:
         drawn.add_row(*(plain(on_one_line(cell)) for cell in row))
@@ -248,14 +274,39 @@ def to_csv(runs: pd.DataFrame) -> str:
     return str(runs[kept].to_csv(index=False))
 
 
-def to_figure(table: Table, title: str) -> Figure:
-    """Return the table as a picture."""
+def to_figure(table: Table | Mapping[str, Table], title: str) -> Figure:
+    """Return a table as a picture, or several below each other under their titles."""
+    tables = (
+        {title: table}
+        if isinstance(table, Table)
+        else {f"{title}: {name}": each for name, each in table.items()}
+    )
+    sizes = [_picture_size(each, name) for name, each in tables.items()]
+    height = sum(size[1] for size in sizes)
+    figure = new_figure(figsize=(max(size[0] for size in sizes), height), dpi=150)
+    grid = figure.subplots(
+        len(tables), squeeze=False, gridspec_kw={"height_ratios": [size[1] for size in sizes]}
+    )
+    for axes, (name, each) in zip(grid[:, 0], tables.items(), strict=True):
+        _draw_table(axes, each, name)
+    figure.tight_layout()
+    return figure
+
+
+def _column_widths(table: Table, rows: Sequence[Sequence[str]]) -> list[int]:
+    widths = [max([len(title), *(len(row[i]) for row in rows)]) for i, title in enumerate(table.titles)]
+    return [min(width, WIDEST) + 2 for width in widths]
+
+
+def _picture_size(table: Table, title: str) -> tuple[float, float]:
+    rows = table.rows[:MOST_DRAWN]
+    return max(6.0, 0.085 * sum(_column_widths(table, rows))), 1.0 + 0.3 * (len(rows) + 1)
+
+
+def _draw_table(axes: Axes, table: Table, title: str) -> None:
     left_out = len(table.rows) - MOST_DRAWN
     rows = table.rows[:MOST_DRAWN]
-    widths = [max(len(title), *(len(row[i]) for row in rows)) for i, title in enumerate(table.titles)]
-    widths = [min(width, WIDEST) + 2 for width in widths]
-    figure = new_figure(figsize=(max(6.0, 0.085 * sum(widths)), 1.0 + 0.3 * (len(rows) + 1)), dpi=150)
-    axes = figure.subplots()
+    widths = _column_widths(table, rows)
     axes.axis("off")
     cells = [[in_plot(_shorten(on_one_line(cell), WIDEST)) for cell in row] for row in rows]
     drawn = axes.table(
@@ -277,8 +328,6 @@ def to_figure(table: Table, title: str) -> Figure:
     more = f"the first {MOST_DRAWN} of {len(table.rows)} rows; table.csv has all" if left_out > 0 else ""
     head = filter(None, (title, " · ".join(table.conditions), more))
     axes.set_title("\n".join(in_plot(on_one_line(line)) for line in head), fontsize=9, loc="left")
-    figure.tight_layout()
-    return figure
 
 
 def _worth_a_column(values: list[Any]) -> bool:

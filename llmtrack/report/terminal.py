@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import textwrap
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
 
 from llmtrack import metrics as schema
@@ -33,26 +35,51 @@ def make_console(outlive: bool = False) -> Console:
     return Console(file=stream, highlight=False, emoji=False, width=width)
 
 
+def width_of(console: Console) -> int | None:
+    """Return the columns that there are room for, or None in a log or pipe, which has no width."""
+    return console.width if console.is_terminal else None
+
+
+def hanging(text: str, width: int | None, indent: int = 2) -> str:
+    """Return a line wrapped between its words, the further lines behind an indent; as it is where there is no width."""
+    if width is None or cell_len(text) <= width:
+        return text
+    return "\n".join(
+        textwrap.wrap(
+            text,
+            max(width, indent + 20),
+            subsequent_indent=" " * indent,
+            break_on_hyphens=False,
+        )
+    )
+
+
 def say(console: Console, text: str, style: str = "") -> None:
     """Print a text as it is, in lines that are not wrapped at a guessed width: a log is read by programs too."""
     console.print(plain(text, style), soft_wrap=True)
 
 
-def render_recommendation(found: Recommendation, style: str = "table") -> str:
+def render_recommendation(found: Recommendation, style: str = "table", width: int | None = None) -> str:
     """Return a recommendation as text: a sentence and what was ruled out, or JSON."""
     if style == "json":
         return json.dumps(dataclasses.asdict(found), indent=1, ensure_ascii=False) + "\n"
-    lines = [found.sentence]
+    lines = [hanging(found.sentence, width, 0)]
     if found.run_id is not None:
         lines.append(f"  run {found.run_id}")
     if found.ruled_out:
-        width = max(len(name) for name, _ in found.ruled_out)
-        lines += ["Not:", *(f"  {name:<{width}}  {why}" for name, why in found.ruled_out)]
-    return "\n".join([*lines, *(f"- {note}" for note in found.notes)]) + "\n"
+        longest = max(len(name) for name, _ in found.ruled_out)
+        lines.append("Not:")
+        lines += [hanging(f"  {name:<{longest}}  {why}", width, 4) for name, why in found.ruled_out]
+    return "\n".join([*lines, *(hanging(f"- {note}", width) for note in found.notes)]) + "\n"
 
 
-def metrics_block(run: pd.Series) -> list[str]:
-    """Return lines such as `tokens_per_sec  13.94 tokens/s  [13.80, 14.02] n=5`."""
+def metrics_block(run: pd.Series, width: int | None = None) -> list[str]:
+    """Return lines such as `tokens_per_sec  13.94 tokens/s  [95 % interval 13.80 to 14.02, n=5]`.
+
+    Args:
+        run: a row of `llmtrack.runs`.
+        width: of the terminal; an interval that it has no room for stands on a line of its own.
+    """
     import pandas as pd
 
     lines = []
@@ -64,6 +91,11 @@ def metrics_block(run: pd.Series) -> list[str]:
         count = run.get(f"spread/{metric.name}.n")
         low, high = (run.get(f"spread/{metric.name}.{end}") for end in ("ci_low", "ci_high"))
         if count is not None and not pd.isna(count) and count > 1 and low != high:
-            line += f"  [95 % interval {low:,.3f} to {high:,.3f}, n={count:.0f}]"
+            interval = f"[95 % interval {low:,.3f} to {high:,.3f}, n={count:.0f}]"
+            if width is not None and len(line) + 2 + len(interval) > width:
+                lines.append(line.rstrip())
+                line = f"{interval:>{width}}" if len(interval) < width else interval
+            else:
+                line += f"  {interval}"
         lines.append(line.rstrip())
     return lines

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,25 +12,62 @@ from rich.measure import Measurement
 
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import in_markdown, on_one_line, plain
+from llmtrack.report.fit import blocks, fit, without_constants
 from llmtrack.report.html import Report, render_report
 from llmtrack.report.parts import Parts
 from llmtrack.report.table import Table, to_csv, to_figure, to_markdown, to_rich
+from llmtrack.report.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-def print_report(console: Console, title: str, table: Table, reading: Sequence[str] = ()) -> None:
-    """Print the conditions, the table and the reading."""
+MORE = "--wide, or --columns NAME,NAME"
+"""What shows the columns that a terminal has no room for."""
+
+
+def print_report(
+    console: Console,
+    title: str,
+    table: Table,
+    reading: Sequence[str] = (),
+    wide: bool = False,
+    more: str = MORE,
+) -> None:
+    """Print the conditions, the table and the reading; on a terminal, as many columns as it has room for.
+
+    Args:
+        console: where to.
+        title: what the table is of.
+        table: all there is.
+        reading: lines below it.
+        wide: every column, however wide the terminal is; as in a pipe or a file.
+        more: how to see the columns that are left out.
+    """
+    whole = wide or not console.is_terminal
+    fitted = None if whole else fit(table, console.width)
+    shown = fitted.table if fitted else table if whole else without_constants(table)
     console.print()
-    console.print(plain(title, "bold"))
-    if table.conditions:
-        console.print(plain(" · ".join(table.conditions)))
-    drawn = to_rich(table)
-    # A table that is wider than the terminal is wrapped by it, and nothing of it is lost.
-    natural = Measurement.get(console, console.options.update(max_width=10_000), drawn).maximum
-    wide = Console(file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal)
-    wide.print(drawn)
+    for line in filter(None, (title,)):
+        console.print(plain(line, "bold"))
+    if shown.conditions:
+        console.print(plain(" · ".join(shown.conditions)))
+    if whole:
+        drawn = to_rich(table)
+        # A table that is wider than the terminal is wrapped by it, and nothing of it is lost.
+        natural = Measurement.get(console, console.options.update(max_width=10_000), drawn).maximum
+        wider = Console(
+            file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal
+        )
+        wider.print(drawn)
+    elif fitted:
+        console.print(to_rich(shown, widths=fitted.widths))
+        if fitted.left_out:
+            names = ", ".join(fitted.left_out)
+            console.print(plain(f"+{plural(len(fitted.left_out), 'column')} ({names}): {more}", "dim"))
+    else:
+        for line in blocks(shown, console.width):
+            console.print(plain(line), no_wrap=True, overflow="ignore", crop=False)
     for line in (*table.notes, *reading):
         console.print(plain(f"- {on_one_line(line)}"))
     console.print()
@@ -39,7 +76,7 @@ def print_report(console: Console, title: str, table: Table, reading: Sequence[s
 def write_report(
     folder: Path,
     title: str,
-    table: Table,
+    table: Table | Mapping[str, Table],
     tracked: pd.DataFrame,
     reading: Sequence[str] = (),
     parts: Parts | None = None,
@@ -49,7 +86,7 @@ def write_report(
     Args:
         folder: where to; made if it is not there.
         title: of the picture.
-        table: what is written.
+        table: what is written, or several by their titles.
         tracked: the runs that the table is of.
         reading: what they say.
         parts: is told which file fails; without it the error is raised.
@@ -62,7 +99,7 @@ def write_report(
     lines = "".join(f"- {in_markdown(line)}\n" for line in reading)
     writers: dict[str, Callable[[Path], object]] = {
         "table.csv": lambda path: path.write_text(to_csv(tracked), encoding="utf-8"),
-        "table.md": lambda path: path.write_text(to_markdown(table), encoding="utf-8"),
+        "table.md": lambda path: path.write_text(_in_sections(table), encoding="utf-8"),
         "reading.md": lambda path: path.write_text(lines, encoding="utf-8"),
         "table.png": picture,
     }
@@ -75,6 +112,12 @@ def write_report(
             write(folder / name)
             files[name] = folder / name
     return files
+
+
+def _in_sections(table: Table | Mapping[str, Table]) -> str:
+    if isinstance(table, Table):
+        return to_markdown(table)
+    return "\n".join(f"### {name}\n\n{to_markdown(each)}" for name, each in table.items())
 
 
 def write_html(folder: Path, report: Report) -> Path:

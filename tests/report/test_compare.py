@@ -114,10 +114,10 @@ def test_the_list_for_people_is_a_line_a_run():
     assert "10.12" in text
     assert "FAILED" in text
     assert "2026-11-28 10:01" in text
-    assert text.rstrip().endswith("2 run(s)")
+    assert text.rstrip().endswith("2 runs")
 
 
 def test_no_runs_are_a_valid_answer():
     empty = RUNS.iloc[0:0]
     assert json.loads(render_runs(empty, "json")) == []
-    assert render_runs(empty).strip().endswith("0 run(s)")
+    assert render_runs(empty).strip().endswith("0 runs")

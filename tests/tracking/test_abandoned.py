@@ -104,9 +104,9 @@ def test_what_a_killed_process_left_is_closed_and_nothing_else(left, uri):
 
 def test_doctor_repairs(left, uri):
     said = CliRunner().invoke(main, ["doctor", "--repair", "--tracking-uri", uri])
-    assert (said.exit_code, said.output.partition(":")[0]) == (0, "3 run(s) ended as killed")
+    assert (said.exit_code, said.output.partition(":")[0]) == (0, "3 runs ended as killed")
     said = CliRunner().invoke(main, ["doctor", "--repair", "--tracking-uri", uri])
-    assert said.output == "0 run(s) ended as killed\n"
+    assert said.output == "0 runs ended as killed\n"
     assert set(runs(kind="study", status="KILLED", tracking_uri=uri)["run_id"]) == set(left["killed"])
 
 

@@ -1,0 +1,277 @@
+"""Every table at the widths of real terminals: no line is wider, no figure is cut, and what is left out is said."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from llmtrack import metrics as schema
+from llmtrack.decide.comparing import compare_pairs
+from llmtrack.decide.gate import GateResult, PairCheck
+from llmtrack.decide.matching import match
+from llmtrack.decide.points import gather_points
+from llmtrack.decide.recommending import Limits, recommend
+from llmtrack.decide.rules import check_samples, decide, parse_rules
+from llmtrack.doctor import Finding
+from llmtrack.doctor import render as render_findings
+from llmtrack.experiment import Focus
+from llmtrack.report.columns import with_differing_params
+from llmtrack.report.differences import differences_table
+from llmtrack.report.fit import STAY, fit, without_constants
+from llmtrack.report.gate import gate_table
+from llmtrack.report.listing import listing_table
+from llmtrack.report.pareto import pareto_table
+from llmtrack.report.show import Layout, show
+from llmtrack.report.table import DASH, Table, summary_table, to_figure
+from llmtrack.report.tasks import split_by_task, tables_by_task
+from llmtrack.report.terminal import metrics_block, render_recommendation
+from llmtrack.report.write import print_report, write_report
+from tests.report.frames import frame, interval, run
+
+WIDTHS = (60, 80, 100, 120, 200)
+
+EVERYTHING = {
+    each.name: 1234.5678 if each.unit != "-" else 0.98765
+    for each in schema.METRICS
+    if each.shown and each.name not in ("perplexity", "loss")
+}
+SPREAD = interval("tokens_per_sec", 1234.56, 1200.0, 1300.0) | interval(
+    "decode_tokens_per_sec", 98.76, 90.0, 99.0
+)
+
+
+def _many() -> pd.DataFrame:
+    """Runs that differ in everything that they can, with a name, a failure and a device that are long."""
+    rows = [run("float32", task="generate", baseline=True, **(EVERYTHING | SPREAD))]
+    for number, name in enumerate(
+        ("bfloat16", "int8-weight-only", "a_scenario_whose_name_" + "goes_on_" * 9)
+    ):
+        rows.append(
+            run(
+                name,
+                run_id=f"{number:032x}",
+                task="generate",
+                model_id=f"organization/a-model-of-some-size-{number}B-Instruct",
+                dtype=f"bfloat16 (asked for float{number})",
+                quantization=f"int8-{number}",
+                backend=("torch", "onnx", "llamacpp")[number],
+                device=f"cuda:{number}",
+                prompt_tokens=16 * number,
+                batch_size=2**number,
+                threads=number + 1,
+                block_size=32 * number,
+                **{key: value * (number + 2) for key, value in {**EVERYTHING, **SPREAD}.items()},
+            )
+        )
+    rows.append(
+        run(
+            "broken", task="generate", status="FAILED", failure="out_of_memory", reason="it needs 99 GiB " * 9
+        )
+    )
+    rows += [
+        run(name, task="perplexity", experiment="perplexity", perplexity=value, loss=2.9, protocol="rolling")
+        for name, value in (("score", 18.744), ("score-int8", 18.91))
+    ]
+    rows.append(run("trained", task="train", experiment="training", perplexity=9.0, perplexity_before=99.0))
+    return frame(*rows)
+
+
+def _pairs():
+    runs = _many()
+    pairs, _ = match(runs.iloc[:1], runs.iloc[1:4])
+    return pairs
+
+
+def _gate() -> Table:
+    rules = parse_rules(["tokens_per_sec < -5%", "peak_memory_mib > +10%"])
+    checks = [
+        (pair, check_samples(rule, [9.0, 10.0, 11.0] * 3, [5.0, 6.0, 7.0] * 3))
+        for pair in _pairs()
+        for rule in rules
+    ]
+    decided = decide([check for _, check in checks])
+    found = tuple(PairCheck(pair, check) for (pair, _), check in zip(checks, decided, strict=True))
+    return gate_table(GateResult(found, ("a note of some length that goes on and on " * 4,)))
+
+
+def _differences() -> Table:
+    pairs = _pairs()
+    return differences_table(compare_pairs(pairs, None, samples={}), pairs, ("left over",))
+
+
+def _pareto() -> Table:
+    return pareto_table(gather_points(_many()), ("tokens_per_sec", "perplexity", "peak_memory_mib"))
+
+
+TABLES = {
+    "everything": lambda: summary_table(_many()),
+    "of one experiment, with every param": lambda: with_differing_params(
+        summary_table(_many().iloc[:5]), _many().iloc[:5]
+    ),
+    "focus": lambda: summary_table(
+        _many().iloc[:5],
+        focus=Focus(("file_size_mib", "tokens_per_sec", "perplexity"), ("tokens_per_sec", "perplexity")),
+    ),
+    "one run": lambda: summary_table(_many().iloc[:1]),
+    "no rows": lambda: listing_table(_many().iloc[:0]),
+    "runs": lambda: listing_table(_many()),
+    "runs, every column": lambda: listing_table(_many(), chosen=True),
+    "gate": _gate,
+    "against a baseline": _differences,
+    "Pareto": _pareto,
+    **{f"suite: {name}": lambda name=name: tables_by_task(_many())[name] for name in split_by_task(_many())},
+}
+
+
+def _printed(table: Table, width: int, terminal: bool = True, **options) -> str:
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=terminal, color_system=None, emoji=False
+    )
+    print_report(
+        console,
+        "a title",
+        table,
+        ["a line that says what this means, at some length, as they do " * 2],
+        **options,
+    )
+    return re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())
+
+
+def _widest(text: str) -> int:
+    return max(map(cell_len, text.splitlines()))
+
+
+@pytest.mark.parametrize("width", [40, *WIDTHS])
+@pytest.mark.parametrize("name", TABLES)
+def test_no_line_of_a_table_is_wider_than_the_terminal(name, width):
+    table = TABLES[name]()
+    text = _printed(table, width)
+    assert _widest(text) <= width
+    fitted = fit(table, width)
+    if fitted is None:
+        return
+    for index, numeric in enumerate(fitted.table.numeric):
+        for row in fitted.table.rows:
+            assert not numeric or row[index] in text, "a figure is shown whole"
+    assert "…" not in text
+    kept = len(table.titles) - len(fitted.left_out)
+    assert (f"+{len(fitted.left_out)} column" in text) == bool(fitted.left_out)
+    assert all(key in " ".join(text.split()) for key in fitted.left_out)
+    assert kept >= len(fitted.table.titles)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_pipes_files_and_wide_show_every_cell(name):
+    table = TABLES[name]()
+    for text in (_printed(table, 80, terminal=False), _printed(table, 80, wide=True)):
+        assert all(" ".join(title.split()) in text for title in table.titles)
+        assert "columns (" not in text
+        assert all(cell in text for row in table.rows for cell in row[:-1])
+
+
+def test_the_columns_leave_in_the_order_that_their_entries_state():
+    table = summary_table(_many().iloc[:5])
+    left = [set(fit(table, width).left_out) for width in range(400, NARROW - 1, -1)]
+    for more_room, less_room in itertools.pairwise(left):
+        assert more_room <= less_room
+    gone = left[-1]
+    importance = {each.name: each.shown.keep for each in (*schema.METRICS, *schema.PARAMS) if each.shown}
+    staying = [key for key in fit(table, NARROW).table.keys if key not in STAY]
+    assert gone
+    assert all(importance[key] > importance[other] for key in staying for other in gone)
+
+
+NARROW = 60
+
+
+def test_no_two_columns_state_the_same_place_in_that_order():
+    # One that states none leaves first.
+    keeps = [each.shown.keep for each in (*schema.METRICS, *schema.PARAMS) if each.shown and each.shown.keep]
+    assert len(set(keeps)) == len(keeps)
+
+
+def test_what_rows_share_goes_above_and_what_no_row_has_goes_away():
+    table = Table(
+        ("device: cpu",),
+        ("scenario", "tokens/s", "perplexity", "loss"),
+        (False, True, True, True),
+        (("a", "1", "18.7", DASH), ("b", "2", "18.7", DASH)),
+        ("1", "2"),
+        keys=("scenario", "tokens_per_sec", "perplexity", "loss"),
+    )
+    shown = without_constants(table)
+    assert shown.titles == ("scenario", "tokens/s")
+    assert shown.conditions == ("device: cpu", "perplexity: 18.7")
+    single = replace(table, rows=table.rows[:1], run_ids=("1",))
+    assert without_constants(single) == single, "of one row everything is its own"
+
+
+def test_below_60_columns_each_row_is_a_block_that_leaves_nothing_out():
+    table = summary_table(_many().iloc[:3])
+    text = _printed(table, 45)
+    joined = " ".join(text.split())
+    for row in without_constants(table).rows:
+        assert all(" ".join(cell.split()) in joined for cell in row if len(cell) < 20)
+    assert text.index("bfloat16") < text.index("int8-weight-only")
+
+
+def test_a_chosen_column_is_obeyed_by_every_table_and_an_unknown_one_refused():
+    from llmtrack.errors import UsageError
+
+    for table, key in ((_gate(), "baseline"), (_differences(), "candidate"), (_pareto(), "perplexity")):
+        console = Console(file=io.StringIO(), width=200)
+        show(console, "", table, Layout(columns=(key,)))
+        heading = console.file.getvalue().strip().splitlines()
+        assert table.titles[table.keys.index(key)] in " ".join(heading)
+        assert len(table.titles) > 4
+        with pytest.raises(UsageError, match="nonsense"):
+            show(console, "", table, Layout(columns=("nonsense",)))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_blocks_and_lists_of_other_commands_fit_too(width):
+    findings = [
+        Finding("mlflow run: local", "missing", "python on PATH is elsewhere " * 6, "activate it " * 9)
+    ]
+    found = recommend(_many(), Limits(0.01, 2**30))
+    texts = [
+        "\n".join(metrics_block(_many().iloc[0], width)),
+        render_findings(findings, width=width),
+        render_recommendation(replace(found, notes=("a note " * 30,)), width=width),
+    ]
+    assert max(map(_widest, texts)) <= width
+    assert "\n" not in render_findings(findings[:1]).split("->")[0].strip(), "in a pipe a finding is a line"
+
+
+def test_timing_quality_and_training_are_tables_of_their_own(tmp_path):
+    tables = tables_by_task(_many())
+    assert list(tables) == ["timing", "quality", "training"]
+    assert "perplexity" not in tables["timing"].titles
+    assert "tokens/s" not in tables["quality"].titles
+    assert sum(len(each.rows) for each in tables.values()) == len(_many())
+    for table in tables.values():
+        for index in range(1, len(table.titles) - 1):
+            assert any(row[index] != DASH for row in table.rows), "no column of dashes"
+    assert len(to_figure(tables, "suite").axes) == 3
+    files = write_report(tmp_path, "suite", tables, _many())
+    assert [line for line in files["table.md"].read_text().splitlines() if line.startswith("#")] == [
+        "### timing",
+        "### quality",
+        "### training",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workload", "expected"), [("w1", "+50.0% tokens/s"), ("w2", "other work"), (None, "other work")]
+)
+def test_a_change_is_told_of_the_same_work_only(workload, expected):
+    base = run("plain", baseline=True, workload_id="w1", tokens_per_sec=10.0)
+    table = summary_table(frame(base, run("one_token", workload_id=workload, tokens_per_sec=15.0)))
+    assert table.rows[1][-1] == expected
