@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 Better = Literal["lower", "higher", "-"]
 Need = Literal["work", "machine", "convention", "text", "tokens"]
 Sureness = Literal["sampled", "exact", "once"]
+Role = Literal["configuration", "work", "convention", "repeats", "found", "implied"]
 
 SPREAD_STATS = ("n", "ci_low", "ci_high", "mean", "sd", "p90", "p99")
 SPREAD_PREFIX = "spread/"
@@ -110,12 +111,17 @@ class Param:
         meaning: what it says.
         shown: how tables show it where runs differ in it, and above them where they do not; None: only where it is
             asked for.
+        role: what two runs are that differ in it: of another `configuration` (what is not known is one, too), of other
+            `work`, of another `convention` by which a text is scored; or of the same one, since it tells only how often
+            it `repeats`, what was `found` or named on the way, or what others `implied` already, so that nobody asks
+            what it changes.
     """
 
     name: str
     kind: type
     meaning: str
     shown: Shown | None = None
+    role: Role = "configuration"
 
 
 @dataclass(frozen=True)
@@ -676,15 +682,15 @@ METRICS: tuple[Metric, ...] = (
 )
 
 PARAMS: tuple[Param, ...] = (
-    Param("scenario", str, "name of the scenario, unique within its study"),
-    Param("task", str, "`generate`, `perplexity` or `train`"),
-    Param("model", str, "model as asked for, maybe a list of candidates"),
+    Param("scenario", str, "name of the scenario, unique within its study", role="implied"),
+    Param("task", str, "`generate`, `perplexity` or `train`", role="work"),
+    Param("model", str, "model as asked for, maybe a list of candidates", role="implied"),
     Param("model_id", str, "the candidate that was really loaded", shown=Shown("model", place=10, keep=64)),
-    Param("revision", str, "git revision of a hub model"),
+    Param("revision", str, "git revision of a hub model", role="found"),
     Param("backend", str, "name of the engine", shown=Shown("backend", place=40, keep=59)),
-    Param("device_requested", str, "device as asked for"),
+    Param("device_requested", str, "device as asked for", role="implied"),
     Param("device", str, "device as used", shown=Shown("device", place=20, keep=58)),
-    Param("dtype_requested", str, "dtype as asked for"),
+    Param("dtype_requested", str, "dtype as asked for", role="implied"),
     Param(
         "dtype",
         str,
@@ -710,23 +716,44 @@ PARAMS: tuple[Param, ...] = (
         int,
         "real tokens of the prompt; of a batch, its longest row",
         shown=Shown("prompt tokens", place=60, keep=50),
+        role="work",
     ),
-    Param("prompts", int, "number of prompts worked off by one repeat"),
+    Param("prompts", int, "number of prompts worked off by one repeat", role="work"),
     Param(
         "pad_to_multiple",
         int,
         "a batch is padded to a multiple of so many tokens",
         shown=Shown("padded to", _multiple, place=120, quiet=True, keep=44),
     ),
-    Param("compare_unpadded", bool, "whether each row is also generated alone, to compare"),
+    Param("compare_unpadded", bool, "whether each row is also generated alone, to compare", role="found"),
     Param(
-        "rows_differing", str, "numbers (from 0) of the rows that differ from being generated alone, or none"
+        "rows_differing",
+        str,
+        "numbers (from 0) of the rows that differ from being generated alone, or none",
+        role="implied",
     ),
-    Param("prompt_tokens_per_row", str, "real tokens of each prompt of the batch, as a comma list"),
-    Param("output_digest", str, "digest of the generated token ids: equal where two runs generated the same"),
-    Param("prompt_tokens_total", int, "real prompt tokens of the batch, pads excluded"),
-    Param("prompt_share", float, "share of the room in the context that the prompt is repeated to"),
-    Param("max_prompt_tokens", int, "tokens of a prompt at most, even where the context has room for more"),
+    Param(
+        "prompt_tokens_per_row",
+        str,
+        "real tokens of each prompt of the batch, as a comma list",
+        role="implied",
+    ),
+    Param(
+        "output_digest",
+        str,
+        "digest of the generated token ids: equal where two runs generated the same",
+        role="implied",
+    ),
+    Param("prompt_tokens_total", int, "real prompt tokens of the batch, pads excluded", role="implied"),
+    Param(
+        "prompt_share", float, "share of the room in the context that the prompt is repeated to", role="work"
+    ),
+    Param(
+        "max_prompt_tokens",
+        int,
+        "tokens of a prompt at most, even where the context has room for more",
+        role="work",
+    ),
     Param("empty_prompt", str, "what a text without tokens becomes: `error`, or one start token (`bos`)"),
     Param(
         "overlong_prompt",
@@ -737,65 +764,102 @@ PARAMS: tuple[Param, ...] = (
         "prompt_rule",
         str,
         "the rule that changed the prompt, if one did: what an empty or overlong one became",
+        role="found",
     ),
-    Param("prompt_truncated_tokens", int, "tokens cut off the front of an overlong prompt"),
+    Param("prompt_truncated_tokens", int, "tokens cut off the front of an overlong prompt", role="found"),
     Param(
         "special_tokens_in_prompt",
         int,
         "special tokens among the prompt's: put there by the tokenizer, or spelled by the text",
+        role="found",
     ),
-    Param("max_new_tokens", int, "new tokens per row", shown=Shown("new tokens", place=70, keep=25)),
-    Param("ignore_eos", bool, "whether the end-of-sequence token is suppressed while timing"),
+    Param(
+        "max_new_tokens", int, "new tokens per row", shown=Shown("new tokens", place=70, keep=25), role="work"
+    ),
+    Param("ignore_eos", bool, "whether the end-of-sequence token is suppressed while timing", role="work"),
     Param("decoding", str, "how a token is chosen: `greedy`"),
-    Param("warmup", int, "calls made first and not counted"),
-    Param("min_repeats", int, "counted calls at least"),
-    Param("max_repeats", int, "counted calls at most"),
-    Param("min_seconds", float, "seconds of counted calls at least"),
+    Param("warmup", int, "calls made first and not counted", role="repeats"),
+    Param("min_repeats", int, "counted calls at least", role="repeats"),
+    Param("max_repeats", int, "counted calls at most", role="repeats"),
+    Param("min_seconds", float, "seconds of counted calls at least", role="repeats"),
     Param(
         "max_seconds",
         float,
         "cap on the counted repeats: after the first, none starts that would end beyond so many seconds",
+        role="repeats",
     ),
-    Param("target_ci", float, "half width of the 95 % interval, as a share of the median, that ends early"),
-    Param("repeats", int, "counted calls really made"),
-    Param("corpus", str, "corpus that is scored or trained on"),
-    Param("corpus_digest", str, "digest of the corpus' text"),
-    Param("corpus_blank_rows", int, "rows of the corpus that were left out because they hold no text"),
+    Param(
+        "target_ci",
+        float,
+        "half width of the 95 % interval, as a share of the median, that ends early",
+        role="repeats",
+    ),
+    Param("repeats", int, "counted calls really made", role="implied"),
+    Param("corpus", str, "corpus that is scored or trained on", role="found"),
+    Param("corpus_digest", str, "digest of the corpus' text", role="convention"),
+    Param(
+        "corpus_blank_rows",
+        int,
+        "rows of the corpus that were left out because they hold no text",
+        role="found",
+    ),
     Param(
         "scored_text_digest",
         str,
         "digest of the original text that the scored tokens cover; absent where the tokenizer does not tell",
+        role="found",
     ),
     Param(
         "scored_tokens_digest",
         str,
         "digest of the token ids that were read and predicted: what the tokenizer made of the text",
+        role="found",
     ),
     Param(
         "protocol",
         str,
         "perplexity protocol; two protocols are never compared",
         shown=Shown("protocol", place=110, keep=22),
+        role="convention",
     ),
     Param(
         "max_length",
         int,
         "in `documents`: tokens of a document at most; in `rolling`: tokens read at most to predict one",
+        role="convention",
     ),
-    Param("stride", int, "in `rolling`: new tokens of each window after the first; 0 in `documents`"),
+    Param(
+        "stride",
+        int,
+        "in `rolling`: new tokens of each window after the first; 0 in `documents`",
+        role="convention",
+    ),
     Param(
         "bos_rule",
         str,
         "what is put before a text or stream: what the `tokenizer` adds by itself, the `model`'s BOS (or EOS), or `none`",
+        role="convention",
     ),
-    Param("max_tokens", int, "in `rolling`: tokens of the stream that are used at most; 0: all"),
+    Param(
+        "max_tokens",
+        int,
+        "in `rolling`: tokens of the stream that are used at most; 0: all",
+        role="convention",
+    ),
     Param("start", str, "of `train`: fresh weights (`scratch`), or the model's (`weights`)"),
-    Param("split", str, "how text was held out: whole documents (`document`), or the end (`contiguous`)"),
-    Param("validation_share", float, "share of the characters that is held out"),
-    Param("validation_tokens", int, "tokens of the held-out text that are scored at most; 0: all"),
-    Param("sequence_length", int, "tokens that a training window reads"),
+    Param(
+        "split",
+        str,
+        "how text was held out: whole documents (`document`), or the end (`contiguous`)",
+        role="work",
+    ),
+    Param("validation_share", float, "share of the characters that is held out", role="work"),
+    Param(
+        "validation_tokens", int, "tokens of the held-out text that are scored at most; 0: all", role="work"
+    ),
+    Param("sequence_length", int, "tokens that a training window reads", role="work"),
     Param("window_stride", int, "tokens between the beginnings of training windows; 0: sequence_length"),
-    Param("train_windows", int, "windows that are trained on"),
+    Param("train_windows", int, "windows that are trained on", role="found"),
     Param("accumulate", int, "forward passes whose gradients make one step"),
     Param("steps", int, "optimizer steps at most"),
     Param("learning_rate", float, "the highest learning rate"),
@@ -810,8 +874,9 @@ PARAMS: tuple[Param, ...] = (
         "log_checkpoint",
         str,
         "how the best checkpoint is kept in MLflow: as files (`artifact`), also as an MLflow `model`, or not (`none`)",
+        role="found",
     ),
-    Param("ended", str, "how training ended: `finished`, or `stopped_early` by `patience`"),
+    Param("ended", str, "how training ended: `finished`, or `stopped_early` by `patience`", role="found"),
     Param("tokenizer_tokens", int, "tokens of the tokenizer that was trained on the corpus"),
     Param(
         "arithmetic",
@@ -823,10 +888,13 @@ PARAMS: tuple[Param, ...] = (
         "prefill_bound",
         str,
         "what sets the least time of a prefill on this device: moving its bytes (`memory`), or its `arithmetic`",
+        role="found",
     ),
-    Param("decode_bound", str, "the same of a decode step"),
-    Param("score_bound", str, "the same of scoring"),
-    Param("energy_source", str, "whose energy counter was read: `NVML, NAME`, or `RAPL, ZONES`"),
+    Param("decode_bound", str, "the same of a decode step", role="found"),
+    Param("score_bound", str, "the same of scoring", role="found"),
+    Param(
+        "energy_source", str, "whose energy counter was read: `NVML, NAME`, or `RAPL, ZONES`", role="found"
+    ),
     Param("trust_remote_code", bool, "whether code from a model's repository may run"),
     Param("architecture", str, "class of the model"),
     Param("parameters", int, "number of parameters, tied ones counted once"),
@@ -842,13 +910,20 @@ PARAMS: tuple[Param, ...] = (
         "parity_max_difference",
         float,
         "of `onnx`: largest absolute difference of the float export's logits from PyTorch's",
+        role="found",
     ),
     Param(
         "parity_max_share",
         float,
         "of `onnx`: the same as a share of the largest logit; over 0.001 it is refused",
+        role="found",
     ),
-    Param("parity_top1_agreement", float, "of `onnx`: share of positions with the same most likely token"),
+    Param(
+        "parity_top1_agreement",
+        float,
+        "of `onnx`: share of positions with the same most likely token",
+        role="found",
+    ),
     Param("block_size", int, "of weight-only recipes: weights that share a scale"),
     Param("symmetric", bool, "of weight-only recipes: whether blocks have no zero point of their own"),
     Param("weight_bits", int, "of weight-only recipes: bits of a weight"),
@@ -861,10 +936,20 @@ PARAMS: tuple[Param, ...] = (
     Param("calibration_digest", str, "digest of that text; never that of the scored one"),
     Param("calibration_tokens", int, "tokens of it that were used at most"),
     Param("calibration_method", str, "of int8-static: how ranges are found"),
-    Param("calibration_perplexity_increase", float, "share by which perplexity of the calibration text rose"),
+    Param(
+        "calibration_perplexity_increase",
+        float,
+        "share by which perplexity of the calibration text rose",
+        role="found",
+    ),
     Param("linear_layers", int, "linear layers of the model"),
-    Param("left_out_layers", int, "of them, those left out of 8-bit activations for the sake of quality"),
-    Param("left_out_parameter_share", float, "share of the layers' weights that these hold"),
+    Param(
+        "left_out_layers",
+        int,
+        "of them, those left out of 8-bit activations for the sake of quality",
+        role="found",
+    ),
+    Param("left_out_parameter_share", float, "share of the layers' weights that these hold", role="found"),
 )
 
 TAGS: tuple[Tag, ...] = (
@@ -911,6 +996,16 @@ def metric(name: str) -> Metric:
     return METRIC_BY_NAME.get(name) or Metric(name, "-", "-", "not known", "not known", timed=True)
 
 
+def role(param: str) -> Role:
+    """Return what two runs are that differ in a param; one that is not in the table configures something."""
+    return PARAM_BY_NAME[param].role if param in PARAM_BY_NAME else Param.role
+
+
+def params_of(*roles: Role) -> tuple[str, ...]:
+    """Return the known params of some roles."""
+    return tuple(param.name for param in PARAMS if param.role in roles)
+
+
 def in_place(entries: Iterable[Entry]) -> list[Entry]:
     """Return metrics or params in the order of their columns."""
     return sorted(entries, key=lambda entry: (entry.shown or _LAST).place)
@@ -940,7 +1035,7 @@ def render_markdown() -> str:
         )
         for m in METRICS
     )
-    param_rows = ((f"`{p.name}`", p.kind.__name__, p.meaning) for p in PARAMS)
+    param_rows = ((f"`{p.name}`", p.kind.__name__, p.meaning, p.role) for p in PARAMS)
     tag_rows = ((f"`{t.name}`", t.meaning) for t in TAGS)
     stats = ", ".join(f"`{stat}`" for stat in SPREAD_STATS)
     parts = [
@@ -960,9 +1055,12 @@ def render_markdown() -> str:
         "`val_perplexity` (of the held-out text) at each evaluation. A value that is not finite is "
         "not tracked; the tag `llmtrack.omitted` names it.",
         "## Params",
-        _table(("param", "type", "meaning"), param_rows),
+        _table(("param", "type", "meaning", "role"), param_rows),
+        "Two runs of one scenario that differ in a `configuration`, the `work` or a `convention` are two configurations: a "
+        "newer one replaces none of the other in a comparison. How often a call `repeats`, what was `found` on the way and "
+        "what others `implied` tell none apart.",
         "A study run has the experiment's settings as resolved, under `" + SETTING_PREFIX + "NAME`; `mlflow "
-        "run` logs the raw ones. A fact that is not in this table is tracked under its own name.",
+        "run` logs the raw ones. A fact that is not in this table is tracked under its own name, as a `configuration`.",
         "## Tags",
         _table(("tag", "meaning"), tag_rows),
         f"Facts about the machine, the versions and the model's origin (`weights_digest`, `config_digest`, `tokenizer_digest`) are tags "

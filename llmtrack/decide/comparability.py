@@ -14,23 +14,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # The convention of a perplexity: figures of two conventions are never compared.
-CONVENTION = ("corpus_digest", "protocol", "max_length", "stride", "bos_rule", "max_tokens")
+CONVENTION = schema.params_of("convention")
 # What was really scored, as far as params and metrics tell it: figures of the text need the same text, those per token
 # the same tokens, too. The counts are all that runs of older versions have.
 _SCORED_TEXT = ("bytes_scored", "words_scored", "scored_text_digest")
 _SCORED_TOKENS = ("tokens_scored", "scored_tokens_digest")
-# What a workload's digest is made of, as far as params tell it.
-WORK = (
-    "task",
-    "prompts",
-    "prompt_tokens",
-    "prompt_tokens_total",
-    "prompt_share",
-    "max_prompt_tokens",
-    "max_new_tokens",
-    "ignore_eos",
-    *CONVENTION,
-)
+# What a workload's digest is made of, as far as params tell it, and what tells of prompts where their longest are equal.
+WORK = (*schema.params_of("work"), "prompt_tokens_total", *CONVENTION)
 
 _ENV = "env."
 # Facts of the model and not of the machine.

@@ -6,42 +6,19 @@ here. Only what is comparable stands in one picture: one workload, one environme
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
-from llmtrack.decide.asked import params_in
 from llmtrack.decide.comparability import CONVENTION, scored_key
 from llmtrack.errors import UsageError
-from llmtrack.scenario import RepeatPolicy
 from llmtrack.tracking import ask
-from llmtrack.tracking.cells import MODEL_DIGESTS, VARIANT, cells_of, in_order_of_time, keys, newest_of_each
+from llmtrack.tracking.cells import LOADED, cells_of, configuration, in_order_of_time, keys, newest_of_each
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# What makes two runs runs of the same loaded model.
-_LOADED = (*VARIANT, *(f"env.{name}" for name in MODEL_DIGESTS))
-
-# How often and how long a call is repeated tells nothing of what is repeated.
-POLICY = frozenset(field.name for field in dataclasses.fields(RepeatPolicy))
-# Nor do these: what came out, what only names the model, and what is done beside the timing.
-_NOT_CONFIGURATION = frozenset(
-    {
-        "corpus",
-        "scored_text_digest",
-        "scored_tokens_digest",
-        "revision",
-        "compare_unpadded",
-        "parity_top1_agreement",
-        "calibration_perplexity_increase",
-        "left_out_layers",
-        "left_out_parameter_share",
-    }
-)
 
 SPEED, QUALITY, MEMORY = "tokens_per_sec", "perplexity", "peak_memory_mib"
 
@@ -97,10 +74,9 @@ def _newest(timed: pd.DataFrame, speed: str, notes: list[str]) -> pd.DataFrame:
 
     The luckiest run of a configuration is no configuration of its own. Within a study, names tell scenarios apart.
     """
-    left = [*POLICY, *CONVENTION, *_NOT_CONFIGURATION]
-    asked = [name for name in params_in(timed) if name not in left and name not in _LOADED]
-    configuration = dict(zip(timed["run_id"], keys(timed, [*_LOADED, *asked]), strict=True))
-    cell = dict(zip(timed["run_id"], cells_of(timed), strict=True))
+    # All do one work, and by which convention a text is scored is no matter of how it is timed.
+    asked = dict(zip(timed["run_id"], keys(timed, configuration(timed, across_work=True)), strict=True))
+    cell = dict(zip(timed["run_id"], cells_of(timed, across_work=True), strict=True))
     kept: dict[str, list[pd.Series]] = {}
     # From the newest on, so that each finds what replaces it.
     for _, run in timed.iloc[::-1].iterrows():
@@ -110,7 +86,7 @@ def _newest(timed: pd.DataFrame, speed: str, notes: list[str]) -> pd.DataFrame:
                 other
                 for other, (first, *_) in kept.items()
                 if cell[other] == cell[run_id]
-                or (configuration[other] == configuration[run_id] and not ask.equal(first, run, "study_id"))
+                or (asked[other] == asked[run_id] and not ask.equal(first, run, "study_id"))
             ),
             run_id,
         )
@@ -131,10 +107,10 @@ def _joined(timed: pd.DataFrame, scored: pd.DataFrame, quality: str, notes: list
     of_variant: dict[tuple[str, ...], list[float]] = {}
     if quality in scored.columns:
         own = dict(zip(scored["run_id"], scored[quality], strict=True))
-        for variant, value in zip(keys(scored, _LOADED), scored[quality], strict=True):
+        for variant, value in zip(keys(scored, LOADED), scored[quality], strict=True):
             of_variant.setdefault(variant, []).append(value)
     values = []
-    for run_id, name, variant in zip(timed["run_id"], timed["scenario"], keys(timed, _LOADED), strict=True):
+    for run_id, name, variant in zip(timed["run_id"], timed["scenario"], keys(timed, LOADED), strict=True):
         found = [own[run_id]] if run_id in own else of_variant.get(variant, [])
         # Models that differ in what no variant tells, such as the settings of a recipe.
         told_apart = found and max(found) <= min(found) * (1 + schema.metric(quality).tolerance)

@@ -20,14 +20,12 @@ from llmtrack.decide.significance import ALPHA
 from llmtrack.errors import LlmtrackError
 from llmtrack.scenario import DEFAULT_MODEL, RepeatPolicy
 from llmtrack.tracking import ask
+from llmtrack.tracking.artifacts import SAMPLES, raw_samples
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Samples = Mapping[str, Sequence[float]]
-
-# Column of runs that holds the raw samples of each, by metric; see `with_samples`.
-SAMPLES = "raw_samples"
 
 _AT_ONCE = 8
 # Repeats that are asked for must fit into the cap on time, of arms that are slower than the one that is known, too.
@@ -127,8 +125,6 @@ def measure_more(run: pd.Series, repeats: int = 0) -> str:
 def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.DataFrame:
     """Return runs with the raw samples of each finished one in the column `SAMPLES`, read back from the store."""
     import pandas as pd
-
-    from llmtrack.tracking.artifacts import raw_samples
 
     wanted = runs[ask.where(runs, "status", ask.FINISHED)]
     ids = list(map(str, wanted["run_id"]))

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.decide.asked import params_in
 from llmtrack.report.table import DASH, Column, Table, condition_columns, metric_columns
 from llmtrack.tracking import ask
+from llmtrack.tracking.cells import params_in
 from llmtrack.tracking.frame import pick
 
 if TYPE_CHECKING:

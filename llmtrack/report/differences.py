@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.decide.asked import params_in
 from llmtrack.decide.comparability import differing_facts
 from llmtrack.decide.matching import Pair
 from llmtrack.report.columns import cell, column_of, shared_conditions
 from llmtrack.report.table import DASH, Table
 from llmtrack.tracking import ask
+from llmtrack.tracking.cells import params_in
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,6 +15,9 @@ from llmtrack.tracking import store
 if TYPE_CHECKING:
     import pandas as pd
 
+# Column of runs that holds the raw samples of each, by metric; see `decide.verdicts.with_samples`.
+SAMPLES = "raw_samples"
+
 
 def raw_samples(run_id: str, tracking_uri: str | None = None) -> dict[str, tuple[float, ...]]:
     """Return the samples of each metric in the order they were taken; empty if the run has none.

@@ -87,13 +87,17 @@ def marked(runs: pd.DataFrame, key: str) -> pd.Series:
     return where(runs, key, True)
 
 
-def present(runs: pd.DataFrame, key: str) -> pd.Series:
-    """Return which runs have a value in a column; infinity is none."""
+def has_value(runs: pd.DataFrame, key: str) -> pd.Series:
+    """Return which runs have a value in a column."""
     import pandas as pd
 
-    if key not in runs.columns:
-        return pd.Series(False, index=runs.index)
-    return runs[key].notna() & ~runs[key].isin([math.inf, -math.inf])
+    return runs[key].notna() if key in runs.columns else pd.Series(False, index=runs.index)
+
+
+def present(runs: pd.DataFrame, key: str) -> pd.Series:
+    """Return which runs have a value in a column; infinity is none."""
+    found = has_value(runs, key)
+    return found & ~runs[key].isin([math.inf, -math.inf]) if key in runs.columns else found
 
 
 def finished(runs: pd.DataFrame) -> pd.DataFrame:

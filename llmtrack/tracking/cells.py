@@ -1,6 +1,7 @@
 """Which tracked runs stand for the same thing: one cell, the newest of it, and the baseline of a run.
 
-A cell is a scenario of an experiment with one loaded model, on one machine, doing one work.
+A cell is a scenario of an experiment on one machine in one configuration: one loaded model, doing one work in one way. What
+makes two runs two configurations, the roles of the params in `metrics.py` say.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from llmtrack import metrics as schema
 from llmtrack.tracking import ask
+from llmtrack.tracking.artifacts import SAMPLES
+from llmtrack.tracking.frame import ID_COLUMNS, PARAMS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,39 +21,37 @@ if TYPE_CHECKING:
 VARIANT = ("model_id", "backend", "device", "dtype", "quantization")
 # What tells of a run which model it measured: a name or a folder can hold another one by now.
 MODEL_DIGESTS = ("weights_digest", "config_digest", "tokenizer_digest")
+# What makes two runs runs of the same loaded model.
+LOADED = (*VARIANT, *(f"env.{name}" for name in MODEL_DIGESTS))
 # Asked alike, of the same work, on the same machine: whoever is content with such a run need not measure again.
 ASKED_ALIKE = ("scenario_id", "workload_id", "environment_id")
 
 _PLACE = ("experiment", "scenario", "environment_id")
 _WORK = "workload_id"
 # What only a loaded model tells, and what was asked for instead: all that a run has that failed before.
-_AS_ASKED = {
-    "model_id": "model",
-    "device": "device_requested",
-    "dtype": "dtype_requested",
-    _WORK: "scenario_id",
-}
+_AS_ASKED = {"model_id": "model", "device": "device_requested", "dtype": "dtype_requested"}
 
 
 def newest_of_each(runs: pd.DataFrame, across_work: bool = False) -> pd.DataFrame:
     """Keep the newest run of each cell; the order stays.
 
-    A run that failed before its model was loaded is replaced by any newer one that was asked alike, and replaces none
-    of which more is known.
+    A run that is not finished tells less of its configuration: it is replaced by any newer one that was asked alike, and
+    replaces none of which more is known.
 
     Args:
         runs: rows of `llmtrack.runs`.
         across_work: of a scenario that was measured on other work since, only the newest work counts.
     """
-    asked = keys(runs, [_AS_ASKED.get(name, name) for name in _names(across_work)])
+    place = [*_PLACE, *(_AS_ASKED.get(name, name) for name in VARIANT)]
+    asked = keys(runs, place if across_work else [*place, "scenario_id"])
     cells = cells_of(runs, across_work)
-    loaded = ask.present(runs, "model_id").tolist()
+    finished = ask.where(runs, "status", ask.FINISHED).tolist()
     seen: set[tuple[str, ...]] = set()
     seen_asked: set[tuple[str, ...]] = set()
     kept = [False] * len(runs)
     newest_first = runs.reset_index(drop=True).sort_values("start_time", ascending=False, kind="stable")
     for row in newest_first.index:
-        kept[row] = cells[row] not in seen and (loaded[row] or asked[row] not in seen_asked)
+        kept[row] = cells[row] not in seen and (finished[row] or asked[row] not in seen_asked)
         seen.add(cells[row])
         seen_asked.add(asked[row])
     return runs[kept]
@@ -57,7 +59,7 @@ def newest_of_each(runs: pd.DataFrame, across_work: bool = False) -> pd.DataFram
 
 def cells_of(runs: pd.DataFrame, across_work: bool = False) -> list[tuple[str, ...]]:
     """Return what tells the cell of each run from other cells; see `newest_of_each`."""
-    names = _names(across_work)
+    names = [*_PLACE, *configuration(runs, across_work)]
     asked = keys(runs, [_AS_ASKED.get(name, name) for name in names])
     return [
         tuple(own or other for own, other in zip(cell, instead, strict=True))
@@ -65,8 +67,31 @@ def cells_of(runs: pd.DataFrame, across_work: bool = False) -> list[tuple[str, .
     ]
 
 
-def _names(across_work: bool) -> tuple[str, ...]:
-    return (*_PLACE, *VARIANT, *(() if across_work else (_WORK,)))
+def configuration(runs: pd.DataFrame, across_work: bool = False) -> list[str]:
+    """Return the columns that make runs different configurations: of the loaded model, of the work and how it is done.
+
+    Args:
+        runs: rows of `llmtrack.runs`.
+        across_work: other work, or another convention of scoring it, is no other configuration.
+    """
+    roles = {"configuration"} if across_work else {"configuration", "work", "convention"}
+    told = [name for name in params_in(runs) if schema.role(name) in roles and name not in LOADED]
+    return [*LOADED, *told, *(() if across_work else (_WORK,))]
+
+
+def params_in(runs: pd.DataFrame) -> list[str]:
+    """Return the params among the columns of runs that say what was asked or found, in their order."""
+
+    def is_param(name: str) -> bool:
+        if name in schema.PARAM_BY_NAME:
+            return schema.role(name) != "implied"
+        if name in runs.attrs.get(PARAMS, ()):
+            return True
+        # An unknown column of numbers may be anybody's metric.
+        known = name in ID_COLUMNS or name in schema.METRIC_BY_NAME or name.startswith("env.")
+        return not known and name != SAMPLES and runs[name].dtype != "float64"
+
+    return list(filter(is_param, map(str, runs.columns)))
 
 
 def baseline_of(run: pd.Series, runs: pd.DataFrame) -> pd.Series | None:
@@ -85,17 +110,23 @@ def baseline_of(run: pd.Series, runs: pd.DataFrame) -> pd.Series | None:
 def counterpart(baselines: pd.DataFrame, run: pd.Series) -> pd.Series:
     """Return which of several runs, newest first, a run of another selection is compared with.
 
-    It is the newest of the same work on the same machine, of the same variant if there is one; else the newest of the
-    same work, else the newest.
+    It is the newest of the same work on the same machine, of the same configuration if there is one, else of the same
+    variant; else the newest of the same work, else the newest.
     """
     on_machine = (_WORK, "environment_id")
-    for names in ((*on_machine, *VARIANT), on_machine, (_WORK,)):
+    for names in ((*on_machine, *configuration(baselines)), (*on_machine, *VARIANT), on_machine, (_WORK,)):
         same = baselines
         for name in names:
-            same = same[ask.where(same, name, run.get(name))]
+            same = same[_agreeing(same, run, name)]
         if len(same):
             return same.iloc[0]
     return baselines.iloc[0]
+
+
+def _agreeing(runs: pd.DataFrame, run: pd.Series, name: str) -> pd.Series:
+    """Return which runs agree with one in a column; to have no value on both sides is to agree."""
+    value = run.get(name)
+    return ~ask.has_value(runs, name) if ask.missing(value) else ask.where(runs, name, value)
 
 
 def keys(runs: pd.DataFrame, names: Sequence[str]) -> list[tuple[str, ...]]:

@@ -58,6 +58,8 @@ ID_COLUMNS: dict[str, str] = {
 }
 
 _DTYPE_OF_KIND = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
+# Attribute of the table that names its columns of params: one that no table knows may look like a metric.
+PARAMS = "llmtrack.params"
 
 
 class FrameBuilder:
@@ -114,6 +116,7 @@ class FrameBuilder:
             taken = name in ID_COLUMNS or name in schema.METRIC_BY_NAME
             texts = _ordered(self._params.get(name, []), order)
             columns[f"params.{name}" if taken else name] = _typed(texts, known.kind if known else None)
+        params = tuple(name for name in columns if name not in ID_COLUMNS)
         for name in _known_first(self._metrics, schema.METRIC_BY_NAME):
             numbers = np.full(len(order), np.nan)
             numbers[: len(self._metrics.get(name, ()))] = self._metrics.get(name, ())
@@ -121,7 +124,9 @@ class FrameBuilder:
             columns[column] = pd.Series(numbers[order], dtype="float64")
         for name in sorted(self._facts):
             columns[f"env.{name}"] = pd.Series(_ordered(self._facts[name], order), dtype="string")
-        return pd.DataFrame(columns)
+        table = pd.DataFrame(columns)
+        table.attrs[PARAMS] = params
+        return table
 
     def _put(self, columns: dict[str, list[str | None]], key: str, row: int, text: str) -> None:
         column = columns.setdefault(key, [])

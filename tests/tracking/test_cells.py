@@ -1,0 +1,123 @@
+"""One definition of the same cell: what makes two runs two configurations, and which replaces which."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pandas as pd
+import pytest
+
+from llmtrack import metrics as schema
+from llmtrack.decide.matching import match
+from llmtrack.decide.points import gather_points
+from llmtrack.scenario import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
+from llmtrack.tracking.cells import newest_of_each, params_in
+from llmtrack.tracking.frame import FrameBuilder
+from tests.report.frames import frame, run
+
+ONE = {str: "one", int: 1, float: 0.25, bool: False}
+OTHER = {str: "other", int: 2, float: 0.5, bool: True}
+PARAMS = {param.name: param for param in schema.PARAMS}
+CONFIGURATIONS = schema.params_of("configuration")
+OF_WORK = schema.params_of("work", "convention")
+SAME = schema.params_of("repeats", "found")
+
+
+def at(minute, **values):
+    ids = {"environment_id": "e1", "workload_id": "w1", "tokens_per_sec": 1.0, "study_id": f"s{minute}"}
+    return run("a", run_id=f"a{minute}", start_time=f"2026-11-28T10:{minute:02}:00Z", **{**ids, **values})
+
+
+def two(name):
+    kind = PARAMS[name].kind
+    return frame(at(1, **{name: ONE[kind]}), at(2, **{name: OTHER[kind]}))
+
+
+def kept(runs):
+    return sorted(newest_of_each(runs)["run_id"])
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_runs_that_differ_in_a_configuration_are_all_shown_wherever_cells_are_told(name):
+    runs = two(name)
+    assert kept(runs) == ["a1", "a2"]
+    pairs, _ = match(frame(run("base", run_id="b", start_time="2026-11-28T09:00:00Z")), runs)
+    assert [pair.candidate["run_id"] for pair in pairs] == ["a1", "a2"]
+    assert sorted(gather_points(runs).runs["run_id"]) == ["a1", "a2"]
+
+
+@pytest.mark.parametrize("name", OF_WORK)
+def test_other_work_hides_nothing_in_a_table_and_the_newest_work_is_compared(name):
+    runs = two(name)
+    assert kept(runs) == ["a1", "a2"]
+    assert list(newest_of_each(runs, across_work=True)["run_id"]) == ["a2"]
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_came_out_or_how_often_a_call_repeats_makes_no_other_configuration(name):
+    runs = two(name)
+    assert kept(runs) == ["a2"]
+    assert list(gather_points(runs).runs["run_id"]) == ["a2"]
+    assert name in params_in(runs), "said where runs differ in it"
+
+
+@pytest.mark.parametrize("digest", ["weights_digest", "config_digest", "tokenizer_digest"])
+def test_another_model_under_the_same_name_is_another_configuration(digest):
+    rows = frame(at(1), at(2)).assign(**{f"env.{digest}": pd.Series(["one", "other"], dtype="string")})
+    assert kept(rows) == ["a1", "a2"]
+
+
+@pytest.mark.parametrize("values", [("a", "b"), ("1", "2"), ("0.25", "0.5"), ("true", "false"), (None, "1")])
+def test_an_option_that_no_table_knows_is_a_configuration(values):
+    """Such as of an engine of another package, read back from what MLflow holds: text."""
+    mlflow = pytest.importorskip("mlflow.entities")
+    table = FrameBuilder({})
+    for number, value in enumerate(values):
+        tags = {"llmtrack.scenario": "a", "llmtrack.kind": "scenario"}
+        data = mlflow.RunData(
+            params=[mlflow.Param("scenario", "a"), *([mlflow.Param("lookahead", value)] if value else [])],
+            metrics=[mlflow.Metric("their_metric", number, 0, 0)],
+            tags=[mlflow.RunTag(*tag) for tag in tags.items()],
+        )
+        info = mlflow.RunInfo(
+            experiment_id="1",
+            user_id="",
+            status="FINISHED",
+            start_time=number,
+            end_time=number,
+            lifecycle_stage="active",
+            run_id=f"r{number}",
+        )
+        table.add(mlflow.Run(info, data))
+    assert sorted(newest_of_each(table.frame())["run_id"]) == ["r0", "r1"]
+
+
+def test_a_metric_that_no_table_knows_is_none():
+    runs = frame(at(1, their_metric=1.0), at(2, their_metric=2.0))
+    assert kept(runs) == ["a2"]
+
+
+def test_every_setting_of_a_task_has_its_line_and_says_what_it_is():
+    """A setting without one would be taken for a configuration of its own, which is not shown by its name."""
+    unseen = {"prompts", "verbose", "explain", "output"}
+    for task in (GenerateTask, PerplexityTask, TrainTask, RepeatPolicy):
+        for field in dataclasses.fields(task):
+            assert field.name in schema.PARAM_BY_NAME or field.name in unseen, field.name
+    assert {field.name for field in dataclasses.fields(RepeatPolicy)} == {*schema.params_of("repeats")}
+
+
+def test_what_failed_after_its_model_was_loaded_is_replaced_by_what_was_asked_alike():
+    """It has fewer facts than a run that was measured, so by these alone it would be another cell."""
+    asked = {"model": "m", "device_requested": "auto", "dtype_requested": "auto", "scenario_id": "q1"}
+    failed = {"status": "FAILED", "workload_id": None, "prompt_tokens": None, **asked}
+    done = at(2, threads=2, **asked)
+    assert kept(frame(at(1, **failed), done)) == ["a2"]
+    assert kept(frame(done, at(3, **failed))) == ["a2", "a3"]
+    assert kept(frame(at(1, **{**failed, "scenario_id": "q2"}), done)) == ["a1", "a2"]
+
+
+def test_the_counterpart_is_of_the_same_configuration_where_there_is_one():
+    baselines = frame(at(3, threads=8), at(2, threads=1), at(1, threads=None))
+    for threads, minute in ((8, 3), (1, 2), (None, 1), (4, 3)):
+        ((pair,), _) = match(baselines, frame(at(9, threads=threads)))
+        assert pair.baseline["run_id"] == f"a{minute}"
