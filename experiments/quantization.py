@@ -14,6 +14,7 @@ from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, Focus, SeriesOf
 from llmtrack.installed import RUNTIMES, available, why_missing
 from llmtrack.options import Option, parameters, tracked
+from llmtrack.quantize.options import Blocks, CalibrationText, Method, Static, Symmetric, Text
 from llmtrack.quantize.recipe import find_recipe, recipes
 from llmtrack.report import reading as say
 from llmtrack.report.plots import curves_plot, measured, scatter_plot
@@ -63,15 +64,10 @@ class Options(OnnxOptions):
     block_size: Annotated[
         int, Option("Weight-only: weights that share a scale; 0: the recipe's own.", min=0)
     ] = 0
-    symmetric: Annotated[bool, Option("Weight-only: blocks without zero points.")] = True
-    calibration: Annotated[str, Option("Text that quantization may look at; not the scored one.", min=1)] = (
-        "pydoc"
-    )
+    symmetric: Symmetric = Blocks.symmetric
+    calibration: Text = CalibrationText.calibration
     calibration_tokens: Annotated[int, Option("Tokens of it; 0: the recipe's own number.", min=0)] = 0
-    calibration_method: Annotated[
-        str,
-        Option("int8-static: how ranges are found.", choices=("minmax", "percentile", "entropy")),
-    ] = "minmax"
+    calibration_method: Method = Static.calibration_method
 
     def of(self, backend: str, recipe: str) -> tuple[tuple[str, Scalar], ...]:
         """Return what a variant is told, as its sorted options; what is left to the recipe's default is not told."""

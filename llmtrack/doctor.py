@@ -215,7 +215,7 @@ def _recipes() -> Finding:
 
 def _int8() -> Finding:
     from llmtrack.errors import LlmtrackError
-    from llmtrack.quantize.optimum_int8 import instruction_set
+    from llmtrack.quantize.int8 import instruction_set
 
     try:
         return Finding(

@@ -41,6 +41,11 @@ KeepQuality = Annotated[
     ),
 ]
 BlockSize = Annotated[int, Option("Weights that share a scale.", min=1)]
+Symmetric = Annotated[bool, Option("Weight-only: blocks without zero points.")]
+Text = Annotated[str, Option("Text that quantization may look at; not the scored one.", min=1)]
+Method = Annotated[
+    str, Option("int8-static: how ranges are found.", choices=("minmax", "percentile", "entropy"))
+]
 Tokens = Annotated[int, Option("Tokens of the calibration text.", min=1)]
 
 
@@ -48,9 +53,7 @@ Tokens = Annotated[int, Option("Tokens of the calibration text.", min=1)]
 class CalibrationText(Checked):
     """What every recipe that is calibrated can be told besides."""
 
-    calibration: Annotated[str, Option("Text that quantization may look at; not the scored one.", min=1)] = (
-        "pydoc"
-    )
+    calibration: Text = "pydoc"
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Blocks(Checked):
     """Of int8-weight-only."""
 
     block_size: BlockSize = 64
-    symmetric: Annotated[bool, Option("Blocks without zero points.")] = True
+    symmetric: Symmetric = True
 
 
 @dataclass(frozen=True)
@@ -89,9 +92,7 @@ class Static(Checked):
 
     keep_quality: KeepQuality = "3%"
     calibration_tokens: Tokens = DEFAULT_TOKENS
-    calibration_method: Annotated[
-        str, Option("How ranges are found.", choices=("minmax", "percentile", "entropy"))
-    ] = "minmax"
+    calibration_method: Method = "minmax"
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,7 @@ from llmtrack.scenario import Scalar
 # Known without an installation, as the built-in engines are.
 BUILTIN = (
     "llmtrack.quantize.weight_only",
-    "llmtrack.quantize.int8_dynamic",
-    "llmtrack.quantize.int8_static",
-    "llmtrack.quantize.int8_mixed",
+    "llmtrack.quantize.int8",
     "llmtrack.quantize.torchao",
     "llmtrack.convert.genai",
 )

@@ -18,12 +18,15 @@ from onnx import TensorProto, numpy_helper
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.onnx import graph
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
-from llmtrack.quantize.int8_dynamic import apply as int8_dynamic
+from llmtrack.options import parameters
+from llmtrack.quantize.int8 import apply as int8_dynamic
+from llmtrack.quantize.int8 import instruction_set
 from llmtrack.quantize.keep_quality import mean_loss, rank
-from llmtrack.quantize.optimum_int8 import CALIBRATION_METHODS, instruction_set
+from llmtrack.quantize.options import Static
 from llmtrack.quantize.recipe import Job, find_recipe, recipes
 from llmtrack.quantize.sensitivity import DYNAMIC, worst_first
 
+METHODS = next(each for each in parameters(Static) if each.name == "calibration_method").option.choices
 RANDOM = np.random.default_rng(0)
 CALIBRATION = tuple(tuple(RANDOM.integers(0, 500, 64).tolist()) for _ in range(4))
 JUDGED_BY = tuple(tuple(RANDOM.integers(0, 500, 64).tolist()) for _ in range(4))
@@ -78,7 +81,7 @@ def test_a_tied_embedding_is_stored_once(made, exported):
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize("method", CALIBRATION_METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_ranges_by_each_calibration_method(method, exported, tmp_path):
     apply("onnx/int8-static", exported, tmp_path / "out", calibration_method=method, keep_quality="none")
     operators = [node.op_type for node in graph.load(tmp_path / "out" / MODEL_FILE).graph.node]

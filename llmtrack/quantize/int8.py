@@ -1,24 +1,96 @@
-"""Quantize weights and activations to 8 bits through Optimum's `ORTQuantizer`."""
+"""Weights and activations of linear layers in 8 bits, through Optimum's `ORTQuantizer`; layers that lose too much stay gentler.
+
+What differs between the recipes: where ranges of activations come from (each call, or a calibration text beforehand), and
+what the layers that lose too much become (float, or 8-bit weights alone). The head is stored in 8-bit blocks by all of
+them: its errors go straight into the logits, and it computes one position of a prompt only, so that 8-bit activations
+would cost quality there and win nothing.
+"""
 
 from __future__ import annotations
 
 import platform
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ScenarioError
-from llmtrack.quantize.recipe import Job
+from llmtrack.quantize.options import Blocks, Dynamic, Mixed, Static
+from llmtrack.quantize.recipe import Built, Job, Recipe
 
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-CALIBRATION_METHODS = ("minmax", "percentile", "entropy")
 PERCENTILE = 99.99
 HISTOGRAM_BINS = 2048
 # How activations and weights are rounded must suit the instructions that multiply them.
 X86, ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
+
+
+def apply(job: Job, *, static: bool = False, mixed: bool = False) -> Built:
+    """Quantize every linear layer but those that must stay gentler to keep the quality.
+
+    Args:
+        job: what to work on.
+        static: ranges of activations are fixed beforehand, as the option `calibration_method` says.
+        mixed: what loses too much is made as int8-weight-only does, in blocks of the option `block_size`; else it stays
+            in float.
+    """
+    from llmtrack.onnx import graph
+    from llmtrack.onnx.session import MODEL_FILE
+    from llmtrack.quantize.keep_quality import leave_out
+    from llmtrack.quantize.sensitivity import DYNAMIC, STATIC
+    from llmtrack.quantize.weight_only import in_blocks
+
+    base = graph.load(job.source / MODEL_FILE)
+    tied = graph.untie_head(base)
+    block_size = int(job.options.get("block_size", Blocks.block_size))
+    gentle = base
+    if mixed:
+        nodes = {layer.node for layer in graph.linears(base)}
+        gentle = in_blocks(graph.copy_of(base), 8, block_size, True, nodes)
+    quantized = quantize(job, base, str(job.options["calibration_method"]) if static else None)
+    _gentle_head(quantized, base, tied, block_size)
+    model, built = leave_out(job, base, quantized, gentle, STATIC if static else DYNAMIC)
+    graph.save(model, job.target / MODEL_FILE)
+    return built
+
+
+RECIPES = (
+    Recipe(
+        "int8-dynamic",
+        "onnx",
+        "weights and activations of linear layers, 8 bits, ranges taken from each call",
+        "int8",
+        apply,
+        Dynamic,
+        calibrated=True,
+        depends_on_batch=True,
+        version=2,
+    ),
+    Recipe(
+        "int8-static",
+        "onnx",
+        "weights and activations of linear layers, 8 bits, ranges fixed by calibration",
+        "int8",
+        partial(apply, static=True),
+        Static,
+        calibrated=True,
+        version=2,
+    ),
+    Recipe(
+        "int8-mixed",
+        "onnx",
+        "as int8-dynamic; the layers that lose by it, and the head, as int8-weight-only",
+        "int8",
+        partial(apply, mixed=True),
+        Mixed,
+        calibrated=True,
+        depends_on_batch=True,
+        version=2,
+    ),
+)
 
 
 def instruction_set(machine: str, flags: frozenset[str]) -> str:
@@ -91,6 +163,27 @@ def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> Mode
             use_external_data_format=graph.weight_bytes(base) > 4 * graph.MAX_EMBEDDED_BYTES,
         )
         return graph.load(out / MODEL_FILE)
+
+
+def _gentle_head(quantized: ModelProto, base: ModelProto, tied: bool, block_size: int) -> None:
+    """Replace the head of a quantized graph by one in 8-bit blocks, and a tied embedding by the same blocks.
+
+    Args:
+        quantized: is changed.
+        base: the float graph that it was made from, its head untied.
+        tied: whether the head was the embedding, so that tokens can be looked up in its blocks.
+        block_size: weights that share a scale.
+    """
+    from llmtrack.onnx import graph
+    from llmtrack.onnx.tied import share_embedding
+    from llmtrack.quantize.weight_only import in_blocks
+
+    head = next((layer for layer in graph.linears(base) if layer.result == "logits"), None)
+    if head is None:  # Something else makes the logits.
+        return
+    graph.graft(quantized, in_blocks(graph.copy_of(base), 8, block_size, True, {head.node}), {head.result})
+    if tied:
+        share_embedding(quantized)
 
 
 def _calibration(method: str) -> Any:
