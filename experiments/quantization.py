@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 from experiments.prompts import BASE_TEXT
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.verdicts import measure_more, tell
+from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, Focus, SeriesOf
 from llmtrack.installed import RUNTIMES, available, why_missing
+from llmtrack.measure.gpus import capability
 from llmtrack.options import Option, parameters, tracked
 from llmtrack.quantize.options import Blocks, CalibrationText, Method, Static, Symmetric, Text
 from llmtrack.quantize.recipe import find_recipe, recipes
@@ -31,7 +33,7 @@ NAME = "quantization"
 QUESTION = "What does each quantization recipe win in speed and size, and what does it cost in quality?"
 ALL = "all"
 BASELINE = "torch/float32"
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "float16", "bfloat16")
 
 FOCUS = Focus(
     columns=(
@@ -97,7 +99,8 @@ class Config(Options, ModelOptions, ManyTimingOptions, RunOptions):
     """What the experiment takes."""
 
     recipes: Annotated[
-        tuple[str, ...], Option("BACKEND/RECIPE or BACKEND/PRECISION each; all: what can run here.")
+        tuple[str, ...],
+        Option("BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION each; all: what can run here."),
     ] = (ALL,)
     corpus: Annotated[str, Option("Text that quality is judged by.", min=1)] = PerplexityTask.corpus
     max_length: Annotated[int, Option("Tokens of a document that are scored at most.", min=2)] = (
@@ -119,14 +122,14 @@ def build(config: Config) -> Experiment:
     Raises:
         UsageError: there is no such recipe, or the calibration text is the one that is scored.
     """
-    chosen = everything() if ALL in config.recipes else config.recipes
+    chosen = everything(config.device) if ALL in config.recipes else config.recipes
     chosen = (BASELINE, *(label for label in chosen if label != BASELINE))
     _check_texts(config.calibration, config.corpus)
     quality = PerplexityTask(corpus=config.corpus, max_length=config.max_length)
     reference = _variant(config, BASELINE)
     scenarios = tuple(
         Scenario(
-            label.replace("/", "-"),
+            label.replace("/", "-").replace("@", "-"),
             _variant(config, label),
             GenerateTask(
                 (BASE_TEXT,), prompt_tokens=config.prompt_tokens, max_new_tokens=config.max_new_tokens
@@ -193,23 +196,42 @@ def best_quantized(runs: pd.DataFrame) -> list[str]:
     return [ask.name(quantized.loc[increase.idxmin()])]
 
 
-def everything() -> tuple[str, ...]:
-    """Return all that can run with what is installed, but for what the tools of other runtimes make: see `backends`."""
+def everything(device: str = "auto") -> tuple[str, ...]:
+    """Return all that can run with what is installed, but for what the tools of other runtimes make: see `backends`.
+
+    Where there is a GPU, it is also what its card can do.
+
+    Args:
+        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+    """
+    card = None if device == "cpu" else capability()
     found = [BASELINE, "torch/bfloat16", *(["onnx/float32"] if available("onnx") else [])]
-    ours = (each for each in recipes() if each.backend not in RUNTIMES)
-    return (*found, *(each.label for each in ours if available(each.backend, each.name)))
+    if card is not None:
+        found.append("torch/float16")
+    for each in recipes():
+        fits = each.capability is None or (card or (0, 0)) >= each.capability
+        if fits and each.backend not in RUNTIMES and available(each.backend, each.name):
+            found.append(each.label)
+            # What is not quantized is computed fast on a card in 16 bits only.
+            if card is not None and each.backend == "torch" and each.computes == "float32":
+                found.append(f"{each.label}@bfloat16")
+    return tuple(found)
 
 
 def _variant(config: Config, label: str) -> Variant:
-    backend, slash, name = label.partition("/")
-    if not slash or not name:
+    backend, slash, rest = label.partition("/")
+    name, at, dtype = rest.partition("@")
+    if not slash or not name or (at and not dtype) or (at and name in PRECISIONS):
         raise UsageError(
-            f"{label!r} is no recipe: write BACKEND/RECIPE, such as onnx/int8-weight-only or torch/bfloat16"
+            f"{label!r} is no recipe: write BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION, such as "
+            "onnx/int8-weight-only, torch/int8-weight-only@bfloat16 or torch/bfloat16"
         )
     if name in PRECISIONS:
         return config.variant(backend=backend, dtype=name, options=config.of(backend, "none"))
-    find_recipe(backend, name)
-    return config.variant(backend=backend, quantization=name, options=config.of(backend, name))
+    computes = canonical_dtype(dtype) if dtype else find_recipe(backend, name).computes
+    return config.variant(
+        backend=backend, dtype=computes, quantization=name, options=config.of(backend, name)
+    )
 
 
 def _check_texts(calibration: str, evaluation: str) -> None:

@@ -882,7 +882,7 @@ PARAMS: tuple[Param, ...] = (
         "arithmetic",
         str,
         "what matrix products are computed in: `float32`, `tf32` (float32 with factors of 10 bits of mantissa), `float16`, "
-        "`bfloat16`; absent where the engine does not tell",
+        "`bfloat16`, `int8`, `float8`; absent where the engine does not tell",
     ),
     Param(
         "prefill_bound",
@@ -943,6 +943,12 @@ PARAMS: tuple[Param, ...] = (
         role="found",
     ),
     Param("linear_layers", int, "linear layers of the model"),
+    Param(
+        "quantized_layers",
+        int,
+        "of them, those that a recipe of the torch backend quantized: torchao passes over shapes that do not fit",
+        role="found",
+    ),
     Param(
         "left_out_layers",
         int,

@@ -47,7 +47,7 @@ def load(variant: Variant) -> TorchEngine:
     if loaded.revision:
         facts["revision"] = loaded.revision
     if recipe is not None:
-        recipe.apply(loaded.model)
+        facts |= recipe.apply(loaded.model) or {}
         label = f"{recipe.dtype} weights ({label})"
     return TorchEngine(
         loaded.model,
@@ -60,6 +60,7 @@ def load(variant: Variant) -> TorchEngine:
         tags=loaded.digests.tags,
         warnings=loaded.warnings,
         threads=threads,
+        arithmetic=recipe.arithmetic if recipe else "",
     )
 
 
@@ -96,6 +97,7 @@ class TorchEngine:
         tags: provenance to track.
         warnings: findings in words.
         threads: threads that compute one operation on the CPU, in its own calls only; 0: as many as PyTorch takes.
+        arithmetic: what matrix products are computed in, where it is not the dtype of the parameters.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class TorchEngine:
         tags: dict[str, str] | None = None,
         warnings: tuple[str, ...] = (),
         threads: int = 0,
+        arithmetic: str = "",
     ) -> None:
         self.model: Any = model
         self._threads = threads
@@ -146,7 +149,7 @@ class TorchEngine:
             # A layer's input and output, of all rows where they share a batch.
             score_bytes_per_token=0 if self._sharing.reason else 2 * _hidden_bytes(model),
             operations=step.operations,
-            arithmetic=arithmetic_of(dtype_name, self._device.type),
+            arithmetic=arithmetic or arithmetic_of(dtype_name, self._device.type),
             context_length=_context_of(model, self._first_position),
             vocab_size=int(model.config.get_text_config().vocab_size),
             load_time_s=load_time_s,

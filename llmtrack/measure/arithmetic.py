@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from functools import cache, partial
 
 from llmtrack.errors import ScenarioError
@@ -22,7 +23,14 @@ REPEATS, FEWEST, MOST_S = 6, 3, 0.3
 SHARE = 8
 """The three matrices take at most this part of what is free."""
 
-DTYPES = {"float32": "float32", "tf32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+DTYPES = {
+    "float32": "float32",
+    "tf32": "float32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "int8": "int8",
+    "float8": "float8_e4m3fn",
+}
 
 
 @cache
@@ -78,8 +86,7 @@ def _seconds(device: str, dtype: str, side: int) -> float:
     on_gpu = device.startswith("cuda")
     at_once = 8 if on_gpu else 1
     with torch.inference_mode():
-        left, right = (torch.randn(side, side, device=device).to(getattr(torch, dtype)) for _ in range(2))
-        product = torch.empty_like(left)
+        multiply = _product(device, dtype, side)
         best, spent = math.inf, 0.0
         for repeat in range(REPEATS):
             if repeat >= FEWEST and spent > MOST_S:
@@ -88,10 +95,27 @@ def _seconds(device: str, dtype: str, side: int) -> float:
                 torch.cuda.synchronize(device)
             start = time.perf_counter()
             for _ in range(at_once):
-                torch.mm(left, right, out=product)
+                multiply()
             if on_gpu:
                 torch.cuda.synchronize(device)
             seconds = time.perf_counter() - start
             spent += seconds
             best = min(best, seconds / at_once)
     return best
+
+
+def _product(device: str, dtype: str, side: int) -> Callable[[], object]:
+    """Return what multiplies two matrices of random numbers; of 8 bits, through the operators that torch has for them."""
+    import torch
+
+    if dtype == "int8":
+        left, right = (
+            torch.randint(-128, 128, (side, side), dtype=torch.int8, device=device) for _ in range(2)
+        )
+        return lambda: torch._int_mm(left, right)
+    left, right = (torch.randn(side, side, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    if dtype.startswith("float8"):
+        one = torch.ones((), device=device)
+        return lambda: torch._scaled_mm(left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    product = torch.empty_like(left)
+    return lambda: torch.mm(left, right, out=product)

@@ -59,6 +59,17 @@ def cards() -> tuple[Card, ...]:
     )
 
 
+def capability() -> tuple[int, int] | None:
+    """Return the highest compute capability among the cards, as the driver tells it; None where it tells none."""
+    found = [
+        (int(major), int(minor))
+        for row in ask("--query-gpu=compute_cap", "--format=csv,noheader")
+        for major, _, minor in [row[0].partition(".")]
+        if major.isdigit() and minor.isdigit()
+    ]
+    return max(found, default=None)
+
+
 def card_of(device: str, own_uuid: str | None = None) -> Card | None:
     """Return the card behind a device of torch's, None where that cannot be told.
 

@@ -70,12 +70,15 @@ class Recipe:
         quantizes: what it quantizes, in words.
         dtype: label of what the quantized weights are stored as.
         apply: does it: of the onnx backend a function of a `Job` that returns a `Built`, of the torch backend one that
-            changes a model in place, of a backend that converts by a tool of its own one that turns options into arguments
-            of the tool.
+            changes a model in place and may return facts to track, of a backend that converts by a tool of its own one that
+            turns options into arguments of the tool.
         options: what it can be told: a frozen dataclass, each field with an `Option` (see `llmtrack.options`).
         calibrated: whether it needs a calibration text.
         depends_on_batch: whether what is computed for a row depends on the other rows and pads of its batch.
         version: raised when the result changes, so that cached results are made anew.
+        computes: dtype of what is not quantized, unless another is asked for.
+        arithmetic: what its matrix products are computed in, as in `EngineInfo`; empty: in that dtype.
+        capability: compute capability that a GPU must have for it; None: it runs on a CPU, too.
     """
 
     name: str
@@ -87,6 +90,9 @@ class Recipe:
     calibrated: bool = False
     depends_on_batch: bool = False
     version: int = 1
+    computes: str = "float32"
+    arithmetic: str = ""
+    capability: tuple[int, int] | None = None
 
     @property
     def label(self) -> str:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
-from llmtrack.errors import MissingDependencyError
+from llmtrack.errors import MissingDependencyError, ScenarioError
 from llmtrack.installed import INSTALL_TORCHAO
 from llmtrack.quantize.recipe import Recipe
+from llmtrack.scenario import Scalar
+
+AMPERE, ADA = (8, 0), (8, 9)
+"""Compute capabilities from which on cards have what 4-bit weights and 8-bit floats need."""
 
 
 def _torchao() -> Any:
@@ -19,17 +25,75 @@ def _torchao() -> Any:
         ) from error
 
 
-def apply_weight_only(model: Any) -> None:
-    """Store every linear layer's weight in 8 bits, a scale per output."""
+def check_card(model: Any, capability: tuple[int, int], what: str) -> None:
+    """Refuse a model that is not on a card which can do something.
+
+    Raises:
+        ScenarioError: it is on the CPU, or on an older card.
+    """
+    import torch
+
+    device = next(model.parameters()).device
+    found = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    if found is None or found < capability:
+        here = "the CPU" if found is None else f"this GPU ({found[0]}.{found[1]})"
+        raise ScenarioError(
+            f"{what} need a GPU of compute capability {capability[0]}.{capability[1]} or more, which {here} is not: "
+            "choose another recipe",
+            "unsupported",
+        )
+
+
+def _apply(
+    config: Callable[[Any], Any], model: Any, capability: tuple[int, int] | None = None, what: str = ""
+) -> dict[str, Scalar]:
+    """Quantize the linear layers of a model, and say how many it was.
+
+    torchao passes over layers whose shape does not fit and only logs it: a model of which nothing was quantized is none.
+
+    Raises:
+        ScenarioError: no layer was quantized, or the card cannot do it.
+    """
+    import torch
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
     torchao = _torchao()
-    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
+    if capability is not None:
+        check_card(model, capability, what)
+    torchao.quantize_(model, config(torchao))
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    left = [module for module in linear if not is_traceable_wrapper_subclass(module.weight)]
+    if len(left) == len(linear):
+        raise ScenarioError("no linear layer has a shape that this recipe can quantize", "unsupported")
+    return {"linear_layers": len(linear), "quantized_layers": len(linear) - len(left)}
 
 
-def apply_dynamic(model: Any) -> None:
-    """Compute every linear layer with 8-bit weights and activations, ranges taken per token from each call."""
-    torchao = _torchao()
-    torchao.quantize_(model, torchao.Int8DynamicActivationInt8WeightConfig())
+# Settings of the compiler are not the recipe's to change: they would hold for other models, too.
+def _int8_weight_only(torchao: Any) -> Any:
+    return torchao.Int8WeightOnlyConfig(set_inductor_config=False)
 
+
+def _int8_dynamic(torchao: Any) -> Any:
+    return torchao.Int8DynamicActivationInt8WeightConfig(set_inductor_config=False)
+
+
+def _int4_weight_only(torchao: Any) -> Any:
+    return torchao.Int4WeightOnlyConfig(
+        group_size=128, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
+    )
+
+
+def _float8_weight_only(torchao: Any) -> Any:
+    return torchao.Float8WeightOnlyConfig(set_inductor_config=False)
+
+
+def _float8_dynamic(torchao: Any) -> Any:
+    return torchao.Float8DynamicActivationFloat8WeightConfig(
+        granularity=torchao.PerRow(), set_inductor_config=False
+    )
+
+
+_FLOAT8 = "8-bit floats"
 
 RECIPES = (
     Recipe(
@@ -37,13 +101,42 @@ RECIPES = (
         "torch",
         "weights of linear layers, 8 bits, a scale per output (torchao)",
         "int8",
-        apply_weight_only,
+        partial(_apply, _int8_weight_only),
     ),
     Recipe(
         "int8-dynamic",
         "torch",
         "weights and activations of linear layers, 8 bits, ranges per token (torchao)",
         "int8",
-        apply_dynamic,
+        partial(_apply, _int8_dynamic),
+        arithmetic="int8",
+    ),
+    Recipe(
+        "int4-weight-only",
+        "torch",
+        "weights of linear layers, 4 bits in blocks of 128 (torchao)",
+        "int4",
+        partial(_apply, _int4_weight_only, capability=AMPERE, what="4-bit weights of the torch backend"),
+        computes="bfloat16",
+        capability=AMPERE,
+    ),
+    Recipe(
+        "float8-weight-only",
+        "torch",
+        "weights of linear layers, 8-bit floats, a scale per output (torchao)",
+        "float8",
+        partial(_apply, _float8_weight_only, capability=ADA, what=_FLOAT8),
+        computes="bfloat16",
+        capability=ADA,
+    ),
+    Recipe(
+        "float8-dynamic",
+        "torch",
+        "weights and activations of linear layers, 8-bit floats, scales per row (torchao)",
+        "float8",
+        partial(_apply, _float8_dynamic, capability=ADA, what=_FLOAT8),
+        computes="bfloat16",
+        arithmetic="float8",
+        capability=ADA,
     ),
 )

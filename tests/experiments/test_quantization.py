@@ -50,7 +50,41 @@ def test_blocks_with_zero_points_can_be_asked_for():
     assert dict(variant_of(experiment, "onnx-int4-weight-only").options) == {"symmetric": False}
 
 
+@pytest.mark.parametrize(("card", "there", "missing"), [
+    (None, set(), {"torch/float16", "torch/int4-weight-only", "torch/float8-dynamic"}),
+    ((8, 0), {"torch/float16", "torch/int8-weight-only@bfloat16", "torch/int4-weight-only"}, {"torch/float8-dynamic"}),
+    ((9, 0), {"torch/int4-weight-only", "torch/float8-weight-only", "torch/float8-dynamic"}, set()),
+])  # fmt: skip
+def test_all_is_what_the_card_can_do(monkeypatch, card, there, missing):
+    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": backend == "torch")
+    monkeypatch.setattr(quantization, "capability", lambda: card)
+    found = set(quantization.everything())
+    assert there <= found
+    assert not missing & found
+    assert "torch/float16" not in quantization.everything("cpu")
+
+
+def test_what_is_not_quantized_has_a_precision_of_its_own():
+    experiment = build(
+        Config(recipes=("torch/int8-weight-only@bf16", "torch/int4-weight-only", "torch/float16"))
+    )
+    asked = {each.name: (each.variant.quantization, each.variant.dtype) for each in experiment.scenarios}
+    assert asked == {
+        "torch-float32": ("none", "float32"),
+        "torch-int8-weight-only-bf16": ("int8-weight-only", "bfloat16"),
+        "torch-int4-weight-only": ("int4-weight-only", "bfloat16"),
+        "torch-float16": ("none", "float16"),
+    }
+
+
+@pytest.mark.parametrize("label", ["torch/bfloat16@float16", "torch/int8-weight-only@", "torch/@bfloat16"])
+def test_a_precision_stands_behind_a_recipe_only(label):
+    with pytest.raises(UsageError, match="is no recipe: write BACKEND/RECIPE"):
+        build(Config(recipes=(label,)))
+
+
 def test_all_is_what_can_run_here(monkeypatch):
+    monkeypatch.setattr(quantization, "capability", lambda: None)
     monkeypatch.setattr(
         quantization, "available", lambda backend, recipe="none": backend == "torch" and recipe == "none"
     )

@@ -77,7 +77,7 @@ def test_without_a_place_to_keep_it_it_is_measured_each_time(monkeypatch, tmp_pa
     ]
 
 
-@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int8"])
 def test_a_rate_of_matrix_products_is_measured_in_each_arithmetic(monkeypatch, name):
     monkeypatch.setattr(arithmetic, "FIRST", 32)
     monkeypatch.setattr(arithmetic, "SIDE", 64)

@@ -125,3 +125,13 @@ def test_the_machine_is_described_by_the_cards_that_are_shown(monkeypatch):
     assert machine._gpus(2)["gpu"] == "NVIDIA A"
     monkeypatch.setattr(gpus, "cards", lambda: ())
     assert machine._gpus(1) == {"gpu": "NVIDIA A", "gpu_uuids": "unknown", "gpu_driver": "unknown"}
+
+
+@pytest.mark.parametrize(("answer", "expected"), [
+    ([], None),
+    ([["[N/A]"]], None),
+    ([["8.9"], ["12.0"], ["9.0"]], (12, 0)),
+])  # fmt: skip
+def test_the_highest_capability_of_the_cards(monkeypatch, answer, expected):
+    monkeypatch.setattr(gpus, "ask", lambda *options: answer)
+    assert gpus.capability() == expected

@@ -28,8 +28,29 @@ for quantization in ("none", "int8-weight-only", "int8-dynamic"):
     engine = load_engine("synthetic:tiny", device="cpu", quantization=quantization)
     new = engine.generate(GenerateRequest(((5, 17, 99), (7, 8)), 4), lambda: None).new_ids
     loss = score_documents(engine, ["The harbour wakes before the town.", "By noon the crates are gone."]).loss
-    found[quantization] = {"label": engine.info.dtype_label, "rows": len(new), "loss": loss, "bytes": engine.info.model_size_bytes}
-print(json.dumps(found))
+    found[quantization] = {"label": engine.info.dtype_label, "rows": len(new), "loss": loss, "bytes": engine.info.model_size_bytes,
+        "arithmetic": engine.info.arithmetic, "facts": engine.info.facts, "operations": engine.info.operations.per_token}
+
+# What cards have alone is refused here, and computed all the same where torchao can: only the refusal is the card's.
+from llmtrack.quantize import torchao as recipes
+from llmtrack.models import synthetic
+import torch
+refused = {}
+for quantization in ("int4-weight-only", "float8-weight-only", "float8-dynamic"):
+    try:
+        load_engine("synthetic:tiny", device="cpu", dtype="bfloat16", quantization=quantization)
+    except Exception as error:
+        refused[quantization] = str(error)
+recipes.check_card = lambda *asked: None
+engine = load_engine("synthetic:tiny", device="cpu", dtype="bfloat16", quantization="float8-weight-only")
+float8 = {"label": engine.info.dtype_label, "bytes": engine.info.model_size_bytes,
+          "loss": score_documents(engine, ["The harbour wakes before the town.", "By noon the crates are gone."]).loss}
+odd = torch.nn.Sequential(torch.nn.Linear(20, 20))
+try:
+    recipes._apply(recipes._int4_weight_only, odd)
+except Exception as error:
+    refused["odd shapes"] = str(error)
+print(json.dumps({"found": found, "refused": refused, "float8": float8}))
 """
 
 
@@ -42,7 +63,8 @@ def test_a_tiny_model_by_each_torchao_recipe():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(APART), os.getcwd()])}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    told = json.loads(done.stdout.splitlines()[-1])
+    found = told["found"]
     exact = found.pop("none")
     assert exact["label"] == "float32"
     for name, result in found.items():
@@ -51,6 +73,21 @@ def test_a_tiny_model_by_each_torchao_recipe():
         assert result["loss"] == pytest.approx(exact["loss"], abs=0.05)
         assert result["loss"] != exact["loss"]
         assert result["bytes"] < 0.6 * exact["bytes"]
+        assert result["facts"]["quantized_layers"] == result["facts"]["linear_layers"] > 0
+        assert result["operations"] == exact["operations"], (
+            "of whatever it is stored as, a product takes the same"
+        )
+    assert (found["int8-weight-only"]["arithmetic"], found["int8-dynamic"]["arithmetic"]) == (
+        "float32",
+        "int8",
+    )
+    refused = told["refused"]
+    for name in ("int4-weight-only", "float8-weight-only", "float8-dynamic"):
+        assert "need a GPU of compute capability 8." in refused[name], name
+    assert "no linear layer has a shape" in refused["odd shapes"]
+    assert told["float8"]["label"].startswith("float8 weights (bfloat16")
+    assert told["float8"]["loss"] == pytest.approx(exact["loss"], abs=0.05)
+    assert told["float8"]["bytes"] < 0.35 * exact["bytes"]
 
 
 @pytest.mark.skipif(find_spec("torchao") is not None, reason="torchao is installed here")
