@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 NONE = "none"
 FORMATS = ("table", "csv", "json", "markdown", "html", "latex")
-SELECTORS = "a run id, study:ID, latest, latest:EXPERIMENT, alias:NAME, branch:NAME or tag:KEY=VALUE, each also with #SCENARIO"
+SELECTORS = "a run id (or its first 8 characters), study:ID, latest, latest:EXPERIMENT, alias:NAME, branch:NAME or tag:KEY=VALUE, each also with #SCENARIO"
 
 
 class Commands(click.Group):
@@ -144,7 +144,11 @@ def filters(command: F) -> F:
     """Add the options that choose tracked runs."""
     options = [
         click.option("--experiment", callback=optional, help="Name of an llmtrack or MLflow experiment."),
-        click.option("--study", callback=optional, help="Id of a study or of its run, or latest."),
+        click.option(
+            "--study",
+            callback=optional,
+            help="Id of a study, suite or its run; latest, latest:EXPERIMENT or alias:NAME.",
+        ),
         click.option("--model", callback=optional, help="Part of the model's name."),
         click.option("--search", callback=optional, help="A word, or an MLflow filter string."),
         click.option(
@@ -218,6 +222,7 @@ def compare(
 
     Under `mlflow run` the table is also logged to that run.
     """
+    from llmtrack.decide.selectors import as_selector
     from llmtrack.report.comparison import compare_runs, compare_with_baseline
 
     if baseline:
@@ -225,7 +230,7 @@ def compare(
             raise UsageError("with --baseline, choose runs by --candidate, --study and --experiment only")
         compare_with_baseline(
             baseline,
-            candidate or (f"study:{study or 'latest'}",),
+            candidate or (as_selector(study or "latest"),),
             metric or None,
             experiment=experiment,
             across_environments=across_environments,
@@ -454,14 +459,14 @@ def _runs_of(chosen: dict[str, Any]) -> Any:
 def report(study: str, output: Path | None, tracking_uri: str | None) -> None:
     """Make the report of a study or suite again from its tracked runs, and keep it with its run.
 
-    STUDY is its id, the id of its run, or latest. For where the report failed, or the server was away until
+    STUDY is its id, the id of its run, latest, latest:EXPERIMENT or alias:NAME. For where the report failed, or the server was away until
     `llmtrack sync`. Exit code 1 if a part of it cannot be made.
     """
     from llmtrack.report.remake import remake_report
     from llmtrack.report.terminal import make_console
 
     if not study.strip():
-        raise UsageError("STUDY is empty: give its id, the id of its run, or latest")
+        raise UsageError("STUDY is empty: give its id, the id of its run, latest or latest:EXPERIMENT")
     problems = remake_report(study, make_console(), tracking_uri, output)
     for problem in problems:
         click.echo(f"warning: {problem}", err=True)
@@ -476,12 +481,12 @@ def report(study: str, output: Path | None, tracking_uri: str | None) -> None:
 def alias(name: str, run_id: str, tracking_uri: str | None) -> None:
     """Give a run the alias NAME, such as production; within its experiment, the run that had it loses it.
 
-    RUN_ID is the run of a scenario, or of a study for all its scenarios. Elsewhere it is named alias:NAME.
+    RUN_ID is the run of a scenario, or of a study for all its scenarios; its first 8 characters do. Elsewhere it is named alias:NAME.
     """
     from llmtrack.tracking.aliases import set_alias
 
     before = set_alias(name, run_id, tracking_uri)
-    moved = f" (before: {before})" if before not in (None, run_id) else ""
+    moved = f" (before: {before})" if before is not None and not before.startswith(run_id) else ""
     click.echo(f"alias:{name} is {run_id}{moved}")
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.tracking import ask
+from llmtrack.tracking import ask, store
 from llmtrack.tracking.aliases import run_of_alias
+from llmtrack.tracking.filters import quoted
+from llmtrack.tracking.ids import is_study_id, may_be_id, run_of_id
 from llmtrack.tracking.query import runs
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ KINDS = (
 )
 BRANCH_TAG = schema.ENV_TAG_PREFIX + "git_branch"
 
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
-
 
 def select(selector: str, experiment: str | None = None, tracking_uri: str | None = None) -> pd.DataFrame:
     """Return the scenario runs that a selector names, newest first, with the columns of `llmtrack.runs`.
@@ -35,8 +34,9 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
     Args:
         selector: one of these:
 
-            - a run id: that scenario's run, or all of the study whose run it is;
-            - `study:ID`: the scenarios of a study;
+            - a run id, or the 8 characters of it that `llmtrack runs` lists: that scenario's run, or all of the study
+              whose run it is;
+            - `study:ID`, or the id alone: the scenarios of a study, or of all studies of a suite;
             - `latest` or `latest:EXPERIMENT`: those of the newest study;
             - `alias:NAME`: the run that was given the alias (`llmtrack alias`), or its study;
             - `branch:NAME`: finished runs of a git branch; a comparison takes the newest of each scenario;
@@ -63,6 +63,11 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
     return chosen
 
 
+def as_selector(study: str) -> str:
+    """Return what `--study` takes as a selector."""
+    return study if study.partition(":")[0] in ("latest", "alias", "study") else f"study:{study}"
+
+
 def select_all(
     selectors: str | Sequence[str], experiment: str | None = None, tracking_uri: str | None = None
 ) -> pd.DataFrame:
@@ -78,10 +83,12 @@ def select_all(
 
 def _found(selector: str, experiment: str | None, uri: str | None) -> pd.DataFrame:
     kind, colon, value = selector.partition(":")
-    if _RUN_ID.fullmatch(selector):
+    if may_be_id(selector):
         return _run_or_study(selector, uri)
+    if is_study_id(selector):
+        return runs(experiment, study=selector, tracking_uri=uri)
     if kind == "latest":
-        return runs(value or experiment, study="latest", tracking_uri=uri)
+        return runs(None if value else experiment, study=selector, tracking_uri=uri)
     if not colon or not value:
         raise _not_understood(selector)
     if kind == "study":
@@ -97,7 +104,10 @@ def _found(selector: str, experiment: str | None, uri: str | None) -> pd.DataFra
 
 
 def _run_or_study(run_id: str, uri: str | None) -> pd.DataFrame:
-    found = runs(kind=None, search=f"attributes.run_id = '{run_id}'", tracking_uri=uri)
+    client = store.open_existing(store.resolve_tracking_uri(uri))
+    named = run_of_id(client, list(store.experiment_names(client)), run_id)
+    whole = run_id if named is None else named.info.run_id
+    found = runs(kind=None, search=f"attributes.run_id = {quoted(whole)}", tracking_uri=uri)
     if len(found) and ask.text(found.iloc[0], "kind") == "study":
         return runs(study=str(found["study_id"].iloc[0]), tracking_uri=uri)
     return found[ask.where(found, "kind", "scenario")]

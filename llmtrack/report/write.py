@@ -63,8 +63,8 @@ def print_report(
     elif fitted:
         console.print(to_rich(shown, widths=fitted.widths))
         if fitted.left_out:
-            names = ", ".join(fitted.left_out)
-            console.print(plain(f"+{plural(len(fitted.left_out), 'column')} ({names}): {more}", "dim"))
+            console.print(plain(f"+{plural(len(fitted.left_out), 'column')}: {more}", "dim"))
+            console.print(plain(f"({', '.join(fitted.left_out)})", "dim"))
     else:
         for line in blocks(shown, console.width):
             console.print(plain(line), no_wrap=True, overflow="ignore", crop=False)

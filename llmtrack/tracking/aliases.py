@@ -14,6 +14,7 @@ from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
 from llmtrack.tracking import store
 from llmtrack.tracking.filters import key_quoted
+from llmtrack.tracking.ids import run_of_id
 from llmtrack.tracking.paging import newest
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | 
 
     Args:
         name: letters, digits and `_.-`.
-        run_id: the run of a scenario, or of a study for all its scenarios.
+        run_id: the run of a scenario, or of a study for all its scenarios; its first 8 characters do.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Returns:
@@ -43,11 +44,11 @@ def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | 
 
     key = alias_tag(name)
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    try:
-        experiment_id = client.get_run(run_id).info.experiment_id
-    except MlflowException as error:
-        raise UsageError(f"there is no run {run_id!r}: `llmtrack runs` lists them") from error
-    holders = _holders(client, [experiment_id], key)
+    named = run_of_id(client, list(store.experiment_names(client)), run_id)
+    if named is None:
+        raise UsageError(f"there is no run {run_id!r}: `llmtrack runs` lists them")
+    run_id = named.info.run_id
+    holders = _holders(client, [named.info.experiment_id], key)
     try:
         client.set_tag(run_id, key, str(time.time_ns()))
         for run in holders:

@@ -1,13 +1,26 @@
-"""What a run's id is, and how many of its characters are shown and taken for it."""
+"""The one rule for ids of runs: what is printed of them, and that as much is taken for them everywhere."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from llmtrack.errors import UsageError
+from llmtrack.tracking.filters import quoted
+from llmtrack.tracking.paging import newest
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 SHORT_ID = 8
+"""Characters of an id that lists print."""
 
 _WHOLE = re.compile(r"[0-9a-f]{32}")
-_BEGINNING = re.compile(rf"[0-9a-f]{{{SHORT_ID},31}}")
+_ID = re.compile(rf"[0-9a-f]{{{SHORT_ID},32}}")
+_STUDY = re.compile(r"\w+-\d{8}-\d{6}-[0-9a-f]{4}")
+_NAMED = 5
 
 
 def is_id(text: str) -> bool:
@@ -15,6 +28,29 @@ def is_id(text: str) -> bool:
     return bool(_WHOLE.fullmatch(text))
 
 
-def begins_id(text: str) -> bool:
-    """Return whether a text may be the beginning of a run's id, long enough to be taken for it."""
-    return bool(_BEGINNING.fullmatch(text))
+def may_be_id(text: str) -> bool:
+    """Return whether a text is an id of a run, or the beginning of one that is long enough to be taken for it."""
+    return bool(_ID.fullmatch(text))
+
+
+def is_study_id(text: str) -> bool:
+    """Return whether a text is an id that a study is given: `precision-20261128-014301-3f2a`."""
+    return bool(_STUDY.fullmatch(text))
+
+
+def run_of_id(client: MlflowClient, experiment_ids: Sequence[str], text: str) -> Run | None:
+    """Return the run that an id, or the first characters of one, names; None if there is none.
+
+    Raises:
+        UsageError: several runs begin like that.
+        TrackingError: the store cannot be read.
+    """
+    if not may_be_id(text):
+        return None
+    asked = f"= {quoted(text)}" if is_id(text) else f"LIKE {quoted(text + '%')}"
+    found = newest(client, experiment_ids, f"attributes.run_id {asked}", _NAMED)
+    if len(found) > 1:
+        raise UsageError(
+            f"several runs begin with {text!r} ({', '.join(run.info.run_id for run in found)}): give more of the id"
+        )
+    return found[0] if found else None

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
 from llmtrack.tracking import store
+from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.filters import Moment, Wanted, quoted
 from llmtrack.tracking.frame import FrameBuilder, pick
+from llmtrack.tracking.ids import run_of_id
 from llmtrack.tracking.paging import newest, read_pages
 from llmtrack.tracking.taken_over import as_own, taken_over
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from mlflow import MlflowClient
 
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
+STUDY_KINDS = ("study:ID", "the id of its run", "latest", "latest:EXPERIMENT", "alias:NAME")
+SUITE = "suite"
 _STUDIES_NAMED = 200
 
 
@@ -43,7 +45,8 @@ def runs(
 
     Args:
         experiment: name of an llmtrack experiment, or else of an MLflow experiment.
-        study: id of a study, id of its run, or `latest`.
+        study: a study or suite: its id, the id of its run (or the 8 characters that are listed), `latest`,
+            `latest:EXPERIMENT` or `alias:NAME`. Of a suite, the scenarios of all its studies.
         model: part of the model's name, in any case.
         kind: `scenario`, `study`, or None for both and for runs that are not llmtrack's.
         search: an MLflow filter (`params.dtype = 'float32'`), or a word that the run's name, the scenario
@@ -69,7 +72,11 @@ def runs(
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
     names = store.experiment_names(client)
     study_id = _study_id(client, list(names), study, experiment) if study else None
-    wanted = Wanted(experiment, study_id, model, kind, search, status, tags or {}, since, until)
+    of_tags = dict(tags or {})
+    if study_id and kind == "scenario" and study_id.startswith(f"{SUITE}-"):
+        of_tags["llmtrack.suite_id"] = study_id
+        study_id = None
+    wanted = Wanted(experiment, study_id, model, kind, search, status, of_tags, since, until)
     found = FrameBuilder(names)
     with _progress(progress) as on_page:
         _gather(client, list(names), wanted, found, on_page)
@@ -106,7 +113,7 @@ def study_run(study: str, tracking_uri: str | None = None) -> pd.Series:
     """Return the run of one study or suite.
 
     Args:
-        study: its id, the id of its run, or `latest`.
+        study: as in `runs`.
         tracking_uri: as in `runs`.
 
     Raises:
@@ -150,7 +157,16 @@ def _progress(shown: bool) -> Iterator[Callable[[int], None]]:
 
 
 def _study_id(client: MlflowClient, experiment_ids: Sequence[str], study: str, experiment: str | None) -> str:
-    """Return the id of a study given by its id, its run's id or `latest`."""
+    """Return the id of the study that a selector names; see `runs`."""
+    kind, colon, value = study.removeprefix("study:").partition(":")
+    if kind == "alias" and value:
+        study = run_of_alias(value, experiment, client.tracking_uri)
+    elif kind == "latest":
+        study, experiment = "latest", value or experiment
+    elif colon:
+        raise UsageError(f"{study!r} names no study: use {', '.join(STUDY_KINDS)}")
+    else:
+        study = kind
     base = "tags.`llmtrack.kind` = 'study'"
     if experiment:
         base += f" and tags.`llmtrack.experiment` = {quoted(experiment)}"
@@ -160,10 +176,9 @@ def _study_id(client: MlflowClient, experiment_ids: Sequence[str], study: str, e
         raise UsageError(
             "there is no study" + (f" of experiment {experiment!r}" if experiment else "") + " yet"
         )
-    if _RUN_ID.fullmatch(study):
-        for run in newest(client, experiment_ids, f"attributes.run_id = '{study}'"):
-            if "llmtrack.study_id" in run.data.tags:
-                return run.data.tags["llmtrack.study_id"]
+    run = run_of_id(client, experiment_ids, study)
+    if run is not None and "llmtrack.study_id" in run.data.tags:
+        return run.data.tags["llmtrack.study_id"]
     if newest(client, experiment_ids, f"tags.`llmtrack.study_id` = {quoted(study)}"):
         return study
     known = newest(client, experiment_ids, base, _STUDIES_NAMED)

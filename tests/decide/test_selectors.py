@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from mlflow import MlflowClient
 
-from llmtrack.decide.selectors import select, select_all
+from llmtrack.decide.selectors import as_selector, select, select_all
 from llmtrack.errors import UsageError
 from llmtrack.tracking.aliases import set_alias
+from llmtrack.tracking.query import runs, study_run
 from llmtrack.tracking.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
@@ -49,6 +50,48 @@ def test_selectors(studies, uri):
     assert chosen(f"study:{one.study_id}#b", uri) == ["b"]
     both = select_all([ids["a"], f"study:{one.study_id}", "latest"], tracking_uri=uri)
     assert sorted(both["scenario"]) == ["a", "b", "c"]
+
+
+def test_the_ids_that_lists_print_and_every_name_of_a_study_are_taken_everywhere(studies, uri):
+    one, _other, ids = studies
+    set_alias("good", one.run_id[:8], uri)
+    assert chosen(ids["b"][:8], uri) == ["b"]
+    assert chosen(one.run_id[:8], uri) == chosen(one.study_id, uri) == chosen("alias:good", uri) == ["a", "b"]
+    for name in (
+        one.study_id,
+        one.run_id,
+        one.run_id[:8],
+        "latest:precision",
+        "alias:good",
+        f"study:{one.study_id}",
+    ):
+        assert sorted(runs(study=name, tracking_uri=uri)["scenario"]) == ["a", "b"]
+        assert study_run(name, uri)["run_id"] == one.run_id
+        assert chosen(as_selector(name), uri) == ["a", "b"]
+    assert sorted(runs(study="latest", tracking_uri=uri)["scenario"]) == ["c"]
+
+
+@pytest.mark.usefixtures("studies")
+def test_an_id_that_names_nothing_is_refused_alike_everywhere(uri):
+    with pytest.raises(UsageError, match="no tracked scenario run"):
+        select("0" * 8, tracking_uri=uri)
+    with pytest.raises(UsageError, match="there is no study"):
+        runs(study="0" * 8, tracking_uri=uri)
+    with pytest.raises(UsageError, match="names no study: use study:ID"):
+        runs(study="branch:main", tracking_uri=uri)
+
+
+def test_a_suite_means_the_runs_of_all_its_studies(tracker, uri):
+    suite = tracker.start_study("suite", "q", {}, ENVIRONMENT)
+    for experiment in ("precision", "batching"):
+        study = tracker.start_study(experiment, "q", {}, ENVIRONMENT, suite_id=suite.study_id)
+        tracker.log(study, measurement(experiment))
+        tracker.finish_study(study, "finished")
+    tracker.finish_study(suite, "finished")
+    for name in (suite.study_id, suite.run_id, suite.run_id[:8], "latest:suite"):
+        assert sorted(runs(study=name, tracking_uri=uri)["scenario"]) == ["batching", "precision"]
+    assert chosen(f"study:{suite.study_id}", uri) == chosen("latest:suite", uri) == ["batching", "precision"]
+    assert study_run("latest:suite", uri)["run_id"] == suite.run_id
 
 
 @pytest.mark.parametrize(

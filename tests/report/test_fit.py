@@ -172,7 +172,7 @@ def test_pipes_files_and_wide_show_every_cell(name):
     table = TABLES[name]()
     for text in (_printed(table, 80, terminal=False), _printed(table, 80, wide=True)):
         assert all(" ".join(title.split()) in text for title in table.titles)
-        assert "columns (" not in text
+        assert "columns: --wide" not in text
         assert all(cell in text for row in table.rows for cell in row[:-1])
 
 
