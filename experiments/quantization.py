@@ -210,7 +210,7 @@ def everything(device: str = "auto") -> tuple[str, ...]:
         found.append("torch/float16")
     for each in recipes():
         fits = each.capability is None or (card or (0, 0)) >= each.capability
-        if fits and each.backend not in RUNTIMES and available(each.backend, each.name):
+        if fits and each.backend not in RUNTIMES and not each.lacking:
             found.append(each.label)
             # What is not quantized is computed fast on a card in 16 bits only.
             if card is not None and each.backend == "torch" and each.computes == "float32":

@@ -21,7 +21,6 @@ from llmtrack.extensions import ENGINES, RECIPES, broken, extensions, title_of
 from llmtrack.installed import (
     INSTALL_TORCHAO,
     RUNTIMES,
-    available,
     find_uv,
     install,
     installed_version,
@@ -208,9 +207,7 @@ def _torchao() -> Finding:
 
 
 def _recipes() -> Finding:
-    return Finding(
-        "recipes", "ok", ", ".join(r.label for r in recipes() if available(r.backend, r.name)) or "none"
-    )
+    return Finding("recipes", "ok", ", ".join(r.label for r in recipes() if not r.lacking) or "none")
 
 
 def _int8() -> Finding:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 ONNX_MODULES = ("onnx", "onnxruntime", "optimum-onnx")
 INSTALL_ONNX = 'pip install "llmtrack[onnx]" (needs transformers 4.57)'
 INSTALL_TORCHAO = 'pip install "llmtrack[torchao]"'
+
+OWN_RECIPES: Mapping[str, tuple[str, ...]] = {"onnx": ("onnx_ir",), "torch": ("torchao",)}
+"""What llmtrack's own recipes of a backend need beside it; those of other packages say themselves what they need."""
 
 RUNTIMES: Mapping[str, tuple[str, ...]] = {
     "genai": ("onnxruntime_genai", "onnx"),
@@ -25,25 +28,26 @@ def install(backend: str) -> str:
 
 
 def missing_modules(backend: str, recipe: str = "none") -> list[str]:
-    """Return what would have to be installed for a backend and a recipe of it."""
-    wanted = list(ONNX_MODULES) if backend == "onnx" else list(RUNTIMES.get(backend, ()))
-    if backend == "onnx" and recipe != "none":
-        wanted.append("onnx_ir")
-    if backend == "torch" and recipe != "none":
-        wanted.append("torchao")
-    return [name for name in wanted if not _importable(name)]
+    """Return what would have to be installed for a backend and, unless it is `none`, a recipe of llmtrack's own for it."""
+    wanted = ONNX_MODULES if backend == "onnx" else RUNTIMES.get(backend, ())
+    return missing((*wanted, *(OWN_RECIPES.get(backend, ()) if recipe != "none" else ())))
+
+
+def missing(modules: Iterable[str]) -> list[str]:
+    """Return which modules, or packages of a shared namespace, are not installed."""
+    return [name for name in modules if not _importable(name)]
 
 
 def available(backend: str, recipe: str = "none") -> bool:
-    """Return whether a backend, and a recipe of it, can run."""
+    """Return whether a backend, and a recipe of llmtrack's own for it, can run."""
     return not missing_modules(backend, recipe)
 
 
 def why_missing() -> str:
     """Say in one line which recipes cannot run here and what to do about it; empty if all can."""
     found = []
-    if missing := missing_modules("onnx", "any"):
-        found.append(f"those of the onnx backend ({', '.join(missing)} missing{_because()}: {INSTALL_ONNX})")
+    if absent := missing_modules("onnx", "any"):
+        found.append(f"those of the onnx backend ({', '.join(absent)} missing{_because()}: {INSTALL_ONNX})")
     if missing_modules("torch", "any"):
         found.append(f"torchao's ({INSTALL_TORCHAO})")
     return f"Recipes that cannot run here: {'; '.join(found)}." if found else ""

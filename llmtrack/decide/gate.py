@@ -105,6 +105,7 @@ def gate(
     baselines = as_runs(baseline, experiment, tracking_uri)
     candidates = as_runs(candidate, experiment, tracking_uri)
     pairs, unmatched = match(baselines, candidates)
+    pairs, same = _measured(pairs, baselines, candidates)
     samples = samples_of(pairs, tracking_uri)
     asked = [
         PairCheck(pair, check)
@@ -117,8 +118,49 @@ def gate(
         raise UsageError("; ".join(unchecked))
     decided = decide([each.check for each in asked], alpha)
     checks = tuple(PairCheck(each.pair, check) for each, check in zip(asked, decided, strict=True))
-    notes = (*_notes(baselines, pairs, unmatched), *_doubts(pairs))
+    notes = (*_notes(baselines, pairs, unmatched), *same, *_doubts(pairs))
     return GateResult(checks, notes, strict, unchecked, allow_missing)
+
+
+def _measured(
+    pairs: Sequence[Pair], baselines: pd.DataFrame, candidates: pd.DataFrame
+) -> tuple[list[Pair], list[str]]:
+    """Return pairs of what was measured, each once, and say which scenarios are checked as part of another.
+
+    A scenario that is the same as another of its study has that one's figures.
+    """
+    checked = {_ids(pair) for pair in pairs}
+    kept, notes = [], []
+    for pair in pairs:
+        stands = Pair(_stand_in(pair.baseline, baselines), _stand_in(pair.candidate, candidates))
+        if _ids(stands) == _ids(pair):
+            kept.append(pair)
+        elif stands.baseline["run_id"] == stands.candidate["run_id"] or _ids(stands) in checked:
+            run = next(run for run in (pair.candidate, pair.baseline) if ask.has(run, "same_as"))
+            notes.append(
+                f"{ask.name(run)} is the same as {ask.text(run, 'same_as')}: {ask.text(run, 'reason')}"
+            )
+        else:
+            checked.add(_ids(stands))
+            kept.append(stands)
+    return kept, notes
+
+
+def _ids(pair: Pair) -> tuple[str, str]:
+    return str(pair.baseline["run_id"]), str(pair.candidate["run_id"])
+
+
+def _stand_in(run: pd.Series, runs: pd.DataFrame) -> pd.Series:
+    """Return the run of the scenario that a run's scenario is the same as, under its own name; else the run."""
+    if ask.text(run, "outcome") != "same_as":
+        return run
+    study = runs[ask.where(runs, "study_id", run.get("study_id"))]
+    found = ask.finished(study[ask.where(study, "scenario", run.get("same_as"))])
+    if found.empty:
+        return run
+    measured = found.iloc[0].copy()
+    measured["scenario"] = run["scenario"]
+    return measured
 
 
 def _check(rule: Rule, pair: Pair, samples: Mapping[str, Samples], across_environments: bool) -> Check | None:

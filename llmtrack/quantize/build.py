@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from llmtrack import installed
 from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
 from llmtrack.installed import INSTALL_ONNX, installed_version, missing_modules
 from llmtrack.models.cache import MANIFEST, build_once, read_manifest
@@ -118,7 +119,8 @@ def require_onnx(quantization: str) -> None:
     Raises:
         MissingDependencyError: it is.
     """
-    if missing := missing_modules("onnx", quantization):
+    needs = () if quantization == NONE else find_recipe("onnx", quantization).needs
+    if missing := [*missing_modules("onnx"), *installed.missing(needs)]:
         raise MissingDependencyError(f"the onnx backend needs {', '.join(missing)}: {INSTALL_ONNX}")
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ScenarioError
+from llmtrack.installed import OWN_RECIPES
 from llmtrack.quantize.options import Blocks, Dynamic, Mixed, Static
 from llmtrack.quantize.recipe import Built, Job, Recipe
 
@@ -68,6 +69,7 @@ RECIPES = (
         calibrated=True,
         depends_on_batch=True,
         version=2,
+        needs=OWN_RECIPES["onnx"],
     ),
     Recipe(
         "int8-static",
@@ -78,6 +80,7 @@ RECIPES = (
         Static,
         calibrated=True,
         version=2,
+        needs=OWN_RECIPES["onnx"],
     ),
     Recipe(
         "int8-mixed",
@@ -89,6 +92,7 @@ RECIPES = (
         calibrated=True,
         depends_on_batch=True,
         version=2,
+        needs=OWN_RECIPES["onnx"],
     ),
 )
 

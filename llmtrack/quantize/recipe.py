@@ -12,6 +12,7 @@ from typing import Any
 
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.extensions import RECIPES, broken, extensions, load_extension
+from llmtrack.installed import missing, missing_modules
 from llmtrack.options import NoOptions, chosen
 from llmtrack.quantize.options import CalibrationText
 from llmtrack.scenario import Scalar
@@ -79,6 +80,7 @@ class Recipe:
         computes: dtype of what is not quantized, unless another is asked for.
         arithmetic: what its matrix products are computed in, as in `EngineInfo`; empty: in that dtype.
         capability: compute capability that a GPU must have for it; None: it runs on a CPU, too.
+        needs: modules beside the backend's own without which it cannot be applied.
     """
 
     name: str
@@ -93,6 +95,12 @@ class Recipe:
     computes: str = "float32"
     arithmetic: str = ""
     capability: tuple[int, int] | None = None
+    needs: tuple[str, ...] = ()
+
+    @property
+    def lacking(self) -> list[str]:
+        """What would have to be installed for it."""
+        return [*missing_modules(self.backend), *missing(self.needs)]
 
     @property
     def label(self) -> str:

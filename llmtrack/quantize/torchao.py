@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from llmtrack.errors import MissingDependencyError, ScenarioError
-from llmtrack.installed import INSTALL_TORCHAO
+from llmtrack.installed import INSTALL_TORCHAO, OWN_RECIPES
 from llmtrack.quantize.recipe import Recipe
 from llmtrack.scenario import Scalar
 
@@ -102,6 +102,7 @@ RECIPES = (
         "weights of linear layers, 8 bits, a scale per output (torchao)",
         "int8",
         partial(_apply, _int8_weight_only),
+        needs=OWN_RECIPES["torch"],
     ),
     Recipe(
         "int8-dynamic",
@@ -110,6 +111,7 @@ RECIPES = (
         "int8",
         partial(_apply, _int8_dynamic),
         arithmetic="int8",
+        needs=OWN_RECIPES["torch"],
     ),
     Recipe(
         "int4-weight-only",
@@ -119,6 +121,7 @@ RECIPES = (
         partial(_apply, _int4_weight_only, capability=AMPERE, what="4-bit weights of the torch backend"),
         computes="bfloat16",
         capability=AMPERE,
+        needs=OWN_RECIPES["torch"],
     ),
     Recipe(
         "float8-weight-only",
@@ -128,6 +131,7 @@ RECIPES = (
         partial(_apply, _float8_weight_only, capability=ADA, what=_FLOAT8),
         computes="bfloat16",
         capability=ADA,
+        needs=OWN_RECIPES["torch"],
     ),
     Recipe(
         "float8-dynamic",
@@ -138,5 +142,6 @@ RECIPES = (
         computes="bfloat16",
         arithmetic="float8",
         capability=ADA,
+        needs=OWN_RECIPES["torch"],
     ),
 )

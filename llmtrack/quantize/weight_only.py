@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ScenarioError
+from llmtrack.installed import OWN_RECIPES
 from llmtrack.quantize.options import Blocks, HqqBlocks, SmallBlocks
 from llmtrack.quantize.recipe import Built, Job, Recipe
 
@@ -99,6 +100,7 @@ RECIPES = (
         apply_int8,
         Blocks,
         version=2,
+        needs=OWN_RECIPES["onnx"],
     ),
     Recipe(
         "int4-weight-only",
@@ -108,6 +110,7 @@ RECIPES = (
         apply_int4,
         SmallBlocks,
         version=2,
+        needs=OWN_RECIPES["onnx"],
     ),
     Recipe(
         "int4-hqq",
@@ -117,5 +120,6 @@ RECIPES = (
         apply_int4_hqq,
         HqqBlocks,
         version=2,
+        needs=OWN_RECIPES["onnx"],
     ),
 )

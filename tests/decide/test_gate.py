@@ -365,3 +365,49 @@ def test_a_figure_that_is_not_finite_is_none(side, value, monkeypatch):
     runs = [frame(run("a", run_id=each, perplexity=figures[each])) for each in ("baseline", "candidate")]
     found = gate(*runs, ["perplexity > +1%"])
     assert (found.exit_code, [each.check.outcome for each in found.checks]) == (2, ["missing"])
+
+
+def precision(side, same_as="float32", **float16):
+    """A study of two precisions, the second of which the machine does not have."""
+    ids = {"study_id": side, "environment_id": "e1", "workload_id": "w1"}
+    rows = [
+        run("float32", run_id=f"{side}-32", perplexity=20.0, **ids),
+        run(
+            "float16",
+            run_id=f"{side}-16",
+            outcome="same_as",
+            same_as=same_as,
+            reason="no float16 here",
+            **ids,
+        ),
+    ]
+    rows[1] |= float16
+    return frame(*rows)
+
+
+@pytest.mark.parametrize("one", [False, True])
+def test_a_scenario_that_is_the_same_as_another_is_checked_as_that_one(one, monkeypatch):
+    monkeypatch.setattr("llmtrack.decide.gate.samples_of", lambda pairs, uri: {})
+    baseline, candidate = precision("a"), precision("b")
+    found = gate(baseline.head(1) if one else baseline, candidate, ["perplexity > +1%"])
+    assert found.exit_code == 0
+    assert [each.check.outcome for each in found.checks] == ["kept"]
+    assert "float16 is the same as float32: no float16 here" in found.notes
+
+
+def test_one_that_was_measured_before_and_is_the_same_as_another_now_has_the_figures_of_that_one(monkeypatch):
+    monkeypatch.setattr("llmtrack.decide.gate.samples_of", lambda pairs, uri: {})
+    measured = {"outcome": "finished", "same_as": None, "perplexity": 15.0}
+    for sides, outcome in (
+        ((precision("a", **measured), precision("b")), "broken"),
+        ((precision("a"), precision("b", **measured)), "kept"),
+    ):
+        found = gate(*sides, ["perplexity > +1%"])
+        assert [each.check.outcome for each in found.checks] == ["kept", outcome]
+
+
+def test_one_that_is_the_same_as_what_is_not_there_is_missing(monkeypatch):
+    monkeypatch.setattr("llmtrack.decide.gate.samples_of", lambda pairs, uri: {})
+    measured = {"outcome": "finished", "same_as": None, "perplexity": 15.0}
+    found = gate(precision("a", **measured), precision("b", same_as="bfloat16"), ["perplexity > +1%"])
+    assert (found.exit_code, [each.check.outcome for each in found.checks]) == (2, ["kept", "missing"])

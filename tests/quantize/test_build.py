@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,7 @@ from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
 from llmtrack.models.load import identify
 from llmtrack.quantize import build
 from llmtrack.quantize.options import SmallBlocks
+from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.scenario import Variant
 
 
@@ -152,6 +154,19 @@ def test_without_the_extra_the_reason_and_the_remedy_are_said(transformers, why,
     assert 'torchao\'s (pip install "llmtrack[torchao]")' in line
     assert not available.available("onnx")
     assert available.available("torch")
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx", "genai"])
+def test_a_recipe_lacks_what_it_says_it_needs_and_nothing_that_others_need(backend, monkeypatch):
+    monkeypatch.setattr(available, "missing_modules", lambda backend, recipe="none": [])
+    monkeypatch.setattr("llmtrack.quantize.recipe.missing_modules", lambda backend, recipe="none": [])
+    monkeypatch.setattr(available, "_importable", lambda name: name not in ("torchao", "onnx_ir", "theirs"))
+    ours = {each.label: each.lacking for each in recipes()}
+    assert ours["torch/int8-dynamic"] == ["torchao"]
+    assert {tuple(lacking) for label, lacking in ours.items() if label.startswith("onnx/")} == {("onnx_ir",)}
+    theirs = Recipe("theirs", backend, "words", "int8", lambda model: None)
+    assert theirs.lacking == []
+    assert replace(theirs, needs=("theirs", "os")).lacking == ["theirs"]
 
 
 @pytest.fixture
