@@ -1,14 +1,15 @@
 """The interface that every backend fits under: generate token by token, and score.
 
 An engine does not time anything. It calls `on_step` when the tokens of a decode step have reached the
-host; `llmtrack.measure.timing` owns the clock, so every backend is timed in the same way.
+host; `llmtrack.measure.timing` owns the clock, so every backend is timed in the same way. Where a GPU works ahead of
+the host, waiting for each step would slow it down: then the engine hands back when the GPU itself had each step done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from llmtrack.options import NoOptions
 from llmtrack.scenario import Scalar, Variant
@@ -51,9 +52,12 @@ class Generated:
     Attributes:
         new_ids: the new token ids of each row, up to and including its first end-of-sequence token
             (when that is not suppressed); pads after it are not counted.
+        step_seconds: seconds from the beginning of the call to each step, by the device's clock, where it works ahead
+            of the host; None: `on_step` was called when each was there.
     """
 
     new_ids: tuple[tuple[int, ...], ...]
+    step_seconds: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -196,7 +200,7 @@ class Engine(Protocol):
         ...
 
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
-        """Generate greedily, calling `on_step` once for each step as its tokens reach the host."""
+        """Generate greedily, calling `on_step` once for each step as its tokens reach the host (see `Generated`)."""
         ...
 
     def score(
@@ -235,6 +239,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free the model."""
+        ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """An engine that makes something ready for each shape of a request, such as compiled code."""
+
+    def prepare(self, request: GenerateRequest) -> float:
+        """Make ready what a request needs; return the seconds that it took, 0 if it was ready."""
         ...
 
 

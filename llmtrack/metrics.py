@@ -473,6 +473,15 @@ METRICS: tuple[Metric, ...] = (
         needs=("machine",),
     ),
     Metric(
+        "compile_time_s",
+        "s",
+        "lower",
+        "time to compile and capture what the shapes of a scenario need; no part of any other time; absent where nothing was "
+        "compiled for it",
+        "wall-clock before the calls",
+        shown=Shown("compile s", decimals(1), place=95, quiet=True),
+    ),
+    Metric(
         "loss",
         "nats/token",
         "lower",
@@ -702,6 +711,18 @@ PARAMS: tuple[Param, ...] = (
         str,
         "name of the quantization recipe, or `none`",
         shown=Shown("quantization", place=50, keep=62),
+    ),
+    Param(
+        "compile",
+        str,
+        "whether and how it is compiled: `none`, `default` or `max-autotune`",
+        shown=Shown("compiled", place=55, keep=61),
+    ),
+    Param(
+        "decode_step",
+        str,
+        "how a decode step is computed: `eager`, or compiled over a static cache, with fused products or as the model is",
+        role="implied",
     ),
     Param("use_cache", bool, "whether the KV cache is used", shown=Shown("KV cache", place=90, keep=48)),
     Param(

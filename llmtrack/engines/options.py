@@ -8,6 +8,7 @@ from typing import Annotated
 from llmtrack.options import Checked, Option
 
 MOST_THREADS = 1_024
+COMPILE_MODES = ("none", "default", "max-autotune")
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,20 @@ class ThreadOption(Checked):
 
 
 @dataclass(frozen=True)
-class TorchOptions(ThreadOption):
+class CompileOption(Checked):
+    """Whether decoding and training are compiled."""
+
+    compile: Annotated[
+        str,
+        Option(
+            "Compile decoding over a static KV cache (on a GPU one CUDA graph a step), and training; torch backend only.",
+            choices=COMPILE_MODES,
+        ),
+    ] = "none"
+
+
+@dataclass(frozen=True)
+class TorchOptions(ThreadOption, CompileOption):
     """What the torch backend can be told."""
 
 

@@ -1,4 +1,4 @@
-"""The PyTorch engine: eager `generate` and chunked scoring of a transformers model."""
+"""The PyTorch engine: a transformers model that generates, eagerly or compiled, and scores in chunks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.streamers import BaseStreamer
 
 from llmtrack.devices import arithmetic_of, resolve_device, resolve_dtype, stored_label
 from llmtrack.engine import CacheGrowth, EngineInfo, Generated, GenerateRequest, Tokenized
+from llmtrack.engines.compiled import Compiler
+from llmtrack.engines.decoding import NO_COMPILE, choose_decoding
 from llmtrack.engines.forgetting import reset_rope
 from llmtrack.engines.options import TorchOptions
 from llmtrack.engines.rows import sharing_of, sharing_of_generation
+from llmtrack.engines.stamps import Stamps
 from llmtrack.engines.step import Step, observe_step, stored_tensors
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.context import context_length, first_position
@@ -42,8 +44,8 @@ def load(variant: Variant) -> TorchEngine:
     device = resolve_device(variant.device)
     dtype, label = resolve_dtype(variant.dtype, device)
     loaded = load_model(variant.model, device=device, dtype=dtype, revision=variant.revision)
-    threads = chosen(TorchOptions, variant.options).threads
-    facts: dict[str, Scalar] = {**loaded.facts, "threads": threads or torch.get_num_threads()}
+    told = chosen(TorchOptions, variant.options)
+    facts: dict[str, Scalar] = {**loaded.facts, "threads": told.threads or torch.get_num_threads()}
     if loaded.revision:
         facts["revision"] = loaded.revision
     if recipe is not None:
@@ -59,8 +61,9 @@ def load(variant: Variant) -> TorchEngine:
         facts=facts,
         tags=loaded.digests.tags,
         warnings=loaded.warnings,
-        threads=threads,
         arithmetic=recipe.arithmetic if recipe else "",
+        threads=told.threads,
+        compile=told.compile,
     )
 
 
@@ -98,6 +101,8 @@ class TorchEngine:
         warnings: findings in words.
         threads: threads that compute one operation on the CPU, in its own calls only; 0: as many as PyTorch takes.
         arithmetic: what matrix products are computed in, where it is not the dtype of the parameters.
+        compile: whether and how decoding is compiled: `none`, `default` or `max-autotune`.
+        compiler: compiles a function; None: `torch.compile`.
     """
 
     def __init__(
@@ -114,6 +119,8 @@ class TorchEngine:
         warnings: tuple[str, ...] = (),
         threads: int = 0,
         arithmetic: str = "",
+        compile: str = NO_COMPILE,
+        compiler: Compiler | None = None,
     ) -> None:
         self.model: Any = model
         self._threads = threads
@@ -137,6 +144,17 @@ class TorchEngine:
         self._sharing = sharing_of(model, self._logits, recurrent=step.cache.constant > 0)
         vocab_size = int(model.config.get_text_config().vocab_size)
         self._generating = sharing_of_generation(self._sharing, self._step_logits, vocab_size)
+        self._decoding, not_compiled = choose_decoding(
+            model,
+            compile,
+            pad_id=self._pad_id,
+            eos_ids=self._eos_ids,
+            first_position=self._first_position,
+            forward=self._logits,
+            sharing=self._generating,
+            step=step,
+            compiler=compiler,
+        )
         self._info = EngineInfo(
             model_id=model_id or getattr(model.config, "_name_or_path", "") or type(model).__name__,
             device=str(self._device),
@@ -154,10 +172,12 @@ class TorchEngine:
             vocab_size=int(model.config.get_text_config().vocab_size),
             load_time_s=load_time_s,
             file_size_bytes=file_size_bytes,
-            facts=facts or {},
+            facts={**(facts or {}), "compile": NO_COMPILE if not_compiled else compile}
+            | {"decode_step": self._decoding.name},
             tags=tags or {},
             warnings=warnings
             + unseen
+            + not_compiled
             + self._sharing.warnings
             + _emulation_warning(dtype_name, self._device),
             special_tokens=tokens.special_tokens(tokenizer),
@@ -181,38 +201,34 @@ class TorchEngine:
         return tokens.decode(self.tokenizer, ids)
 
     @torch.inference_mode()
+    def prepare(self, request: GenerateRequest) -> float:
+        """Compile what a request needs, if that has not been done; return the seconds that it took.
+
+        Raises:
+            ScenarioError: it cannot be compiled.
+        """
+        self._check(request)
+        with threads_set(self._threads):
+            return self._decoding.prepare(request)
+
+    @torch.inference_mode()
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
-        """Generate greedily through `model.generate`, calling `on_step` for each step.
+        """Generate greedily, calling `on_step` for each step.
 
         Raises:
             ScenarioError: the rows have pads, which would change what this model says.
         """
+        self._check(request)
+        reset_rope(self.model)
+        stamps = Stamps(self._device, on_step)
+        with threads_set(self._threads):
+            rows = self._decoding.generate(request, stamps)
+        eos_ids = frozenset() if request.ignore_eos else self._eos_ids
+        return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows.tolist()), stamps.seconds())
+
+    def _check(self, request: GenerateRequest) -> None:
         lengths = [len(row) for row in request.prompt_ids]
         self._generating.check(lengths, request.padded_length, request.max_new_tokens)
-        reset_rope(self.model)
-        input_ids, attention_mask = pad_rows(
-            request.prompt_ids, self._pad_id, request.padding_side, request.padded_length
-        )
-        config = GenerationConfig(
-            max_new_tokens=request.max_new_tokens,
-            min_new_tokens=request.max_new_tokens if request.ignore_eos else None,
-            do_sample=False,
-            num_beams=1,
-            use_cache=request.use_cache,
-            eos_token_id=sorted(self._eos_ids) or None,
-            pad_token_id=self._pad_id,
-        )
-        with threads_set(self._threads):
-            output = self.model.generate(
-                input_ids=input_ids.to(self._device),
-                attention_mask=attention_mask.to(self._device),
-                generation_config=config,
-                streamer=_StepStreamer(on_step),
-            )
-        eos_ids = frozenset() if request.ignore_eos else self._eos_ids
-        return Generated(
-            tuple(tokens.until_eos(row, eos_ids) for row in output[:, input_ids.shape[1] :].tolist())
-        )
 
     @torch.inference_mode()
     def score(
@@ -278,7 +294,7 @@ class TorchEngine:
 
     def close(self) -> None:
         """Free the model."""
-        del self.model, self._head, self._stateful
+        del self.model, self._head, self._stateful, self._decoding
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -346,7 +362,8 @@ class TorchEngine:
             )
         except Exception:  # a model that cannot generate says so when it is asked to
             return ()
-        return tuple(output.logits)
+        # `generate` shows them in float32, whatever they were computed in: their rounding is that of the model.
+        return tuple(each.to(self.model.dtype) for each in output.logits)
 
     def _forward(self, module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
         for stateful in self._stateful:  # that of the rows before, and of as many
@@ -381,26 +398,6 @@ def stored_dtypes(model: torch.nn.Module) -> dict[str, int]:
         if isinstance(tensor, torch.nn.Parameter) or tensor.is_floating_point():
             counts[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
     return dict(counts.most_common())
-
-
-class _StepStreamer(BaseStreamer):
-    """Calls back once for each decode step.
-
-    `generate` hands its streamer the prompt first, and then each step's tokens once they have been copied
-    to the host: the moment from which a token can be used.
-    """
-
-    def __init__(self, on_step: Callable[[], None]) -> None:
-        self._on_step = on_step
-        self._prompt_seen = False
-
-    def put(self, value: torch.Tensor) -> None:
-        if self._prompt_seen:
-            self._on_step()
-        self._prompt_seen = True
-
-    def end(self) -> None:
-        pass
 
 
 def _weight_bytes(tensors: Iterable[torch.Tensor]) -> int:

@@ -95,7 +95,7 @@ def sharing_of_generation(
         return sharing
     (ids, real), padded = _probe(vocab_size)
     for alone, beside in zip(generate(ids, real), generate(*padded), strict=False):
-        if _differ(alone[0], beside[0]):
+        if differ(alone[0], beside[0]):
             return Sharing(0, "left pads change what this model generates")
         if alone[0].argmax() != beside[0].argmax():  # by rounding: what follows is another text
             break
@@ -168,7 +168,7 @@ def changed_by_pads(forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor
         vocab_size: number of ids.
     """
     (ids, real), padded = _probe(vocab_size)
-    return _differ(forward(ids, real)[0, -1], forward(*padded)[0, -1])
+    return differ(forward(ids, real)[0, -1], forward(*padded)[0, -1])
 
 
 def _probe(vocab_size: int) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
@@ -179,6 +179,7 @@ def _probe(vocab_size: int) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[to
     return (ids, real), (next(padded), next(padded))
 
 
-def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether logits differ by more than rounding does."""
     tolerance = _TOLERANCES.get(one.dtype, _HALF_TOLERANCE)
     return bool((one - other).abs().max() > tolerance * one.float().std().clamp(min=1e-6))

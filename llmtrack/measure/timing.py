@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
 
-from llmtrack.engine import Engine, Generated, GenerateRequest
+from llmtrack.engine import Engine, Generated, GenerateRequest, Preparing
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.finite import check_finite
 from llmtrack.measure.formulas import GenerationTrace, derive, token_gaps_ms
@@ -186,19 +186,26 @@ def _warm_up(engine: Engine, arm: Arm, clock: Clock, on_call: Callable[[], None]
         rounds.add(engine, arm.requests, clock)
         if math.fsum(rounds.durations) + max(rounds.durations) > arm.policy.max_seconds:
             break
-    return _Repeats(rounds.durations[-1], rounds.warnings) if rounds.repeats else rounds
+    if not rounds.repeats:
+        return rounds
+    return _Repeats(rounds.durations[-1], rounds.warnings, rounds.compile_time_s)
 
 
 def trace_generate(
     engine: Engine, request: GenerateRequest, clock: Clock = time.perf_counter
 ) -> tuple[GenerationTrace, Generated]:
-    """Run one generate call and return its time stamps and token counts, with what it generated."""
-    stamps: list[float] = []
+    """Run one generate call and return its time stamps and token counts, with what it generated.
+
+    Where the device stamps its steps itself, its seconds count from the start: it was idle, so it began at once.
+    """
+    told: list[float] = []
     engine.synchronize()
     start = clock()
-    generated = engine.generate(request, on_step=lambda: stamps.append(clock()))
+    generated = engine.generate(request, on_step=lambda: told.append(clock()))
     engine.synchronize()
     end = clock()
+    by_device = generated.step_seconds
+    stamps = told if by_device is None else [start + seconds for seconds in by_device]
     trace = GenerationTrace(
         start=start,
         stamps=tuple(stamps),
@@ -222,11 +229,19 @@ class _Repeats:
     Args:
         warmup_s: seconds of the last round of the warm-up; None if there was none.
         warnings: what the warm-up found, in words.
+        compile_time_s: seconds that the engine took to compile for it.
     """
 
-    def __init__(self, warmup_s: float | None = None, warnings: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        warmup_s: float | None = None,
+        warnings: tuple[str, ...] = (),
+        compile_time_s: float = 0.0,
+    ) -> None:
         self.warmup_s = warmup_s
         self.warnings = warnings
+        self.compile_time_s = compile_time_s
+        self.compiled_late = 0
         self.repeats: list[tuple[GenerationTrace, ...]] = []
         self.outputs: list[tuple[tuple[int, ...], ...]] = []
         self.peaks: list[int] = []
@@ -245,8 +260,10 @@ class _Repeats:
         gauge: Gauge | None = None,
     ) -> None:
         self.beside.get("the peak memory", engine.reset_peak_memory, None)
+        for request in requests:
+            self._prepare(engine, request)
         before = self.beside.get("the state of the device", gauge.read, None) if gauge else None
-        done = [trace_generate(engine, request, clock) for request in requests]
+        done = [self._traced(engine, request, clock) for request in requests]
         after = self.beside.get("the state of the device", gauge.read, None) if gauge else None
         if before is not None and after is not None:
             self.readings.append((before, after))
@@ -257,6 +274,19 @@ class _Repeats:
             self.peaks.append(peak)
         if self.warmup_s is None and len(self.repeats) == 1:
             self.warnings = check_finite(engine, requests, self.outputs[0])
+
+    def _traced(
+        self, engine: Engine, request: GenerateRequest, clock: Clock
+    ) -> tuple[GenerationTrace, Generated]:
+        """Run one call; where an engine cannot keep what all of them need, it compiles once more, before the time runs."""
+        self._prepare(engine, request)
+        return trace_generate(engine, request, clock)
+
+    def _prepare(self, engine: Engine, request: GenerateRequest) -> None:
+        """Let the engine compile what the shape of a call needs."""
+        if isinstance(engine, Preparing) and (seconds := engine.prepare(request)):
+            self.compile_time_s += seconds
+            self.compiled_late += self.warmup_s is not None or bool(self.repeats)
 
     def timing(self, policy: RepeatPolicy) -> Timing:
         derived = [derive(*calls) for calls in self.repeats]
@@ -273,8 +303,16 @@ class _Repeats:
             warnings += (
                 "the repeats generated different tokens although decoding is greedy: not deterministic",
             )
+        if self.compiled_late:
+            warnings += (
+                f"compiled {self.compiled_late} times again between counted calls, outside of their time: the shapes are too many "
+                "to be kept",
+            )
+        metrics = {name: summary.median for name, summary in summaries.items()}
+        if self.compile_time_s:
+            metrics["compile_time_s"] = self.compile_time_s
         return Timing(
-            metrics={name: summary.median for name, summary in summaries.items()},
+            metrics=metrics,
             summaries=summaries,
             samples=samples,
             gaps_ms=tuple(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from llmtrack.devices import canonical_dtype
-from llmtrack.engines.options import ThreadOption
+from llmtrack.engines.options import CompileOption, ThreadOption
 from llmtrack.options import Checked, Option, taken
 from llmtrack.scenario import RepeatPolicy, Variant
 
@@ -42,8 +42,14 @@ class DtypeOption(Checked):
 
 
 @dataclass(frozen=True)
-class EngineOptions(ModelOptions, BackendOption, DtypeOption):
+class EngineOptions(ModelOptions, BackendOption, DtypeOption, CompileOption):
     """All that decides which loaded model is needed, quantization aside."""
+
+    def variant(self, **changes: Any) -> Variant:
+        """Return the variant that is asked for."""
+        if self.compile != CompileOption.compile:
+            changes["options"] = (*changes.get("options", ()), ("compile", self.compile))
+        return super().variant(**changes)
 
 
 @dataclass(frozen=True)

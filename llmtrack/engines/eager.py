@@ -1,0 +1,62 @@
+"""Decode step by step through transformers' `generate`, as anyone would call it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from llmtrack.engine import GenerateRequest
+from llmtrack.engines.stamps import Stamps
+from llmtrack.tensors.padding import pad_rows
+
+
+class EagerDecoding:
+    """Greedy decoding by `generate`.
+
+    Args:
+        model: a transformers model in `eval()`.
+        pad_id: what pads hold.
+        eos_ids: ids that end a sequence.
+    """
+
+    name = "eager"
+
+    def __init__(self, model: Any, pad_id: int, eos_ids: frozenset[int]) -> None:
+        self._model, self._pad_id, self._eos_ids = model, pad_id, eos_ids
+
+    def prepare(self, request: GenerateRequest) -> float:
+        """Return 0: there is nothing to prepare."""
+        return 0.0
+
+    def generate(self, request: GenerateRequest, stamps: Stamps) -> torch.Tensor:
+        """Return the (rows, new tokens) ids, on the host."""
+        ids, mask = pad_rows(request.prompt_ids, self._pad_id, request.padding_side, request.padded_length)
+        config = GenerationConfig(
+            max_new_tokens=request.max_new_tokens,
+            min_new_tokens=request.max_new_tokens if request.ignore_eos else None,
+            do_sample=False,
+            num_beams=1,
+            use_cache=request.use_cache,
+            eos_token_id=sorted(self._eos_ids) or None,
+            pad_token_id=self._pad_id,
+        )
+        output = self._model.generate(
+            input_ids=ids.to(self._model.device),
+            attention_mask=mask.to(self._model.device),
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([_Stamping(stamps)]),
+        )
+        return output[:, ids.shape[1] :].cpu()
+
+
+class _Stamping(StoppingCriteria):
+    """Never stops: it is asked once for each step, when its tokens have been chosen."""
+
+    def __init__(self, stamps: Stamps) -> None:
+        self._stamps = stamps
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **unused: Any) -> torch.Tensor:
+        self._stamps.step()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

@@ -1,0 +1,223 @@
+"""The decode step of a Llama-like model with few, large products: queries, keys and values in one, gate and up in one.
+
+The weights of the loaded model become views into the fused ones: what it says stays the same, and so does its memory.
+Whether a model is Llama-like its modules tell, not its name; whether the step is really its own, the caller tries
+(`llmtrack.engines.decoding`), since a model of the same modules may scale or rotate in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+_BODY = frozenset({"embed_tokens", "layers", "norm", "rotary_emb"})
+_LAYER = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
+_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+_ATTENTION_NORMS = frozenset({"q_norm", "k_norm"})
+_MLP = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
+
+
+@dataclass(frozen=True)
+class FusedCache:
+    """Keys and values of all layers, and the rotary angles of all positions.
+
+    Attributes:
+        keys: of each layer, (rows, key heads, length, width).
+        values: likewise.
+        cos: (positions, width).
+        sin: (positions, width).
+    """
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+class FusedModel:
+    """A Llama-like model as a step; see `llmtrack.engines.compiled.StepModel`.
+
+    Args:
+        model: a model of which `unfusible` has nothing to say.
+    """
+
+    name = "fused"
+    static_prefill = True
+
+    def __init__(self, model: Any) -> None:
+        body = model.base_model
+        self._embedding, self._rotary = body.embed_tokens, body.rotary_emb
+        self._layers = [FusedLayer(layer) for layer in body.layers]
+        self._norm, self._head = body.norm, model.get_output_embeddings()
+
+    def new_cache(self, rows: int, length: int, first_position: int) -> FusedCache:
+        """Return an empty cache of so many rows and tokens."""
+        like, first = self._embedding.weight, self._layers[0]
+        shape = (rows, first.key_heads, length, first.width)
+        keys, values = ([like.new_zeros(shape) for _ in self._layers] for _ in range(2))
+        positions = torch.arange(first_position + length, device=like.device)[None]
+        cos, sin = self._rotary(like.new_zeros((1, 1, 1)), positions)
+        return FusedCache(keys, values, cos[0].clone(), sin[0].clone())
+
+    def begin(self, cache: FusedCache) -> None:
+        """Do nothing: what a cache holds is masked until it is written anew."""
+
+    def logits(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        mask: torch.Tensor,
+        cache: FusedCache,
+    ) -> torch.Tensor:
+        """Return the (rows, vocabulary) logits after the last column; see `StepModel`."""
+        return self._run(lambda part: part, ids, positions, slots, mask, cache)
+
+    def compiled(self, compiler: Callable[[Any], Any]) -> Callable[..., torch.Tensor]:
+        """Return `logits` with its parts compiled: a layer once for all of them, which have the same shapes."""
+        parts = {part: compiler(part) for part in (_begin, _layer, _end)}
+        return lambda *inputs: self._run(parts.__getitem__, *inputs)
+
+    def _run(
+        self,
+        use: Callable[[Any], Any],
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        mask: torch.Tensor,
+        cache: FusedCache,
+    ) -> torch.Tensor:
+        begin, run_layer, end = use(_begin), use(_layer), use(_end)
+        hidden, cos, sin = begin(self._embedding, ids, positions, cache.cos, cache.sin)
+        for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
+            hidden = run_layer(layer, hidden, cos, sin, slots, mask, keys, values)
+        logits: torch.Tensor = end(self._norm, self._head, hidden)
+        return logits
+
+
+class FusedLayer(nn.Module):
+    """The weights of a layer, fused; those of the layer itself become views into them.
+
+    Args:
+        layer: a layer whose modules are those of Llama.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.width = int(attention.head_dim)
+        self.heads, self.key_heads = (
+            each.out_features // self.width for each in (attention.q_proj, attention.k_proj)
+        )
+        self.scale = float(getattr(attention, "scaling", self.width**-0.5))
+        self.qkv, self.qkv_bias = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.gate_up, self.gate_up_bias = _fuse(mlp.gate_proj, mlp.up_proj)
+        self.o_proj, self.down_proj, self.act_fn = attention.o_proj, mlp.down_proj, mlp.act_fn
+        self.before_attention, self.before_mlp = layer.input_layernorm, layer.post_attention_layernorm
+        self.q_norm: Any = getattr(attention, "q_norm", None)
+        self.k_norm: Any = getattr(attention, "k_norm", None)
+
+
+def _begin(
+    embedding: nn.Module,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return embedding(ids), cos[positions][:, None], sin[positions][:, None]
+
+
+def _layer(
+    layer: FusedLayer,
+    hidden: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    slots: torch.Tensor,
+    mask: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> torch.Tensor:
+    rows, length, _ = hidden.shape
+    fused = linear(layer.before_attention(hidden), layer.qkv, layer.qkv_bias)
+    parts = fused.view(rows, length, -1, layer.width)
+    query, key, value = parts.split((layer.heads, layer.key_heads, layer.key_heads), dim=2)
+    if layer.q_norm is not None:
+        query, key = layer.q_norm(query), layer.k_norm(key)
+    query, key = (_rotated(each.transpose(1, 2), cos, sin) for each in (query, key))
+    keys.index_copy_(2, slots, key)
+    values.index_copy_(2, slots, value.transpose(1, 2))
+    seen = scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=layer.heads != layer.key_heads
+    )
+    hidden = hidden + layer.o_proj(seen.transpose(1, 2).reshape(rows, length, -1))
+    gate, up = linear(layer.before_mlp(hidden), layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+    return hidden + layer.down_proj(layer.act_fn(gate) * up)
+
+
+def _end(norm: nn.Module, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = head(norm(hidden[:, -1]))
+    return logits
+
+
+def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = states.chunk(2, dim=-1)
+    return states * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _fuse(*linears: nn.Linear) -> tuple[nn.Parameter, nn.Parameter | None]:
+    """Put the weights of several products of one input into one tensor, of which theirs become views."""
+    weight = _joined([each.weight for each in linears])
+    biases = [each.bias for each in linears]
+    bias = None if biases[0] is None else _joined(biases)
+    begin = 0
+    for each in linears:
+        rows = slice(begin, begin + each.out_features)
+        each.weight = nn.Parameter(weight[rows], requires_grad=False)
+        if bias is not None:
+            each.bias = nn.Parameter(bias[rows], requires_grad=False)
+        begin += each.out_features
+    return weight, bias
+
+
+def _joined(tensors: list[Any]) -> nn.Parameter:
+    return nn.Parameter(torch.cat([each.detach() for each in tensors]), requires_grad=False)
+
+
+def unfusible(model: Any) -> str:
+    """Return why the modules of a model are not those of Llama, in words; empty if they are."""
+    body = model.base_model
+    if body is model or model.get_output_embeddings() is None:
+        return "it has no body and head of its own"
+    if not _has(body, _BODY):
+        return "its body is not that of Llama"
+    for layer in body.layers:
+        if not (
+            _has(layer, _LAYER)
+            and _has(layer.self_attn, _ATTENTION, _ATTENTION_NORMS)
+            and _has(layer.mlp, _MLP)
+        ):
+            return "its layers are not those of Llama"
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (
+            *(getattr(attention, name) for name in sorted(_ATTENTION)),
+            *(getattr(mlp, name) for name in sorted(_MLP - {"act_fn"})),
+        )
+        if not all(type(each) is nn.Linear and type(each.weight) is nn.Parameter for each in projections):
+            return "its weights are quantized or packed"
+        groups = (("q_proj", "k_proj", "v_proj"), attention), (("gate_proj", "up_proj"), mlp)
+        for names, holder in groups:
+            if len({getattr(holder, name).bias is None for name in names}) > 1:
+                return "some of its products have a bias and some have none"
+    return ""
+
+
+def _has(module: Any, names: frozenset[str], optional: frozenset[str] = frozenset()) -> bool:
+    """Return whether a module has these children, and no others but optional ones, which come together."""
+    found = {name for name, _ in module.named_children()}
+    return found in (names, names | optional)
