@@ -18,6 +18,7 @@ OWN_RECIPES: Mapping[str, tuple[str, ...]] = {"onnx": ("onnx_ir",), "torch": ("t
 
 RUNTIMES: Mapping[str, tuple[str, ...]] = {
     "genai": ("onnxruntime_genai", "onnx"),
+    "openvino": ("openvino",),
 }
 """What the backends need that convert a model by a tool of their own: each is an extra of its name."""
 

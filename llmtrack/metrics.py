@@ -947,6 +947,13 @@ PARAMS: tuple[Param, ...] = (
     ),
     Param("block_size", int, "of weight-only recipes: weights that share a scale"),
     Param("symmetric", bool, "of weight-only recipes: whether blocks have no zero point of their own"),
+    Param(
+        "accuracy_level", int, "of `genai` recipes: what products are computed in; 4: activations in 8 bits"
+    ),
+    Param("algorithm", str, "of `genai` recipes: how weights are rounded"),
+    Param("group_size", int, "of `openvino` recipes: weights that share a scale"),
+    Param("ratio", float, "of `openvino` recipes: share of the layers in 4 bits"),
+    Param("kv_cache", str, "of `openvino`: what keys and values are kept in"),
     Param("weight_bits", int, "of weight-only recipes: bits of a weight"),
     Param(
         "keep_quality",

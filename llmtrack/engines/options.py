@@ -49,6 +49,19 @@ class GenaiOptions(ThreadOption):
 
 
 @dataclass(frozen=True)
+class OpenvinoOptions(ThreadOption):
+    """What the openvino backend can be told."""
+
+    kv_cache: Annotated[
+        str,
+        Option(
+            "What keys and values are kept in; OpenVINO's own default is uint8.",
+            choices=("float32", "float16", "uint8"),
+        ),
+    ] = "float32"
+
+
+@dataclass(frozen=True)
 class OnnxOptions(ThreadOption):
     """What the onnx backend can be told."""
 

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from llmtrack.engine import Backend, Engine, EngineInfo
-from llmtrack.engines.options import GenaiOptions, OnnxOptions, TorchOptions
+from llmtrack.engines.options import GenaiOptions, OnnxOptions, OpenvinoOptions, TorchOptions
 from llmtrack.errors import UsageError
 from llmtrack.extensions import ENGINES, broken, extensions, load_extension
 from llmtrack.options import refuse_unknown
@@ -19,10 +19,16 @@ from llmtrack.scenario import Scalar, Variant
 BUILTIN = {
     "genai": "llmtrack.engines.genai",
     "onnx": "llmtrack.engines.onnx",
+    "openvino": "llmtrack.engines.openvino",
     "torch": "llmtrack.engines.pytorch",
 }
 
-OPTIONS: dict[str, type] = {"genai": GenaiOptions, "onnx": OnnxOptions, "torch": TorchOptions}
+OPTIONS: dict[str, type] = {
+    "genai": GenaiOptions,
+    "onnx": OnnxOptions,
+    "openvino": OpenvinoOptions,
+    "torch": TorchOptions,
+}
 
 
 def backends() -> list[str]:

@@ -23,6 +23,7 @@ BUILTIN = (
     "llmtrack.quantize.int8",
     "llmtrack.quantize.torchao",
     "llmtrack.convert.genai",
+    "llmtrack.convert.openvino",
 )
 
 NONE = "none"

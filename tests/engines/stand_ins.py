@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from llmtrack.convert.build import Converter
 from llmtrack.models.cache import build_once
@@ -56,3 +57,51 @@ def _genai_config(config: dict[str, int]) -> dict[str, object]:
         "decoder": decoder,
     }
     return {"model": model, "search": {"max_length": length, "past_present_share_buffer": False}}
+
+
+def openvino_converted(
+    converter: Converter, source: ModelFolder, arguments: Sequence[str], label: str
+) -> Path:
+    """Return a folder that OpenVINO runs: Optimum's ONNX export of the model, with its KV cache made a state."""
+
+    def build(folder: Path) -> dict[str, str]:
+        import openvino
+        import torch
+        from optimum.exporters.onnx import onnx_export_from_model
+
+        from llmtrack.models.load import load_model
+        from llmtrack.onnx.export import TASK
+
+        loaded = load_model(str(source.path), device="cpu", dtype=torch.float32)
+        onnx_export_from_model(loaded.model, str(folder), task=TASK, do_validation=False)
+        loaded.tokenizer.save_pretrained(str(folder))
+        graph = openvino.Core().read_model(str(folder / MODEL_FILE))
+        _keep_cache(graph)
+        openvino.save_model(graph, folder / "openvino_model.xml", compress_to_fp16=False)
+        return {}
+
+    return build_once(f"openvino-{digest([source.tags])}", build)
+
+
+def _keep_cache(graph: Any) -> None:
+    """Turn the inputs and outputs of a KV cache into a state that begins empty, with as many rows as there are ids."""
+    import numpy as np
+    from openvino import opset13 as ops
+    from openvino._offline_transformations import apply_make_stateful_transformation
+
+    (ids,) = (each for each in graph.inputs if each.get_any_name() == "input_ids")
+    zero = ops.constant(np.array([0], dtype=np.int64))
+    rows = ops.gather(ops.shape_of(ids), zero, ops.constant(np.array(0, dtype=np.int64)))
+    past = [each for each in graph.inputs if each.get_any_name().startswith("past_key_values")]
+    names = {each.get_any_name(): each.get_any_name().replace("past_key_values", "present") for each in past}
+    shapes = {each.get_any_name(): each.get_partial_shape() for each in past}
+    apply_make_stateful_transformation(graph, names)
+    for node in graph.get_ops():
+        if node.get_type_name() == "ReadValue":
+            shape = next(shapes[name] for name in shapes if node.get_variable_id().startswith(name))
+            heads, width = (
+                ops.constant(np.array([shape[axis].get_length()], dtype=np.int64)) for axis in (1, 3)
+            )
+            empty = ops.concat([rows, heads, zero, width], axis=0)
+            node.set_arguments([ops.broadcast(ops.constant(np.float32(0)), empty)])
+    graph.validate_nodes_and_infer_types()

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from llmtrack.engine import Engine
-from llmtrack.engines import genai
+from llmtrack.engines import genai, openvino
 from llmtrack.engines.registry import load_engine
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.installed import available
 from llmtrack.testing import EngineConformance
-from tests.engines.stand_ins import genai_converted
+from tests.engines.stand_ins import genai_converted, openvino_converted
 
 
 class TestTorch(EngineConformance):
@@ -47,6 +47,27 @@ class TestGenai(EngineConformance):
 
     def load(self, model: str) -> Engine:
         return load_engine(model, backend="genai", device="cpu", threads=1)
+
+
+@pytest.mark.skipif(not available("onnx", "any"), reason="the onnx extra is not installed")
+@pytest.mark.skipif(
+    not available("openvino"), reason="the openvino extra is not installed: the rest works without it"
+)
+class TestOpenvino(EngineConformance):
+    """On our own export, which needs no build environment."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    def _converted_here(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(openvino, "converted", openvino_converted)
+            yield
+
+    def load(self, model: str) -> Engine:
+        return load_engine(model, backend="openvino", device="cpu", threads=1)
+
+
+class TestOpenvinoWithLearnedPositions(TestOpenvino):
+    model = "synthetic:tiny-gpt2"
 
 
 class TestScripted(EngineConformance):
