@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack import installed
+from llmtrack.compat import import_transformers
 from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
 from llmtrack.installed import INSTALL_ONNX, installed_version, missing_modules
 from llmtrack.models.cache import MANIFEST, build_once, read_manifest
@@ -171,6 +172,7 @@ def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *argum
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            import_transformers()
             # The manifest holds what is returned, so it must be JSON.
             return json.loads(json.dumps(work(*arguments), default=float))
     except LlmtrackError:

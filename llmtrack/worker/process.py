@@ -106,6 +106,9 @@ def _quieten() -> None:
     # Where torchao is installed, transformers imports it, and it complains of kernels for other hardware.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
+    from llmtrack.compat import import_transformers
+
+    import_transformers()
     from transformers.utils import logging as advice
 
     advice.disable_progress_bar()

@@ -16,13 +16,14 @@ from tests.conftest import HANG_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Read by every Python process at its start: the worker may not import mlflow, the others no framework.
+# Read by every Python process at its start: the worker may not import mlflow, nor scikit-learn, which takes seconds and
+# which transformers imports wherever it is there; the others no framework.
 FORBID = """
 import importlib.machinery
 import sys
 
 measures = "llmtrack.worker.process" in sys.orig_argv
-FORBIDDEN = {"mlflow"} if measures else {"torch", "transformers", "tokenizers", "optimum", "onnxruntime"}
+FORBIDDEN = {"mlflow", "sklearn"} if measures else {"torch", "transformers", "tokenizers", "optimum", "onnxruntime"}
 
 
 class Border:

@@ -1,0 +1,22 @@
+"""How transformers is imported where MLflow has brought scikit-learn."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+IMPORTS = """
+import sys
+from llmtrack.compat import import_transformers
+
+import_transformers()
+import_transformers()
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+assert "sklearn" not in sys.modules
+import sklearn
+"""
+
+
+def test_transformers_does_without_scikit_learn_and_who_wants_it_has_it():
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True)
