@@ -128,8 +128,8 @@ def _config(name: str, config: Config) -> Any:
 def _built(name: str, config: Config) -> Experiment:
     declared = DECLARED_BY_NAME[name]
     if not config.quick:
-        return declared.build(_config(name, config))
-    return declared.build(declared.quick(_config(name, quicker(config))))
+        return declared.experiment(_config(name, config))
+    return declared.experiment(declared.quick(_config(name, quicker(config))))
 
 
 def _few_repeats(experiment: Experiment) -> Experiment:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from llmtrack.options import changed
 from llmtrack.scenario import Scalar, Scenario
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Experiment:
         settings: resolved settings, tracked with the study as `cfg.NAME`.
         show_block: print every metric of each run, not only the table.
         focus: what its own table is about; None: everything that is tracked.
+        asked: parameters that are not as by default, as the command line takes them: by these it is measured again.
         follow: in a suite, returns what is really measured, from the runs that were tracked before it; the scenarios keep
             their names.
     """
@@ -49,6 +51,7 @@ class Experiment:
     settings: Mapping[str, Scalar] = field(default_factory=dict)
     show_block: bool = False
     focus: Focus | None = None
+    asked: Mapping[str, str] = field(default_factory=dict)
     follow: Callable[[pd.DataFrame], Experiment] | None = None
 
 
@@ -77,6 +80,10 @@ class Declaration(Generic[Config]):
     quick: Callable[[Config], Config] = as_it_is
     first_look: bool = True
     more: str = ""
+
+    def experiment(self, config: Config) -> Experiment:
+        """Return the experiment that a config asks for, with what was asked."""
+        return replace(self.build(config), asked=changed(config))
 
 
 @dataclass(frozen=True)

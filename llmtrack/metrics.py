@@ -19,6 +19,7 @@ SPREAD_PREFIX = "spread/"
 SERIES_PREFIX = "series/"
 ENV_TAG_PREFIX = "llmtrack.env."
 SETTING_PREFIX = "cfg."
+ASKED_TAG = "llmtrack.asked"
 ALIAS_PREFIX = "llmtrack.alias."
 
 
@@ -1015,6 +1016,10 @@ TAGS: tuple[Tag, ...] = (
     Tag(
         "llmtrack.taken_over",
         "runs of earlier studies that are this study's by `resume`: id to scenario and baseline",
+    ),
+    Tag(
+        ASKED_TAG,
+        "parameters of the experiment that are not as by default, as JSON: by these it is measured again",
     ),
     Tag("llmtrack.question", "the question that the experiment asks"),
     Tag("llmtrack.version", "version of llmtrack"),

@@ -301,6 +301,15 @@ def tracked(config: Any, **resolved: Any) -> dict[str, Any]:
     }
 
 
+def changed(config: Any) -> dict[str, str]:
+    """Return, as the command line takes it, what a config says otherwise than by default and is tracked."""
+    return {
+        each.name: written(getattr(config, each.name))
+        for each in parameters(type(config))
+        if each.option.tracked and getattr(config, each.name) != each.default
+    }
+
+
 def taken(config: type[Config], source: Any, **changes: Any) -> Config:
     """Return a config (or a part of one, such as a task) with what another one says about the same fields."""
     names = [field.name for field in fields(config)]  # type: ignore[arg-type]

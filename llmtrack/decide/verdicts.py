@@ -7,6 +7,7 @@ that either run carries itself. Enough repeats, a correction for many comparison
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference, Spread, Verdict, difference, judge
 from llmtrack.decide.significance import ALPHA
 from llmtrack.errors import LlmtrackError
-from llmtrack.scenario import DEFAULT_MODEL, RepeatPolicy
+from llmtrack.scenario import DEFAULT_MODEL, GenerateTask, RepeatPolicy, Variant
 from llmtrack.tracking import ask
 from llmtrack.tracking.artifacts import SAMPLES, raw_samples
 
@@ -109,17 +110,36 @@ def measure_more(run: pd.Series, repeats: int = 0) -> str:
         "--env-manager",
         "local",
     ]
-    model = ask.text(run, "model")
-    if model and model != DEFAULT_MODEL:
-        words += ["-P", f"model={model}"]
+    given = asked_of(run)
     # What only scores or trains repeats nothing, and takes no such parameter.
     if repeats and ask.has(run, "max_new_tokens"):
         wanted = max(repeats, int(ask.number(run, "min_repeats") or 0))
-        words += ["-P", f"min_repeats={wanted}"]
+        given["min_repeats"] = str(wanted)
         seconds = wanted * _ROOM * (ask.number(run, "total_latency_s") or 0.0)
         if seconds > (ask.number(run, "max_seconds") or RepeatPolicy.max_seconds):
-            words += ["-P", f"max_seconds={math.ceil(seconds)}"]
-    return shlex.join(words)
+            given["max_seconds"] = str(math.ceil(seconds))
+    return shlex.join(
+        [*words, *(word for name, value in given.items() for word in ("-P", f"{name}={value}"))]
+    )
+
+
+def asked_of(run: pd.Series) -> dict[str, str]:
+    """Return the parameters by which a run's experiment is asked for again, where they are not as by default.
+
+    Of a run that does not tell them (of an older version) these are what every experiment takes, as far as params tell.
+    """
+    if ask.has(run, "asked"):
+        told: dict[str, str] = json.loads(str(run["asked"]))
+        # What is measured already is to be measured again.
+        return {name: value for name, value in told.items() if name != "resume"}
+    defaults = {
+        "model": ("model", DEFAULT_MODEL),
+        "revision": ("revision", ""),
+        "device": ("device_requested", Variant.device),
+        "max_new_tokens": ("max_new_tokens", str(GenerateTask.max_new_tokens)),
+    }
+    found = {name: ask.text(run, param) for name, (param, _) in defaults.items()}
+    return {name: value for name, value in found.items() if value not in ("", defaults[name][1])}
 
 
 def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.DataFrame:

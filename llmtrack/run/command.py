@@ -56,6 +56,6 @@ def command(declared: Declaration[Any]) -> ConfigCommand:
     """Return the command that runs a declared experiment."""
 
     def run(config: Any) -> None:
-        run_experiment(declared.build(config), config)
+        run_experiment(declared.experiment(config), config)
 
     return ConfigCommand(declared.name, declared.config, run, help=declared.question)

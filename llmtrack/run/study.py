@@ -129,6 +129,7 @@ def run_study(
         experiment.settings,
         facts,
         suite_id=suite_id,
+        asked=experiment.asked,
         tags={} if earlier is None else taken_over_tag(earlier),
     )
     with opened(tracker, executor, start) as study:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import secrets as random_source
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from llmtrack.errors import TrackingError
+from llmtrack.metrics import ASKED_TAG
 from llmtrack.redaction import redact, secrets_of
 from llmtrack.scenario import Failure, Measurement, Outcome, Scalar, Scenario, StepValues
 from llmtrack.stopping import stop_in_order
@@ -158,6 +160,7 @@ class Tracker:
         environment: Mapping[str, str],
         suite_id: str | None = None,
         tags: Mapping[str, str] | None = None,
+        asked: Mapping[str, str] | None = None,
     ) -> Study:
         """Open the run of a study, in state RUNNING.
 
@@ -168,14 +171,16 @@ class Tracker:
             environment: facts of `llmtrack.tracking.environment.environment`.
             suite_id: id of the suite it is part of.
             tags: further tags of the study's own run.
+            asked: parameters that are not as by default; every run of the study tells them.
 
         Raises:
             TrackingError: the spool cannot be written, or the store refuses.
         """
         study_id = new_study_id(experiment)
-        context = StudyContext(
-            study_id, experiment, suite_id, environment_tags(environment) | {owner.TAG: owner.this_process()}
-        )
+        shared = environment_tags(environment) | {owner.TAG: owner.this_process()}
+        if asked is not None:
+            shared[ASKED_TAG] = json.dumps(dict(asked))
+        context = StudyContext(study_id, experiment, suite_id, shared)
         record = study_record(context, question, settings, now_ms())
         record = dataclasses.replace(record, tags={**record.tags, **(tags or {})})
         joined, self._joinable = self._joinable, None

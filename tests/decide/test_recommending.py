@@ -162,6 +162,20 @@ def test_the_command_that_measures_more_can_be_pasted(name):
     assert given.get("min_repeats", "6") == "6", "no fewer than there were"
 
 
+def test_the_command_asks_for_all_that_was_asked_and_not_to_take_over_what_is_there():
+    asked = {"model": "m", "device": "cpu", "dtype": "bfloat16", "max_new_tokens": "8", "resume": "true"}
+    words = measure_more(frame(run("a", min_repeats=5) | {"asked": json.dumps(asked)}).iloc[0], 7)
+    assert words.endswith("-P model=m -P device=cpu -P dtype=bfloat16 -P max_new_tokens=8 -P min_repeats=7")
+    assert "resume" not in words
+
+
+def test_of_an_older_run_the_command_asks_for_what_every_experiment_takes():
+    old = run("a", model="m", revision="r1", device_requested="cuda:1", max_new_tokens=8, backend="onnx")
+    words = measure_more(frame(old).iloc[0], 7)
+    assert words.endswith("-P model=m -P revision=r1 -P device=cuda:1 -P max_new_tokens=8 -P min_repeats=7")
+    assert "-P" not in measure_more(frame(run("a", device_requested="auto")).iloc[0])
+
+
 def test_the_command_makes_room_for_the_repeats_that_it_asks_for():
     slow = frame(run("a", total_latency_s=20.0, max_seconds=60.0)).iloc[0]
     assert measure_more(slow, 6).endswith("-P min_repeats=6 -P max_seconds=240")

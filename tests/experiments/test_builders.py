@@ -10,7 +10,7 @@ import pytest
 from experiments import baseline, perplexity, precision, prompt_length, quantization, suite, training
 from llmtrack.decide.differences import enough_repeats
 from llmtrack.errors import UsageError
-from llmtrack.options import taken, tracked
+from llmtrack.options import parameters, taken, tracked
 from llmtrack.run.settings import Settings
 from llmtrack.scenario import (
     DEFAULT_MODEL,
@@ -52,6 +52,28 @@ def test_every_experiment(name):
             assert scenario.repeat == RepeatPolicy(2, 3, 1.0, 60.0)
     assert experiment.settings.get("max_new_tokens", 7) == 7, "of those that generate"
     assert all(isinstance(value, (str, int, float, bool)) for value in experiment.settings.values())
+
+
+def _but_for_folders(scenario: Scenario) -> Scenario:
+    """Leave out where training writes, and how often the quick suite repeats at most."""
+    task = replace(scenario.task, output="") if isinstance(scenario.task, TrainTask) else scenario.task
+    return replace(scenario, task=task, repeat=replace(scenario.repeat, max_repeats=0))
+
+
+@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("name", suite.NAMES)
+def test_what_was_asked_asks_for_the_same_again(name, quick):
+    """By it a command is made that measures more: of the same device, dtype, lengths and all else."""
+    (experiment,) = suite.experiments_of([name], taken(suite.Config, SETTINGS, quick=quick, threads=2))
+    declared = suite.DECLARED_BY_NAME[name]
+    own = {each.name: each for each in parameters(declared.config)}
+    again = declared.experiment(
+        declared.config(**{key: own[key].parse(text) for key, text in experiment.asked.items()})
+    )
+    assert again.asked == experiment.asked
+    assert again.settings == experiment.settings
+    assert list(map(_but_for_folders, experiment.scenarios)) == list(map(_but_for_folders, again.scenarios))
+    assert {"model", "revision", "device", "threads"} - {*experiment.asked} <= {"model", "revision"}
 
 
 @pytest.mark.parametrize("name", suite.NAMES)
