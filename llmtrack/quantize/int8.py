@@ -121,7 +121,7 @@ def instruction_set(machine: str, flags: frozenset[str]) -> str:
 
 
 def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> ModelProto:
-    """Return the graph with every linear layer's weight and activations in 8 bits.
+    """Return the graph with every linear layer's weight (a scale for each column) and activations in 8 bits.
 
     Only products with a constant weight are quantized: Optimum by itself would also round attention's own.
 
@@ -140,10 +140,11 @@ def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> Mode
     from llmtrack.devices import cpu_flags
     from llmtrack.onnx import graph
     from llmtrack.onnx.session import MODEL_FILE
+    from llmtrack.quantize.columns import scale_by_column
 
     configuration = getattr(AutoQuantizationConfig, instruction_set(platform.machine(), cpu_flags()))(
         is_static=calibration is not None,
-        per_channel=True,
+        per_channel=False,  # columns have scales of their own all the same: see below
         nodes_to_quantize=[layer.node for layer in graph.linears(base)],
         operators_to_quantize=["MatMul"],
     )
@@ -166,7 +167,9 @@ def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> Mode
             calibration_tensors_range=ranges,
             use_external_data_format=graph.weight_bytes(base) > 4 * graph.MAX_EMBEDDED_BYTES,
         )
-        return graph.load(out / MODEL_FILE)
+        quantized = graph.load(out / MODEL_FILE)
+    scale_by_column(quantized, base)
+    return quantized
 
 
 def _gentle_head(quantized: ModelProto, base: ModelProto, tied: bool, block_size: int) -> None:
