@@ -126,6 +126,7 @@ def require_onnx(quantization: str) -> None:
 
 
 def _export(spec: str, revision: str | None, folder: str) -> dict[str, Any]:
+    import_transformers()
     from llmtrack.onnx.export import export
 
     return export(spec, revision, Path(folder))
@@ -134,6 +135,7 @@ def _export(spec: str, revision: str | None, folder: str) -> dict[str, Any]:
 def _quantize(
     backend: str, name: str, options: dict[str, Scalar], corpus: str, source: str, folder: str
 ) -> dict[str, Any]:
+    import_transformers()
     recipe = find_recipe(backend, name)
     target = Path(folder)
     facts: dict[str, Scalar] = {}
@@ -172,7 +174,6 @@ def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *argum
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            import_transformers()
             # The manifest holds what is returned, so it must be JSON.
             return json.loads(json.dumps(work(*arguments), default=float))
     except LlmtrackError:

@@ -18,13 +18,15 @@ pytestmark = [
 ]
 
 # Perplexity over float32's at most, on text that quantization has not seen; these do not depend on the machine's speed.
-BOUNDS = {"onnx-int8-weight-only": 1.01, "onnx-int8-dynamic": 1.03, "onnx-int8-static": 1.05}
+BOUNDS = {"onnx-int8-weight-only": 1.01, "onnx-int8-dynamic": 1.03, "onnx-int8-static": 1.035}
 
 
 @pytest.mark.slow(300)
 def test_recipes_keep_the_quality_of_the_real_model(mlflow_run, tracked, smollm2_spec):
     recipes = ",".join(name.replace("onnx-", "onnx/") for name in BOUNDS)
     parameters = {**QUICK, "recipes": recipes, "prompt_tokens": 64, "reference_tokens": 256}
+    # A quarter of what is calibrated with by default keeps the bounds, and the search takes a quarter of its time.
+    parameters["calibration_tokens"] = 512
     output = ok(mlflow_run("quantization", model=smollm2_spec, **parameters))
     runs = tracked.runs().set_index("scenario")
     assert set(runs["status"]) == {"FINISHED"}
