@@ -81,11 +81,17 @@ def reading(runs: pd.DataFrame) -> list[str]:
         return ["Nothing was measured."]
     first, best = done.iloc[0], knee(done)
     grown = say.compare(first, best, "tokens_per_sec", len(done) - 1)
-    lines = [
-        f"Throughput grows up to a batch size of {best['batch_size']}: {best['tokens_per_sec']:.1f} tokens/s, "
-        f"{best['tokens_per_sec'] / first['tokens_per_sec']:.2f}x that of batch size {first['batch_size']}"
-        f"{say.in_doubt(grown)}."
-    ]
+    if best["run_id"] == first["run_id"]:
+        lines = [
+            f"No larger batch is known to make more than batch size {first['batch_size']}: "
+            f"{first['tokens_per_sec']:.1f} tokens/s."
+        ]
+    else:
+        lines = [
+            f"Throughput grows up to a batch size of {best['batch_size']}: {best['tokens_per_sec']:.1f} tokens/s, "
+            f"{best['tokens_per_sec'] / first['tokens_per_sec']:.2f}x that of batch size {first['batch_size']}"
+            f"{say.in_doubt(grown)}."
+        ]
     lines += say.cannot_tell(best, [run for _, run in done.iterrows()], "tokens_per_sec")
     if best["batch_size"] == done.iloc[-1]["batch_size"] and len(done) > 1:
         lines.append("That is the largest one tried, so a larger one may do more: raise sizes.")

@@ -83,8 +83,6 @@ def reading(runs: pd.DataFrame) -> list[str]:
             f"the weights take {run['model_size_mib'] / base['model_size_mib']:.0%} of the memory, "
             f"and greedy decoding gives {same} tokens."
         )
-    for _, run in runs[ask.where(runs, "outcome", "same_as")].iterrows():
-        lines.append(f"{run['scenario']} was not measured on its own: {run['reason']}.")
     lines.append(
         "Speed is half of the choice: the perplexity experiment with the same dtype tells what it costs."
     )

@@ -38,6 +38,7 @@ PRECISIONS = ("float32", "float16", "bfloat16")
 FOCUS = Focus(
     columns=(
         "file_size_mib",
+        "tokens_per_sec",
         "prefill_tokens_per_sec",
         "decode_tokens_per_sec",
         "loss",

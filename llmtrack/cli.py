@@ -499,8 +499,8 @@ def alias(name: str, run_id: str, tracking_uri: str | None) -> None:
 def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
     """Say what this machine and installation can do, what is missing, and how to get it."""
     if repair:
-        from llmtrack.report.words import plural
         from llmtrack.tracking.abandoned import close_abandoned
+        from llmtrack.words import plural
 
         closed = close_abandoned(tracking_uri)
         click.echo(f"{plural(len(closed), 'run')} ended as killed{': ' if closed else ''}{', '.join(closed)}")

@@ -16,6 +16,7 @@ from llmtrack.decide.comparability import CONVENTION, scored_key
 from llmtrack.errors import UsageError
 from llmtrack.tracking import ask
 from llmtrack.tracking.cells import LOADED, cells_of, configuration, in_order_of_time, keys, newest_of_each
+from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,5 +129,8 @@ def _commonest(runs: pd.DataFrame, names: Sequence[str], what: str, notes: list[
     last = {key: number for number, key in enumerate(found)}
     chosen = max(last, key=lambda key: (found.count(key), last[key]))
     kept = [key == chosen for key in found]
-    notes.append(f"{len(kept) - sum(kept)} runs {what} are left out: choose runs by --study or --experiment")
+    left = plural(len(kept) - sum(kept), "run")
+    notes.append(
+        f"{left} {what} {'is' if left.startswith('1 ') else 'are'} left out: choose runs by --study or --experiment"
+    )
     return runs[kept]

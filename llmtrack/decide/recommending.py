@@ -16,6 +16,7 @@ from llmtrack.decide.verdicts import doubts, measure_more, tell
 from llmtrack.errors import UsageError
 from llmtrack.options import number
 from llmtrack.tracking import ask
+from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -245,12 +246,25 @@ def _sentence(
     if ask.has(best, MEMORY):
         parts.append(f"{float(best[MEMORY]):,.0f} MiB peak memory")
     among = (
-        f"of {len(points)} scenarios it is the best in {objective}"
+        f"{_best_in(objective)} of {plural(len(points), 'scenario')}"
         if len(points) > 1
         else "the only scenario"
     )
     kept = " that keeps to the limits" if limits != Limits() else ""
     return f"Run {best['scenario']}: {among}{kept}{_of_model(best)}, with {_listed(parts)}."
+
+
+# Best in a metric, as a person says it.
+_SUPERLATIVES = {"tokens/s": "the fastest", "s": "the quickest", "ms": "the quickest", "MiB": "the smallest"}
+
+
+def _best_in(metric: str) -> str:
+    """Return `the fastest`, and in which metric where there are several such speeds."""
+    entry = schema.metric(metric)
+    best = _SUPERLATIVES.get(entry.unit, "the best")
+    if metric == "tokens_per_sec":
+        return best
+    return f"{best} in {entry.shown.title if entry.shown else metric}"
 
 
 def _times(lead: Difference, ratio: Ratio, name: str) -> str:
@@ -283,7 +297,7 @@ def _nothing(points: pd.DataFrame, broken: Sequence[Sequence[Broken]], limits: L
         asked.append(f"perplexity {_change(limits.perplexity_increase)}")
     if limits.memory_mib is not None:
         asked.append(f"{limits.memory_mib:,.0f} MiB")
-    start = f"Nothing fits: none of {len(points)} scenarios keeps to {_listed(asked)}"
+    start = f"Nothing fits: none of {plural(len(points), 'scenario')} keeps to {_listed(asked)}"
     # The fewest limits broken, and of those by the least; what has no figure is not known to be near.
     ranked = [
         (len(found), max(each.excess for each in found if each.excess is not None), index)

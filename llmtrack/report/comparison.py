@@ -16,11 +16,11 @@ from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.table import summary_table, to_markdown
 from llmtrack.report.tasks import split_by_task
 from llmtrack.report.terminal import make_console, say
-from llmtrack.report.words import plural
 from llmtrack.report.write import write_report
 from llmtrack.tracking.cells import in_order_of_time, newest_of_each
 from llmtrack.tracking.frame import pick
 from llmtrack.tracking.query import runs
+from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+# Characters of what a pair differs in that stand beside its figures; more stands below the table, once.
+_MOST_IN_A_CELL = 60
+
+
 def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Sequence[str] = ()) -> Table:
     """Return a comparison as a table.
 
@@ -29,21 +33,37 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
     runs = pd.DataFrame([run for pair in pairs for run in (pair.baseline, pair.candidate)])
     runs = runs.drop_duplicates("run_id").infer_objects()
     shared, _ = shared_conditions(runs)
-    asked = {str(pair.candidate["run_id"]): _what_differs(pair, runs) for pair in pairs}
+    differs = {str(pair.candidate["run_id"]): _what_differs(pair, runs) for pair in pairs}
+    everywhere = _in_all(list(differs.values()))
+    asked = {
+        run_id: ", ".join(each for each in found if each not in everywhere)
+        for run_id, found in differs.items()
+    }
+    long = {run_id: text for run_id, text in asked.items() if len(text) > _MOST_IN_A_CELL}
     titles = ["scenario", "metric", "baseline", "candidate", "difference"]
     rows = [_row(line, runs) for line in found.to_dict("records")]
     if any(asked.values()):
         titles.insert(1, "differs in")
         for row, run_id in zip(rows, found["run_id"], strict=True):
-            row.insert(1, asked[run_id] or DASH)
+            row.insert(1, "see below" if run_id in long else asked[run_id] or DASH)
     return Table(
-        conditions=(*shared, *_same_baseline(pairs)),
+        conditions=(
+            *shared,
+            *_same_baseline(pairs),
+            *([f"all differ from it in: {', '.join(everywhere)}"] if everywhere else []),
+        ),
         titles=tuple(titles),
         numeric=tuple(title in ("baseline", "candidate") for title in titles),
         rows=tuple(map(tuple, rows)),
         run_ids=tuple(found["run_id"]),
         notes=(
+            *(
+                f"{ask.name(pair.candidate)} differs in: {long[run_id]}"
+                for pair in pairs
+                if (run_id := str(pair.candidate["run_id"])) in long
+            ),
             *(f"{name} has no counterpart in the baseline" for name in unmatched),
+            *_other_machines(found),
             *(f"read with care: {line}" for line in _doubts(found)),
         ),
         keys=tuple(title.replace(" ", "_") for title in titles),
@@ -62,7 +82,21 @@ def _row(line: Mapping[Any, Any], runs: pd.DataFrame) -> list[str]:
     return [line["scenario"], f"{column.title}{unit}", *values, mark + line["words"]]
 
 
-def _what_differs(pair: Pair, runs: pd.DataFrame) -> str:
+def _in_all(found: Sequence[Sequence[str]]) -> list[str]:
+    """Return what all of several candidates differ in alike, of which one line is enough."""
+    return [each for each in found[0] if all(each in other for other in found)] if len(found) > 1 else []
+
+
+def _other_machines(found: pd.DataFrame) -> list[str]:
+    refused = found["words"].astype(str).str.contains("different environments").any()
+    return (
+        ["--across-environments compares speed and memory of different machines or versions, too"]
+        if refused
+        else []
+    )
+
+
+def _what_differs(pair: Pair, runs: pd.DataFrame) -> list[str]:
     found = []
     for name in params_in(runs):
         column = column_of(name, runs)
@@ -71,7 +105,7 @@ def _what_differs(pair: Pair, runs: pd.DataFrame) -> str:
             found.append(f"{column.title} {one} → {other}")
     if not ask.equal(pair.baseline, pair.candidate, "environment_id"):
         found.append(f"another environment ({differing_facts(pair.baseline, pair.candidate)})")
-    return ", ".join(found)
+    return found
 
 
 def _doubts(found: pd.DataFrame) -> list[str]:

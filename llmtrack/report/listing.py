@@ -10,9 +10,9 @@ from llmtrack.report.formats import render
 from llmtrack.report.show import Layout, show
 from llmtrack.report.table import DASH, Table
 from llmtrack.report.terminal import make_console, say
-from llmtrack.report.words import plural
 from llmtrack.tracking import ask
 from llmtrack.tracking.ids import SHORT_ID, is_id
+from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.tracking import ask
+from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -16,6 +17,8 @@ MEMORY_BOUND = 0.6
 FAR_FROM_BOUND = 0.3
 # A perplexity that is so many times the baseline's is told in words.
 SPIKE = 1.1
+# No difference was shown, and the interval of the ratio leaves no room for one that anybody would feel.
+ALIKE = 1.5
 
 
 def has(run: pd.Series, key: str) -> bool:
@@ -42,6 +45,8 @@ def compare(
 def change(before: pd.Series, after: pd.Series, key: str, among: int = 1, across_work: bool = False) -> str:
     """Say how a time changed: `2.1x as long`, `12 % longer`, that it is within noise, or why it cannot be told."""
     found = compare(before, after, key, among, across_work)
+    if found.verdict == "same" and not _is_alike(found):
+        return f"a time that cannot be told from the other's ({found.words}){in_doubt(found)}"
     if found.verdict == "same":
         return f"about as long (the difference is within noise){in_doubt(found)}"
     if not found.told or found.ratio is None:
@@ -52,8 +57,15 @@ def change(before: pd.Series, after: pd.Series, key: str, among: int = 1, across
     return f"{abs(ratio - 1):.1%} {'longer' if ratio > 1 else 'less time'}{in_doubt(found)}"
 
 
+def _is_alike(found: Difference) -> bool:
+    """Return whether two that no difference was shown between are known to lie near each other."""
+    return found.ratio is None or (found.ratio.low >= 1 / ALIKE and found.ratio.high <= ALIKE)
+
+
 def times(found: Difference, what: str) -> str:
     """Say a ratio: `2.10x (1.98x to 2.20x) the tokens/s`, no other, or why it cannot be told."""
+    if found.verdict == "same" and not _is_alike(found):
+        return f"{what} of which nothing can be told ({found.words}){in_doubt(found)}"
     if found.verdict == "same":
         return f"no other {what} beyond noise{in_doubt(found)}"
     if not found.told or found.ratio is None:
@@ -103,7 +115,11 @@ def in_doubt(found: Difference) -> str:
 def speed(run: pd.Series) -> str:
     """Say how fast a run was, and under which conditions."""
     repeats = run.get("spread/total_latency_s.n")
-    count = f", median of {repeats:.0f} repeats" if has(run, "spread/total_latency_s.n") else ""
+    count = (
+        f", median of {plural(int(float(repeats or 0)), 'repeat')}"
+        if has(run, "spread/total_latency_s.n")
+        else ""
+    )
     return (
         f"{run['model_id']} on {run['device']} in {run['dtype']}: {run['tokens_per_sec']:.2f} tokens/s, "
         f"{run['avg_latency_per_token_ms']:.1f} ms/token ({run['prompt_tokens_total']} prompt tokens, "

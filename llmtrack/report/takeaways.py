@@ -13,6 +13,7 @@ from llmtrack.report.plots import measured
 from llmtrack.report.reading import bandwidth, has, in_doubt
 from llmtrack.tracking import ask
 from llmtrack.tracking.cells import VARIANT
+from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,7 +114,7 @@ def _cannot_tell(unknown: list[Gain]) -> list[str]:
     repeats = max(gain.found.repeats_needed for gain in unknown)
     first = unknown[0]
     return [
-        f"Of {len(unknown)} comparisons of speed nothing can be told, such as {ask.name(first.run)} against "
+        f"Of {plural(len(unknown), 'comparison')} of speed nothing can be told, such as {ask.name(first.run)} against "
         f"{ask.name(first.base)} ({first.found.words}): measure more: {measure_more(first.run, repeats)}"
     ]
 

@@ -16,7 +16,7 @@ from llmtrack.report.fit import blocks, fit, without_constants
 from llmtrack.report.html import Report, render_report
 from llmtrack.report.parts import Parts
 from llmtrack.report.table import Table, to_csv, to_figure, to_markdown, to_rich
-from llmtrack.report.words import plural
+from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,6 +27,7 @@ from llmtrack.run.settings import RunOptions
 from llmtrack.run.study import run_study
 from llmtrack.stopping import Terminated, signals_end, stay_ended
 from llmtrack.tracking.abandoned import close_abandoned
+from llmtrack.tracking.artifacts import local_artifact
 from llmtrack.tracking.refusal import explain_refusal
 from llmtrack.tracking.spool import Spool, to_stderr
 from llmtrack.tracking.tracker import Study, Tracker
@@ -130,5 +131,12 @@ def say_where(console: Console, tracker: Tracker, study: Study) -> None:
     if server != uri:
         say(console, f"See the runs: mlflow ui --backend-store-uri {shlex.quote(uri)}")
     # MLflow opens an experiment at its traces unless told that this is model training.
-    page = f"{server.rstrip('/')}/#/experiments/{tracker.experiment_id}/runs?workflowType=machine_learning"
-    say(console, f"{'  and open' if server != uri else 'See the runs:'} {page}")
+    place, kind = (
+        f"{server.rstrip('/')}/#/experiments/{study.experiment_id}/runs",
+        "workflowType=machine_learning",
+    )
+    say(console, f"{'  and open' if server != uri else 'See the runs:'} {place}?{kind}")
+    if study.run_id is not None:
+        say(console, f"This study: {place}/{study.run_id}?{kind}")
+        if (report := local_artifact(study.run_id, "report.html", tracker.tracking_uri)) is not None:
+            say(console, f"Its report: {report}")

@@ -15,6 +15,7 @@ from rich.text import Text
 from llmtrack.events import Progress as Step
 from llmtrack.report.escape import on_one_line
 from llmtrack.report.terminal import say
+from llmtrack.words import plural
 
 Clock = Callable[[], float]
 
@@ -83,9 +84,7 @@ class SuiteProgress:
         self.ended = sum(self._scenarios[name] for name in names[:number])
         self._current = f"[{number + 1}/{len(names)}] {experiment}"
         left = seconds_left(self.elapsed, self.ended, self.total)
-        return (
-            f"{self._current}: {self.ended} of {self.total} scenarios done, {time_text(self.elapsed, left)}"
-        )
+        return f"{self._current}: {self.ended} of {plural(self.total, 'scenario')} done, {time_text(self.elapsed, left)}"
 
     @property
     def current(self) -> str:

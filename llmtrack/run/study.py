@@ -32,6 +32,7 @@ from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.taken_over import taken_over_tag
 from llmtrack.tracking.tracker import Study, Tracker
+from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,7 +120,8 @@ def run_study(
         plan = plan.without(set(earlier["scenario"]))
         say(
             console,
-            f"  resume: {len(earlier)} of {len(experiment.scenarios)} scenarios are measured already and skipped",
+            f"  resume: {len(earlier)} of {plural(len(experiment.scenarios), 'scenario')} "
+            f"{'is' if len(earlier) == 1 else 'are'} measured already and skipped",
         )
     counts, refused = {Measurement: 0, Failure: 0}, 0
     start = partial(

@@ -7,6 +7,8 @@ import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
@@ -117,3 +119,27 @@ def artifact_text(run_id: str, path: str, tracking_uri: str | None = None) -> st
             return Path(client.download_artifacts(run_id, path, folder)).read_text("utf-8", errors="replace")
         except (MlflowException, OSError):
             return ""
+
+
+def local_artifact(run_id: str, path: str, tracking_uri: str | None = None) -> Path | None:
+    """Return where an artifact lies on this machine, or None if it is not there or lies elsewhere.
+
+    Args:
+        run_id: MLflow run id.
+        path: such as `report.html`.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+
+    Raises:
+        TrackingError: there is no store.
+    """
+    from mlflow.exceptions import MlflowException
+
+    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    try:
+        root = urlsplit(client.get_run(run_id).info.artifact_uri)
+    except MlflowException as error:
+        raise store.unreadable(client, error) from error
+    if root.scheme not in ("", "file"):
+        return None
+    found = Path(url2pathname(root.path)) / path
+    return found if found.is_file() else None

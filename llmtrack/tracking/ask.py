@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from llmtrack.words import plural
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -136,5 +138,5 @@ def unfinished(runs: pd.DataFrame, experiments: bool = False) -> list[str]:
     for status, names in named.items():
         one, several = _STATES.get(status, (f"is {status}", f"are {status}"))
         words = one if len(names) == 1 else several
-        lines.append(f"{len(names)} of {len(runs)} scenarios {words}: {', '.join(names)}.")
+        lines.append(f"{len(names)} of {plural(len(runs), 'scenario')} {words}: {', '.join(names)}.")
     return lines

@@ -27,6 +27,7 @@ from llmtrack.scenario import (
     Variant,
     workload_id,
 )
+from llmtrack.words import plural
 from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_kind, failure_of
 from llmtrack.worker.power import device_warnings, energy_figures, idle_watts
 from llmtrack.worker.roofline import of_scoring, roof_of
@@ -168,6 +169,10 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     emit(Progress(name, "reading the corpus"))
 
     def on_batch(batch: Batch) -> None:
+        if batch.number == 1:
+            # In a log, where no bar moves, nothing else is said until all of it is scored.
+            batches = plural(batch.of, "batch", "batches")
+            emit(Log(f"  {name}: scoring the perplexity of {task.corpus} in {batches} ..."))
         emit(Progress(name, f"batch {batch.number}/{batch.of}", batch.number / batch.of))
         if task.verbose:
             emit(Log(str(batch)))

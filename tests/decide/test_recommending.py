@@ -45,7 +45,7 @@ def test_the_fastest_that_keeps_to_the_limits():
     found = recommend(RUNS, Limits(0.01, 2048))
     assert (found.scenario, found.run_id) == ("int8", "id-int8")
     assert found.sentence == (
-        "Run int8: of 5 scenarios it is the best in tokens_per_sec that keeps to the limits for packaged:smollm2 on cpu, "
+        "Run int8: the fastest of 5 scenarios that keeps to the limits for packaged:smollm2 on cpu, "
         "with 25 tokens/s (2.50 times fp32, 2.40 to 2.60), perplexity 20.100 (+0.5 %) and 600 MiB peak memory."
     )
     assert dict(found.ruled_out) == {
@@ -253,7 +253,7 @@ def test_the_command():
     arguments = ["recommend", "--max-perplexity-increase", "1%", "--max-memory", "2GiB"]
     told = CliRunner().invoke(main, arguments)
     assert told.exit_code == 0, told.output
-    assert told.output.startswith("Run int8: of 3 scenarios")
+    assert told.output.startswith("Run int8: the fastest of 3 scenarios")
     assert "int4  perplexity +30 % is over +1 %" in told.output
     assert json.loads(CliRunner().invoke(main, [*arguments, "--format", "json"]).output)["scenario"] == "int8"
     nothing = CliRunner().invoke(main, ["recommend", "--max-memory", "1MiB"])

@@ -96,7 +96,7 @@ def test_one_repeat_is_no_win():
     once = timed("once", 20.0, 20.0, 20.0, n=1, dtype="bfloat16")
     assert [gain.found.verdict for gain in gains(frame(BASE, once))] == ["unknown"]
     assert takeaways(frame(BASE, once)) == [
-        "Of 1 comparisons of speed nothing can be told, such as once against float32 (too few repeats to tell (5 against "
+        "Of 1 comparison of speed nothing can be told, such as once against float32 (too few repeats to tell (5 against "
         "1): measure at least 4 of each): measure more: mlflow run . -e precision --env-manager local -P min_repeats=4"
     ]
 

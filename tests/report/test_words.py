@@ -1,0 +1,146 @@
+"""The sentences that commands print, each with the condition under which it is said."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments import batching, precision
+from llmtrack.decide.comparing import compare_pairs
+from llmtrack.decide.matching import match
+from llmtrack.decide.recommending import Limits, recommend
+from llmtrack.report import reading as say
+from llmtrack.report.differences import differences_table
+from llmtrack.report.takeaways import takeaways
+from llmtrack.tracking import ask
+from llmtrack.words import plural
+from tests.report.frames import frame, interval, run
+
+
+def timed(name: str, low: float, value: float, high: float, n: int = 8, **more):
+    return run(name, workload_id="w", **interval("total_latency_s", value, low, high, n), **more)
+
+
+# Before, after (low, median, high, repeats), and what is said of the change.
+CHANGES = [
+    ((1.0, 1.01, 1.02, 8), (2.5, 2.53, 2.55, 8), "2.5x as long"),
+    ((1.0, 1.01, 1.02, 8), (1.2, 1.212, 1.22, 8), "20.0% longer"),
+    ((1.0, 1.01, 1.02, 8), (0.8, 0.808, 0.82, 8), "20.0% less time"),
+    ((1.0, 1.05, 1.1, 8), (1.05, 1.1, 1.15, 8), "about as long (the difference is within noise)"),
+    # The intervals overlap, and one may still take four times as long as the other: not alike, only not known.
+    ((0.05, 0.09, 0.3, 8), (0.1, 0.24, 0.3, 8), "a time that cannot be told from the other's"),
+    (
+        (0.08, 0.09, 0.1, 2),
+        (0.23, 0.24, 0.25, 2),
+        "a time that cannot be told from the other's (too few repeats",
+    ),
+    (
+        (1.0, 1.0, 1.0, 1),
+        (2.0, 2.0, 2.0, 1),
+        "a time that cannot be told from the other's (+100.0 %, one value each",
+    ),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "words"), CHANGES)
+def test_a_change_of_a_time(before, after, words):
+    rows = [timed(name, *figures[:3], n=figures[3]) for name, figures in (("a", before), ("b", after))]
+    one, other = (row for _, row in frame(*rows).iterrows())
+    assert say.change(one, other, "total_latency_s").startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(0, "0 runs"), (1, "1 run"), (2, "2 runs"), (12345, "12,345 runs")]
+)
+def test_one_is_one(count, words):
+    assert plural(count, "run") == words
+
+
+def test_of_one_scenario_no_plural_is_said():
+    failed = frame(run("a", status="FAILED", reason="gone"))
+    assert ask.unfinished(failed) == ["1 of 1 scenario failed: a."]
+    assert "1 comparison of speed" in " ".join(
+        takeaways(
+            frame(
+                *(
+                    run(n, workload_id="w", tokens_per_sec=v, baseline=n == "a")
+                    for n, v in (("a", 1.0), ("b", 2.0))
+                )
+            )
+        )
+    )
+
+
+def batch(size: int, rate: float, spread: float = 0.01):
+    return run(
+        f"batch_{size}",
+        batch_size=size,
+        workload_id="w",
+        **interval("tokens_per_sec", rate, rate - spread, rate + spread, 12),
+    )
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        (
+            (10.0, 20.0),
+            "Throughput grows up to a batch size of 4: 20.0 tokens/s, 2.00x that of batch size 1.",
+        ),
+        ((10.0, 9.0), "No larger batch is known to make more than batch size 1: 10.0 tokens/s."),
+    ],
+)
+def test_how_throughput_grows(rates, words):
+    runs = frame(batch(1, rates[0]), batch(4, rates[1]))
+    assert batching.reading(runs)[0] == words
+
+
+def test_what_was_not_measured_again_is_said_once_beside_the_table():
+    same = run("float16", outcome="same_as", same_as="float32", reason="same as float32: forced")
+    runs = frame(run("float32", tokens_per_sec=10.0, baseline=True), same)
+    assert not any("not measured" in line for line in precision.reading(runs))
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("tokens_per_sec", "Run b: the fastest of 2 scenarios"),
+        ("decode_tokens_per_sec", "Run b: the fastest in decode tokens/s of 2 scenarios"),
+        ("peak_memory_mib", "Run a: the smallest in peak MiB of 2 scenarios"),
+    ],
+)
+def test_a_recommendation_is_a_sentence_that_a_person_would_say(metric, words):
+    rows = [
+        run(name, workload_id="w", environment_id="e", **interval("tokens_per_sec", rate, rate, rate, 12))
+        | interval("decode_tokens_per_sec", rate, rate, rate, 12)
+        | {"peak_memory_mib": 100 * rate}
+        for name, rate in (("a", 1.0), ("b", 2.0))
+    ]
+    assert recommend(frame(*rows), Limits(), objective=metric).sentence.startswith(words)
+
+
+def test_what_all_candidates_differ_in_is_said_once_and_a_long_list_below_the_table():
+    base = run("float32", baseline=True, workload_id="w", environment_id="e", threads=1, tokens_per_sec=10.0)
+    arms = [
+        run(
+            name,
+            workload_id="w",
+            environment_id="e",
+            threads=2,
+            dtype=dtype,
+            block_size=size,
+            tokens_per_sec=11.0,
+        )
+        for name, dtype, size in (
+            ("a", "bfloat16", 32),
+            ("b", "float16 " + "(asked for another one) " * 3, 64),
+        )
+    ]
+    pairs, _ = match(frame(base), frame(*arms))
+    table = differences_table(compare_pairs(pairs, ["tokens_per_sec"], samples={}), pairs)
+    assert any(
+        line.startswith("all differ from it in: ") and "threads 1 → 2" in line for line in table.conditions
+    )
+    cells = [row[table.keys.index("differs_in")] for row in table.rows]
+    assert "threads" not in "".join(cells)
+    assert cells[1] == "see below"
+    assert any(line.startswith("b differs in: ") for line in table.notes)
