@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 Better = Literal["lower", "higher", "-"]
-Need = Literal["work", "machine", "convention", "text", "tokens"]
+Need = Literal["work", "machine", "convention", "text", "tokens", "reference"]
 Sureness = Literal["sampled", "exact", "once"]
 Role = Literal["configuration", "work", "convention", "repeats", "found", "implied"]
 
@@ -18,6 +18,7 @@ SPREAD_STATS = ("n", "ci_low", "ci_high", "mean", "sd", "p90", "p99")
 SPREAD_PREFIX = "spread/"
 SERIES_PREFIX = "series/"
 ENV_TAG_PREFIX = "llmtrack.env."
+REFERENCE_TAG_PREFIX = "reference_"
 SETTING_PREFIX = "cfg."
 ASKED_TAG = "llmtrack.asked"
 ALIAS_PREFIX = "llmtrack.alias."
@@ -62,7 +63,8 @@ class Metric:
         formula: how it is computed.
         sampled: whether it is taken once per repeat, so that it has a spread.
         needs: what must be the same on both sides to compare it: the `work`, the `machine`, or of a figure of a text the
-            `convention` by which it is scored, that and the scored `text`, or these and its `tokens`.
+            `convention` by which it is scored, that and the scored `text`, or these and its `tokens`, and of one against
+            another model that `reference`.
         timed: whether it is computed from a time, so that one value has a noise which is not known; a unit of time tells
             so by itself.
         tolerance: relative change up to which two values count as equal, where one value tells. Sums in another order, on
@@ -516,7 +518,7 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "how far next-token distributions are from those of the reference variant, on the first tokens of the corpus",
         "mean of KL(reference || model)",
-        needs=("tokens",),
+        needs=("tokens", "reference"),
         shown=Shown("KL nats", decimals(4), place=160, keep=63),
     ),
     Metric(
@@ -525,7 +527,7 @@ METRICS: tuple[Metric, ...] = (
         "higher",
         "share of these tokens after which model and reference find the same next token most likely",
         "equal / tokens_compared",
-        needs=("tokens",),
+        needs=("tokens", "reference"),
         shown=Shown("top-1", percent(1), place=170, keep=49),
     ),
     Metric(
@@ -534,7 +536,7 @@ METRICS: tuple[Metric, ...] = (
         "lower",
         "perplexity over the reference's on these tokens; over 1.1 it is warned of",
         "exp(loss - loss of the reference)",
-        needs=("tokens",),
+        needs=("tokens", "reference"),
     ),
     Metric(
         "tokens_compared",
@@ -838,6 +840,10 @@ PARAMS: tuple[Param, ...] = (
         role="found",
     ),
     Param(
+        "reference", str, "model that next-token distributions were compared with, and how it was computed"
+    ),
+    Param("reference_tokens", int, "tokens on which they were compared at most"),
+    Param(
         "protocol",
         str,
         "perplexity protocol; two protocols are never compared",
@@ -1084,7 +1090,8 @@ def render_markdown() -> str:
         _table(("metric", "unit", "better", "sampled", "needs the same", "meaning", "formula"), metric_rows),
         "Two values are compared only where both runs have what a metric needs the same: the work (`workload_id`), the "
         "machine (`environment_id`), and of a figure of a text the convention by which it is scored, with `text` also "
-        "the text that was really scored, with `tokens` also its tokens.",
+        "the text that was really scored, with `tokens` also its tokens, with `reference` also the model that it was compared "
+        "with.",
         "A sampled metric is taken once per repeat. Its tracked value is the median over the repeats, and "
         f"its spread is tracked beside it as `{spread_key('METRIC', 'STAT')}` for {stats}: number of "
         "samples, bootstrap 95 % interval of the median, mean, standard deviation (ddof=1), and percentiles "
@@ -1102,7 +1109,7 @@ def render_markdown() -> str:
         "run` logs the raw ones. A fact that is not in this table is tracked under its own name, as a `configuration`.",
         "## Tags",
         _table(("tag", "meaning"), tag_rows),
-        f"Facts about the machine, the versions and the model's origin (`weights_digest`, `config_digest`, `tokenizer_digest`) are tags "
+        f"Facts about the machine, the versions and the model's origin (`weights_digest`, `config_digest`, `tokenizer_digest`, and the reference's under `{REFERENCE_TAG_PREFIX}`) are tags "
         f"`{ENV_TAG_PREFIX}KEY`, of a package `{ENV_TAG_PREFIX}version.PACKAGE`, such as "
         f"`{ENV_TAG_PREFIX}version.transformers`. `{ENV_TAG_PREFIX}git_branch`, `git_commit` and `git_dirty` are of the "
         f"user's repository (where the program was started, or else where the model lies), those of llmtrack's own code "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.tracking import ask
-from llmtrack.tracking.cells import MODEL_DIGESTS
+from llmtrack.tracking.cells import MODEL_DIGESTS, REFERENCE_DIGESTS
 from llmtrack.tracking.environment import NOT_SPEED
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ WORK = (*schema.params_of("work"), "prompt_tokens_total", *CONVENTION)
 
 _ENV = "env."
 # Facts of the model and not of the machine.
-_NOT_MACHINE = NOT_SPEED | {*MODEL_DIGESTS, "revision"}
+_NOT_MACHINE = NOT_SPEED | {*MODEL_DIGESTS, *REFERENCE_DIGESTS, "revision"}
+# What a figure was compared with.
+_REFERENCE = ("reference", "reference_tokens", *(_ENV + name for name in REFERENCE_DIGESTS))
 _MOST_NAMED = 3
 
 
@@ -47,6 +49,8 @@ def why_not(
     entry = schema.metric(metric)
     if entry.of_text and (found := _other_text(baseline, candidate, metric)):
         return found
+    if "reference" in entry.needs and (found := _differing(baseline, candidate, _REFERENCE)):
+        return f"compared with different references ({found})"
     if "work" in entry.needs and not across_work and not _equal(baseline, candidate, "workload_id"):
         found = _differing(baseline, candidate, WORK) or "the texts of the prompts"
         return f"the workloads differ ({found})"

@@ -95,7 +95,9 @@ def load(variant: Variant) -> OnnxEngine:
         load_time_s=seconds,
         facts=facts,
         tags={**identity.digests.tags, "onnxruntime": onnxruntime().__version__},
-        warnings=identity.warnings + (_BATCH_WARNING if recipe and recipe.depends_on_batch else ()),
+        warnings=identity.warnings
+        + tuple(manifest.get("warnings", ()))
+        + (_BATCH_WARNING if recipe and recipe.depends_on_batch else ()),
         texts=_texts(built),
         series=_series(built),
     )

@@ -46,6 +46,30 @@ class Encoded:
         return None if self.text is None else len(self.text.decode("utf-8", "replace").split())
 
 
+def unknown_warning(unknown: int, of: int, what: str, so: str) -> tuple[str, ...]:
+    """Say that tokens stand for text which the vocabulary does not have; nothing if none does.
+
+    Args:
+        unknown: how many.
+        of: of how many.
+        what: what these are, in words.
+        so: what follows from it.
+    """
+    if not unknown:
+        return ()
+    return (f"{unknown} of {of} {what} stand for text that the vocabulary does not have: {so}",)
+
+
+def lost_warning(lost: int, so: str) -> tuple[str, ...]:
+    """Say that bytes of a text became no token; nothing if none did.
+
+    Args:
+        lost: how many.
+        so: what follows from it.
+    """
+    return (f"the tokenizer has no token for {lost} bytes of the text: {so}",) if lost else ()
+
+
 def encode_text(engine: Engine, text: str, bos_rule: str, keep: int | None = None) -> Encoded:
     """Encode a text by a `bos_rule`.
 

@@ -140,6 +140,7 @@ def _quantize(
     target = Path(folder)
     facts: dict[str, Scalar] = {}
     rows: tuple[tuple[int, ...], ...] = ()
+    warnings: tuple[str, ...] = ()
     if recipe.calibrated:
         from transformers import AutoTokenizer
 
@@ -148,14 +149,15 @@ def _quantize(
 
         tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
         found = calibrate(load_corpus(corpus), tokenizer, int(options["calibration_tokens"]))
-        rows = found.rows
+        rows, warnings = found.rows, found.warnings
         facts = {"calibration": found.corpus, "calibration_digest": found.digest}
     built = recipe.apply(Job(Path(source), target, options, rows))
     for path in Path(source).iterdir():
         if not path.name.startswith((MODEL_FILE, MANIFEST)) and not (target / path.name).exists():
             shutil.copy2(path, target)
     exported = {key: value for key, value in read_manifest(Path(source)).items() if key in EXPORT_FACTS}
-    return {**exported, "recipe": asdict(built) | {"facts": {**facts, **built.facts}}, "options": options}
+    made = asdict(built) | {"facts": {**facts, **built.facts}}
+    return {**exported, "recipe": made, "options": options, "warnings": list(warnings)}
 
 
 def _apart(what: str, folder: Path, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:

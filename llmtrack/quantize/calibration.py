@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from llmtrack.errors import ScenarioError
 from llmtrack.quality.corpora import Corpus
+from llmtrack.quality.encoding import unknown_warning
 
 ROW_TOKENS = 128
 LEAST_ROWS = 4
@@ -21,11 +23,13 @@ class Calibration:
         corpus: name of the text.
         digest: digest of the whole text that the rows are taken from.
         rows: token ids, `ROW_TOKENS` each.
+        warnings: what must be said of the text in words.
     """
 
     corpus: str
     digest: str
     rows: tuple[tuple[int, ...], ...]
+    warnings: tuple[str, ...] = ()
 
 
 def calibration_rows(ids: Sequence[int], tokens: int, width: int = ROW_TOKENS) -> tuple[tuple[int, ...], ...]:
@@ -50,9 +54,20 @@ def calibration_rows(ids: Sequence[int], tokens: int, width: int = ROW_TOKENS) -
     return tuple(tuple(ids[start : start + width]) for start in starts)
 
 
-def calibrate(corpus: Corpus, tokenizer: object, tokens: int) -> Calibration:
+def calibrate(corpus: Corpus, tokenizer: Any, tokens: int) -> Calibration:
     """Return calibration rows of a corpus, encoded by a transformers tokenizer."""
     from llmtrack.quality.perplexity import SEPARATOR
 
-    encoded = tokenizer(SEPARATOR.join(corpus.texts), add_special_tokens=False, verbose=False)  # type: ignore[operator]
-    return Calibration(corpus.name, corpus.digest, calibration_rows(encoded["input_ids"], tokens))
+    text = SEPARATOR.join(corpus.texts)
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    unknown = 0
+    if tokenizer.unk_token_id is not None:
+        # What the text itself spells is known.
+        unknown = max(ids.count(tokenizer.unk_token_id) - text.count(tokenizer.unk_token), 0)
+    warnings = corpus.warnings + unknown_warning(
+        unknown,
+        len(ids),
+        "tokens of the calibration text",
+        "quantization does not see what the model does with it",
+    )
+    return Calibration(corpus.name, corpus.digest, calibration_rows(ids, tokens), warnings)

@@ -120,10 +120,12 @@ def _cannot_tell(unknown: list[Gain]) -> list[str]:
 
 
 def _best(wins: list[Gain]) -> Gain:
-    """Return the biggest win; among those that noise cannot tell from it, one that generates the same tokens."""
+    """Return the biggest win; among those that are not told from it, one that generates the same tokens."""
     biggest = max(wins, key=lambda gain: gain.ratio)
-    alike = [gain for gain in wins if gain.high >= biggest.low]
-    return max(alike, key=lambda gain: (_same_tokens(gain) is True, gain.ratio))
+    others = [gain for gain in wins if gain is not biggest]
+    told = tell(biggest.run, [gain.run for gain in others], "tokens_per_sec")
+    alike = [gain for gain, found in zip(others, told, strict=True) if found.verdict in ("same", "unknown")]
+    return max([biggest, *alike], key=lambda gain: (_same_tokens(gain) is True, gain.ratio))
 
 
 def _same_tokens(gain: Gain) -> bool | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.scenario import GenerateTask, Scenario, workload_id
 from llmtrack.tracking import ask
-from llmtrack.tracking.cells import ASKED_ALIKE, MODEL_DIGESTS
+from llmtrack.tracking.cells import ASKED_ALIKE, MODEL_DIGESTS, REFERENCE_DIGESTS
 from llmtrack.tracking.query import runs
 
 if TYPE_CHECKING:
@@ -56,8 +56,10 @@ def finished_already(
 
 
 def _is_of(run: pd.Series, model: Mapping[str, str], scored: str) -> bool:
-    """Return whether a run measured a model and scored a text; where nothing tells models apart, their names do."""
-    columns = {"revision": "revision"} | {name: f"env.{name}" for name in MODEL_DIGESTS}
+    """Return whether a run measured a model, against the same reference, and scored a text; where nothing tells models apart, their names do."""
+    columns = {"revision": "revision"} | {
+        name: f"env.{name}" for name in (*MODEL_DIGESTS, *REFERENCE_DIGESTS)
+    }
     same_model = all(ask.text(run, columns[name]) == model[name] for name in columns if name in model)
     return same_model and scored in ("", ask.text(run, "corpus_digest"))
 

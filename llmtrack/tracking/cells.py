@@ -23,6 +23,8 @@ VARIANT = ("model_id", "backend", "device", "dtype", "quantization")
 MODEL_DIGESTS = ("weights_digest", "config_digest", "tokenizer_digest")
 # What makes two runs runs of the same loaded model.
 LOADED = (*VARIANT, *(f"env.{name}" for name in MODEL_DIGESTS))
+# The same of the model that a run was compared with.
+REFERENCE_DIGESTS = tuple(schema.REFERENCE_TAG_PREFIX + name for name in MODEL_DIGESTS)
 # Asked alike, of the same work, on the same machine: whoever is content with such a run need not measure again.
 ASKED_ALIKE = ("scenario_id", "workload_id", "environment_id")
 

@@ -314,14 +314,39 @@ def refusal(uri: str, error: BaseException) -> str:
             f"{redact(uri)} wants a user and a password, or refuses those given: set MLFLOW_TRACKING_USERNAME and "
             "MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN)"
         )
-    if code == "PERMISSION_DENIED" or re.search(r"\b403\b", text):
-        return f"{redact(uri)} does not permit it to this user ({text}): ask for the permission, or use another experiment"
+    if is_denied(error):
+        return f"{redact(uri)} does not permit it ({text}): {whom_to_ask(uri)}"
     return f"{redact(uri)} does not answer as an MLflow server: {text}"
+
+
+def is_denied(error: BaseException) -> bool:
+    """Return whether a server refuses because this user may not do it."""
+    if getattr(error, "error_code", None) == "PERMISSION_DENIED":
+        return True
+    return re.search(r"\b403\b|permission denied", one_line(error), re.IGNORECASE) is not None
+
+
+def whom_to_ask(uri: str, experiment: str = "", permission: str = "EDIT") -> str:
+    """Say who lacks which permission, and what to do about it.
+
+    Args:
+        uri: the store.
+        experiment: what it is needed for; empty: not known.
+        permission: as MLflow calls it.
+    """
+    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
+    what = f"the experiment {experiment!r}" if experiment else "its experiment"
+    return (
+        f"{f'the user {user!r}' if user else 'this user'} needs the permission {permission} on {what}: ask whoever "
+        f"administers {redact(uri)} for it, or use another experiment (experiment_name, MLFLOW_EXPERIMENT_NAME)"
+    )
 
 
 def unreadable(client: MlflowClient, error: BaseException) -> TrackingError:
     """Return the error that says that a store cannot be read, and why."""
-    return TrackingError(f"cannot read from {redact(client.tracking_uri)}: {one_line(error)}")
+    uri = client.tracking_uri
+    remedy = f": {whom_to_ask(uri, permission='READ')}" if is_denied(error) else ""
+    return TrackingError(f"cannot read from {redact(uri)}: {one_line(error)}{remedy}")
 
 
 def one_line(error: BaseException) -> str:

@@ -486,8 +486,11 @@ class Tracker:
         if isinstance(error, store.UnreachableError) or not store.is_permanent(error):
             self._go_offline(error)
             return
+        why = ""
+        if store.is_denied(error):
+            why = f": {store.whom_to_ask(self.tracking_uri, self.experiment or '')}"
         self._notify(
-            f"MLflow refused a record ({store.one_line(error)}); it is kept in {self.spool.folder}, "
+            f"MLflow refused a record ({store.one_line(error)}){why}; it is kept in {self.spool.folder}, "
             "`llmtrack sync` tries again"
         )
 

@@ -25,7 +25,7 @@ from llmtrack.models.source import parse_candidates
 from llmtrack.plain import from_json, to_json
 from llmtrack.quality import perplexity
 from llmtrack.quality.corpora import Corpus, load_corpus
-from llmtrack.quality.encoding import encode_text
+from llmtrack.quality.encoding import encode_text, lost_warning, unknown_warning
 from llmtrack.quality.perplexity import SEPARATOR, Quality, score_rolling
 from llmtrack.scenario import (
     PerplexityTask,
@@ -195,14 +195,15 @@ def open_session(variant: Variant, task: TrainTask) -> Session:
     else:
         engine = load_engine(replace(variant, dtype="float32", device=device))
     torch.manual_seed(task.seed)
+    dataset, unknown = _windows(engine, split, task)
     session = Session(
         variant=variant,
         task=task,
         engine=engine,
         optimizer=make_optimizer(engine.model, task.weight_decay),
-        dataset=_windows(engine, split, task),
+        dataset=dataset,
         split=split,
-        warnings=corpus.warnings,
+        warnings=corpus.warnings + unknown,
         scoring=replace(task.scoring, bos_rule=_bos_rule(engine)),
         autocast=autocast,
         facts={},
@@ -265,7 +266,8 @@ def _engine_of(kept: Path, device: str, saved: dict[str, Any]) -> TorchEngine:
     return TorchEngine(model, tokenizer, model_id=saved["facts"]["model_id"], tags=saved["tags"])
 
 
-def _windows(engine: TorchEngine, split: Split, task: TrainTask) -> WindowDataset:
+def _windows(engine: TorchEngine, split: Split, task: TrainTask) -> tuple[WindowDataset, tuple[str, ...]]:
+    """Return the windows to train on, and what must be said of their text."""
     context = engine.info.context_length
     if context is not None and task.sequence_length > context:
         raise UsageError(
@@ -273,11 +275,17 @@ def _windows(engine: TorchEngine, split: Split, task: TrainTask) -> WindowDatase
         )
     # The way back needs keys and values of every layer, so no training takes less.
     check_batch(engine.info, task.batch_size, task.sequence_length)
-    ids = encode_text(engine, SEPARATOR.join(split.train), _bos_rule(engine)).ids
-    windows = plan_training_windows(len(ids), task.sequence_length, task.window_stride)
+    encoded = encode_text(engine, SEPARATOR.join(split.train), _bos_rule(engine))
+    windows = plan_training_windows(len(encoded.ids), task.sequence_length, task.window_stride)
     if not windows:
         raise UsageError("the text to train on has no token to predict: use a longer corpus")
-    return WindowDataset(ids, windows)
+    warnings = unknown_warning(
+        encoded.unknown,
+        encoded.predicted,
+        "tokens to train on",
+        "the model learns that something unknown comes, and not what",
+    ) + lost_warning(encoded.lost, "nothing is learned of them")
+    return WindowDataset(encoded.ids, windows), warnings
 
 
 def _bos_rule(engine: TorchEngine) -> str:
@@ -295,6 +303,7 @@ def _facts(session: Session, corpus: Corpus, label: str) -> dict[str, Scalar]:
         "threads": torch.get_num_threads(),
         "corpus": corpus.name,
         "corpus_digest": corpus.digest,
+        "corpus_blank_rows": corpus.blank,
         "split": session.split.how,
         "start": "scratch" if starts_from_scratch(session.variant.model, session.task.start) else "weights",
         "train_windows": len(session.dataset),

@@ -14,8 +14,10 @@ from llmtrack.measure import gauge as gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.timing import Clock
+from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.drift import Drift, compare_distributions
+from llmtrack.quality.encoding import lost_warning, unknown_warning
 from llmtrack.quality.perplexity import Batch, Quality, score_documents, score_rolling
 from llmtrack.scenario import (
     Failure,
@@ -115,9 +117,11 @@ def with_quality(
         return timed
     # To load a second model beside the first is what takes the most memory.
     emit(SoFar(timed))
-    drift, found = _drift(name, check, check.reference, scored.corpus, engine, load, emit)
+    drift, told, found = _drift(name, check, check.reference, scored.corpus, engine, load, emit)
     metrics: dict[str, float] = {}
+    facts: dict[str, Scalar] = {}
     if drift is not None:
+        facts = {"reference": reference_label(check.reference), "reference_tokens": check.reference_tokens}
         metrics = {
             "kl_divergence": drift.kl_divergence,
             "top1_agreement": drift.top1_agreement,
@@ -127,9 +131,17 @@ def with_quality(
     return replace(
         timed,
         metrics={**timed.metrics, **metrics},
+        facts={**timed.facts, **facts},
+        tags={**timed.tags, **told},
         warnings=tuple(dict.fromkeys((*found, *timed.warnings))),
         ended_at=time.time(),
     )
+
+
+def reference_label(variant: Variant) -> str:
+    """Return what a reference is called in tracked runs: `packaged:smollm2 torch/float32`."""
+    how = variant.dtype if variant.quantization == "none" else variant.quantization
+    return f"{variant.model} {variant.backend}/{how}"
 
 
 def _drift(
@@ -140,11 +152,16 @@ def _drift(
     engine: Engine,
     load: Callable[[Variant], Engine],
     emit: Emit,
-) -> tuple[Drift | None, tuple[str, ...]]:
-    """Return how far the engine is from the reference, and what is to be said of it."""
+) -> tuple[Drift | None, dict[str, str], tuple[str, ...]]:
+    """Return how far the engine is from the reference, by which digests that is known, and what is to be said of it."""
     try:
         emit(Progress(name, "loading the reference"))
         reference = load(variant)
+        told = {
+            REFERENCE_TAG_PREFIX + key: value
+            for key, value in reference.info.tags.items()
+            if key.endswith("_digest")
+        }
         try:
             drift = compare_distributions(
                 engine,
@@ -158,11 +175,11 @@ def _drift(
         finally:
             reference.close()
     except Exception as error:
-        return None, (f"it could not be compared with the reference: {in_words(error)}",)
+        return None, {}, (f"it could not be compared with the reference: {in_words(error)}",)
     emit(
         Log(f"    against the reference: KL {drift.kl_divergence:.4f} nats, top-1 {drift.top1_agreement:.1%}")
     )
-    return drift, (drift.finding,) if drift.finding else ()
+    return drift, told, (drift.finding,) if drift.finding else ()
 
 
 def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock) -> Scored:
@@ -255,16 +272,15 @@ def _score(
 
 def quality_warnings(quality: Quality) -> tuple[str, ...]:
     """Return what must be said of the text that was scored."""
-    found = []
-    if unknown := quality.unknown_tokens_scored:
-        found.append(
-            f"{unknown} of {quality.tokens_scored} scored tokens stand for text that the vocabulary does not have: to "
-            "predict that something unknown comes is easier than what comes, so figures of the text look too good"
-        )
-    if lost := quality.bytes_without_token:
-        found.append(
-            f"the tokenizer has no token for {lost} bytes of the text: they are neither predicted nor counted"
-        )
+    found = [
+        *unknown_warning(
+            quality.unknown_tokens_scored,
+            quality.tokens_scored,
+            "scored tokens",
+            "to predict that something unknown comes is easier than what comes, so figures of the text look too good",
+        ),
+        *lost_warning(quality.bytes_without_token, "they are neither predicted nor counted"),
+    ]
     if quality.bytes_scored is None:
         found.append(
             "this tokenizer does not tell which text its tokens cover, so there are no bits_per_byte and no "

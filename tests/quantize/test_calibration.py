@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmtrack.errors import ScenarioError, UsageError
-from llmtrack.quantize.calibration import LEAST_ROWS, calibration_rows
+from llmtrack.quality.corpora import Corpus
+from llmtrack.quantize.calibration import LEAST_ROWS, calibrate, calibration_rows
 from llmtrack.quantize.options import share
+from tests.quality.tokenizers import byte_fallback, unigram, word_piece, wrap
 
 
 def test_rows_are_spread_over_the_text():
@@ -22,6 +24,23 @@ def test_a_short_text_gives_all_that_it_has():
 def test_a_text_that_is_too_short_is_refused_in_one_line():
     with pytest.raises(ScenarioError, match="has 500 tokens and 512 are needed: give a longer one"):
         calibration_rows(range(500), tokens=2048)
+
+
+@pytest.mark.parametrize(
+    ("make", "unk", "text", "unknown"),
+    [
+        (word_piece, "[UNK]", "one xyz two", 1),
+        (unigram, "<unk>", "one 中文 two 中", 2),
+        (byte_fallback, "<unk>", "one 中文", 0),
+        (word_piece, "[UNK]", "one [UNK] two", 0),
+    ],
+)
+def test_what_the_vocabulary_or_the_corpus_lacks_is_said(make, unk, text, unknown):
+    tokenizer = wrap(make(), unk_token=unk).tokenizer
+    found = calibrate(Corpus.from_texts("c", [*[text] * 300, "", " "]), tokenizer, 2048)
+    blank, *more = found.warnings
+    assert "2 blank row(s)" in blank
+    assert [line.split(" of ")[0] for line in more] == ([str(300 * unknown)] if unknown else [])
 
 
 @given(st.integers(8, 2000), st.integers(1, 3000), st.integers(1, 2))

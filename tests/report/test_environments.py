@@ -37,3 +37,16 @@ def test_compare_names_what_differs_between_environments(facts, said):
     assert f"another environment ({said})" in _what_differs(pair, runs)
     assert said in why_not(pair.baseline, pair.candidate, "tokens_per_sec")
     assert why_not(pair.baseline, pair.candidate, "tokens_per_sec", across_environments=True) == ""
+
+
+@pytest.mark.parametrize("metric", ["kl_divergence", "top1_agreement", "reference_perplexity_ratio"])
+@pytest.mark.parametrize(
+    "changed",
+    [{"reference": "n torch/float32"}, {"reference_tokens": 9}, {"env.reference_weights_digest": "w2"}],
+)
+def test_figures_against_different_references_are_not_compared(metric, changed):
+    told = {"reference": "m torch/float32", "reference_tokens": 8, "env.reference_weights_digest": "w1"}
+    one, other = (pd.Series({"model_id": "m", metric: 1.0, **told, **more}) for more in ({}, changed))
+    assert why_not(one, one, metric) == ""
+    assert why_not(one, other, metric).startswith("compared with different references (reference")
+    assert why_not(one, other, "perplexity") == ""

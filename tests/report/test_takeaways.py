@@ -79,6 +79,17 @@ def test_of_wins_alike_the_one_that_keeps_the_tokens_is_named():
     assert takeaways(runs)[0].startswith("Biggest win: batch size 8 instead of 1 gives 2.00x")
 
 
+def test_a_win_that_is_told_from_the_biggest_is_not_named_instead():
+    """Whatever their gains' intervals are, which the noise of the baseline widens."""
+    base = timed("float32", 10.0, 8.0, 12.0, baseline=True)
+    runs = frame(
+        base,
+        timed("right", 24.0, 23.9, 24.1, padding_side="right", output_digest="other"),
+        timed("left", 20.0, 19.9, 20.1, batch_size=8),
+    )
+    assert takeaways(runs)[0].startswith("Biggest win: right padding")
+
+
 def test_what_to_avoid_is_the_biggest_loss():
     runs = frame(BASE, FASTER, timed("no_cache", 2.0, 1.9, 2.1, use_cache=False))
     assert takeaways(runs)[2] == (

@@ -269,6 +269,13 @@ def test_quality_is_part_of_the_same_measurement():
     assert done.metrics["kl_divergence"] == 0.0
     assert done.metrics["reference_perplexity_ratio"] == 1.0
     assert done.metrics["tokens_compared"] == 20
+    assert done.facts["reference"] == "reference torch/float32"
+    assert done.facts["reference_tokens"] == 20
+    assert {key for key in done.tags if key.startswith("reference_")} == {
+        f"reference_{key}"
+        for key in done.tags
+        if key.endswith("_digest") and not key.startswith("reference_")
+    }
     assert done.facts["corpus"] == "builtin"
     assert loader.loaded == [generating("one").variant.model, "reference"]
     assert loader.closed == 1  # the reference; the engine itself stays for what comes next

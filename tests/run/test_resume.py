@@ -17,7 +17,8 @@ from llmtrack.run import resume
 from llmtrack.run.executors import InlineExecutor, ProcessExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
-from llmtrack.scenario import TrainTask
+from llmtrack.scenario import QualityCheck, TrainTask
+from llmtrack.tracking.cells import REFERENCE_DIGESTS
 from llmtrack.tracking.query import runs
 from llmtrack.worker.identity import identify
 from tests.engines.models import small
@@ -177,6 +178,22 @@ def test_a_synthetic_model_and_what_is_trained_from_scratch_count_as_finished(tm
     assert found == dict(load_engine("synthetic:tiny", device="cpu").info.tags)
     trained = replace(scenario, task=TrainTask(output=str(tmp_path)))
     assert identify(trained) == {}
+
+
+@pytest.mark.parametrize("name", ["weights_digest", "config_digest", "tokenizer_digest"])
+def test_another_reference_of_the_same_folder_is_compared_with_anew(name, tmp_path):
+    save(tmp_path)
+    scenario = lengths(4).scenarios[0]
+    reference = replace(scenario.variant, model=str(tmp_path))
+    found = identify(replace(scenario, quality=QualityCheck(reference=reference)))
+    assert {each for each in found if each.startswith("reference_")} == set(REFERENCE_DIGESTS)
+    run = pd.Series({f"env.{key}": value for key, value in found.items()})
+    assert resume._is_of(run, found, "")
+    assert not resume._is_of(run, {**found, f"reference_{name}": "another"}, "")
+    itself = replace(scenario, quality=QualityCheck(reference=scenario.variant))
+    assert identify(itself) == identify(scenario), "the reference is not compared with itself"
+    gone = replace(scenario, quality=QualityCheck(reference=replace(reference, model=f"{tmp_path}/gone")))
+    assert not resume._is_of(run, identify(gone), "")
 
 
 def test_a_hub_model_is_told_by_its_commit(monkeypatch, tmp_path):

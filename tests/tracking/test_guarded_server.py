@@ -115,5 +115,8 @@ def test_what_a_user_may_not_do_is_a_line(guarded, monkeypatch, tmp_path, said):
     tracker.log(tracker.start_study(name, "q", {}, ENVIRONMENT), measurement())
     assert not tracker.offline
     assert any("MLflow refused a record" in line and "Permission denied" in line for line in said), said
+    told = next(line for line in said if "MLflow refused a record" in line)
+    assert f"the user {user!r} needs the permission EDIT on the experiment {name!r}" in told
+    assert f"ask whoever administers {guarded.uri} for it" in told
     assert not any("cannot be reached" in line or "\n" in line for line in said)
     assert len(tracker.spool.names()) == 2, "the study's record and the run's are kept"

@@ -1,0 +1,27 @@
+"""What training says of the text that it learns from."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmtrack.scenario import TrainTask
+from llmtrack.train.session import _windows
+from llmtrack.train.split import Split
+from tests.quality.tokenizers import byte_fallback, unigram, without_unknown, word_piece, wrap
+
+
+@pytest.mark.parametrize(
+    ("make", "roles", "text", "said"),
+    [
+        (word_piece, {"unk_token": "[UNK]"}, "one xyz two", "1 of 3 tokens to train on stand for"),
+        (unigram, {"unk_token": "<unk>"}, "one 中文 two", "1 of 3 tokens to train on stand for"),
+        (without_unknown, {}, "ab 12 c", "no token for 3 bytes"),
+        (byte_fallback, {"unk_token": "<unk>"}, "one 中文", None),
+    ],
+)
+def test_text_that_the_vocabulary_does_not_have_is_said(make, roles, text, said):
+    engine, task = wrap(make(), **roles), TrainTask(sequence_length=8)
+    windows, warnings = _windows(engine, Split((text,), ("two",), "document"), task)
+    assert len(windows)
+    assert len(warnings) == (said is not None)
+    assert said is None or said in warnings[0]
