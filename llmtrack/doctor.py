@@ -188,6 +188,8 @@ def _runtime(backend: str) -> Callable[[], Finding]:
     def check() -> Finding:
         if absent := missing_modules(backend):
             return Finding(backend, "missing", f"{', '.join(absent)} not installed", install(backend))
+        if backend == "llamacpp":  # its converter runs in this environment
+            return Finding(backend, "ok", _llamacpp())
         found = ", ".join(f"{name} {installed_version(name)}" for name in RUNTIMES[backend])
         made = BuildEnvironment(backend, pinned(backend)).made
         if made or find_uv():
@@ -204,6 +206,13 @@ def _torchao() -> Finding:
     if number := installed_version("torchao"):
         return Finding("torchao", "ok", number)
     return Finding("torchao", "missing", "recipes of the torch backend need it", INSTALL_TORCHAO)
+
+
+def _llamacpp() -> str:
+    from llmtrack.llamacpp.library import instruction_sets
+
+    compiled = ", ".join(instruction_sets())
+    return f"llama-cpp-python {installed_version('llama-cpp-python')}, compiled for {compiled}"
 
 
 def _recipes() -> Finding:

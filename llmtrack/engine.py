@@ -131,6 +131,7 @@ class EngineInfo:
             rows are computed one by one, or it is not known.
         operations: floating-point operations of a token; None: not known.
         arithmetic: what its matrix products are computed in: `float32`, `tf32`, `float16`, `bfloat16`; empty: not known.
+        pads: whether rows of unequal lengths are filled up with pads that are computed, too.
     """
 
     model_id: str
@@ -155,6 +156,7 @@ class EngineInfo:
     score_bytes_per_token: int = 0
     operations: Operations | None = None
     arithmetic: str = ""
+    pads: bool = True
 
     @property
     def cache(self) -> CacheGrowth:

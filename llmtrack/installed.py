@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 ONNX_MODULES = ("onnx", "onnxruntime", "optimum-onnx")
-INSTALL_ONNX = 'pip install "llmtrack[onnx]" (needs transformers 4.57)'
 INSTALL_TORCHAO = 'pip install "llmtrack[torchao]"'
 
 OWN_RECIPES: Mapping[str, tuple[str, ...]] = {"onnx": ("onnx_ir",), "torch": ("torchao",)}
@@ -18,14 +17,23 @@ OWN_RECIPES: Mapping[str, tuple[str, ...]] = {"onnx": ("onnx_ir",), "torch": ("t
 
 RUNTIMES: Mapping[str, tuple[str, ...]] = {
     "genai": ("onnxruntime_genai", "onnx"),
+    "llamacpp": ("llama_cpp",),
     "openvino": ("openvino",),
 }
 """What the backends need that convert a model by a tool of their own: each is an extra of its name."""
 
+_BEFOREHAND = {
+    "onnx": " (needs transformers 4.57)",
+    "llamacpp": " (compiles llama.cpp, in minutes: needs a C++ compiler)",
+}
+
 
 def install(backend: str) -> str:
     """Return the command that installs what a backend needs."""
-    return INSTALL_ONNX if backend == "onnx" else f'pip install "llmtrack[{backend}]"'
+    return f'pip install "llmtrack[{backend}]"{_BEFOREHAND.get(backend, "")}'
+
+
+INSTALL_ONNX = install("onnx")
 
 
 def missing_modules(backend: str, recipe: str = "none") -> list[str]:

@@ -929,6 +929,9 @@ PARAMS: tuple[Param, ...] = (
     Param("context_length", int, "positions the model was made for"),
     Param("vocab_size", int, "width of the logits"),
     Param("threads", int, "threads that computed one operation on the CPU, as the engine says"),
+    Param("ubatch", int, "of `llamacpp`: prompt tokens that are computed at once at most"),
+    Param("flash_attention", str, "of `llamacpp`: whether attention is computed by its fused kernel"),
+    Param("cache_type", str, "of `llamacpp`: what cached keys and values are stored as"),
     Param("provider", str, "of `onnx`: execution provider"),
     Param("graph_optimization", str, "of `onnx`: how much of the graph is rewritten on loading"),
     Param(

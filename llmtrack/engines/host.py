@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +87,10 @@ class HostEngine(ABC):
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of one row; see `Engine.next_token_logits`."""
 
+    def _logits_in_parts(self, ids: Sequence[int]) -> Iterator[torch.Tensor]:
+        """Yield the same, in order: each part may be overwritten by the next."""
+        yield self.next_token_logits(ids)
+
     def score(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,14 +105,21 @@ class HostEngine(ABC):
         for number, (ids, real, counts) in enumerate(
             zip(input_ids, attention_mask.bool(), valid, strict=True)
         ):
-            if counts.any():
-                row = ids[real]
-                logits = self.next_token_logits(row[:-1].tolist())
-                # Real tokens are in one piece, so the prediction of each but the first follows in order.
-                counted = counts[real[1:] & real[:-1]]
-                sums[number] = sum_nll(
-                    logits[None], row[None, 1:], counted[None], lambda part: part, logits.shape[1]
-                )
+            if not counts.any():
+                continue
+            row, begin = ids[real], 0
+            # Real tokens are in one piece, so the prediction of each but the first follows in order.
+            counted = counts[real[1:] & real[:-1]]
+            for logits in self._logits_in_parts(row[:-1].tolist()):
+                part = slice(begin, begin + len(logits))
+                sums[number] += sum_nll(
+                    logits[None],
+                    row[None, 1:][:, part],
+                    counted[None, part],
+                    lambda each: each,
+                    logits.shape[1],
+                )[0]
+                begin += len(logits)
         return sums, valid.sum(dim=1)
 
     def synchronize(self) -> None:  # noqa: B027 - nothing is to be done

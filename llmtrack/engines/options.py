@@ -73,3 +73,18 @@ class OnnxOptions(ThreadOption):
             choices=("all", "extended", "basic", "none"),
         ),
     ] = "all"
+
+
+@dataclass(frozen=True)
+class LlamacppOptions(ThreadOption):
+    """What the llamacpp backend can be told; defaults are llama.cpp's own."""
+
+    ubatch: Annotated[int, Option("Prompt tokens that are computed at once at most.", min=1, max=65_536)] = (
+        512
+    )
+    flash_attention: Annotated[
+        str, Option("Whether attention is computed by its fused kernel.", choices=("auto", "on", "off"))
+    ] = "auto"
+    cache_type: Annotated[
+        str, Option("What cached keys and values are stored as.", choices=("f16", "f32", "q8_0"))
+    ] = "f16"

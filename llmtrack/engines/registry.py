@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 from llmtrack.engine import Backend, Engine, EngineInfo
-from llmtrack.engines.options import GenaiOptions, OnnxOptions, OpenvinoOptions, TorchOptions
+from llmtrack.engines.options import GenaiOptions, LlamacppOptions, OnnxOptions, OpenvinoOptions, TorchOptions
 from llmtrack.errors import UsageError
 from llmtrack.extensions import ENGINES, broken, extensions, load_extension
 from llmtrack.options import refuse_unknown
@@ -18,6 +18,7 @@ from llmtrack.scenario import Scalar, Variant
 # Known without an installation: `mlflow run` may start the project from its folder, where it is not installed.
 BUILTIN = {
     "genai": "llmtrack.engines.genai",
+    "llamacpp": "llmtrack.engines.llamacpp",
     "onnx": "llmtrack.engines.onnx",
     "openvino": "llmtrack.engines.openvino",
     "torch": "llmtrack.engines.pytorch",
@@ -25,6 +26,7 @@ BUILTIN = {
 
 OPTIONS: dict[str, type] = {
     "genai": GenaiOptions,
+    "llamacpp": LlamacppOptions,
     "onnx": OnnxOptions,
     "openvino": OpenvinoOptions,
     "torch": TorchOptions,

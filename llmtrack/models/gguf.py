@@ -60,10 +60,32 @@ def ensure(path: Path) -> Path:
         ModelLoadError: the file is not a GGUF file that can be converted, or the cache cannot be used.
     """
     digest = file_digest(path)
-    name = "".join(char if char.isalnum() or char in "-_" else "-" for char in path.stem)[:60]
     return build_once(
-        entry_name(name, digest), lambda folder: {**convert(path, folder), "gguf_sha256": digest}
+        entry_name(_safe_stem(path), digest), lambda folder: {**convert(path, folder), "gguf_sha256": digest}
     )
+
+
+def describe(path: Path) -> Path:
+    """Return a folder with config and tokenizer of a GGUF file, which stays as it is: its weights are not in it.
+
+    Both are what `ensure` gives the same file, so that what is said of the two has the same digests.
+
+    Raises:
+        ModelLoadError: the file cannot be read, or its tokenizer cannot be made.
+    """
+    digest = file_digest(path)
+
+    def build(folder: Path) -> dict[str, str]:
+        metadata = read_metadata(open_gguf(path))
+        bytelevel.write(*_tokenizer(path, metadata), folder)
+        _write_config(path, folder, metadata)
+        return {"gguf_sha256": digest}
+
+    return build_once(f"{_safe_stem(path)}-about-gguf{digest[:16]}-v{CONVERTER_VERSION}", build)
+
+
+def _safe_stem(path: Path) -> str:
+    return "".join(char if char.isalnum() or char in "-_" else "-" for char in path.stem)[:60]
 
 
 def convert(path: Path, folder: Path) -> dict[str, str]:
@@ -77,7 +99,7 @@ def convert(path: Path, folder: Path) -> dict[str, str]:
     """
     import transformers
 
-    reader = _open(path)
+    reader = open_gguf(path)
     _check_space(reader, folder)
     logger.warning("converting %s once to safetensors", path.name)
     metadata = read_metadata(reader)
@@ -178,25 +200,68 @@ def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict
 
 def _write_model(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
-
-    from llmtrack.compat import forget_gguf, portable_rope
+    from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
         str(path.parent), gguf_file=path.name, dtype=torch.float32, local_files_only=True
     )
+    _name_specials(model, metadata)
+    model.save_pretrained(str(folder))
+    _make_portable(folder / "config.json")
+
+
+def _write_config(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
+    """Write what `_write_model` writes beside the weights; of a model that transformers does not know, the ids only."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception:  # whatever transformers lacks for an architecture, llama.cpp may have it
+        _write_ids(folder, metadata)
+        return
+    _name_specials(model, metadata)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(str(folder))
+    model.generation_config.save_pretrained(str(folder))
+    _make_portable(folder / "config.json")
+
+
+def _write_ids(folder: Path, metadata: Mapping[str, Any]) -> None:
+    ids = {f"{role}_token_id": number for role, number in special_ids(metadata).items() if role != "unk"}
+    vocab_size = len(metadata["tokenizer.ggml.tokens"])
+    config = {"architectures": [metadata["general.architecture"]], "vocab_size": vocab_size, **ids}
+    for name, content in (("config.json", config), ("generation_config.json", ids)):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _name_specials(model: Any, metadata: Mapping[str, Any]) -> None:
+    from transformers import GenerationConfig
+
+    from llmtrack.compat import forget_gguf
+
     ids = {f"{role}_token_id": number for role, number in special_ids(metadata).items() if role != "unk"}
     for name, number in ids.items():
         setattr(model.config, name, number)
     forget_gguf(model)
     model.generation_config = GenerationConfig(**ids)
-    model.save_pretrained(str(folder))
-    config = folder / "config.json"
+
+
+def _make_portable(config: Path) -> None:
+    from llmtrack.compat import portable_rope
+
     content = portable_rope(json.loads(config.read_text(encoding="utf-8")))
     config.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _open(path: Path) -> GGUFReader:
+def open_gguf(path: Path) -> GGUFReader:
+    """Open a GGUF file, its header checked.
+
+    Raises:
+        ModelLoadError: it is damaged, or a part of several.
+    """
     from gguf import GGUFReader
 
     try:

@@ -68,6 +68,7 @@ class ModelIdentity:
         revision: commit of a hub model, otherwise None.
         digests: as `LoadedModel` has them.
         warnings: findings in words.
+        gguf: the GGUF file, where it was asked for and there is one; the folder then holds no weights.
     """
 
     source: ModelSource
@@ -75,29 +76,37 @@ class ModelIdentity:
     revision: str | None
     digests: ModelDigests
     warnings: tuple[str, ...] = ()
+    gguf: Path | None = None
 
 
 Found = TypeVar("Found", LoadedModel, ModelIdentity)
 
 
-def identify(spec: str, revision: str | None = None, device: str = "cpu") -> ModelIdentity:
+def identify(
+    spec: str, revision: str | None = None, device: str = "cpu", *, as_gguf: bool = False
+) -> ModelIdentity:
     """Fetch or convert the first candidate of a comma list that there is, and tell which weights it has.
 
     Args:
         spec: as `load_model` takes it.
         revision: branch, tag or commit of a hub model.
         device: where random weights would be drawn, which are others on another kind of device.
+        as_gguf: leave a GGUF file as it is, for an engine that reads it.
 
     Raises:
         UsageError: the spec is not understood.
         ModelLoadError: no candidate is there; the message has a line for each.
     """
-    return _first(spec, lambda source: _identify(source, revision, device))
+    return _first(spec, lambda source: _identify(source, revision, device, as_gguf))
 
 
-def _identify(source: ModelSource, revision: str | None, device: str) -> ModelIdentity:
+def _identify(source: ModelSource, revision: str | None, device: str, as_gguf: bool) -> ModelIdentity:
     if problem := missing_path(source):
         raise ModelLoadError(problem)
+    if as_gguf and source.kind in ("gguf", "packaged"):
+        path = packaged.gguf_file(source.location) if source.kind == "packaged" else Path(source.location)
+        about = gguf.describe(path)
+        return ModelIdentity(source, about, None, _digests(source, about), gguf=path)
     folder, commit = _folder_of(source, revision)
     if folder is None:
         digests = synthetic.digests(source.location, SEED, device)

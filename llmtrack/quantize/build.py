@@ -68,7 +68,7 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
     spec, revision = identity.source.spec, variant.revision if identity.source.kind == "hub" else None
 
     def export_apart(folder: Path) -> dict[str, Any]:
-        return _apart("exporting to ONNX", folder, _export, spec, revision, str(folder))
+        return build_apart("exporting to ONNX", folder, _export, spec, revision, str(folder))
 
     if variant.quantization == NONE:
         return build_once(f"{name}-onnx-{key}", export_apart)
@@ -81,7 +81,7 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
     key = quantized_key(key, recipe, options, text)
 
     def quantize_apart(folder: Path) -> dict[str, Any]:
-        return _apart(
+        return build_apart(
             f"quantizing by {recipe.name}",
             folder,
             _quantize,
@@ -160,8 +160,20 @@ def _quantize(
     return {**exported, "recipe": made, "options": options, "warnings": list(warnings)}
 
 
-def _apart(what: str, folder: Path, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Do work in a process of its own: its memory does not count as the model's, and dying does not end this one."""
+def build_apart(
+    what: str, folder: Path, work: Callable[..., dict[str, Any]], *arguments: Any
+) -> dict[str, Any]:
+    """Fill a folder in a process of its own: its memory does not count as the model's, and dying does not end this one.
+
+    Args:
+        what: what is done, in words.
+        folder: where it is done.
+        work: a function of a module that the child can import; it returns facts for the manifest.
+        arguments: its arguments.
+
+    Raises:
+        ScenarioError: it failed, or the disk is full.
+    """
     started = time.perf_counter()
     logger.info("%s (once, then kept in the cache) ...", what)
     facts = run_apart(what, _guarded, str(folder), what, work, *arguments)

@@ -24,6 +24,7 @@ BUILTIN = (
     "llmtrack.quantize.torchao",
     "llmtrack.convert.genai",
     "llmtrack.convert.openvino",
+    "llmtrack.quantize.gguf",
 )
 
 NONE = "none"
@@ -72,8 +73,8 @@ class Recipe:
         quantizes: what it quantizes, in words.
         dtype: label of what the quantized weights are stored as.
         apply: does it: of the onnx backend a function of a `Job` that returns a `Built`, of the torch backend one that
-            changes a model in place and may return facts to track, of a backend that converts by a tool of its own one that
-            turns options into arguments of the tool.
+            changes a model in place and may return facts to track, of the llamacpp backend one of a GGUF file in F16 and the
+            file to write, of a backend that converts by a tool of its own one that turns options into arguments of the tool.
         options: what it can be told: a frozen dataclass, each field with an `Option` (see `llmtrack.options`).
         calibrated: whether it needs a calibration text.
         depends_on_batch: whether what is computed for a row depends on the other rows and pads of its batch.

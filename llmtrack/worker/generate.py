@@ -70,7 +70,8 @@ def _timed(
     started: float,
 ) -> Measurement:
     """Return what the timing itself tells: to make it, nothing more is measured."""
-    metrics = dict(timing.metrics) | engine_metrics(engine) | {"pad_share": pad_share(arm.requests)}
+    padded = pad_share(arm.requests) if engine.info.pads else 0.0
+    metrics = dict(timing.metrics) | engine_metrics(engine) | {"pad_share": padded}
     facts = engine_facts(engine) | _prompt_facts(arm.requests) | dict(prompts.facts)
     facts["output_digest"] = digest(timing.new_ids)
     if timing.peak_memory_bytes is not None:

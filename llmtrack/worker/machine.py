@@ -20,6 +20,7 @@ PACKAGES = (
     "optimum",
     "optimum-onnx",
     "onnxruntime",
+    "llama-cpp-python",
 )
 
 

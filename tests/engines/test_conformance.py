@@ -70,6 +70,18 @@ class TestOpenvinoWithLearnedPositions(TestOpenvino):
     model = "synthetic:tiny-gpt2"
 
 
+@pytest.mark.skipif(
+    not available("llamacpp"), reason="llama-cpp-python is not installed: it takes ten minutes to compile"
+)
+class TestLlamacpp(EngineConformance):
+    def load(self, model: str) -> Engine:
+        return load_engine(model, backend="llamacpp", device="cpu", threads=1)
+
+
+class TestLlamacppWithLearnedPositions(TestLlamacpp):
+    model = "synthetic:tiny-gpt2"
+
+
 class TestScripted(EngineConformance):
     predicts = False
 

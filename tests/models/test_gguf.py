@@ -110,7 +110,7 @@ def test_the_tokenizer_follows_the_metadata(tmp_path):
     [("smollm", False), ("starcoder", False), ("qwen2", False), ("gpt-2", True), ("olmo", True)],
 )
 def test_digits_are_split_as_the_pre_tokenizer_says(tmp_path, pre, joined):
-    tokenizer = gguf.build_tokenizer(gguf.read_metadata(gguf._open(write_gguf(tmp_path / "x.gguf", pre))))
+    tokenizer = gguf.build_tokenizer(gguf.read_metadata(gguf.open_gguf(write_gguf(tmp_path / "x.gguf", pre))))
     assert (tokenizer.encode("12").tokens == ["12"]) is joined
 
 

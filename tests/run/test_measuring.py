@@ -331,3 +331,15 @@ def test_slow_preparations_are_told():
 
     events = measure(loader, generating("one"), engines=EngineCache(load))
     assert Log("  exporting ...") in events
+
+
+@pytest.mark.parametrize(("pads", "share"), [(True, 0.25), (False, 0.0)])
+def test_pads_are_counted_only_where_the_engine_computes_them(pads, share):
+    class Packing(Loader):
+        def __call__(self, variant):
+            engine = super().__call__(variant)
+            engine._info = dataclasses.replace(engine.info, pads=pads)
+            return engine
+
+    found = outcomes(measure(Packing(), generating("one", prompts=("abcd", "ab"))))["one"]
+    assert found.metrics["pad_share"] == share

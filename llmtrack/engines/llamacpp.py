@@ -1,0 +1,220 @@
+"""The llama.cpp engine: a GGUF file in its own quantization, or one made from a model folder, on the CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmtrack.engine import EngineInfo, Generated, GenerateRequest
+from llmtrack.engines.host import NO_PEAK, HostEngine, require_cpu
+from llmtrack.engines.options import LlamacppOptions
+from llmtrack.engines.trial import try_once
+from llmtrack.errors import ScenarioError
+from llmtrack.llamacpp.decoder import LlamaDecoder
+from llmtrack.llamacpp.library import library
+from llmtrack.measure.memory import reset_peak_rss
+from llmtrack.models.folder import model_folder
+from llmtrack.models.gguf_facts import GgufFacts, read_facts
+from llmtrack.models.load import identify
+from llmtrack.options import chosen
+from llmtrack.quantize.gguf import gguf_of
+from llmtrack.quantize.recipe import NONE
+from llmtrack.scenario import Scalar, Variant
+from llmtrack.tensors import tokens
+
+if TYPE_CHECKING:
+    import torch
+
+_PROBE = "Boats come in at 6:45, naïve café;\n\tdon't 1 + 1 = 2?  中文 🚢"
+"""Text by which the two readings of a file's tokenizer are compared."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """The file to run, and what else is to be known of it."""
+
+    path: Path
+    folder: Path
+    model_id: str
+    facts: Mapping[str, Scalar]
+    tags: Mapping[str, str]
+    warnings: tuple[str, ...]
+    # A GGUF file with a tokenizer of its own; else one that was made from a model folder.
+    as_published: bool
+
+
+def load(variant: Variant) -> LlamacppEngine:
+    """Load the GGUF file of a variant, converting a model folder first if that was not done yet.
+
+    Options of the variant: `LlamacppOptions`.
+
+    Raises:
+        MissingDependencyError: llama-cpp-python, or what converts, is not installed.
+        UsageError: the device, dtype, quantization or an option is not there.
+        ModelLoadError: no candidate could be loaded.
+        ScenarioError: llama.cpp cannot run the file.
+    """
+    import torch
+
+    require_cpu(variant)
+    told = chosen(LlamacppOptions, variant.options)
+    cpp = library()
+    source = _source(variant)
+    try_once(source.path)
+    settings: dict[str, Any] = {
+        "threads": told.threads or torch.get_num_threads(),
+        "ubatch": told.ubatch,
+        "flash_attention": told.flash_attention,
+        "cache_type": told.cache_type,
+    }
+    start = time.perf_counter()
+    decoder = LlamaDecoder(source.path, **settings)
+    seconds = time.perf_counter() - start
+    return LlamacppEngine(
+        decoder,
+        source,
+        read_facts(source.path),
+        load_time_s=seconds,
+        settings=settings,
+        version=str(cpp.__version__),
+    )
+
+
+def _source(variant: Variant) -> _Source:
+    """Return the file of a GGUF model as it is, where no quantization is asked for, or one made from the model's folder."""
+    identity = identify(variant.model, variant.revision, as_gguf=variant.quantization == NONE)
+    spec = identity.source.spec
+    facts: dict[str, Scalar] = {"model_source": identity.source.kind, "trust_remote_code": False}
+    if identity.gguf is not None and identity.folder is not None:
+        tags, warnings = identity.digests.tags, identity.warnings
+        return _Source(identity.gguf, identity.folder, spec, facts, tags, warnings, as_published=True)
+    folder = model_folder(spec, identity.revision)
+    path = gguf_of(folder, variant.quantization)
+    passed_over = tuple(each for each in identity.warnings if each not in folder.warnings)
+    facts |= folder.facts
+    warnings = passed_over + folder.warnings
+    return _Source(path, folder.path, spec, facts, folder.tags, warnings, as_published=False)
+
+
+class LlamacppEngine(HostEngine):
+    """A GGUF file, run by llama.cpp, and its tokenizer as an engine.
+
+    Rows of a batch have caches of their own and need no pads, so that each says what it says alone.
+
+    Args:
+        decoder: the loaded file.
+        source: where it comes from.
+        facts: what the file says of itself.
+        load_time_s: seconds that loading took.
+        settings: params to track, of them `cache_type`: what keys and values are stored as.
+        version: of llama-cpp-python.
+    """
+
+    def __init__(
+        self,
+        decoder: LlamaDecoder,
+        source: _Source,
+        facts: GgufFacts,
+        *,
+        load_time_s: float,
+        settings: Mapping[str, Scalar],
+        version: str,
+    ) -> None:
+        super().__init__(source.folder)
+        self._decoder = decoder
+        warnings = source.warnings
+        if source.as_published:
+            warnings += _tokenizer_warnings(decoder, self.tokenizer)
+        if not reset_peak_rss():
+            warnings += (NO_PEAK,)
+        self._info = EngineInfo(
+            model_id=source.model_id,
+            device="cpu",
+            dtype_label=facts.file_type,
+            model_size_bytes=decoder.weight_bytes,
+            step_weight_bytes=facts.step_bytes,
+            kv_bytes_per_token=facts.kv_bytes_per_token(str(settings["cache_type"])),
+            context_length=decoder.context_length or None,
+            vocab_size=decoder.vocab_size,
+            load_time_s=load_time_s,
+            file_size_bytes=source.path.stat().st_size,
+            facts={
+                **source.facts,
+                **settings,
+                "weights_format": "gguf",
+                "architecture": self.architecture,
+                "parameters": decoder.parameters,
+            },
+            tags={**source.tags, "llama-cpp-python": version},
+            warnings=warnings,
+            special_tokens=tokens.special_tokens(self.tokenizer),
+            pads=False,
+        )
+
+    def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
+        """Generate greedily, calling `on_step` for each step.
+
+        Nothing is kept from one call to the next. A row that has ended is left out of the steps that follow.
+
+        Raises:
+            ScenarioError: rows of unequal lengths are to be padded on the right: there are no pads to go on from.
+        """
+        rows = [list(row) for row in request.prompt_ids]
+        if request.padding_side == "right" and len({len(row) for row in rows}) > 1:
+            raise ScenarioError(
+                "llama.cpp computes rows of unequal lengths without pads, so there are none to go on from: use "
+                "padding_side=left",
+                "unsupported",
+            )
+        banned = [each for each in self._eos_ids if request.ignore_eos and each < self._decoder.vocab_size]
+        longest = max(map(len, rows)) + request.max_new_tokens
+        self._decoder.start(len(rows), longest, len(rows))
+        logits = self._decoder.run(rows, [0] * len(rows), range(len(rows)))
+        lengths = [len(row) for row in rows]
+        going = list(range(len(rows)))
+        for left in reversed(range(request.max_new_tokens)):
+            logits[:, banned] = -float("inf")
+            chosen = logits.argmax(axis=1).tolist()
+            on_step()
+            for row, token in zip(going, chosen, strict=True):
+                rows[row].append(token)
+            if not request.ignore_eos:
+                going = [row for row in going if rows[row][-1] not in self._eos_ids]
+            if not going or not left:
+                break
+            if request.use_cache:
+                logits = self._decoder.run(
+                    [rows[row][-1:] for row in going], [len(rows[row]) - 1 for row in going], going
+                )
+            else:
+                self._decoder.start(len(rows), longest, len(rows))
+                logits = self._decoder.run([rows[row] for row in going], [0] * len(going), going)
+        return Generated(tuple(tuple(row[length:]) for row, length in zip(rows, lengths, strict=True)))
+
+    def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+        import torch
+
+        return torch.cat([part.clone() for part in self._logits_in_parts(ids)])
+
+    def close(self) -> None:
+        """Free the model."""
+        self._decoder.close()
+
+    def _logits_in_parts(self, ids: Sequence[int]) -> Iterator[torch.Tensor]:
+        import torch
+
+        yield from map(torch.from_numpy, self._decoder.logits(ids))
+
+
+def _tokenizer_warnings(decoder: LlamaDecoder, tokenizer: Any) -> tuple[str, ...]:
+    """Return a warning where llama.cpp would cut a text into other tokens than the tokenizer that is used."""
+    if decoder.tokenize(_PROBE) == tokens.encode(tokenizer, _PROBE, special_tokens=False):
+        return ()
+    return (
+        "llama.cpp reads the tokenizer of this file otherwise than transformers, whose tokens are used here: its own tools "
+        "would feed the model other tokens",
+    )

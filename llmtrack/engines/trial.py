@@ -1,0 +1,56 @@
+"""Whether llama.cpp runs a file on this machine, found out where its death ends nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from llmtrack.devices import cpu_flags
+from llmtrack.errors import ScenarioError
+from llmtrack.llamacpp.decoder import LlamaDecoder
+from llmtrack.llamacpp.library import library
+from llmtrack.models.cache import cache_root, file_digest
+from llmtrack.quantize.apart import run_apart
+from llmtrack.scenario import digest
+
+CRASHED = (
+    ": it was compiled for another CPU, or by a compiler that gets AMX wrong (GCC 12 does): compile it anew by "
+    "CMAKE_ARGS='-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8' pip install --force-reinstall "
+    "--no-cache-dir --no-deps llama-cpp-python"
+)
+TRIED_TOKENS = 33
+"""More than one, so that the kernels of prompts are tried, and those of single tokens after them."""
+
+
+def try_once(path: Path) -> None:
+    """Run a file in a process of its own, once for each file, build of llama.cpp and kind of CPU.
+
+    llama.cpp is compiled where it is installed. Where the compiler did that wrong, or the CPU is another one, running it
+    ends the process without a word.
+
+    Raises:
+        ScenarioError: it ended so.
+    """
+    cpp = library()
+    parts = sorted(Path(cpp.__file__).parent.glob("lib/*"))
+    build = [cpp.__version__, [[part.name, part.stat().st_size, part.stat().st_mtime_ns] for part in parts]]
+    note = cache_root() / "tried" / digest([file_digest(path), build, sorted(cpu_flags())])
+    if note.exists():
+        return
+    try:
+        run_apart("trying it", _try, str(path))
+    except ScenarioError as error:
+        how = CRASHED if "SIGILL" in str(error) else ""
+        raise ScenarioError(f"llama.cpp cannot run {path.name} here: {error}{how}", "unsupported") from error
+    with contextlib.suppress(OSError):  # a cache that cannot be written costs time only
+        note.parent.mkdir(parents=True, exist_ok=True)
+        note.touch()
+
+
+def _try(path: str) -> None:
+    decoder = LlamaDecoder(Path(path), threads=1)
+    tokens = [token % decoder.vocab_size for token in range(TRIED_TOKENS)]
+    decoder.start(1, TRIED_TOKENS + 1, 1)
+    decoder.run([tokens], [0], [0])
+    decoder.run([tokens[:1]], [TRIED_TOKENS], [0])
+    decoder.close()

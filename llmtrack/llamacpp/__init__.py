@@ -1,0 +1,1 @@
+"""llama.cpp: its library through llama-cpp-python, and its files from ordinary model folders."""

@@ -1,0 +1,224 @@
+"""Run a GGUF file by llama.cpp: token ids in, logits out, the cache of keys and values kept between."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmtrack.errors import ScenarioError
+from llmtrack.llamacpp.library import last_error, library
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+CACHE_TYPES = ("f16", "f32", "q8_0")
+FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
+MOST_ROWS = 256
+"""Sequences that llama.cpp keeps apart at most."""
+
+_CHUNK_BYTES = 64 * 2**20
+_OUT_OF_SPACE = 1
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a context has room for; making it takes time and memory, so one is kept as long as it suffices.
+
+    Attributes:
+        rows: sequences side by side.
+        tokens: tokens of each.
+        batch: tokens of one call.
+        outputs: tokens of one call whose logits are wanted.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+    batch: int = 0
+    outputs: int = 0
+
+    def holds(self, other: Room) -> bool:
+        """Return whether there is room for all of the other."""
+        return all(own >= asked for own, asked in zip(_sizes(self), _sizes(other), strict=True))
+
+    def and_also(self, other: Room) -> Room:
+        """Return the room for both."""
+        return Room(*map(max, _sizes(self), _sizes(other)))
+
+
+class LlamaDecoder:
+    """A GGUF file and llama.cpp's state of working on it.
+
+    Args:
+        path: the file.
+        threads: threads that compute one operation.
+        ubatch: tokens that are computed at once at most.
+        flash_attention: a key of `FLASH_ATTENTION`.
+        cache_type: what keys and values are stored as, of `CACHE_TYPES`.
+
+    Raises:
+        MissingDependencyError: llama-cpp-python is not installed.
+        ScenarioError: llama.cpp cannot run the file.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        threads: int,
+        ubatch: int = 512,
+        flash_attention: str = "auto",
+        cache_type: str = "f16",
+    ) -> None:
+        self._cpp = cpp = library()
+        self._threads, self._ubatch = threads, ubatch
+        self._flash_attention, self._cache_type = flash_attention, cache_type
+        settings = cpp.llama_model_default_params()
+        # An empty list of devices: without one a build with GPU code takes what it finds.
+        self._no_devices = (ctypes.c_void_p * 1)(None)
+        settings.devices = ctypes.cast(self._no_devices, ctypes.c_void_p)
+        settings.n_gpu_layers = 0
+        last_error()
+        self._model = cpp.llama_model_load_from_file(str(path).encode(), settings)
+        if not self._model:
+            raise ScenarioError(f"llama.cpp cannot run {path.name}: {last_error()}", "unsupported")
+        if cpp.llama_model_has_encoder(self._model) or not cpp.llama_model_has_decoder(self._model):
+            cpp.llama_model_free(self._model)
+            raise ScenarioError(f"{path.name} is no decoder: choose a causal language model", "unsupported")
+        self.vocab = cpp.llama_model_get_vocab(self._model)
+        self.vocab_size = int(cpp.llama_vocab_n_tokens(self.vocab))
+        self.context_length = int(cpp.llama_model_n_ctx_train(self._model))
+        self.weight_bytes = int(cpp.llama_model_size(self._model))
+        self.parameters = int(cpp.llama_model_n_params(self._model))
+        self._context: Any = None
+        self._batch: Any = None
+        self._room = Room()
+
+    def start(self, rows: int, tokens: int, outputs: int) -> None:
+        """Forget everything, and make room.
+
+        Args:
+            rows: sequences to come.
+            tokens: tokens of the longest of them, in the end.
+            outputs: tokens of one call whose logits will be wanted.
+
+        Raises:
+            ScenarioError: there are more rows than llama.cpp keeps apart, or no memory for them.
+        """
+        if rows > MOST_ROWS:
+            raise ScenarioError(
+                f"llama.cpp keeps {MOST_ROWS} sequences apart at most, not {rows}: use a smaller batch_size",
+                "unsupported",
+            )
+        asked = Room(rows, tokens, max(rows * tokens, outputs), outputs)
+        if not self._room.holds(asked):
+            self._make(self._room.and_also(asked))
+        self._cpp.llama_memory_clear(self._cpp.llama_get_memory(self._context), False)
+
+    def run(
+        self, ids: Sequence[Sequence[int]], begins: Sequence[int], rows: Sequence[int], keep: str = "last"
+    ) -> NDArray[np.float32]:
+        """Go on with rows by the tokens that come next in each.
+
+        Args:
+            ids: the tokens, for each row.
+            begins: how many tokens of each row came before.
+            rows: the number of each row.
+            keep: logits of `last` token of each row, or of `all`.
+
+        Returns:
+            (tokens kept, vocabulary) logits, row by row: a view that the next call overwrites.
+
+        Raises:
+            ScenarioError: llama.cpp failed.
+        """
+        batch, count = self._batch, 0
+        for tokens, begin, row in zip(ids, begins, rows, strict=True):
+            for place, token in enumerate(tokens):
+                batch.token[count] = token
+                batch.pos[count] = begin + place
+                batch.n_seq_id[count] = 1
+                batch.seq_id[count][0] = row
+                batch.logits[count] = keep == "all" or place == len(tokens) - 1
+                count += 1
+        batch.n_tokens = count
+        self._decode()
+        kept = count if keep == "all" else len(rows)
+        logits = self._cpp.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(logits, shape=(kept, self.vocab_size))
+
+    def step(self, tokens: Sequence[int], begins: Sequence[int], rows: Sequence[int]) -> NDArray[np.float32]:
+        """Go on with each row by one token; see `run`."""
+        return self.run([(token,) for token in tokens], begins, rows)
+
+    def logits(self, ids: Sequence[int]) -> Iterator[NDArray[np.float32]]:
+        """Yield (tokens, vocabulary) logits after each token of one row, part by part, so that few are in memory.
+
+        Each part is a view that the next one overwrites.
+        """
+        part = max(1, min(len(ids), _CHUNK_BYTES // (4 * self.vocab_size)))
+        self.start(1, len(ids), part)
+        for begin in range(0, len(ids), part):
+            yield self.run([ids[begin : begin + part]], [begin], [0], keep="all")
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the token ids of a text by the file's own tokenizer as llama.cpp reads it, without special tokens."""
+        data = text.encode()
+        room = (self._cpp.llama_token * (len(data) + 2))()
+        count = self._cpp.llama_tokenize(self.vocab, data, len(data), room, len(room), False, False)
+        return list(room[: max(count, 0)])
+
+    def close(self) -> None:
+        """Free the model and all memory."""
+        self._drop()
+        if self._model:
+            self._cpp.llama_model_free(self._model)
+            self._model = None
+
+    def _make(self, room: Room) -> None:
+        """Make a context; sizes are rounded up as llama.cpp's own tools do, so that two lengths seldom need two."""
+        self._drop()
+        settings = self._cpp.llama_context_default_params()
+        settings.n_seq_max = room.rows
+        settings.n_ctx = room.rows * -(-room.tokens // 256) * 256
+        settings.n_batch = room.batch
+        settings.n_ubatch = min(self._ubatch, room.batch)
+        settings.n_outputs_max = max(room.outputs, room.rows)
+        settings.n_threads = settings.n_threads_batch = self._threads
+        settings.flash_attn_type = FLASH_ATTENTION[self._flash_attention]
+        kind = getattr(self._cpp, f"GGML_TYPE_{self._cache_type.upper()}")
+        settings.type_k = settings.type_v = kind
+        settings.offload_kqv = settings.op_offload = False
+        # Each row has a cache of its own: attention then reads no other row's.
+        settings.kv_unified = False
+        settings.no_perf = True
+        last_error()
+        self._context = self._cpp.llama_init_from_model(self._model, settings)
+        if not self._context:
+            raise ScenarioError(
+                f"llama.cpp makes no room for {room.rows} rows of {room.tokens:,} tokens: {last_error()}",
+                "unsupported",
+            )
+        self._batch = self._cpp.llama_batch_init(room.batch, 0, 1)
+        self._room = room
+
+    def _drop(self) -> None:
+        if self._batch is not None:
+            self._cpp.llama_batch_free(self._batch)
+        if self._context:
+            self._cpp.llama_free(self._context)
+        self._batch, self._context, self._room = None, None, Room()
+
+    def _decode(self) -> None:
+        code = self._cpp.llama_decode(self._context, self._batch)
+        if code:
+            kind = "out_of_memory" if code == _OUT_OF_SPACE else "error"
+            raise ScenarioError(f"llama.cpp failed with code {code}: {last_error()}", kind)
+
+
+def _sizes(room: Room) -> tuple[int, int, int, int]:
+    return room.rows, room.tokens, room.batch, room.outputs

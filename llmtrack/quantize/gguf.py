@@ -1,0 +1,208 @@
+"""GGUF files from model folders, by llama.cpp's own converter, and its quantizations as recipes."""
+
+from __future__ import annotations
+
+import logging
+import runpy
+import shutil
+import sys
+import tarfile
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
+from llmtrack.installed import installed_version
+from llmtrack.models.cache import build_once
+from llmtrack.models.folder import ModelFolder
+from llmtrack.models.packaged import download_command, fetch
+from llmtrack.quantize.build import build_apart
+from llmtrack.quantize.recipe import NONE, Recipe, find_recipe
+from llmtrack.scenario import digest
+
+VERSION = 1
+"""Raised when a conversion's result changes, so that cached ones are made anew."""
+
+FILE = "model.gguf"
+_PACKAGE = "llama-cpp-python"
+# Of the source package, what converts; the rest is C++.
+_SCRIPT = "convert_hf_to_gguf.py"
+_PARTS = (_SCRIPT, "conversion/", "gguf-py/gguf/")
+
+
+def gguf_of(folder: ModelFolder, quantization: str) -> Path:
+    """Return a GGUF file of a model folder, converted first if need be.
+
+    Args:
+        folder: the model.
+        quantization: name of a recipe, or `none`: float32.
+
+    Raises:
+        MissingDependencyError: the converter cannot be had.
+        ScenarioError: llama.cpp does not know the model, or cannot quantize it.
+        UsageError: there is no such recipe.
+        ModelLoadError: the cache cannot be used.
+    """
+    recipe = None if quantization == NONE else find_recipe("llamacpp", quantization)
+    tool = converter()
+    version = recipe.version if recipe else 0
+    key = digest([dict(folder.tags), VERSION, quantization, version, installed_version(_PACKAGE)])
+    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(folder.model_id).name)[:60]
+
+    def build(target: Path) -> dict[str, Any]:
+        what = f"converting to GGUF ({recipe.name if recipe else 'float32'})"
+        return build_apart(what, target, _build, str(tool), str(folder.path), str(target), quantization)
+
+    return build_once(f"{stem}-llamacpp-{quantization}-{key}", build) / FILE
+
+
+def converter() -> Path:
+    """Return the folder of llama.cpp's converter, of the version that is installed: fetched once, with its source package.
+
+    Raises:
+        MissingDependencyError: it cannot be had.
+    """
+    version = installed_version(_PACKAGE)
+    requirement = f"{_PACKAGE}=={version}"
+
+    def build(folder: Path) -> dict[str, Any]:
+        downloads = folder / "download"
+        downloads.mkdir()
+        fetch(download_command(requirement, downloads, source=_PACKAGE), requirement, downloads)
+        for archive in downloads.glob("*.tar.gz"):
+            unpack(archive, folder)
+        shutil.rmtree(downloads)
+        if not (folder / _SCRIPT).is_file():
+            raise ModelLoadError(f"the source package of {requirement} came without {_SCRIPT}")
+        return {"version": version}
+
+    try:
+        return build_once(f"llamacpp-converter-{version}", build)
+    except ModelLoadError as error:
+        raise MissingDependencyError(
+            f"llama.cpp's converter cannot be had ({error}): give a .gguf file in place of a model folder"
+        ) from error
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Write the parts of llama.cpp's source that convert into a folder, and nothing else."""
+    with tarfile.open(archive) as source:
+        for member in source:
+            _, found, path = member.name.partition("/vendor/llama.cpp/")
+            if not found or not member.isfile() or not path.startswith(_PARTS) or ".." in path.split("/"):
+                continue
+            content = source.extractfile(member)
+            assert content is not None
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content.read())
+
+
+def _build(tool: str, source: str, folder: str, quantization: str) -> dict[str, Any]:
+    target = Path(folder) / FILE
+    if quantization == NONE:
+        convert(Path(tool), Path(source), target, "f32")
+        return {}
+    between = target.with_name("f16.gguf")
+    convert(Path(tool), Path(source), between, "f16")
+    find_recipe("llamacpp", quantization).apply(between, target)
+    between.unlink(missing_ok=True)
+    return {}
+
+
+def convert(tool: Path, source: Path, target: Path, kind: str) -> None:
+    """Run llama.cpp's converter in this process, which is to do nothing else.
+
+    The file gets no tokenizer: texts are turned into tokens by that of the folder, whether llama.cpp knows such a one or
+    not.
+
+    Args:
+        tool: the converter's folder.
+        source: a model folder.
+        target: the file to write.
+        kind: `f32` or `f16`.
+
+    Raises:
+        ScenarioError: it does not convert this model.
+    """
+    complaints = _Complaints()
+    logging.getLogger().addHandler(complaints)
+    before = sys.path[:], sys.argv
+    sys.path[:0] = [str(tool), str(tool / "gguf-py")]
+    sys.argv = [_SCRIPT, str(source), "--outfile", str(target), "--outtype", kind]
+    try:
+        _adapt(import_module("conversion"))
+        runpy.run_path(str(tool / _SCRIPT), run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise ScenarioError(f"llama.cpp's converter: {complaints.last}", "unsupported") from end
+    finally:
+        sys.path[:], sys.argv = before
+        logging.getLogger().removeHandler(complaints)
+
+
+def _adapt(conversion: Any) -> None:
+    """Let the converter leave the tokenizer out, and read configs that name a length otherwise than it expects."""
+    find, read = conversion.get_model_class, conversion.ModelBase.load_hparams
+
+    def find_without_tokenizer(*arguments: Any, **named: Any) -> Any:
+        found = find(*arguments, **named)
+        found.set_vocab = _write_no_tokenizer
+        return found
+
+    def read_lengths(*arguments: Any, **named: Any) -> dict[str, Any]:
+        settings: dict[str, Any] = read(*arguments, **named)
+        if "n_positions" in settings:  # GPT-2's, as transformers saves it today
+            settings.setdefault("n_ctx", settings["n_positions"])
+        return settings
+
+    conversion.get_model_class = find_without_tokenizer
+    conversion.ModelBase.load_hparams = staticmethod(read_lengths)
+
+
+def _write_no_tokenizer(model: Any) -> None:
+    model.gguf_writer.add_tokenizer_model("none")
+    model.gguf_writer.add_vocab_size(model.hparams["vocab_size"])
+
+
+class _Complaints(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.last = "it ended without a word"
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage()
+
+
+def store(kind: str, source: Path, target: Path) -> None:
+    """Write a GGUF file's weights as another type.
+
+    Args:
+        kind: name of the type, as llama.cpp has it after `LLAMA_FTYPE_MOSTLY_`.
+        source: a GGUF file in F16.
+        target: the file to write.
+
+    Raises:
+        ScenarioError: llama.cpp cannot.
+    """
+    if kind == "F16":
+        source.rename(target)
+        return
+    from llmtrack.llamacpp.library import last_error, library
+
+    cpp = library()
+    settings = cpp.llama_model_quantize_default_params()
+    settings.ftype = getattr(cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    last_error()
+    if cpp.llama_model_quantize(str(source).encode(), str(target).encode(), settings):
+        raise ScenarioError(f"llama.cpp cannot store this model as {kind}: {last_error()}", "unsupported")
+
+
+RECIPES = tuple(
+    Recipe(kind.lower(), "llamacpp", f"weights, {bits} (llama.cpp)", kind, partial(store, kind))
+    for kind, bits in (
+        ("F16", "16 bits"),
+        ("Q8_0", "8 bits, a scale for 32"),
+        ("Q4_K_M", "4 to 6 bits, scales of blocks of blocks"),
+    )
+)

@@ -1,0 +1,308 @@
+"""llama.cpp: what a GGUF file says of itself, which files are made, and that its figures are those of PyTorch."""
+
+from __future__ import annotations
+
+import io
+import sys
+import tarfile
+from dataclasses import replace
+
+import pytest
+import torch
+
+from llmtrack import load_engine
+from llmtrack.engine import GenerateRequest
+from llmtrack.engines import trial
+from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
+from llmtrack.installed import available, install
+from llmtrack.llamacpp import decoder, library
+from llmtrack.llamacpp.decoder import Room
+from llmtrack.models import gguf
+from llmtrack.models.gguf_facts import GgufFacts, cached_values, file_type, read_facts, step_bytes
+from llmtrack.models.load import identify
+from llmtrack.quantize import gguf as conversion
+from llmtrack.quantize.recipe import recipes
+from llmtrack.scenario import Variant
+from llmtrack.tensors.padding import pad_rows
+from tests.models.test_gguf import BEGIN, END, HEADS, LAYERS, VOCABULARY, WIDTH, write_gguf
+
+needs_llamacpp = pytest.mark.skipif(
+    not available("llamacpp"), reason="llama-cpp-python is not installed: it takes ten minutes to compile"
+)
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    return write_gguf(tmp_path / "a model.gguf", add_file_type=0)
+
+
+# What a file says of itself.
+
+
+def test_a_step_reads_all_but_a_table_that_is_only_looked_up_in_and_idle_experts():
+    sizes = {"token_embd.weight": 1000, "blk.0.attn_q.weight": 10, "output_norm.weight": 1}
+    assert step_bytes(sizes, 0, 0) == 1011, "a tied table is the head, which is read"
+    assert step_bytes({**sizes, "output.weight": 600}, 0, 0) == 611
+    experts = {"blk.0.ffn_up_exps.weight": 800, "blk.0.ffn_gate_inp.weight": 5}
+    assert step_bytes({**sizes, **experts}, 8, 2) == 1011 + 200 + 5
+
+
+@pytest.mark.parametrize(
+    ("metadata", "values"),
+    [
+        # Heads of 576 / 9 = 64; 30 layers of 3 heads, a key and a value each.
+        (
+            {
+                "block_count": 30,
+                "embedding_length": 576,
+                "attention.head_count": 9,
+                "attention.head_count_kv": 3,
+            },
+            30 * 3 * 128,
+        ),
+        # Every head has its own keys where no other number is given.
+        ({"block_count": 2, "embedding_length": 64, "attention.head_count": 4}, 2 * 4 * 32),
+        # Lengths of their own, and layers without attention.
+        (
+            {
+                "block_count": 3,
+                "embedding_length": 64,
+                "attention.head_count": [4, 0, 4],
+                "attention.head_count_kv": [2, 0, 1],
+                "attention.key_length": 24,
+                "attention.value_length": 8,
+            },
+            3 * 32,
+        ),
+        ({"block_count": 4, "embedding_length": 64}, 0),
+    ],
+)
+def test_what_is_cached_of_a_token_follows_from_the_metadata(metadata, values):
+    assert cached_values(metadata) == values
+
+
+def test_bytes_of_the_cache_are_those_of_its_type():
+    facts = GgufFacts("llama", "Q4_1", 1, 11520)
+    assert [facts.kv_bytes_per_token(kind) for kind in ("f32", "f16", "q8_0")] == [46080, 23040, 12240]
+
+
+@pytest.mark.parametrize(
+    ("stated", "types", "label"),
+    [
+        (3, {"Q4_1": 90, "F32": 5, "Q6_K": 3}, "Q4_1"),
+        (15, {"Q4_K": 60, "Q6_K": 40}, "Q4_K_M"),
+        (15, {"Q5_0": 60, "Q4_K": 40}, "Q4_K_M (mostly Q5_0)"),
+        (0, {"F32": 1}, "F32"),
+        (1, {"F16": 9, "F32": 1}, "F16"),
+        (None, {"F16": 9, "F32": 1}, "F16"),
+        (9999, {"Q8_0": 9}, "Q8_0"),
+    ],
+)
+def test_the_label_is_the_files_own_and_says_where_most_weights_are_otherwise(stated, types, label):
+    assert file_type(stated, types) == label
+
+
+def test_a_file_tells_its_facts(file):
+    parameters = 2 * len(VOCABULARY) * WIDTH + LAYERS * (4 * WIDTH**2 + 3 * 128 * WIDTH + 2 * WIDTH) + WIDTH
+    found = read_facts(file)
+    assert found == GgufFacts("llama", "F32", 4 * (parameters - len(VOCABULARY) * WIDTH), LAYERS * 2 * WIDTH)
+    assert HEADS == 2
+
+
+def test_a_file_is_described_without_its_weights_and_as_what_it_is_converted_into(file):
+    described, converted = identify(str(file), as_gguf=True), identify(str(file))
+    assert described.gguf == file
+    assert described.folder is not None
+    assert not list(described.folder.glob("*.safetensors"))
+    assert described.digests == converted.digests, "a figure of one can be compared with one of the other"
+
+
+def test_a_model_that_transformers_does_not_know_keeps_its_ids(file, monkeypatch):
+    from transformers import AutoConfig
+
+    monkeypatch.setattr(
+        AutoConfig, "from_pretrained", lambda *_, **__: (_ for _ in ()).throw(ValueError("new"))
+    )
+    folder = gguf.describe(file)
+    from llmtrack.models.digests import config_digest
+
+    assert config_digest(folder) != "none"
+    assert f'"eos_token_id": {END}' in (folder / "generation_config.json").read_text()
+    assert f'"vocab_size": {len(VOCABULARY)}' in (folder / "config.json").read_text()
+
+
+def test_only_what_is_no_gguf_file_is_converted(file):
+    assert identify("synthetic:tiny", as_gguf=True).gguf is None
+
+
+# What is refused, and what is made.
+
+
+def test_a_missing_installation_is_one_line_with_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    library.library.cache_clear()
+    with pytest.raises(MissingDependencyError) as caught:
+        load_engine("synthetic:tiny", backend="llamacpp", device="cpu")
+    library.library.cache_clear()
+    assert install("llamacpp") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"device": "cuda"}, UsageError),
+        ({"dtype": "bfloat16"}, ScenarioError),
+        ({"quantization": "q9"}, UsageError),
+    ],
+)
+def test_what_is_not_there_is_refused_before_anything_is_made(asked, error):
+    from llmtrack.engines.llamacpp import load
+
+    if "quantization" in asked and not available("llamacpp"):
+        pytest.skip("llama-cpp-python is not installed, which is told first")
+    with pytest.raises(error) as caught:
+        load(replace(Variant("synthetic:tiny", backend="llamacpp", device="cpu"), **asked))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_converter_that_cannot_be_had_is_told_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
+    monkeypatch.setattr(conversion, "installed_version", lambda _: "0.0.0")
+    monkeypatch.setattr(
+        conversion,
+        "download_command",
+        lambda *_, **__: [sys.executable, "-c", "raise SystemExit('ERROR: no such version')"],
+    )
+    with pytest.raises(MissingDependencyError, match=r"no such version.*give a \.gguf file"):
+        conversion.converter()
+
+
+def test_of_the_source_package_only_the_converter_is_unpacked(tmp_path):
+    top = "llama_cpp_python-1.0/vendor/llama.cpp"
+    names = {
+        f"{top}/convert_hf_to_gguf.py": True,
+        f"{top}/conversion/base.py": True,
+        f"{top}/gguf-py/gguf/constants.py": True,
+        f"{top}/src/llama.cpp": False,
+        f"{top}/conversion/../../evil.py": False,
+        "llama_cpp_python-1.0/setup.py": False,
+    }
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            archive.addfile(member, io.BytesIO(b"#"))
+    conversion.unpack(tmp_path / "a.tar.gz", tmp_path / "tool")
+    found = {path.relative_to(tmp_path / "tool").as_posix() for path in (tmp_path / "tool").rglob("*.py")}
+    assert found == {name.removeprefix(f"{top}/") for name, wanted in names.items() if wanted}
+    assert not list(tmp_path.rglob("evil.py"))
+
+
+def test_a_context_serves_what_it_has_room_for():
+    room = Room(4, 512, 2048, 4)
+    assert room.holds(Room(1, 512, 512, 1))
+    assert not room.holds(Room(5, 256, 1280, 5))
+    assert room.and_also(Room(8, 256, 2048, 300)) == Room(8, 512, 2048, 300)
+
+
+def test_llamacpp_has_its_recipes():
+    assert [each.name for each in recipes() if each.backend == "llamacpp"] == ["f16", "q8_0", "q4_k_m"]
+
+
+def dies(signal: int) -> None:
+    import os
+
+    os.kill(os.getpid(), signal)
+
+
+@needs_llamacpp
+def test_a_library_that_kills_the_process_is_told_before_it_does(file, monkeypatch):
+    import signal
+
+    monkeypatch.setattr(trial, "run_apart", lambda what, work, path: real(what, dies, int(signal.SIGILL)))
+    from llmtrack.quantize.apart import run_apart as real
+
+    with pytest.raises(
+        ScenarioError, match=r"cannot run a model\.gguf here: .*SIGILL.*compile it anew by CMAKE_ARGS"
+    ) as caught:
+        trial.try_once(file)
+    assert caught.value.kind == "unsupported"
+    monkeypatch.undo()
+
+
+# What it computes.
+
+
+@pytest.fixture
+def engine(file):
+    found = load_engine(str(file), backend="llamacpp", device="cpu", threads=2, cache_type="f32")
+    yield found
+    found.close()
+
+
+ROWS = tuple(tuple(range(1, 1 + length)) for length in (5, 9, 3))
+
+
+@needs_llamacpp
+def test_logits_are_those_of_pytorch(engine, file):
+    reference = load_engine(str(file), device="cpu")
+    for row in ROWS:
+        ours, theirs = engine.next_token_logits(row), reference.next_token_logits(row)
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    batch = pad_rows(ROWS, 0, "left")
+    torch.testing.assert_close(engine.score(*batch)[0], reference.score(*batch)[0], rtol=1e-4, atol=1e-4)
+    request = GenerateRequest(ROWS, 6)
+    assert engine.generate(request, lambda: None) == reference.generate(request, lambda: None)
+
+
+@needs_llamacpp
+def test_what_was_used_is_told(engine, file):
+    info = engine.info
+    assert (info.dtype_label, info.file_size_bytes) == ("F32", file.stat().st_size)
+    assert info.facts["weights_format"] == "gguf"
+    assert {name: info.facts[name] for name in ("threads", "cache_type", "flash_attention", "ubatch")} == {
+        "threads": 2,
+        "cache_type": "f32",
+        "flash_attention": "auto",
+        "ubatch": 512,
+    }
+    assert not info.pads
+    assert info.kv_bytes_per_token == 4 * LAYERS * 2 * WIDTH
+    assert info.tags["weights_digest"].startswith("gguf:")
+    assert info.special_tokens.bos_id == BEGIN
+
+
+@needs_llamacpp
+def test_a_text_is_scored_in_parts_as_it_is_at_once(engine, monkeypatch):
+    row = list(range(1, 40))
+    whole = engine.next_token_logits(row)
+    sums = engine.score(*pad_rows([row], 0, "right"))[0]
+    monkeypatch.setattr(decoder, "_CHUNK_BYTES", 4 * len(VOCABULARY) * 7)
+    assert [len(part) for part in engine._decoder.logits(row)] == [7, 7, 7, 7, 7, 4]
+    torch.testing.assert_close(engine.next_token_logits(row), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(engine.score(*pad_rows([row], 0, "right"))[0], sums, rtol=1e-6, atol=1e-6)
+
+
+@needs_llamacpp
+def test_pads_to_go_on_from_are_refused_as_there_are_none(engine):
+    with pytest.raises(ScenarioError, match="padding_side=left") as caught:
+        engine.generate(GenerateRequest(ROWS, 2, padding_side="right"), lambda: None)
+    assert caught.value.kind == "unsupported"
+
+
+@needs_llamacpp
+def test_more_rows_than_llamacpp_keeps_apart_are_refused(engine):
+    with pytest.raises(ScenarioError, match="256 sequences") as caught:
+        engine.generate(GenerateRequest(((1,),) * 257, 1), lambda: None)
+    assert caught.value.kind == "unsupported"
+
+
+@needs_llamacpp
+def test_a_file_that_is_none_is_refused_in_one_line(tmp_path):
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + b"\0" * 64)
+    with pytest.raises(ScenarioError) as caught:
+        decoder.LlamaDecoder(path, threads=1)
+    assert "\n" not in str(caught.value)
