@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import platform
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmtrack.devices import cpu_flags
 from llmtrack.errors import ScenarioError
 from llmtrack.installed import OWN_RECIPES
 from llmtrack.quantize.options import Blocks, Dynamic, Mixed, Static
 from llmtrack.quantize.recipe import Built, Job, Recipe
+from llmtrack.quantize.weight_only import check_blocks, in_blocks
+from llmtrack.scenario import Scalar
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -27,6 +30,16 @@ PERCENTILE = 99.99
 HISTOGRAM_BINS = 2048
 # How activations and weights are rounded must suit the instructions that multiply them.
 X86, ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
+
+
+def check(options: Mapping[str, Scalar]) -> None:
+    """Refuse a CPU that 8-bit activations are not for, and blocks that there is no kernel for.
+
+    Raises:
+        ScenarioError: it is one.
+    """
+    instruction_set(platform.machine(), cpu_flags())
+    check_blocks(options)
 
 
 def apply(job: Job, *, static: bool = False, mixed: bool = False) -> Built:
@@ -42,7 +55,6 @@ def apply(job: Job, *, static: bool = False, mixed: bool = False) -> Built:
     from llmtrack.onnx.session import MODEL_FILE
     from llmtrack.quantize.keep_quality import leave_out
     from llmtrack.quantize.sensitivity import DYNAMIC, STATIC
-    from llmtrack.quantize.weight_only import in_blocks
 
     base = graph.load(job.source / MODEL_FILE)
     tied = graph.untie_head(base)
@@ -70,6 +82,7 @@ RECIPES = (
         depends_on_batch=True,
         version=2,
         needs=OWN_RECIPES["onnx"],
+        check=check,
     ),
     Recipe(
         "int8-static",
@@ -81,6 +94,7 @@ RECIPES = (
         calibrated=True,
         version=2,
         needs=OWN_RECIPES["onnx"],
+        check=check,
     ),
     Recipe(
         "int8-mixed",
@@ -93,6 +107,7 @@ RECIPES = (
         depends_on_batch=True,
         version=2,
         needs=OWN_RECIPES["onnx"],
+        check=check,
     ),
 )
 
@@ -137,7 +152,6 @@ def quantize(job: Job, base: ModelProto, calibration: str | None = None) -> Mode
     from optimum.onnxruntime import ORTQuantizer
     from optimum.onnxruntime.configuration import AutoQuantizationConfig
 
-    from llmtrack.devices import cpu_flags
     from llmtrack.onnx import graph
     from llmtrack.onnx.session import MODEL_FILE
     from llmtrack.quantize.columns import scale_by_column
@@ -183,7 +197,6 @@ def _gentle_head(quantized: ModelProto, base: ModelProto, tied: bool, block_size
     """
     from llmtrack.onnx import graph
     from llmtrack.onnx.tied import share_embedding
-    from llmtrack.quantize.weight_only import in_blocks
 
     head = next((layer for layer in graph.linears(base) if layer.result == "logits"), None)
     if head is None:  # Something else makes the logits.

@@ -63,6 +63,10 @@ class Built:
     attempts: tuple[Mapping[str, Any], ...] = ()
 
 
+def anything(options: Mapping[str, Scalar]) -> None:
+    """Refuse nothing."""
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A way to quantize a model after training.
@@ -83,6 +87,7 @@ class Recipe:
         arithmetic: what its matrix products are computed in, as in `EngineInfo`; empty: in that dtype.
         capability: compute capability that a GPU must have for it; None: it runs on a CPU, too.
         needs: modules beside the backend's own without which it cannot be applied.
+        check: refuses, before a model is exported for it, what it cannot do here with these options (a `ScenarioError`).
     """
 
     name: str
@@ -98,6 +103,7 @@ class Recipe:
     arithmetic: str = ""
     capability: tuple[int, int] | None = None
     needs: tuple[str, ...] = ()
+    check: Callable[[Mapping[str, Scalar]], object] = anything
 
     @property
     def lacking(self) -> list[str]:

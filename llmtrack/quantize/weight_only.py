@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ScenarioError
 from llmtrack.installed import OWN_RECIPES
 from llmtrack.quantize.options import Blocks, HqqBlocks, SmallBlocks
 from llmtrack.quantize.recipe import Built, Job, Recipe
+from llmtrack.scenario import Scalar
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -16,6 +18,19 @@ if TYPE_CHECKING:
 # Products of 8-bit integers with one scale per block; 1 would be products of floats.
 ACCURACY_LEVEL = 4
 BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+
+def check_blocks(options: Mapping[str, Scalar]) -> None:
+    """Refuse blocks that there is no kernel for.
+
+    Raises:
+        ScenarioError: the block size is not possible.
+    """
+    size = options.get("block_size", Blocks.block_size)
+    if size not in BLOCK_SIZES:
+        raise ScenarioError(
+            f"block_size {size} is not possible: use one of {', '.join(map(str, BLOCK_SIZES))}", "unsupported"
+        )
 
 
 def apply_int8(job: Job) -> Built:
@@ -58,11 +73,7 @@ def _apply(job: Job, bits: int, hqq: bool = False) -> Built:
 def in_blocks(
     model: ModelProto, bits: int, block_size: int, symmetric: bool, nodes: set[str], hqq: bool = False
 ) -> ModelProto:
-    """Return the graph with the weights of these MatMuls in blocks of few bits (MatMulNBits).
-
-    Raises:
-        ScenarioError: the block size is not possible.
-    """
+    """Return the graph with the weights of these MatMuls in blocks of few bits (MatMulNBits)."""
     from onnxruntime.quantization.matmul_nbits_quantizer import (
         DefaultWeightOnlyQuantConfig,
         HQQWeightOnlyQuantConfig,
@@ -71,11 +82,6 @@ def in_blocks(
 
     from llmtrack.onnx import graph
 
-    if block_size not in BLOCK_SIZES:
-        raise ScenarioError(
-            f"block_size {block_size} is not possible: use one of {', '.join(map(str, BLOCK_SIZES))}",
-            "unsupported",
-        )
     logging.getLogger("onnxruntime").setLevel(logging.ERROR)
     every = {each.node for each in graph.linears(model)}
     settings: dict[str, Any] = {"block_size": block_size, "bits": bits}
@@ -101,6 +107,7 @@ RECIPES = (
         Blocks,
         version=2,
         needs=OWN_RECIPES["onnx"],
+        check=check_blocks,
     ),
     Recipe(
         "int4-weight-only",
@@ -111,6 +118,7 @@ RECIPES = (
         SmallBlocks,
         version=2,
         needs=OWN_RECIPES["onnx"],
+        check=check_blocks,
     ),
     Recipe(
         "int4-hqq",
@@ -121,5 +129,6 @@ RECIPES = (
         HqqBlocks,
         version=2,
         needs=OWN_RECIPES["onnx"],
+        check=check_blocks,
     ),
 )

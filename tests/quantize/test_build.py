@@ -291,3 +291,25 @@ def test_quantizing_from_end_to_end_tells_what_was_looked_at(onnx_cache):
     other = Variant(**{**vars(variant), "options": (("block_size", 16), *options)})
     assert build.onnx_folder(other, identify("synthetic:tiny")) == folder
     assert [path.name for path in onnx_cache.iterdir() if path.is_dir() and ".new" in path.name] == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "cpu", "why"),
+    [
+        ("int8-dynamic", (), frozenset(), "no int8 configuration fits this CPU"),
+        ("int8-static", (), frozenset(), "no int8 configuration fits this CPU"),
+        ("int8-mixed", (("block_size", 24),), frozenset({"avx2"}), "block_size 24 is not possible"),
+        ("int8-weight-only", (("block_size", 24),), frozenset(), "block_size 24 is not possible"),
+        ("int4-hqq", (("block_size", 8),), frozenset(), "block_size 8 is not possible"),
+        ("int8-dynamic", (("keep_quality", "much"),), frozenset({"avx2"}), "no share of the perplexity"),
+        ("int8-static", (("calibration", "gone.txt"),), frozenset({"avx2"}), "no corpus 'gone.txt'"),
+    ],
+)
+def test_what_can_be_refused_is_refused_before_the_export(recipe, options, cpu, why, monkeypatch):
+    monkeypatch.setattr(build, "require_onnx", lambda quantization: None)
+    monkeypatch.setattr(build, "build_once", lambda *arguments: pytest.fail("it was exported"))
+    monkeypatch.setattr("llmtrack.quantize.int8.cpu_flags", lambda: cpu)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    variant = Variant("synthetic:tiny", backend="onnx", quantization=recipe, options=options)
+    with pytest.raises((ScenarioError, UsageError), match=why):
+        build.onnx_folder(variant, identify("synthetic:tiny", None, "cpu"))

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.tracking import store
@@ -128,3 +130,21 @@ def test_a_read_only_database_says_so(uri, template_database):
     path = store.sqlite_path(uri)
     shutil.copyfile(template_database, path)
     assert store.open_existing(uri).search_experiments(max_results=1)
+
+
+@pytest.mark.parametrize("user", ["reader", None])
+def test_who_lacks_a_permission_is_told_whom_to_ask_for_what(user, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_USERNAME", raising=False)
+    if user:
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
+    denied = MlflowException("Permission denied", error_code=PERMISSION_DENIED)
+    assert denied.error_code == "PERMISSION_DENIED"
+    assert store.is_denied(denied)
+    assert not store.is_denied(MlflowException("a full disk"))
+    told = store.whom_to_ask("http://name:secret@host:5000", "mine")
+    assert told.startswith(
+        f"{'the user ' + repr(user) if user else 'this user'} needs the permission EDIT on"
+    )
+    assert "the experiment 'mine': ask whoever administers http" in told
+    assert "secret" not in told
+    assert "needs the permission EDIT" in store.refusal("http://host:5000", denied)
