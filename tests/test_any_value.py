@@ -86,6 +86,7 @@ def _nothing_is_run(monkeypatch):
     monkeypatch.setattr(suite, "say_where", lambda *asked: None)
 
 
+@pytest.mark.slow(2)
 @pytest.mark.usefixtures("_nothing_is_run")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -136,6 +137,7 @@ def llmtrack(name: str, option: str, value: str) -> Result:
     return result
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("_store")
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -153,6 +155,7 @@ def test_every_command_is_tried():
         )
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("_store")
 @pytest.mark.parametrize("value", ["\x00", "\udcff", "a" * 5_000, ""])
 @pytest.mark.parametrize(("name", "option"), [("alias", "name"), ("alias", "run_id"), ("report", "study")])

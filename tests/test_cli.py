@@ -136,6 +136,7 @@ def test_runs_as_json_and_csv():
     assert [row["scenario"] for row in table] == [row["scenario"] for row in rows]
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("tracked")
 def test_runs_as_a_table_and_chosen():
     assert "2 runs" in run("runs").stdout
@@ -145,6 +146,7 @@ def test_runs_as_a_table_and_chosen():
     assert "1 run\n" in run("runs", "--search", "P128").stdout
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("tracked")
 def test_compare_prints_and_writes(tmp_path):
     output = run("compare", "--output", str(tmp_path / "out")).stdout

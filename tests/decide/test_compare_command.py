@@ -57,6 +57,7 @@ def mixed(tracker, monkeypatch):
     return ids
 
 
+@pytest.mark.slow(5)
 def test_against_a_baseline(studies):
     told = run("--baseline", studies[0], "--metric", "tokens_per_sec").output
     assert "model: scripted" in told
@@ -73,6 +74,7 @@ def test_against_a_baseline(studies):
     assert ratios == sorted(ratios, reverse=True)
 
 
+@pytest.mark.slow(1)
 def test_what_differs_is_shown_and_what_does_not_is_said_once(mixed):
     told = run("--baseline", mixed["plain"], "--candidate", "latest", "--metric", "tokens_per_sec").output
     assert "baseline: plain" in told
@@ -88,6 +90,7 @@ def test_what_differs_is_shown_and_what_does_not_is_said_once(mixed):
     assert "batch: 2" in side_by_side
 
 
+@pytest.mark.slow(2)
 def test_formats_of_the_table_side_by_side(mixed):
     page = run("--format", "html").output
     assert "int8 &lt;weights&gt;" in page
@@ -122,6 +125,7 @@ def test_mistakes_are_one_line(mixed, arguments, message):
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow(1)
 def test_filters_by_tag_and_time(mixed):
     assert "int4" in run("--tag", "llmtrack.failure=out_of_memory").output
     assert "plain" not in run("--tag", "llmtrack.failure=out_of_memory").output

@@ -21,6 +21,7 @@ def studies(tracker):
     return [measure(tracker, seed, slower).study.study_id for seed, slower in ((1, 1.0), (2, 1.0), (3, 1.2))]
 
 
+@pytest.mark.slow(7)
 def test_noise_and_a_slowdown(studies, uri):
     base, again, slow = (f"study:{each}" for each in studies)
     same = compare(base, again, ["tokens_per_sec"], tracking_uri=uri)
@@ -37,6 +38,7 @@ def test_noise_and_a_slowdown(studies, uri):
     assert worse["words"].str.match(r"(slower|longer) by \d+\.\d % \(\d+\.\d to \d+\.\d\)").all()
 
 
+@pytest.mark.slow(4)
 def test_columns_and_types(studies, uri):
     found = llmtrack.compare(f"study:{studies[0]}", f"study:{studies[2]}", tracking_uri=uri)
     assert {name: str(dtype) for name, dtype in found.dtypes.items()} == COLUMNS
@@ -52,6 +54,7 @@ def test_columns_and_types(studies, uri):
     assert by_metric.loc["model_size_mib", "verdict"] == "same"
 
 
+@pytest.mark.slow(5)
 def test_one_baseline_run_stands_against_all(studies, uri):
     tracked = runs(study=studies[0], tracking_uri=uri)
     base = tracked[tracked["scenario"] == "prompt_4"]["run_id"].iloc[0]
@@ -65,6 +68,7 @@ def test_one_baseline_run_stands_against_all(studies, uri):
     assert size == "no difference"
 
 
+@pytest.mark.slow(4)
 def test_raw_samples_are_read_back(studies, uri):
     run_id = runs(study=studies[0], tracking_uri=uri)["run_id"].iloc[0]
     found = llmtrack.measurements(run_id, tracking_uri=uri)
@@ -182,6 +186,7 @@ def test_bits_per_byte_are_compared_across_tokenizers_and_machines(tracker, uri)
     assert (found["verdict"], found["words"]) == ("worse", "higher by 10.0 %")
 
 
+@pytest.mark.slow(1)
 def test_machines_are_compared_only_if_asked(tracker, uri):
     chosen = tracked_pair(
         tracker, uri, measurement(), measurement(), (ENVIRONMENT, {**ENVIRONMENT, "threads": "4"})
@@ -200,6 +205,7 @@ def test_prompts_that_differ_in_their_words_only(tracker, uri):
         compare(**chosen, metrics=["total_latency_s"])
 
 
+@pytest.mark.slow(2)
 def test_a_failure_tells_its_reason_and_a_missing_metric_is_named(tracker, uri):
     study = tracker.start_study("e", "q", {}, ENVIRONMENT)
     base = tracker.log(study, measurement("base"))
@@ -221,6 +227,7 @@ def test_a_failure_tells_its_reason_and_a_missing_metric_is_named(tracker, uri):
     assert found["ratio"].isna().all()
 
 
+@pytest.mark.slow(1)
 def test_frames_can_be_compared_and_the_closest_baseline_is_taken(tracker, uri):
     old, new = (tracker.start_study("e", "q", {}, {**ENVIRONMENT, "threads": n}) for n in ("2", "4"))
     first = tracker.log(old, measurement(started_at=1.0, ended_at=2.0))
@@ -232,6 +239,7 @@ def test_frames_can_be_compared_and_the_closest_baseline_is_taken(tracker, uri):
     assert list(found["baseline_run_id"]) == [first]
 
 
+@pytest.mark.slow(5)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -27,6 +27,7 @@ def self_comparisons(n):
     return [compared(latencies(generator, n), latencies(generator, n)) for _ in range(COMPARISONS)]
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("n", [5, 8, 20])
 def test_an_arm_against_itself_is_rarely_called_different(n):
     pairs = self_comparisons(n)
@@ -34,6 +35,7 @@ def test_an_arm_against_itself_is_rarely_called_different(n):
     assert alone.count("same") >= COMPARISONS * 0.95
 
 
+@pytest.mark.slow(1)
 def test_corrected_a_whole_family_is_rarely_called_different():
     generator = np.random.default_rng(2026)
     alarms = 0
@@ -47,6 +49,7 @@ def test_corrected_a_whole_family_is_rarely_called_different():
     assert alarms <= 16
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(("n", "power"), [(5, 0.75), (8, 0.95), (20, 0.99)])
 def test_a_slowdown_of_ten_percent_is_found(n, power):
     generator = np.random.default_rng(7)

@@ -130,6 +130,7 @@ def run_gate(uri, *arguments):
     return CliRunner().invoke(main, ["gate", "--tracking-uri", uri, *arguments])
 
 
+@pytest.mark.slow(4)
 def test_a_gate_passes_on_the_same_sleep_and_fails_on_a_longer_one(tracker, uri, console, tmp_path):
     base, again, slow = (measure_asleep(tracker, console, sleep_s) for sleep_s in (0.008, 0.008, 0.02))
     rules = ["--fail-if", "total_latency_s > +60%", "--fail-if", "peak_memory_mib > +5%"]
@@ -158,6 +159,7 @@ def studies(tracker):
     return [measure(tracker, seed, slower).study for seed, slower in ((1, 1.0), (2, 1.2))]
 
 
+@pytest.mark.slow(9)
 def test_formats_and_aliases(studies, uri):
     base = studies[0]
     set_alias("production", base.run_id, uri)
@@ -187,6 +189,7 @@ def test_formats_and_aliases(studies, uri):
         assert part in run_gate(uri, *arguments, "--format", style).stdout, style
 
 
+@pytest.mark.slow(1)
 def test_a_failed_candidate_breaks_the_gate_and_strict_wants_certainty(tracker, uri):
     study = tracker.start_study("e", "q", {}, ENVIRONMENT)
     base = tracker.log(study, measurement("p64"))
@@ -203,6 +206,7 @@ def test_a_failed_candidate_breaks_the_gate_and_strict_wants_certainty(tracker, 
 SPEED = "tokens_per_sec < -5%"
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("baseline", "candidate"),
     [({}, None), (None, {}), ({}, {"tokens_per_sec": math.nan}), ({"tokens_per_sec": math.nan}, {})],
@@ -262,6 +266,7 @@ def pair_of(tracker, *, one=ENVIRONMENT, other=ENVIRONMENT, **changes):
     ]
 
 
+@pytest.mark.slow(1)
 def test_where_no_rule_can_be_told_the_last_line_says_so_and_strict_fails(tracker, uri):
     base, other = pair_of(tracker, warnings=())
     arguments = ["--baseline", base, "--candidate", other, "--fail-if", "total_latency_s > 5%"]
@@ -273,6 +278,7 @@ def test_where_no_rule_can_be_told_the_last_line_says_so_and_strict_fails(tracke
     assert run_gate(uri, *arguments, "--strict").exit_code == 3
 
 
+@pytest.mark.slow(1)
 def test_the_warnings_of_both_runs_are_said(tracker, uri):
     base, other = pair_of(tracker, warnings=("the machine was busy: 82%", "noisy: 134%"))
     arguments = ["--baseline", base, "--candidate", other, "--fail-if", "total_latency_s > 5%"]
@@ -284,6 +290,7 @@ def test_the_warnings_of_both_runs_are_said(tracker, uri):
     assert "82%" in run_gate(uri, *arguments, "--format", "json").stderr
 
 
+@pytest.mark.slow(1)
 def test_a_rule_that_cannot_be_compared_hides_no_other_and_the_worst_code_wins(tracker, uri):
     metrics = {"total_latency_s": 1.5, "tokens_per_sec": 10.0, "model_size_mib": 100.0}
     study = tracker.start_study("e", "q", {}, ENVIRONMENT)
@@ -323,6 +330,7 @@ def test_a_candidate_that_is_not_finished_is_no_pass(tracker, uri, state):
     assert found.checks[0].check.outcome == "missing"
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("rule", "environment", "message"),
     [

@@ -201,6 +201,7 @@ def boxes(figure, labels):
     return [label.get_window_extent(renderer) for label in labels]
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_labels_do_not_overlap_and_stay_inside(seed):
     generator = random.Random(seed)
@@ -252,6 +253,7 @@ def tracked(tracker, monkeypatch):
         )
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("tracked")
 def test_the_command_prints_and_draws(tmp_path):
     path = tmp_path / "front.png"

@@ -126,6 +126,7 @@ def test_single_values_recommend_nothing(values):
     assert recommend(runs, Limits()).scenario is None
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize("objective", ["tokens_per_sec", "load_time_s", "time_to_first_token_ms"])
 @pytest.mark.parametrize("n", [0, 1, 2, 3])
 def test_no_winner_on_the_word_of_single_values_or_few_repeats(objective, n):
@@ -248,6 +249,7 @@ def test_percentages():
         parse_percent("0.01")
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("tracked")
 def test_the_command():
     arguments = ["recommend", "--max-perplexity-increase", "1%", "--max-memory", "2GiB"]

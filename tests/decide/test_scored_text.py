@@ -32,6 +32,7 @@ def track(tracker: Tracker, engine: made.TokenizingEngine, name: str, task: Perp
     return tracker.log(tracker.start_study("perplexity", "q", {}, ENVIRONMENT), done)
 
 
+@pytest.mark.slow(1)
 def test_as_many_tokens_of_more_text_are_not_compared(tracker: Tracker, uri: str, tmp_path: Path) -> None:
     corpus = tmp_path / "a.txt"
     corpus.write_text("ab" * 40, encoding="utf-8")
@@ -43,6 +44,7 @@ def test_as_many_tokens_of_more_text_are_not_compared(tracker: Tracker, uri: str
             compare(one, other, [metric], tracking_uri=uri)
 
 
+@pytest.mark.slow(1)
 def test_all_of_the_text_has_comparable_bits_and_no_comparable_perplexity(
     tracker: Tracker, uri: str, tmp_path: Path
 ) -> None:

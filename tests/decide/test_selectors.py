@@ -34,6 +34,7 @@ def chosen(selector, uri, **more):
     return sorted(select(selector, tracking_uri=uri, **more)["scenario"])
 
 
+@pytest.mark.slow(3)
 def test_selectors(studies, uri):
     one, other, ids = studies
     assert chosen(ids["b"], uri) == ["b"]
@@ -114,6 +115,7 @@ def test_what_names_nothing_is_one_line(studies, uri, selector, message):
         select(selector, tracking_uri=uri)
 
 
+@pytest.mark.slow(1)
 def test_an_alias_moves_and_one_run_has_it(studies, uri):
     one, _, ids = studies
     assert set_alias("production", ids["a"], uri) is None
@@ -128,6 +130,7 @@ def test_an_alias_moves_and_one_run_has_it(studies, uri):
     assert chosen("alias:production", uri) == ["a", "b"], "a study's alias means all its scenarios"
 
 
+@pytest.mark.slow(1)
 def test_while_an_alias_moves_the_newer_run_counts(studies, uri):
     ids = studies[2]
     set_alias("x", ids["a"], uri)

@@ -70,6 +70,7 @@ COMMANDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow(5)
 def test_every_command_bears_runs_in_every_state(store):
     for command, part in COMMANDS:
         result = CliRunner().invoke(main, command)

@@ -27,6 +27,7 @@ class TestTorchWithLearnedPositions(TestTorch):
 
 
 @pytest.mark.skipif(not available("onnx", "any"), reason="the onnx extra is not installed")
+@pytest.mark.slow(1)
 class TestOnnx(EngineConformance):
     def load(self, model: str) -> Engine:
         return load_engine(model, backend="onnx", device="cpu")

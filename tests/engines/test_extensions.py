@@ -77,6 +77,7 @@ def test_its_recipe_is_found_and_applied():
         load_engine("synthetic:tiny", backend="plugin", quantization="halved")
 
 
+@pytest.mark.slow(12)
 def test_an_experiment_runs_on_it(plugin, tmp_path, uri):  # noqa: F811
     command = [
         sys.executable,
@@ -143,6 +144,7 @@ def test_doctor_names_it(broken):
     assert found["recipes plugin"].text == "plugin/rounded"
 
 
+@pytest.mark.slow(1)
 def test_a_study_on_it_ends_with_one_line_and_code_2(broken, tracker, console):  # noqa: F811
     scenario = generating("one", Variant("synthetic:tiny", backend="sick", device="cpu"))
     asked = Experiment("asked", "Does it run?", (scenario,), lambda runs, series: {}, lambda runs: ())
@@ -157,6 +159,7 @@ def test_a_study_on_it_ends_with_one_line_and_code_2(broken, tracker, console): 
     assert all("cannot be used: " in line for line in told)
 
 
+@pytest.mark.slow(10)
 def test_the_command_line_says_it_in_one_line_and_help_does_not_care(tmp_path, uri):  # noqa: F811
     site = install(
         tmp_path / "site", "broken", BROKEN["missing"][0], "[llmtrack.engines]\nsick = broken:load\n"

@@ -61,6 +61,7 @@ def test_it_generates_the_same_tokens(pair, use_cache, padding_side):
     assert len(ours) == 12
 
 
+@pytest.mark.slow(2)
 def test_rows_end_at_the_end_of_sequence(pair):
     theirs, ours = pair
     free = theirs.generate(GenerateRequest(PROMPTS, 8), lambda: None).new_ids
@@ -157,6 +158,7 @@ def test_other_precisions_are_refused(shared_cache):
         load_engine("synthetic:tiny", backend="onnx", device="cpu", dtype="bfloat16")
 
 
+@pytest.mark.slow(4)
 def test_a_damaged_entry_is_made_again(tmp_path, monkeypatch, shared_cache):
     load_engine("synthetic:tiny", backend="onnx", device="cpu")
     (made,) = (shared_cache / "models").glob("tiny-onnx-" + "[0-9a-f]" * 16)

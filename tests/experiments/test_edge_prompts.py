@@ -91,6 +91,7 @@ def test_an_unknown_prompt_is_a_usage_error():
     assert "nonsense" in done.output
 
 
+@pytest.mark.slow(3)
 def test_the_real_tokenizer_reads_one_token_and_special_tokens(smollm2_spec):
     engine = load_engine(smollm2_spec, device="cpu")
     assert len(engine.encode(PROMPT_BY_NAME["one_token"].text)) == 1
@@ -244,6 +245,7 @@ def test_plots_show_every_prompt():
     assert heights == pytest.approx([50] * 5 + [90])
 
 
+@pytest.mark.slow(9)
 @pytest.mark.usefixtures("steady_repeats")
 def test_a_whole_study(tracker, uri):  # noqa: F811 - fixtures
     console = Console(file=io.StringIO(), width=300, highlight=False)

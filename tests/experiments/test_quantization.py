@@ -182,6 +182,7 @@ def test_without_a_baseline_there_is_nothing_to_compare():
     assert lines[0].startswith("The baseline was not measured")
 
 
+@pytest.mark.slow(1)
 def test_speed_is_drawn_against_perplexity(runs, tmp_path):
     figures = quantization.plots(runs, lambda run_id, name: [5.0, 20.0, 30.0])
     assert set(figures) == {"decode_against_perplexity", "prefill_against_perplexity", "layer_errors"}

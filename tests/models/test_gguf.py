@@ -149,6 +149,7 @@ def test_a_disk_that_is_too_small_is_noticed_first(tmp_path, monkeypatch):
         load(path)
 
 
+@pytest.mark.slow(16)
 def test_two_processes_convert_a_file_once(tmp_path):
     path = write_gguf(tmp_path / "x.gguf")
     code = (

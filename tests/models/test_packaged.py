@@ -17,6 +17,7 @@ def smollm2(smollm2_spec):
     return load_model(smollm2_spec, device="cpu", dtype=torch.bfloat16)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("text", "ids"),
     [
@@ -32,6 +33,7 @@ def test_known_token_ids(smollm2, text, ids):
     assert smollm2.tokenizer(text)["input_ids"] == ids
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     "text", [" x", "a  b", "tabs\tand\r\nnewlines\n\n", "🎉 naïve 漢字 العربية", "1.5e-3,  007", " "]
 )

@@ -144,6 +144,7 @@ def test_a_character_that_becomes_words_counts_once() -> None:
     assert encode_text(engine, "a\ufdfab", "model", keep=20).text == b"a"
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize(
     "engine",
     [

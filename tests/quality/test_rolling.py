@@ -82,6 +82,7 @@ def test_equals_a_plain_reference(tiny, max_length, stride, rule):
         assert quality.tokens_scored == quality.bytes_scored == len(ids) - (rule == "none")
 
 
+@pytest.mark.slow(1)
 @settings(max_examples=20, deadline=None)
 @given(
     text=st.text(alphabet="abcdeé ", min_size=2, max_size=60),
@@ -235,6 +236,7 @@ def test_each_batch_is_told_as_it_is_scored():
     assert [batch.of for batch in told] == [3, 3, 3]
 
 
+@pytest.mark.slow(1)
 def test_the_standard_error_is_that_of_stretches_and_not_of_batches(tiny):
     how = {"max_length": 16, "stride": 4}
     errors = [score_rolling(tiny, TEXTS, batch_size=size, **how).loss_stderr for size in (1, 3, 8)]

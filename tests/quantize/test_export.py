@@ -19,6 +19,7 @@ from llmtrack.onnx.parity import Parity, parity
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 
 
+@pytest.mark.slow(2)
 def test_an_export_says_what_pytorch_says(exported):
     loaded = load.load_model("synthetic:tiny", device="cpu", dtype=torch.float32)
     found = parity(loaded, OnnxDecoder(exported / MODEL_FILE))

@@ -220,6 +220,7 @@ def test_a_reader_that_goes_away_ends_nothing():
     assert worker.stderr.read() == b""
 
 
+@pytest.mark.slow(1)
 def test_a_full_disk_behind_the_output_ends_nothing():
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-c", PRINT], stdout=full, stderr=subprocess.PIPE)

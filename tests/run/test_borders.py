@@ -79,6 +79,7 @@ def test_measuring_needs_no_mlflow_and_tracking_no_framework(tmp_path, uri):
     assert "Traceback" not in output
 
 
+@pytest.mark.slow(1)
 def test_no_experiment_imports_a_framework():
     code = """
 import experiments, importlib, pathlib, sys
@@ -117,6 +118,7 @@ def test_a_terminated_command_leaves_nothing_running(tmp_path, uri):
         os.killpg(process.pid, 0)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -250,6 +250,7 @@ def scored_beside(name, variant, **settings):
     return replace(generating(name, variant, ONCE, **settings), quality=check)
 
 
+@pytest.mark.slow(12)
 @pytest.mark.parametrize("death", ["killed", "exits"])
 def test_a_real_worker_that_dies_of_scoring_leaves_every_timing(executor, noisy_backend, death):
     variant = Variant(death, backend="noisy", device="cpu")
@@ -321,6 +322,7 @@ class NoticedWhenStopped(WorkerProcess):
                     raise
 
 
+@pytest.mark.slow(12)
 @pytest.mark.parametrize(("hang", "kind"), [("generating", "timeout"), ("closed", "killed")])
 def test_a_worker_that_is_stopped_or_deaf_is_given_up(noisy_backend, monkeypatch, hang, kind):
     """SIGSTOP, of a real worker; and one that closes its channel and lives on."""
@@ -335,6 +337,7 @@ def test_a_worker_that_is_stopped_or_deaf_is_given_up(noisy_backend, monkeypatch
             os.kill(int(line.split()[0]), 0)
 
 
+@pytest.mark.slow(7)
 def test_closing_ends_a_stopped_worker_and_what_it_started(executor, noisy_backend):
     variant = Variant("has a child", backend="noisy", device="cpu")
     assert kinds(run(executor, generating("one", variant, ONCE))) == {"one": "measured"}
@@ -352,6 +355,7 @@ def test_a_dead_worker_is_noticed_although_its_child_holds_the_channel(executor,
     os.kill(int((noisy_backend.parent / "child").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.slow(1)
 def test_a_worker_that_cannot_start_is_said_in_a_line(monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -77,6 +77,7 @@ def test_what_libraries_print_log_and_warn_of_is_redacted(where):
         assert not any(secret in line for line in lines), secret
 
 
+@pytest.mark.slow(2)
 def test_lines_of_a_study_are_redacted(tracker, console, capsys):
     class Tells(type(scripted())):
         def run(self, scenarios, emit):

@@ -39,6 +39,7 @@ def full_disk(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize(
     ("target", "lost"),
     [
@@ -86,6 +87,7 @@ def report(*arguments):
     return CliRunner().invoke(main, ["report", *arguments])
 
 
+@pytest.mark.slow(2)
 def test_a_report_is_made_again_from_the_tracked_runs(tracker, uri, console, monkeypatch, tmp_path):
     monkeypatch.setattr("llmtrack.run.study.write_study", breaks)
     result = study(tracker, console, lengths(4, 8))
@@ -104,6 +106,7 @@ def test_a_report_is_made_again_from_the_tracked_runs(tracker, uri, console, mon
     assert "(#/experiments/" in note
 
 
+@pytest.mark.slow(2)
 def test_the_report_of_a_study_whose_store_was_away_is_made_after_sync(
     tracker, uri, console, monkeypatch, spooled
 ):
@@ -127,6 +130,7 @@ def test_the_report_of_a_study_whose_store_was_away_is_made_after_sync(
     assert own["status"] == "FINISHED"
 
 
+@pytest.mark.slow(3)
 def test_the_report_of_a_suite_is_made_again(tracker, uri, console, monkeypatch):
     monkeypatch.setattr("llmtrack.run.suite.write_suite", breaks)
     result = suite(tracker, console, lengths(4, 8))
@@ -138,6 +142,7 @@ def test_the_report_of_a_suite_is_made_again(tracker, uri, console, monkeypatch)
     assert "plots/prompt_length/latency.png" in artifacts(uri, result.study.run_id)
 
 
+@pytest.mark.slow(3)
 def test_an_experiment_of_another_project_is_reported_without_plots_and_says_so(tracker, uri, console):
     result = study(tracker, console, replace(lengths(4, 8), name="elsewhere"))
     done = report(result.study.study_id, "--tracking-uri", uri)
@@ -145,6 +150,7 @@ def test_an_experiment_of_another_project_is_reported_without_plots_and_says_so(
     assert "experiments/elsewhere.py is not here" in done.output
 
 
+@pytest.mark.slow(9)
 def test_hostile_names_reach_every_page_of_a_study(tracker, uri, console):
     names = HOSTILE
     # Each asks for something of its own: of what is the same only one is measured.

@@ -59,6 +59,7 @@ def lengths(*values: int, **changes: object):
     return prompt_length.build(taken(prompt_length.Config, replace(SETTINGS, **changes), lengths=values))
 
 
+@pytest.mark.slow(4)
 def test_only_what_is_missing_is_measured_and_all_is_reported(tracker, console, uri):
     assert study(tracker, console, lengths(4, 8))[0] == ["prompt_4", "prompt_8"]
     names, result = study(tracker, console, lengths(4, 8, 12))
@@ -71,6 +72,7 @@ def test_only_what_is_missing_is_measured_and_all_is_reported(tracker, console, 
     assert sorted(runs(tracking_uri=uri)["scenario"]) == ["prompt_12", "prompt_4", "prompt_8"]
 
 
+@pytest.mark.slow(5)
 def test_what_was_taken_over_stays_the_studys_own_and_its_baseline_the_baseline(tracker, console, uri):
     first = study(tracker, console, lengths(4))[1].study.study_id
     second = study(tracker, console, lengths(4, 8))[1].study.study_id
@@ -85,6 +87,7 @@ def test_what_was_taken_over_stays_the_studys_own_and_its_baseline_the_baseline(
     assert list(runs(study=third, search="prompt_4", tracking_uri=uri)["scenario"]) == ["prompt_4"]
 
 
+@pytest.mark.slow(3)
 def test_without_resume_everything_is_measured_again(tracker, console, uri):
     study(tracker, console, lengths(4))
     assert study(tracker, console, lengths(4), resume=False)[0] == ["prompt_4"]
@@ -109,11 +112,13 @@ def test_another_scenario_is_measured(tracker, console, changes):
     assert study(tracker, console, lengths(4, **changes))[0] == ["prompt_4"]
 
 
+@pytest.mark.slow(3)
 def test_another_machine_measures_for_itself(tracker, console):
     study(tracker, console, lengths(4))
     assert study(tracker, console, lengths(4), threads="2")[0] == ["prompt_4"]
 
 
+@pytest.mark.slow(3)
 def test_another_corpus_of_the_same_name_is_scored_again(tracker, console, tmp_path):
     corpus = tmp_path / "corpus.txt"
 
@@ -152,6 +157,7 @@ def save(folder, seed=0, **settings):
     engine.tokenizer.save_pretrained(folder)
 
 
+@pytest.mark.slow(11)
 def test_another_model_of_the_same_folder_is_measured_again(tracker, console, tmp_path):
     def timed():
         return measured(tracker, console, lengths(4, model=str(tmp_path)))

@@ -18,6 +18,7 @@ def _own_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "copy_bandwidth", bandwidth.copy_bandwidth)  # given back afterwards
 
 
+@pytest.mark.slow(6)
 def test_no_file_stays_open_and_no_record_is_left(tracker, uri):
     result, readings = soak(tracker, 24, 8)
     assert (result.measured, result.failed, result.problems) == (24, 0, ())
@@ -26,6 +27,7 @@ def test_no_file_stays_open_and_no_record_is_left(tracker, uri):
     assert tracker.spool.names() == []
 
 
+@pytest.mark.slow(2)
 def test_memory_and_descriptors_are_flat_over_200_scenarios():
     """Of measuring and telling of it: 8 MiB over the last 150 is what 50 KiB of each would take."""
     result, readings = soak(Untracked(), 200, 50)
@@ -39,6 +41,7 @@ def _write(uri: str, spool: Path) -> None:
     soak(Tracker.open(uri, spool=spool), 6, 6)
 
 
+@pytest.mark.slow(28)
 def test_two_studies_at_once_in_one_store_and_spool_are_both_whole(uri, tmp_path):
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_write, args=(uri, tmp_path / "spool")) for _ in range(2)]

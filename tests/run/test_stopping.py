@@ -158,6 +158,7 @@ def test_further_signals_leave_no_run_behind(tracker, uri, console, monkeypatch,
     assert tracker.spool.names() == []
 
 
+@pytest.mark.slow(1)
 def test_a_signal_while_the_report_is_sent_waits_until_it_is_there(tracker, uri, console, monkeypatch):
     write = Tracker._write
 

@@ -56,6 +56,7 @@ def text(uri, run_id, name, folder):
     return Path(MlflowClient(tracking_uri=uri).download_artifacts(run_id, name, str(folder))).read_text()
 
 
+@pytest.mark.slow(2)
 def test_a_study_that_works(tracker, uri, console, tmp_path):
     result = study(tracker, console, lengths(4, 8))
     assert (result.measured, result.failed, result.exit_code) == (2, 0, 0)
@@ -89,6 +90,7 @@ def test_a_study_that_works(tracker, uri, console, tmp_path):
         assert line in text(uri, own["run_id"], "reading.md", tmp_path)
 
 
+@pytest.mark.slow(2)
 def test_a_scenario_that_fails_fails_the_study_and_not_the_others(tracker, uri, console):
     result = study(tracker, console, lengths(4, 100), scripted(context_length=64))
     assert (result.measured, result.failed, result.exit_code) == (1, 1, 1)
@@ -101,6 +103,7 @@ def test_a_scenario_that_fails_fails_the_study_and_not_the_others(tracker, uri, 
     assert "prompt_100: FAILED (too_long): a prompt of 100 tokens" in console.file.getvalue()
 
 
+@pytest.mark.slow(2)
 def test_a_study_in_which_everything_fails_still_reports(tracker, uri, console):
     for experiment in (
         lengths(100),
@@ -115,6 +118,7 @@ def test_a_study_in_which_everything_fails_still_reports(tracker, uri, console):
         assert result.reading
 
 
+@pytest.mark.slow(2)
 def test_a_precision_that_is_forced_is_tracked_as_the_same(tracker, uri, console):
     result = study(
         tracker, console, precision.build(taken(precision.Config, SETTINGS, dtypes=("float32", "float16")))
@@ -176,6 +180,7 @@ def test_a_plan_that_is_refused_opens_no_study(tracker, uri, console):
     assert studies(tracking_uri=uri).empty
 
 
+@pytest.mark.slow(1)
 def test_brackets_in_texts_are_printed_as_they_are(tracker, console):
     experiment = replace(lengths(4, 8), question="What of [bold]this[/bold] and [/]?")
     study(tracker, console, experiment)
@@ -193,6 +198,7 @@ def suite(tracker, console, *experiments, executor=None):
     )
 
 
+@pytest.mark.slow(4)
 def test_a_suite_ties_its_studies_together(tracker, uri, console):
     result = suite(tracker, console, lengths(4, 8), perplexity.build(taken(perplexity.Config, SETTINGS)))
     assert result.exit_code == 0
@@ -218,6 +224,7 @@ def broken_reading(runs):
     raise ZeroDivisionError("a bug in a reading")
 
 
+@pytest.mark.slow(2)
 def test_an_experiment_that_breaks_does_not_stop_the_others(tracker, uri, console):
     broken = replace(lengths(4), name="broken", scenarios=(generating("a"), generating("a")))
     result = suite(tracker, console, broken, perplexity.build(taken(perplexity.Config, SETTINGS)))
@@ -231,6 +238,7 @@ def test_an_experiment_that_breaks_does_not_stop_the_others(tracker, uri, consol
     assert "broken could not be run" in console.file.getvalue()
 
 
+@pytest.mark.slow(4)
 def test_a_report_that_fails_in_a_suite_is_named_and_costs_no_measurement(tracker, uri, console):
     broken = replace(lengths(4), name="broken", reading=broken_reading)
     result = suite(tracker, console, broken, perplexity.build(taken(perplexity.Config, SETTINGS)))
@@ -282,6 +290,7 @@ class SmallMemory(ScriptedEngine):
         return super().generate(request, on_step)
 
 
+@pytest.mark.slow(2)
 def test_out_of_memory_ends_its_batch_size_and_not_the_experiment(tracker, uri, console):
     clock = FakeClock()
     executor = InlineExecutor(lambda v: SmallMemory(clock, Script(0.030, 0.005)), clock)

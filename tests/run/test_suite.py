@@ -49,6 +49,7 @@ def names(uri, run_id, folder=None) -> set[str]:
     return {each.path for each in MlflowClient(tracking_uri=uri).list_artifacts(run_id, folder)}
 
 
+@pytest.mark.slow(3)
 def test_the_report_holds_every_study(tracker, uri, console, tmp_path):
     result = suite(
         tracker,
@@ -82,6 +83,7 @@ def test_the_report_holds_every_study(tracker, uri, console, tmp_path):
     assert MlflowClient(tracking_uri=uri).get_run(run_id).data.params["cfg.quick"] == "True"
 
 
+@pytest.mark.slow(2)
 def test_a_failed_scenario_is_in_the_report_with_its_reason(tracker, uri, console, tmp_path):
     result = suite(
         tracker,
@@ -99,6 +101,7 @@ def broken(*_):
     raise ZeroDivisionError("a <mistake>")
 
 
+@pytest.mark.slow(4)
 def test_an_experiment_whose_reading_breaks_has_its_table_and_its_reason(tracker, uri, console, tmp_path):
     mistaken = replace(
         prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4, 8))), reading=broken
@@ -112,6 +115,7 @@ def test_an_experiment_whose_reading_breaks_has_its_table_and_its_reason(tracker
     assert "data:image/png" in report  # the plots are parts of their own
 
 
+@pytest.mark.slow(6)
 def test_a_resumed_suite_reports_what_was_measured_before(tracker, uri, console, tmp_path):
     suite(tracker, console, prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4,))))
     again = suite(

@@ -74,6 +74,7 @@ def finished(tmp_path_factory):
         return folder, train(folder, explain=True)
 
 
+@pytest.mark.slow(1)
 def test_it_learns_and_tells_what_it_did(finished):
     _, events = finished
     done = events[-1]
@@ -132,6 +133,7 @@ def test_a_checkpoint_is_an_ordinary_model_folder(finished):
     assert not list(newest.glob("*.bin"))
 
 
+@pytest.mark.slow(3)
 @pytest.mark.parametrize(("variant", "at"), [(TINY, 4), (GPT2, 3)], ids=["at an evaluation", "with dropout"])
 def test_interrupted_and_uninterrupted_agree_to_the_last_bit(tmp_path, variant, at):
     whole = train(tmp_path / "whole", variant)[-1]
@@ -178,6 +180,7 @@ def test_other_settings_do_not_take_up_a_training(finished, tmp_path):
     assert "other settings (steps 6, now 9)" in outcome.reason
 
 
+@pytest.mark.slow(1)
 def test_a_damaged_checkpoint_is_refused(tmp_path):
     train(tmp_path, steps=2)
     (checkpoint.newest(tmp_path) / checkpoint.TENSORS).write_bytes(b"not tensors")
@@ -187,6 +190,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     assert "resume=false" in outcome.reason
 
 
+@pytest.mark.slow(1)
 def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     from llmtrack.train import loop
 
@@ -238,6 +242,7 @@ def test_training_goes_on_from_a_models_weights_in_bfloat16(tmp_path, tiny_model
     assert done.metrics["perplexity"] != done.metrics["perplexity_before"]
 
 
+@pytest.mark.slow(1)
 def test_early_stop_keeps_the_best(tmp_path):
     spoiling = {"learning_rate": 0.5, "warmup_steps": 0}
     done = train(tmp_path, steps=40, eval_every=1, patience=1, log_checkpoint="model", **spoiling)[-1]

@@ -88,6 +88,7 @@ def left(tracker, uri):
     return found
 
 
+@pytest.mark.slow(1)
 def test_what_a_killed_process_left_is_closed_and_nothing_else(left, uri):
     assert len(close_abandoned(uri)) == 3
     client = MlflowClient(tracking_uri=uri)

@@ -80,6 +80,7 @@ def test_a_small_disk_that_fills_up_loses_nothing(uri, small_disk, tmp_path, sai
     assert "directly" in line
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("kept", ["a file", "no such place"])
 def test_a_folder_that_cannot_be_made_loses_nothing(uri, tmp_path, said, kept):
     (tmp_path / "file").write_text("")

@@ -78,6 +78,7 @@ keys = st.text(max_size=20) | st.text(alphabet="./ :a_@", max_size=12) | st.just
 texts = st.text(max_size=50) | st.just("v" * 9_000) | st.just("\ud800\x00")
 
 
+@pytest.mark.slow(2)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     params=st.dictionaries(keys, texts, max_size=5),

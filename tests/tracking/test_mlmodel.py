@@ -58,6 +58,7 @@ def test_a_logged_model_is_loaded_back_and_generates(tracker, tmp_path, monkeypa
     assert "model" not in {each.path for each in mlflow.MlflowClient().list_artifacts(base)}
 
 
+@pytest.mark.slow(1)
 def test_a_folder_of_safetensors_is_laid_out_and_loaded_back(tiny_model_dir):
     mlflow = pytest.importorskip("mlflow")
     with mlflow_model(tiny_model_dir) as files:

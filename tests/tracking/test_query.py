@@ -68,6 +68,7 @@ def test_columns_are_typed(filled, uri):
     assert not [name for name in found.columns if name.startswith("series/")]
 
 
+@pytest.mark.slow(1)
 def test_filters(filled, uri):
     assert names(tracking_uri=uri) == ["bf16", "fp16", "fp32", "half", "ppl"]
     assert names(tracking_uri=uri, experiment="perplexity") == ["ppl"]
@@ -87,6 +88,7 @@ def test_filters(filled, uri):
     assert len(runs(tracking_uri=uri, kind="study")) == 2
 
 
+@pytest.mark.slow(1)
 def test_a_study_is_found_by_its_id_its_runs_id_or_as_the_latest(filled, uri):
     by_experiment = studies(experiment="precision", tracking_uri=uri).iloc[0]
     expected = ["bf16", "fp16", "fp32", "half"]
@@ -170,6 +172,7 @@ def test_no_database_is_a_clear_error(tmp_path):
         runs(tracking_uri=f"sqlite:///{tmp_path}/none.db")
 
 
+@pytest.mark.slow(1)
 def test_names_that_are_taken_get_a_prefix_and_unknown_values_get_a_type(tracker, uri):
     facts = {
         "status": "mine",

@@ -292,6 +292,7 @@ def test_artifacts_that_cannot_be_stored_leave_a_complete_run_and_follow_later(t
     assert artifact(tracker, run.info.run_id, "sample.txt")
 
 
+@pytest.mark.slow(8)
 def test_two_processes_sync_one_spool_exactly_once(tracker, monkeypatch, spooled):
     study = start(tracker)
 
@@ -379,6 +380,7 @@ def test_tracking_imports_neither_torch_nor_anything_heavy_at_start():
     assert done.stdout.strip() == "[]", done.stderr
 
 
+@pytest.mark.slow(4)
 def test_tracking_and_reading_back_never_imports_torch(uri, tmp_path):
     code = (
         "import sys\n"
