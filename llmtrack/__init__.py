@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from llmtrack.decide.comparing import compare
     from llmtrack.devices import resolve_dtype
     from llmtrack.engines.registry import load_engine
+    from llmtrack.engines.text import generate_text
     from llmtrack.errors import LlmtrackError
     from llmtrack.measure.timing import time_generate
     from llmtrack.quality.corpora import load_corpus
@@ -28,6 +29,7 @@ _HOME = {
     "RepeatPolicy": "llmtrack.scenario",
     "compare": "llmtrack.decide.comparing",
     "compute_perplexity": "llmtrack.quality.perplexity",
+    "generate_text": "llmtrack.engines.text",
     "load_corpus": "llmtrack.quality.corpora",
     "load_engine": "llmtrack.engines.registry",
     "measurements": "llmtrack.tracking.artifacts",
@@ -44,6 +46,7 @@ __all__ = [
     "RepeatPolicy",
     "compare",
     "compute_perplexity",
+    "generate_text",
     "load_corpus",
     "load_engine",
     "measurements",

@@ -17,6 +17,7 @@ import click
 import llmtrack
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.options import Option, number, readable
+from llmtrack.scenario import DEFAULT_MODEL
 
 if TYPE_CHECKING:
     from llmtrack.report.show import Layout
@@ -446,6 +447,38 @@ def _runs_of(chosen: dict[str, Any]) -> Any:
 
     tags = chosen.pop("tag")
     return query(**chosen, tags=tags, progress=sys.stderr.isatty())
+
+
+@main.command()
+@click.argument("prompt")
+@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Model, or comma list of candidates.")
+@click.option("--revision", callback=optional, help="Revision of a hub model.")
+@click.option("--backend", default="torch", show_default=True, help="Engine.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--dtype", default="float32", show_default=True, help="Precision.")
+@click.option("--quantization", default="none", show_default=True, help="Recipe, or none.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=key_values,
+    help="What else the backend and the recipe take, such as threads=2; may be repeated.",
+)
+@click.option(
+    "--max-new-tokens", type=click.IntRange(1), default=32, show_default=True, help="New tokens at most."
+)
+@click.option("--no-cache", is_flag=True, help="Compute without the KV cache.")
+def generate(prompt: str, max_new_tokens: int, no_cache: bool, options: dict[str, str], **asked: Any) -> None:
+    """Say what a model goes on with after PROMPT, run the way that `tune` or `recommend` has named."""
+    from llmtrack.engines.registry import load_engine
+    from llmtrack.engines.text import generate_text
+
+    engine = load_engine(**asked, **options)
+    try:
+        click.echo(generate_text(engine, prompt, max_new_tokens, not no_cache))
+    finally:
+        engine.close()
 
 
 @main.command()

@@ -171,10 +171,12 @@ class Backend:
     Attributes:
         load: turns a variant into an engine; `llmtrack.options.chosen(options, variant.options)` reads its options.
         options: what it can be told: a frozen dataclass, each field with an `Option` (see `llmtrack.options`).
+        precisions: dtypes that it can be asked for, the most exact first.
     """
 
     load: Callable[[Variant], Engine]
     options: type = NoOptions
+    precisions: tuple[str, ...] = ("float32",)
 
 
 class Engine(Protocol):

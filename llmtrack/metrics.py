@@ -695,6 +695,21 @@ METRICS: tuple[Metric, ...] = (
 
 PARAMS: tuple[Param, ...] = (
     Param("scenario", str, "name of the scenario, unique within its study", role="implied"),
+    Param("tuned_for", str, "of `tune`: the metric to be best in", role="found"),
+    Param(
+        "race_place",
+        str,
+        "of `tune`: `winner`, `equal` (not told from it), `dropped`, or `open`",
+        shown=Shown("place", place=5),
+        role="found",
+    ),
+    Param(
+        "race_reason",
+        str,
+        "of `tune`: why it won or was dropped, and what was seen",
+        shown=Shown("why", place=6),
+        role="found",
+    ),
     Param("task", str, "`generate`, `perplexity` or `train`", role="work"),
     Param("model", str, "model as asked for, maybe a list of candidates", role="implied"),
     Param("model_id", str, "the candidate that was really loaded", shown=Shown("model", place=10, keep=64)),

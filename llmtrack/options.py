@@ -47,6 +47,8 @@ class Option:
         choices: the texts that are accepted; empty: any.
         read: turns a text into the value that is meant, or raises a `UsageError`.
         tracked: whether it is tracked with a study: not where it only prints, or may hold credentials.
+        tries: of what a backend can be told: returns the values that `tune` tries beside the default, from the number of
+            CPUs that may compute (0: another device does); None: the default only.
     """
 
     help: str
@@ -57,6 +59,7 @@ class Option:
     choices: tuple[str, ...] = ()
     read: Callable[[str], str] | None = None
     tracked: bool = True
+    tries: Callable[[int], tuple[Any, ...]] | None = None
 
 
 @dataclass(frozen=True)

@@ -185,7 +185,7 @@ class Race:
         if both > 1:
             variance = max(variance, float(differences.var(ddof=1)))
         chance = self.rules.alpha / max(1, len(self.names) - 1) / (both * (both + 1))
-        half = _quantile(chance, freedom) * math.sqrt(variance / both)
+        half = quantile(chance, freedom) * math.sqrt(variance / both)
         mean = float(differences.mean())
         return Ratio(_exp(mean), _exp(mean - half), _exp(mean + half))
 
@@ -243,18 +243,21 @@ class Sample:
         value: its sample, or None where it could not be measured.
         seconds: what that took.
         why: why it could not be measured, or may not win.
+        again: seconds that a further one is expected to take; None: as long.
     """
 
     value: float | None
     seconds: float
     why: str = ""
+    again: float | None = None
 
 
 def run_race(
     race: Race,
     measure: Callable[[str], Sample],
     seconds: float = math.inf,
-    after_round: Callable[[], None] = lambda: None,
+    after_round: Callable[[], float] = lambda: 0.0,
+    reserve: Callable[[], float] = lambda: 0.0,
 ) -> float:
     """Run a race until it is decided, or the time is used up, and return how much time it took.
 
@@ -265,22 +268,27 @@ def run_race(
         race: the race.
         measure: measures a candidate once.
         seconds: the time for it.
-        after_round: looks at what a round gave.
+        after_round: looks at what a round gave, and returns how long that took.
+        reserve: how much of the time is needed for what comes after the race.
     """
-    spent, last = 0.0, dict[str, float]()
+    spent, longest, again = 0.0, 0.0, dict[str, float]()
     while True:
         while (name := race.next()) is not None:
-            if spent + last.get(name, max(last.values(), default=0.0)) > seconds:
-                _leave(race, race.alive)
+            expected = again.get(name, longest)
+            if again and spent + expected + reserve() > seconds:
+                for left in race.alive:
+                    if not race.samples[left]:
+                        race.drop(left, "not measured: the time was used up before")
                 return spent
             sample = measure(name)
             spent += sample.seconds
-            last[name] = sample.seconds
+            longest = max(longest, sample.seconds)
+            again[name] = sample.seconds if sample.again is None else sample.again
             if sample.value is not None:
                 race.tell(name, sample.value)
             if sample.why:
                 race.drop(name, sample.why)
-        after_round()
+        spent += after_round()
         if not race.begin_round():
             return spent
 
@@ -320,19 +328,13 @@ def duel(
     return found
 
 
-def _leave(race: Race, names: Iterable[str]) -> None:
-    for name in names:
-        if not race.samples[name]:
-            race.drop(name, "not measured: the time was used up before")
-
-
-def _exp(value: float) -> float:
-    return math.exp(min(value, 700.0))
-
-
 @lru_cache(4096)
-def _quantile(chance: float, freedom: float) -> float:
+def quantile(chance: float, freedom: float) -> float:
     """Return how many standard errors a mean is beyond its expectation with such a chance (one-sided, Student's t)."""
     from scipy.stats import t
 
     return float(t.isf(chance, freedom))
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))

@@ -11,6 +11,11 @@ MOST_THREADS = 1_024
 COMPILE_MODES = ("none", "default", "max-autotune")
 
 
+def thread_counts(cpus: int) -> tuple[int, ...]:
+    """Return the numbers of threads that are worth trying beside the default, which is one for each of the CPUs."""
+    return tuple(dict.fromkeys(count for count in (cpus // 2, 1) if 0 < count < cpus))
+
+
 @dataclass(frozen=True)
 class ThreadOption(Checked):
     """How many threads compute."""
@@ -21,6 +26,7 @@ class ThreadOption(Checked):
             "Threads that compute one operation on the CPU; 0: as many as PyTorch takes.",
             min=0,
             max=MOST_THREADS,
+            tries=thread_counts,
         ),
     ] = 0
 
@@ -34,6 +40,8 @@ class CompileOption(Checked):
         Option(
             "Compile decoding over a static KV cache (on a GPU one CUDA graph a step), and training; torch backend only.",
             choices=COMPILE_MODES,
+            # On a CPU compiling takes minutes, and one step's work hides what it saves.
+            tries=lambda cpus: () if cpus else ("default",),
         ),
     ] = "none"
 
@@ -57,6 +65,7 @@ class OpenvinoOptions(ThreadOption):
         Option(
             "What keys and values are kept in; OpenVINO's own default is uint8.",
             choices=("float32", "float16", "uint8"),
+            tries=lambda cpus: ("uint8",),
         ),
     ] = "float32"
 

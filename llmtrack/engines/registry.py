@@ -24,6 +24,9 @@ BUILTIN = {
     "torch": "llmtrack.engines.pytorch",
 }
 
+# Of those that can be asked for more than float32.
+PRECISIONS: dict[str, tuple[str, ...]] = {"torch": ("float32", "bfloat16", "float16")}
+
 OPTIONS: dict[str, type] = {
     "genai": GenaiOptions,
     "llamacpp": LlamacppOptions,
@@ -45,11 +48,33 @@ def check_variant(variant: Variant) -> None:
         UsageError: no such backend is there, or neither it nor the recipe takes an option, or not such a value.
         ExtensionError: it is there, and its package is broken.
     """
-    options = OPTIONS.get(variant.backend) or extension_backend(_point(variant.backend)).options
+    options = options_of(variant.backend)
     asked = (variant.backend, variant.quantization)
     recipe = next((each for each in recipes() if (each.backend, each.name) == asked), None)
     who = f"the {variant.backend} backend" + (f" with {recipe.name}" if recipe else "")
     refuse_unknown(who, (options, *(recipe.takes if recipe else ())), variant.options)
+
+
+def options_of(backend: str) -> type:
+    """Return what a backend can be told: a dataclass whose fields have an `Option` each.
+
+    Raises:
+        UsageError: no such backend is there.
+        ExtensionError: it is there, and its package is broken.
+    """
+    return OPTIONS.get(backend) or extension_backend(_point(backend)).options
+
+
+def precisions_of(backend: str) -> tuple[str, ...]:
+    """Return the precisions that a backend can be asked for, the most exact first.
+
+    Raises:
+        UsageError: no such backend is there.
+        ExtensionError: it is there, and its package is broken.
+    """
+    if backend in BUILTIN:
+        return PRECISIONS.get(backend, ("float32",))
+    return extension_backend(_point(backend)).precisions
 
 
 def load_variant(variant: Variant) -> Engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -136,6 +137,8 @@ class ProcessExecutor:
         self._worker: WorkerProcess | None = None
         self._variant: Variant | None = None
         self._hung_loading = 0
+        self.until = math.inf
+        """When the worker is given up whatever it tells, by `time.monotonic`."""
 
     def machine(self) -> Mapping[str, str]:
         """Return facts about the machine and the installation that measure, as a worker sees them.
@@ -199,8 +202,13 @@ class ProcessExecutor:
         worker.send({"measure": [to_json(scenario) for scenario in waiting.values()]})
         while True:
             try:
-                message = worker.receive(seconds := self._patience.seconds(at.progress, waiting.values()))
+                seconds = self._patience.seconds(at.progress, waiting.values())
+                message = worker.receive(min(seconds, max(self.until - time.monotonic(), 0.0)))
             except TimeoutError:
+                if time.monotonic() >= self.until:
+                    raise _LostError(
+                        "timeout", f"the time for it was used up (at: {at.progress.step})"
+                    ) from None
                 raise _LostError(
                     "timeout",
                     f"no sign of life for {clock_text(seconds)} (at: {at.progress.step}), so it was given up: find out "

@@ -56,18 +56,21 @@ def open_tracker(settings: RunOptions) -> Tracker:
     return tracker
 
 
+def make_executor(settings: RunOptions) -> Executor:
+    """Return the executor that the settings name; whoever asks closes it."""
+    if settings.executor == "inline":
+        return InlineExecutor(time_limit=settings.time_limit)
+    return ProcessExecutor(Patience(settings.time_limit))
+
+
 @contextmanager
 def open_executor(settings: RunOptions) -> Iterator[Executor]:
     """Open the executor that the settings name, and close it at the end."""
-    executor: Executor
-    if settings.executor == "inline":
-        executor = InlineExecutor(time_limit=settings.time_limit)
-        if settings.time_limit:
-            to_stderr(
-                "time_limit is kept between calls only with executor=inline: what hangs in this process cannot be ended"
-            )
-    else:
-        executor = ProcessExecutor(Patience(settings.time_limit))
+    executor = make_executor(settings)
+    if settings.executor == "inline" and settings.time_limit:
+        to_stderr(
+            "time_limit is kept between calls only with executor=inline: what hangs in this process cannot be ended"
+        )
     try:
         yield executor
     finally:

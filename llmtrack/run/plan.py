@@ -60,7 +60,7 @@ def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan
     groups: dict[Variant, list[Scenario]] = {}
     same = []
     for scenario in scenarios:
-        device = _device(scenario.variant.device, machine)
+        device = device_of(scenario.variant.device, machine)
         dtype, label = choose_dtype(
             scenario.variant.dtype, device, device.split(":")[0] in _listed(machine, "bfloat16")
         )
@@ -88,13 +88,14 @@ def _check(variant: Variant, machine: Mapping[str, str]) -> None:
     if variant.backend not in backends():
         raise UsageError(f"unknown backend {variant.backend!r}: there are {', '.join(backends())}")
     devices = _listed(machine, "devices")
-    if _device(variant.device, machine) not in devices:
+    if device_of(variant.device, machine) not in devices:
         raise UsageError(
             f"unknown device {variant.device!r}: this machine has {', '.join(devices)}, or use auto"
         )
 
 
-def _device(requested: str, machine: Mapping[str, str]) -> str:
+def device_of(requested: str, machine: Mapping[str, str]) -> str:
+    """Return the device that a requested one means on a machine."""
     if requested == "auto":
         return "cuda:0" if "cuda:0" in _listed(machine, "devices") else "cpu"
     return "cuda:0" if requested == "cuda" else requested

@@ -171,7 +171,7 @@ def run_study(
                     study, same.scenario, {"dtype": same.dtype_label}, same.measured.name, note
                 )
                 progress.line(f"  {same.scenario.name}: not measured again, {note}")
-        reported = _report(experiment, study, tracker, console, bool(counts[Failure]), earlier)
+        reported = report_study(experiment, study, tracker, console, bool(counts[Failure]), earlier)
     return StudyResult(study, counts[Measurement], counts[Failure], refused=refused, **vars(reported))
 
 
@@ -229,7 +229,7 @@ def is_signal(error: BaseException | None) -> bool:
     return error is not None and (not isinstance(error, Exception) or is_signal(error.__context__))
 
 
-def _report(
+def report_study(
     experiment: Experiment,
     study: Study,
     tracker: Tracker,

@@ -26,6 +26,10 @@ PARAMETERS = {
     "sequence_length": "32",
     "validation_tokens": "64",
     "sample_tokens": "2",
+    # Of tuning; that test_tune.py has the rest of.
+    "new_tokens": "2",
+    "budget": "20s",
+    "space": "backend=torch threads=0",
 }
 # Only where the document gives a value, since others forbid one.
 WHERE_GIVEN = {"max_tokens": "500"}

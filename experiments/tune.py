@@ -1,0 +1,313 @@
+"""What is the best way to run this model on this machine?"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+from experiments.prompts import BASE_TEXT
+from llmtrack import metrics as schema
+from llmtrack.decide.pareto import pareto_front
+from llmtrack.decide.points import Points
+from llmtrack.decide.recommending import parse_percent, parse_size
+from llmtrack.decide.verdicts import tell
+from llmtrack.errors import UsageError
+from llmtrack.experiment import Declaration, Experiment, Focus, SeriesOf
+from llmtrack.options import Option, number, tracked
+from llmtrack.report import reading as say
+from llmtrack.report.pareto import pareto_plot
+from llmtrack.report.plots import measured
+from llmtrack.report.terminal import make_console
+from llmtrack.report.terminal import say as tell_user
+from llmtrack.run.command import ConfigCommand
+from llmtrack.run.hands import Asked
+from llmtrack.run.how import how_to_run
+from llmtrack.run.main import make_executor, open_tracker, say_where
+from llmtrack.run.pool import MOST_ON_GPU, Pool
+from llmtrack.run.settings import ModelOptions, RunOptions
+from llmtrack.run.space import BATCHED, Space, make_space, parse_space
+from llmtrack.run.tune import run_tune
+from llmtrack.scenario import GenerateTask, PerplexityTask, Scenario
+from llmtrack.tracking import ask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+NAME, QUESTION = "tune", "What is the best way to run this model on this machine?"
+MORE = (
+    "From a model and a machine to the answer, within `-P budget=10m`: every installed backend, recipe, precision and thread "
+    "count in one race, and the winner measured afresh against PyTorch in float32; see [docs/tune.md](docs/tune.md)"
+)
+QUALITY = "reference_perplexity_ratio"
+# Rows of work where what is asked for gains by batches.
+ROWS = 4
+# Those that this version measures.
+OBJECTIVES = tuple(
+    name
+    for name in (
+        "decode_tokens_per_sec",
+        "tokens_per_sec",
+        "time_to_first_token_ms",
+        "latency_per_sample_s",
+        "model_size_mib",
+        "joules_per_token",
+    )
+    if name in schema.METRIC_BY_NAME
+)
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Config(ModelOptions, RunOptions):
+    """What tuning takes."""
+
+    objective: Annotated[
+        str,
+        Option("Metric to be best in.", choices=OBJECTIVES),
+    ] = "decode_tokens_per_sec"
+    budget: Annotated[str, Option("Time for all of it, such as 90s, 10m or 1h.", min=1)] = "10m"
+    max_perplexity_increase: Annotated[
+        str | None, Option("Over PyTorch's in float32, such as 1%; none: any.", min=1)
+    ] = "1%"
+    max_memory: Annotated[str | None, Option("Peak memory at most, such as 2GiB; none: any.", min=1)] = None
+    max_ttft: Annotated[
+        float | None, Option("Milliseconds to the first token at most; none: any.", above=0)
+    ] = None
+    prompt_tokens: Annotated[int, Option("Tokens of the prompt.", min=1)] = 128
+    new_tokens: Annotated[int, Option("New tokens per row.", min=1)] = 32
+    margin: Annotated[
+        str,
+        Option("Ways that differ by less are as good as equal, and the simpler one is recommended.", min=1),
+    ] = "5%"
+    space: Annotated[
+        str | None,
+        Option(
+            "Only these, such as 'backend=onnx recipe=int8* threads=1,2': also precision, batch_size, use_cache, "
+            "pad_to_multiple, and what a backend takes; none: all that can run here.",
+            min=1,
+        ),
+    ] = None
+    corpus: Annotated[str, Option("Text that quality is judged by.", min=1)] = PerplexityTask.corpus
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.seconds, self.limits, self.most_perplexity, self.near  # noqa: B018 - refuse what cannot be read
+        parse_space(self.space or "")
+
+    @property
+    def seconds(self) -> float:
+        """The budget in seconds."""
+        found = re.fullmatch(r"\s*([\d.]+)\s*(s|m|min|h|)\s*", self.budget)
+        if found is None:
+            raise UsageError(f"budget {self.budget!r} is no time: use such as 90s, 10m or 1h")
+        return number("budget", found[1], Option("", above=0)) * _UNITS[found[2]]
+
+    @property
+    def most_perplexity(self) -> float | None:
+        """Perplexity over the baseline's at most."""
+        return (
+            None if self.max_perplexity_increase is None else 1 + parse_percent(self.max_perplexity_increase)
+        )
+
+    @property
+    def near(self) -> float:
+        """The margin as a share."""
+        return parse_percent(self.margin)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """What the answer may have of some metrics at most."""
+        found = {}
+        if self.max_memory is not None:
+            found["peak_memory_mib"] = parse_size(self.max_memory)
+        if self.max_ttft is not None:
+            found["time_to_first_token_ms"] = self.max_ttft
+        return found
+
+
+FOCUS = Focus(
+    columns=(
+        "race_place",
+        "tokens_per_sec",
+        "decode_tokens_per_sec",
+        "time_to_first_token_ms",
+        QUALITY,
+        "peak_memory_mib",
+        "race_reason",
+    ),
+    compared=(),
+)
+
+
+def space_of(config: Config, machine: Mapping[str, str]) -> Space:
+    """Return the ways that are tried on a machine.
+
+    Raises:
+        UsageError: nothing can be tried.
+    """
+    rows = ROWS if config.objective in BATCHED else 1
+    task = GenerateTask(
+        (BASE_TEXT,) * rows, prompt_tokens=config.prompt_tokens, max_new_tokens=config.new_tokens
+    )
+    variant = config.variant(options=())
+    return make_space(variant, task, config.objective, machine, parse_space(config.space or ""))
+
+
+def build(config: Config) -> Experiment:
+    """Return the experiment: what is tried depends on the machine, which is asked when it runs."""
+    return Experiment(
+        name=NAME,
+        question=QUESTION,
+        scenarios=(),
+        plots=plots,
+        reading=reading,
+        settings=tracked(config),
+        focus=FOCUS,
+    )
+
+
+def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+    """Draw the Pareto front of the objective and quality."""
+    objective = _objective(runs)
+    done = _with_both(runs, objective)
+    if len(done) < 2:
+        return {}
+    return {"pareto": pareto_plot(Points(done, (), done), objective, QUALITY)}
+
+
+def reading(runs: pd.DataFrame) -> list[str]:
+    """Say how to run the model, what that was told from, what was dropped, and the lines that run it."""
+    objective = _objective(runs)
+    done = measured(runs, objective) if objective else runs[:0]
+    winners = done[ask.where(done, "race_place", "winner")]
+    if winners.empty:
+        return ["There is no answer: raise the budget, or widen the space.", *ask.unfinished(runs)]
+    best = winners.iloc[0]
+    bases = runs[ask.marked(runs, "baseline")]
+    lines = [_answer(best, bases.iloc[0] if len(bases) else None, objective)]
+    equal = [run for _, run in runs[ask.where(runs, "race_place", "equal")].iterrows()]
+    if equal:
+        names = ", ".join(map(ask.name, equal))
+        lines.append(
+            f"Not told from it by what the time allowed: {names}; {ask.name(best)} is the simpler one."
+        )
+    out = runs[ask.where(runs, "race_place", "dropped")]
+    lines.append(f"Of {len(runs)} ways {len(out)} were dropped; the table says why.")
+    lines += _front(_with_both(runs, objective), objective)
+    how = how_to_run(best)
+    if how:
+        lines += [f"Run it: {how[0]}", f"In Python: {'; '.join(line for line in how[1:] if line)}"]
+    return lines
+
+
+def _answer(best: pd.Series, base: pd.Series | None, objective: str) -> str:
+    unit = schema.metric(objective).unit
+    amount = f"{float(best[objective]):,.4g} {objective if unit == '-' else unit}"
+    memory = (
+        f", {float(best['peak_memory_mib']):,.0f} MiB peak memory" if ask.has(best, "peak_memory_mib") else ""
+    )
+    where = f"{ask.text(best, 'model_id')} on {ask.text(best, 'device')}"
+    if base is None or base["run_id"] == best["run_id"]:
+        return f"Run {ask.name(best)} for {where}: {amount}{memory}; nothing that keeps to the limits was found to be better."
+    (found,) = tell(base, [best], objective)
+    if found.ratio is None or not found.told:
+        return (
+            f"Run {ask.name(best)} for {where}: {amount}{memory} (against {ask.name(base)}: {found.words})."
+        )
+    ratio = found.ratio
+    interval = f" ({ratio.low:.2f} to {ratio.high:.2f})" if found.repeated else ""
+    fresh = (
+        f", measured afresh {found.n_candidate} times against {found.n_baseline}" if found.repeated else ""
+    )
+    return (
+        f"Run {ask.name(best)} for {where}: {ratio.value:.2f}x{interval} the {objective} of {ask.name(base)}"
+        f"{_quality(best, base)}: {amount}{memory}{fresh}{say.in_doubt(found)}."
+    )
+
+
+def _quality(best: pd.Series, base: pd.Series) -> str:
+    ratio = ask.number(best, QUALITY)
+    both = [ask.number(run, "perplexity") for run in (base, best)]
+    if both[0] and both[1]:
+        ratio = both[1] / both[0]
+    return "" if ratio is None else f" at {100 * (ratio - 1):+.2g} % perplexity"
+
+
+def _front(done: pd.DataFrame, objective: str) -> list[str]:
+    if len(done) < 2:
+        return []
+    standings = pareto_front(done, (objective, QUALITY))
+    names = [str(name) for name, each in zip(done["scenario"], standings, strict=True) if each.place == "on"]
+    return [f"On the front of {objective} and perplexity: {', '.join(names)}."] if names else []
+
+
+def _with_both(runs: pd.DataFrame, objective: str) -> pd.DataFrame:
+    if not objective or objective not in runs.columns or QUALITY not in runs.columns:
+        return runs[:0]
+    done = ask.finished(runs)
+    return done[ask.present(done, objective) & ask.present(done, QUALITY)].reset_index(drop=True)
+
+
+def _objective(runs: pd.DataFrame) -> str:
+    return next((ask.text(run, "tuned_for") for _, run in runs.iterrows() if ask.has(run, "tuned_for")), "")
+
+
+def run(config: Config) -> None:
+    """Tune and exit with the code of the study."""
+    from llmtrack.quality.corpora import load_corpus
+
+    began = time.monotonic()
+    console = make_console(outlive=True)
+    asked = Asked(
+        config.objective,
+        config.seconds,
+        load_corpus(config.corpus),
+        PerplexityTask(corpus=config.corpus),
+        config.most_perplexity,
+        config.limits,
+        config.near,
+    )
+    pool = Pool(lambda: make_executor(config))
+    try:
+        machine = pool.machine()
+        space = space_of(config, machine)
+        if space.candidates[0].variant.device != "cpu" and "cuda:0" in machine.get("devices", ""):
+            pool.most = MOST_ON_GPU
+        tracker = open_tracker(config)
+        experiment = build(config)
+        experiment = replace(
+            experiment,
+            scenarios=tuple(Scenario(each.name, each.variant, each.task) for each in space.candidates),
+            settings={**experiment.settings, "candidates": len(space.candidates)},
+        )
+        result = run_tune(
+            experiment,
+            space,
+            asked,
+            tracker=tracker,
+            pool=pool,
+            console=console,
+            resume=config.resume,
+            began=began,
+        )
+        if result.tracked is not None:
+            for _, winner in result.tracked[ask.where(result.tracked, "race_place", "winner")].iterrows():
+                tell_user(console, "\n".join(["Run it that way:", "", *how_to_run(winner), ""]))
+        say_where(console, tracker, result.study)
+        sys.exit(result.exit_code)
+    finally:
+        pool.close()
+
+
+DECLARED = Declaration(NAME, QUESTION, Config, build, more=MORE)
+
+main = ConfigCommand(NAME, Config, run, help=QUESTION)
+
+if __name__ == "__main__":
+    main()

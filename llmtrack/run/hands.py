@@ -1,0 +1,230 @@
+"""What measures and scores the candidates of a tuning: in a pool, each act kept in a journal as it is done."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from llmtrack.decide.racing import Rules
+from llmtrack.decide.tuning import Scored, Seen, Task, Tuning
+from llmtrack.engines.options import ThreadOption
+from llmtrack.events import Event, Log, Progress, Warn
+from llmtrack.metrics import metric
+from llmtrack.options import parameters
+from llmtrack.plain import from_json, to_json
+from llmtrack.quality.corpora import Corpus
+from llmtrack.run.journal import Journal
+from llmtrack.run.pool import Pool
+from llmtrack.run.progress import StudyProgress
+from llmtrack.run.space import Candidate
+from llmtrack.scenario import (
+    Failure,
+    Measurement,
+    Outcome,
+    PerplexityTask,
+    RepeatPolicy,
+    Scalar,
+    Scenario,
+    Variant,
+)
+
+# A sample of the race is the median of a few calls where a call is short.
+SAMPLE = RepeatPolicy(
+    warmup=0, min_repeats=1, min_seconds=0.5, max_seconds=10.0, max_repeats=3, target_ci=10.0
+)
+FRESH = replace(SAMPLE, max_repeats=1, min_seconds=0.0)
+MOST_PARTS = 12
+# What a sample takes beyond its calls.
+_OVERHEAD, _OVERHEAD_S = 1.2, 0.3
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What tuning is asked for.
+
+    Attributes:
+        objective: metric to be best in.
+        seconds: the time for all of it.
+        corpus: text that quality is judged by.
+        scoring: how it is scored; its corpus is replaced.
+        most_perplexity: perplexity over the baseline's at most, such as 1.01; None: any, and none is scored but the answer's.
+        limits: metrics of which the answer may have so much at most.
+        margin: candidates that differ by less are as good as equal.
+    """
+
+    objective: str
+    seconds: float
+    corpus: Corpus
+    scoring: PerplexityTask = PerplexityTask()
+    most_perplexity: float | None = 1.01
+    limits: Mapping[str, float] = field(default_factory=dict)
+    margin: float = 0.05
+
+
+class Hands:
+    """Measures and scores candidates in a pool, and keeps what came of it."""
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        asked: Asked,
+        pool: Pool,
+        progress: StudyProgress,
+        journal: Journal,
+        folder: Path,
+        clock: Callable[[], float],
+        began: float,
+    ) -> None:
+        self.of = {each.name: each for each in candidates}
+        self.asked = asked
+        self.rounds: dict[str, list[Measurement]] = {name: [] for name in self.of}
+        self.fresh: dict[str, list[Measurement]] = {}
+        self.answers: dict[str, Measurement] = {}
+        self.failures: dict[str, Failure] = {}
+        self._pool = pool
+        self._progress = progress
+        self._journal = journal
+        self._clock = clock
+        self._last_end = began
+        self._gone: set[str] = set()
+        self._text_digests: dict[int, Scalar] = {}
+        self._parts = []
+        for number, texts in enumerate(split(asked.corpus)):
+            path = folder / f"part-{number}.jsonl"
+            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+            self._parts.append(path)
+
+    def task(self) -> Task:
+        """Return what is asked, as the race takes it."""
+        asked = self.asked
+        return Task(
+            names=tuple(self.of),
+            objective=asked.objective,
+            better=metric(asked.objective).better,
+            seconds=asked.seconds,
+            model_of={name: _numbers_of(each.variant) for name, each in self.of.items()},
+            most_perplexity=asked.most_perplexity,
+            parts=len(self._parts),
+            limits=asked.limits,
+            rules=Rules(margin=asked.margin),
+        )
+
+    def measure(self, name: str, seconds: float) -> Seen:
+        """Measure a candidate once, within so many seconds."""
+        first = not self.rounds[name]
+        policy = replace(SAMPLE, warmup=1) if first else SAMPLE
+        outcome, took = self._act(
+            ["measure", name, len(self.rounds[name])], scenario_of(self.of[name], policy), seconds
+        )
+        return self._seen(outcome, took, self.rounds[name])
+
+    def measure_afresh(self, name: str, seconds: float) -> Seen:
+        """Measure a candidate once, loaded anew since the race."""
+        done = self.fresh.setdefault(name, [])
+        if not done:
+            self._pool.free(self.of[name].variant)
+        policy = FRESH if done else replace(FRESH, warmup=1)
+        outcome, took = self._act(["fresh", name, len(done)], scenario_of(self.of[name], policy), seconds)
+        return self._seen(outcome, took, done)
+
+    def score(self, name: str, part: int, seconds: float) -> Scored:
+        """Score a part of the text by a candidate, within so many seconds."""
+        task = replace(self.asked.scoring, corpus=str(self._parts[part]))
+        outcome, took = self._act(
+            ["score", name, part], Scenario(name, self.of[name].variant, task), seconds, quiet=True
+        )
+        if isinstance(outcome, Failure):
+            return Scored(0.0, 0, took, outcome.reason)
+        text = outcome.facts.get("scored_tokens_digest", "")
+        if text != self._text_digests.setdefault(part, text):
+            return Scored(0.0, 0, took, "its tokenizer makes other tokens of the text than the baseline's")
+        tokens = int(outcome.metrics["tokens_scored"])
+        return Scored(outcome.metrics["loss"] * tokens, tokens, took)
+
+    def score_answer(self, tuning: Tuning) -> None:
+        """Score all of the text by the answer and the baseline, so that both have figures that compare with any run's."""
+        names = dict.fromkeys((tuning.task.baseline, tuning.winner or tuning.task.baseline))
+        for name in names:
+            room = tuning.task.seconds - tuning.spent
+            if room <= 0 or not self.rounds[name]:
+                return
+            scenario = Scenario(name, self.of[name].variant, self.asked.scoring)
+            outcome, took = self._act(["answer", name], scenario, room, quiet=True)
+            tuning.spent += took
+            if isinstance(outcome, Measurement):
+                self.answers[name] = outcome
+
+    def dropped(self, name: str) -> None:
+        """Free what nobody else needs of a candidate that is out."""
+        self._gone.add(name)
+        variant = self.of[name].variant
+        if all(each.variant != variant or other in self._gone for other, each in self.of.items()):
+            self._pool.free(variant)
+
+    def _seen(self, outcome: Outcome, took: float, done: list[Measurement]) -> Seen:
+        if isinstance(outcome, Failure):
+            self.failures[outcome.scenario.name] = outcome
+            return Seen({}, took, outcome.reason)
+        done.append(outcome)
+        again = _OVERHEAD * sum(outcome.samples.get("total_latency_s", ())) + _OVERHEAD_S
+        return Seen(outcome.metrics, took, again=again)
+
+    def _act(
+        self, key: list[Any], scenario: Scenario, seconds: float, quiet: bool = False
+    ) -> tuple[Outcome, float]:
+        """Measure a scenario, or take what it gave before the tuning was killed; return that, and how long it took."""
+
+        def do() -> dict[str, Any]:
+            outcome = self._outcome(scenario, seconds, quiet)
+            now = self._clock()
+            took, self._last_end = now - self._last_end, now
+            return {"outcome": to_json(outcome, Outcome), "seconds": took}
+
+        before = self._journal.taken_over
+        gave = self._journal.act(key, do)
+        if self._journal.taken_over > before:
+            self._last_end = self._clock()
+        return from_json(gave["outcome"], Outcome), float(gave["seconds"])
+
+    def _outcome(self, scenario: Scenario, seconds: float, quiet: bool) -> Outcome:
+        found: list[Outcome] = []
+
+        def take(event: Event) -> None:
+            if isinstance(event, (Measurement, Failure)):
+                found.append(event)
+            elif isinstance(event, Progress):
+                self._progress.step(event)
+            elif isinstance(event, Log) and not quiet:
+                self._progress.line(event.text)
+            elif isinstance(event, Warn):
+                self._progress.warn(event.text)
+
+        self._pool.run((scenario,), take, seconds)
+        return found[0]
+
+
+def _numbers_of(variant: Variant) -> str:
+    """Return what the numbers that a variant computes depend on: not on threads, but for the order of sums."""
+    threads = {each.name for each in parameters(ThreadOption)}
+    told = [f"{name}={value}" for name, value in variant.options if name not in threads]
+    return "/".join([variant.backend, variant.dtype, variant.quantization, *told])
+
+
+def split(corpus: Corpus, most: int = MOST_PARTS) -> list[list[str]]:
+    """Divide the texts of a corpus at random, the same each time, into parts of about the same length."""
+    texts = list(corpus.texts)
+    random.Random(SEED).shuffle(texts)
+    parts: list[list[str]] = [[] for _ in range(min(most, len(texts)))]
+    for text in texts:
+        min(parts, key=lambda part: sum(map(len, part))).append(text)
+    return parts
+
+
+def scenario_of(candidate: Candidate, policy: RepeatPolicy) -> Scenario:
+    """Return what measures a candidate."""
+    return Scenario(candidate.name, candidate.variant, candidate.task, policy)

@@ -1,0 +1,101 @@
+"""How to run a model as a tracked run did, or as a variant says: lines of Python, and a command."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from llmtrack.engines.registry import options_of
+from llmtrack.errors import LlmtrackError
+from llmtrack.options import parameters
+from llmtrack.quantize.recipe import NONE, find_recipe
+from llmtrack.scenario import GenerateTask, Scalar, Variant
+from llmtrack.tracking import ask
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PROMPT = "The first thing to find out is"
+
+
+def python_lines(variant: Variant, task: GenerateTask | None = None) -> str:
+    """Return a program that loads a variant and generates a text."""
+    told = ["backend", "device", "dtype", "quantization"]
+    named = {
+        name: getattr(variant, name) for name in told if getattr(variant, name) != getattr(Variant, name)
+    }
+    if variant.revision:
+        named["revision"] = variant.revision
+    arguments = ", ".join(
+        [
+            repr(variant.model),
+            *(f"{key}={value!r}" for key, value in {**named, **dict(variant.options)}.items()),
+        ]
+    )
+    call = "".join(f", {key}={value!r}" for key, value in _call(task).items())
+    tokens = task.max_new_tokens if task else 32
+    return (
+        "import llmtrack\n\n"
+        f"engine = llmtrack.load_engine({arguments})\n"
+        f"print(llmtrack.generate_text(engine, {PROMPT!r}, max_new_tokens={tokens}{call}))\n"
+    )
+
+
+def command_line(variant: Variant, task: GenerateTask | None = None) -> str:
+    """Return a command that loads a variant and generates a text."""
+    words = ["llmtrack", "generate", "--model", variant.model]
+    for name in ("revision", "backend", "device", "dtype", "quantization"):
+        if getattr(variant, name) != getattr(Variant, name):
+            words += [f"--{name}", str(getattr(variant, name))]
+    for key, value in variant.options:
+        words += ["--option", f"{key}={value}"]
+    if "use_cache" in _call(task):
+        words += ["--no-cache"]
+    words += ["--max-new-tokens", str(task.max_new_tokens if task else 32), PROMPT]
+    return shlex.join(words)
+
+
+def variant_of(run: pd.Series) -> Variant:
+    """Return the variant that a tracked run measured: the options that it used, where they are not the defaults.
+
+    Raises:
+        LlmtrackError: its backend or recipe is not there any more.
+    """
+    backend = ask.text(run, "backend") or Variant.backend
+    quantization = ask.text(run, "quantization") or NONE
+    configs = [
+        options_of(backend),
+        *(() if quantization == NONE else find_recipe(backend, quantization).takes),
+    ]
+    told: dict[str, Scalar] = {}
+    for each in (each for config in configs for each in parameters(config)):
+        if ask.has(run, each.name):
+            value = each.accept(each.kind(run[each.name]) if each.kind is not bool else bool(run[each.name]))
+            if value != each.default:
+                told[each.name] = value
+    return Variant(
+        model=ask.text(run, "model") or Variant.model,
+        revision=ask.text(run, "revision") or None,
+        backend=backend,
+        device=ask.text(run, "device_requested") or Variant.device,
+        dtype=ask.text(run, "dtype_requested") or Variant.dtype,
+        quantization=quantization,
+        options=tuple(sorted(told.items())),
+    )
+
+
+def how_to_run(run: pd.Series) -> list[str]:
+    """Return the command and the lines of Python that run a model as a tracked run did; nothing where that is not known."""
+    if not ask.has(run, "max_new_tokens"):
+        return []
+    try:
+        variant = variant_of(run)
+    except (LlmtrackError, ValueError):
+        return []
+    cache = not ask.has(run, "use_cache") or ask.is_true(run, "use_cache")
+    task = GenerateTask((), max_new_tokens=int(run["max_new_tokens"]), use_cache=cache)
+    return [command_line(variant, task), *python_lines(variant, task).splitlines()]
+
+
+def _call(task: GenerateTask | None) -> dict[str, Scalar]:
+    return {"use_cache": False} if task is not None and not task.use_cache else {}

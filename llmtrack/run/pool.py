@@ -1,0 +1,98 @@
+"""Several executors at once, one for each loaded model, so that models can be measured in turn without loading them again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import psutil
+
+from llmtrack.run.executors import Emit, Executor, ProcessExecutor
+from llmtrack.scenario import Scenario, Variant
+
+# Below this share of the memory, models that were not used lately are freed.
+LEAST_FREE = 0.25
+# As many models at most on a GPU, whose memory is not looked at here.
+MOST_ON_GPU = 4
+
+
+def memory_is_short() -> bool:
+    """Return whether a further model should not be loaded beside those that are there."""
+    memory = psutil.virtual_memory()
+    return memory.available < LEAST_FREE * memory.total
+
+
+class Pool:
+    """Measures each variant in an executor of its own, which keeps its loaded model while there is room.
+
+    Args:
+        make: makes an executor.
+        is_full: whether memory is short.
+        most: so many loaded models at most.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Executor],
+        is_full: Callable[[], bool] = memory_is_short,
+        most: float = math.inf,
+    ) -> None:
+        self._make = make
+        self._is_full = is_full
+        self.most = most
+        # One that has not measured yet, and knows its machine.
+        self._idle: Executor | None = make()
+        # The one that was used last comes last.
+        self._of: dict[Variant, Executor] = {}
+
+    def machine(self) -> Mapping[str, str]:
+        """Return facts about the machine and the installation that measure."""
+        return self._any().machine()
+
+    def check(self, variants: Sequence[Variant]) -> None:
+        """Refuse what no run can mend, before a study begins."""
+        self._any().check(variants)
+
+    def identify(self, scenario: Scenario) -> Mapping[str, str]:
+        """Return the tags that a run of a scenario would have of its model."""
+        return self._any().identify(scenario)
+
+    def run(self, scenarios: Sequence[Scenario], emit: Emit, seconds: float = math.inf) -> None:
+        """Measure scenarios of one variant, within so many seconds; what is not measured then is a failure."""
+        executor = self._executor(scenarios[0].variant)
+        if isinstance(executor, ProcessExecutor):
+            executor.until = time.monotonic() + seconds
+        executor.run(scenarios, emit)
+
+    def holds(self, variant: Variant) -> bool:
+        """Return whether the model of a variant is loaded."""
+        return variant in self._of
+
+    def free(self, variant: Variant) -> None:
+        """Free the model of a variant."""
+        executor = self._of.pop(variant, None)
+        if executor is not None:
+            executor.close()
+
+    def close(self) -> None:
+        """Free all that is loaded."""
+        for variant in tuple(self._of):
+            self.free(variant)
+        if self._idle is not None:
+            self._idle.close()
+
+    def _executor(self, variant: Variant) -> Executor:
+        executor = self._of.pop(variant, None)
+        if executor is None:
+            while self._of and (len(self._of) >= self.most or self._is_full()):
+                self.free(next(iter(self._of)))
+            executor, self._idle = self._idle or self._make(), None
+        self._of[variant] = executor
+        return executor
+
+    def _any(self) -> Executor:
+        if self._of:
+            return next(reversed(self._of.values()))
+        self._idle = self._idle or self._make()
+        return self._idle

@@ -1,0 +1,237 @@
+"""The ways to run a model on this machine: what is installed, in all that it declares, and what is left out and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import product
+from typing import Any
+
+from llmtrack.devices import choose_dtype
+from llmtrack.engines.registry import backends, options_of, precisions_of
+from llmtrack.errors import LlmtrackError, UsageError, in_words
+from llmtrack.installed import missing_modules
+from llmtrack.measure.gpus import capability
+from llmtrack.options import parameters, written
+from llmtrack.quantize.recipe import NONE, recipes
+from llmtrack.run.plan import device_of
+from llmtrack.scenario import GenerateTask, Scalar, Variant
+
+BASELINE = ("torch", "float32")
+BATCH_SIZES = (1, 2, 4, 8)
+# Without a cache each token is computed anew: of more new tokens than this nobody need try that.
+FEW_TOKENS = 8
+
+# Objectives that gain by what is shared among the rows of a batch, and those that a cache may cost more than it saves.
+BATCHED = ("tokens_per_sec", "latency_per_sample_s", "joules_per_token")
+CACHED = ("tokens_per_sec", "latency_per_sample_s", "joules_per_token", "time_to_first_token_ms")
+# What a call is, beside the loaded model that makes it; a backend's options come besides.
+CALL = ("batch_size", "use_cache", "pad_to_multiple")
+KNOWN = ("backend", "precision", "recipe", *CALL)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to run the model.
+
+    Attributes:
+        name: says what it changes.
+        variant: the loaded model.
+        task: the call.
+        changes: how many of its settings differ from the baseline's.
+    """
+
+    name: str
+    variant: Variant
+    task: GenerateTask
+    changes: int
+
+
+@dataclass(frozen=True)
+class Space:
+    """All ways that are tried.
+
+    Attributes:
+        candidates: the simplest first; the first is the baseline.
+        left_out: what cannot run here, and why.
+    """
+
+    candidates: tuple[Candidate, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+
+def parse_space(text: str) -> dict[str, tuple[str, ...]]:
+    """Return what a space is narrowed to: `backend=onnx threads=1,2` as patterns by name.
+
+    Raises:
+        UsageError: it is not understood.
+    """
+    narrowed: dict[str, tuple[str, ...]] = {}
+    for word in re.split(r"[\s;]+", text.strip()):
+        name, equals, values = word.partition("=")
+        patterns = tuple(filter(None, values.split(",")))
+        if word and not (name and equals and patterns):
+            raise UsageError(
+                f"space {word!r} is not understood: use NAME=VALUE,VALUE NAME=VALUE, such as 'backend=onnx threads=1,2'"
+            )
+        if word:
+            narrowed[name] = patterns
+    return narrowed
+
+
+def make_space(
+    variant: Variant,
+    task: GenerateTask,
+    objective: str,
+    machine: Mapping[str, str],
+    narrowed: Mapping[str, Sequence[str]] | None = None,
+) -> Space:
+    """Return the ways to run a model that are worth trying for an objective.
+
+    Args:
+        variant: the model and the device; what else it says is not used.
+        task: the work: what prompts, how long.
+        objective: the metric to be best in; it decides which settings of the call matter.
+        machine: facts of `llmtrack.worker.machine.describe`.
+        narrowed: patterns of values by name, as `parse_space` returns them: of a setting whose values are no closed list, these are
+            the values.
+
+    Raises:
+        UsageError: a name is unknown, or nothing is left of the space.
+    """
+    narrowed = dict(narrowed or {})
+    device = device_of(variant.device, machine)
+    cpus = int(machine.get("threads") or 1) if device == "cpu" else 0
+    calls = list(_calls(task, objective, narrowed))
+    backend, precision = BASELINE
+    simplest = replace(variant, backend=backend, dtype=precision, quantization=NONE)
+    found = [Candidate("-".join(BASELINE), simplest, replace(task, batch_size=1), 0)]
+    left_out: list[tuple[str, str]] = []
+    known = set(KNOWN)
+    for backend in backends():
+        try:
+            options, precisions = options_of(backend), precisions_of(backend)
+        except LlmtrackError as error:
+            left_out.append((backend, in_words(error)))
+            continue
+        known |= {each.name for each in parameters(options)}
+        if not _fits(backend, narrowed.get("backend")):
+            continue
+        told = list(_options(options, cpus, narrowed))
+        own = replace(variant, backend=backend, quantization=NONE)
+        for loaded, label, exact in _loaded(own, precisions, device, machine, left_out):
+            if not _wanted(label, loaded.quantization == NONE, narrowed):
+                continue
+            for (options_told, said), (call, how) in product(told, calls):
+                if (backend, label) == BASELINE and not said and not how:
+                    continue
+                asked = tuple(sorted({**dict(variant.options), **dict(options_told)}.items()))
+                name = "-".join([backend, label, *said, *how])
+                changes = exact + len(said) + len(how)
+                found.append(Candidate(name, replace(loaded, options=asked), call, changes))
+    if unknown := sorted(set(narrowed) - known):
+        raise UsageError(f"space has no {', '.join(unknown)}: use {', '.join(sorted(known))}")
+    if len(found) == 1:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out)
+        raise UsageError(
+            f"nothing but the baseline is left of the space: widen it{f' ({why})' if why else ''}"
+        )
+    found.sort(key=lambda each: each.changes)
+    return Space(tuple(found), tuple(left_out))
+
+
+def _wanted(label: str, is_precision: bool, narrowed: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether a precision or a recipe is wanted; where only the other is named, it is not."""
+    own, other = ("precision", "recipe") if is_precision else ("recipe", "precision")
+    return _fits(label, narrowed.get(own)) and (own in narrowed or other not in narrowed)
+
+
+def _loaded(
+    variant: Variant,
+    precisions: Sequence[str],
+    device: str,
+    machine: Mapping[str, str],
+    left_out: list[tuple[str, str]],
+) -> Iterator[tuple[Variant, str, int]]:
+    """Yield the models of a backend, their labels, and how far each is from the baseline's."""
+    backend = variant.backend
+    able = device.split(":")[0] in machine.get("bfloat16", "").split(",")
+    if missing := missing_modules(backend):
+        left_out.append((backend, f"{', '.join(missing)} is not installed"))
+        return
+    other = int(backend != BASELINE[0])
+    for precision in precisions:
+        used, label = choose_dtype(precision, device, able)
+        if used != precision:
+            left_out.append((f"{backend}/{precision}", f"it would be {label}"))
+        else:
+            yield replace(variant, dtype=precision), precision, other + int(precision != BASELINE[1])
+    for recipe in recipes():
+        if recipe.backend != backend:
+            continue
+        on_gpu = device != "cpu"
+        if missing := recipe.lacking:
+            left_out.append((recipe.label, f"{', '.join(missing)} is not installed"))
+        elif recipe.capability is not None and not (on_gpu and (capability() or (0, 0)) >= recipe.capability):
+            left_out.append(
+                (
+                    recipe.label,
+                    f"it needs a GPU of compute capability {'.'.join(map(str, recipe.capability))}",
+                )
+            )
+        else:
+            yield replace(variant, quantization=recipe.name, dtype=recipe.computes), recipe.name, other + 1
+            # What is not quantized is computed fast on a card in 16 bits only.
+            if on_gpu and able and recipe.computes == "float32" and "bfloat16" in precisions:
+                label = f"{recipe.name}@bfloat16"
+                yield replace(variant, quantization=recipe.name, dtype="bfloat16"), label, other + 2
+
+
+def _options(
+    options: type, cpus: int, narrowed: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[tuple[tuple[str, Scalar], ...], tuple[str, ...]]]:
+    """Yield what a backend may be told, and the same in words; what is as by default is not told."""
+    axes: list[list[tuple[str, Any, bool]]] = []
+    for each in parameters(options):
+        tried: tuple[Any, ...] = () if each.option.tries is None else each.option.tries(cpus)
+        values = [each.default, *(value for value in tried if value != each.default)]
+        if each.name in narrowed:
+            values = [each.parse(text) for text in narrowed[each.name]]
+        axes.append([(each.name, value, value == each.default) for value in values])
+    for chosen in product(*axes):
+        told = tuple((name, value) for name, value, default in chosen if not default)
+        yield told, tuple(f"{name}_{written(value)}" for name, value in told)
+
+
+def _calls(
+    task: GenerateTask, objective: str, narrowed: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[GenerateTask, tuple[str, ...]]]:
+    """Yield the calls that do the work, and what they change in words."""
+    rows = len(task.prompts)
+    sizes = _numbers("batch_size", narrowed) or (
+        [size for size in BATCH_SIZES if size <= rows] if objective in BATCHED else [1]
+    )
+    tried = (True, False) if objective in CACHED and task.max_new_tokens <= FEW_TOKENS else (True,)
+    caches = [value == "true" for value in narrowed.get("use_cache", map(written, tried))]
+    pads = _numbers("pad_to_multiple", narrowed) or [1]
+    for size, cache, pad in product(sizes, caches, pads):
+        changed = {
+            f"batch_{size}": size != 1,
+            "no_cache": not cache,
+            f"pad_to_{pad}": pad != 1,
+        }
+        call = replace(task, batch_size=size, use_cache=cache, pad_to_multiple=pad)
+        yield call, tuple(name for name, is_one in changed.items() if is_one)
+
+
+def _numbers(name: str, narrowed: Mapping[str, Sequence[str]]) -> list[int]:
+    values = narrowed.get(name, ())
+    if not all(value.isdecimal() and int(value) > 0 for value in values):
+        raise UsageError(f"space {name}={','.join(values)} is not possible: use whole numbers of 1 or more")
+    return [int(value) for value in values]
+
+
+def _fits(value: str, patterns: Sequence[str] | None) -> bool:
+    return patterns is None or any(fnmatchcase(value, pattern) for pattern in patterns)

@@ -1,0 +1,73 @@
+"""The lines that run a model as a run did do run it."""
+
+from __future__ import annotations
+
+import shlex
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+from llmtrack.cli import main
+from llmtrack.run.how import command_line, how_to_run, python_lines, variant_of
+from llmtrack.scenario import GenerateTask, Variant
+
+VARIANT = Variant("synthetic:tiny", device="cpu", dtype="bfloat16", options=(("threads", 1),))
+TASK = GenerateTask(("a",), max_new_tokens=3, use_cache=False)
+
+
+@pytest.fixture
+def run():
+    return pd.Series(
+        {
+            "model": "synthetic:tiny",
+            "backend": "torch",
+            "device_requested": "cpu",
+            "dtype_requested": "bfloat16",
+            "quantization": "none",
+            "threads": 1,
+            "max_new_tokens": 3,
+            "use_cache": False,
+            "revision": None,
+        }
+    )
+
+
+def test_the_python_lines_and_the_command_say_the_same_text(capsys):
+    exec(python_lines(VARIANT, TASK), {})
+    printed = capsys.readouterr().out
+    program, *words = shlex.split(command_line(VARIANT, TASK))
+    assert program == "llmtrack"
+    said = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert said.exit_code == 0
+    assert printed.strip()
+    assert said.stdout == printed
+
+
+def test_a_tracked_run_tells_the_variant_that_it_measured(run):
+    assert variant_of(run) == VARIANT
+    command, *lines = how_to_run(run)
+    assert command == command_line(VARIANT, TASK)
+    assert lines == python_lines(VARIANT, TASK).splitlines()
+
+
+def test_a_recipe_keeps_the_options_that_are_not_its_defaults(run):
+    run["backend"], run["dtype_requested"], run["quantization"] = "onnx", "float32", "int8-weight-only"
+    run["block_size"], run["threads"] = 128, 2
+    assert dict(variant_of(run).options) == {"block_size": 128, "threads": 2}
+
+
+def test_a_run_that_generated_nothing_or_whose_backend_is_gone_has_no_such_lines(run):
+    assert how_to_run(run.drop("max_new_tokens")) == []
+    run["backend"] = "gone"
+    assert how_to_run(run) == []
+
+
+def test_a_prompt_without_tokens_and_an_unknown_option_are_refused_in_one_line():
+    for words, why in (
+        (["generate", "--model", "synthetic:tiny", "--option", "colour=red", "a"], "takes no option"),
+        (["generate", "--model", "nowhere:x", "a"], "error"),
+    ):
+        said = CliRunner().invoke(main, words)
+        assert said.exit_code == 2
+        assert why in said.output
