@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,17 +11,20 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import in_markdown
 from llmtrack.report.gather import study_report
 from llmtrack.report.parts import Parts
 from llmtrack.report.roofline import roofline_plots
-from llmtrack.report.table import summary_table, to_markdown
+from llmtrack.report.table import Table, summary_table, to_markdown
 from llmtrack.report.terminal import metrics_block, say, width_of
+from llmtrack.report.views import as_text, chart_view, table_view
 from llmtrack.report.write import print_report, write_html, write_report
 from llmtrack.tracking import ask
 from llmtrack.tracking.artifacts import artifact_text, series
+from llmtrack.tracking.views import CHARTS, keep_views
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,6 +81,7 @@ def write_study(
                 say(console, "\n".join(metrics_block(run, width_of(console))))
         print_report(console, experiment.name, table, reading, more=more(tracked, "study_id"))
         files |= write_report(folder, experiment.name, table, tracked, reading, parts)
+        prepare_views(table, tracked, "study_id", experiment_id, tracking_uri)
     with parts.part("plots"), drawing():
         figures = dict(experiment.plots(tracked, partial(series, tracking_uri=tracking_uri)))
     with parts.part("plot roofline"), drawing():
@@ -103,6 +108,22 @@ def write_study(
 def links(experiment_id: str | None, run_ids: Sequence[str]) -> tuple[str, ...]:
     """Return where MLflow shows each run."""
     return tuple(f"#/experiments/{experiment_id}/runs/{run_id}" for run_id in run_ids)
+
+
+def prepare_views(
+    table: Table, tracked: pd.DataFrame, key: str, experiment_id: str | None, tracking_uri: str
+) -> None:
+    """Prepare what MLflow opens on, of the study or suite that runs are of; without it its plain table is opened."""
+    ids = {ask.text(run, key) for _, run in tracked.iterrows()} - {""}
+    if experiment_id is None or len(ids) != 1:
+        return
+    own = ids.pop()
+    views = {
+        own: as_text(table_view(table, f"llmtrack.{key}", own)),
+        own + CHARTS: as_text(chart_view(table, tracked, f"llmtrack.{key}", own)),
+    }
+    with contextlib.suppress(LlmtrackError):
+        keep_views(views, experiment_id, tracking_uri)
 
 
 def more(tracked: pd.DataFrame, key: str) -> str:

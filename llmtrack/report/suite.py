@@ -17,8 +17,8 @@ from llmtrack.report.gather import section, suite_report
 from llmtrack.report.html import Section
 from llmtrack.report.parts import Parts
 from llmtrack.report.roofline import roofline_plots
-from llmtrack.report.study import Written, links, more
-from llmtrack.report.table import to_markdown
+from llmtrack.report.study import Written, links, more, prepare_views
+from llmtrack.report.table import summary_table, to_markdown
 from llmtrack.report.takeaways import takeaways
 from llmtrack.report.tasks import tables_by_task
 from llmtrack.report.write import print_report, write_html, write_report
@@ -95,6 +95,7 @@ def write_suite(
             for title, table in tables.items()
         )
         files |= write_report(folder, "llmtrack suite", tables, tracked, lines, parts)
+        prepare_views(summary_table(tracked), tracked, "suite_id", experiment_id, tracking_uri)
     sections = tuple(_sections(members, tracking_uri, parts))
     for each in sections:
         for plot in each.plots:

@@ -31,6 +31,7 @@ from llmtrack.tracking.artifacts import local_artifact
 from llmtrack.tracking.refusal import explain_refusal
 from llmtrack.tracking.spool import Spool, to_stderr
 from llmtrack.tracking.tracker import Study, Tracker
+from llmtrack.tracking.views import CHARTS, kept_views, run_link, runs_link
 
 USAGE = 2
 
@@ -133,13 +134,17 @@ def say_where(console: Console, tracker: Tracker, study: Study) -> None:
     server = uri if uri.startswith("http") else "http://127.0.0.1:5000"
     if server != uri:
         say(console, f"See the runs: mlflow ui --backend-store-uri {shlex.quote(uri)}")
-    # MLflow opens an experiment at its traces unless told that this is model training.
-    place, kind = (
-        f"{server.rstrip('/')}/#/experiments/{study.experiment_id}/runs",
-        "workflowType=machine_learning",
-    )
-    say(console, f"{'  and open' if server != uri else 'See the runs:'} {place}?{kind}")
+    place, views = server.rstrip("/"), kept_views(study.experiment_id or "", tracker.tracking_uri)
+    opened = study.study_id if study.study_id in views else ""
+    link = runs_link(place, str(tracker.experiment_id), opened)
+    say(console, f"{'  and open' if server != uri else 'See the runs:'} {link}")
+    if study.study_id + CHARTS in views:
+        say(
+            console,
+            f"Its charts: {runs_link(place, str(tracker.experiment_id), study.study_id, charts=True)}",
+        )
     if study.run_id is not None:
-        say(console, f"This study: {place}/{study.run_id}?{kind}")
-        if (report := local_artifact(study.run_id, "report.html", tracker.tracking_uri)) is not None:
-            say(console, f"Its report: {report}")
+        say(console, f"Its page: {run_link(place, str(tracker.experiment_id), study.run_id)}")
+        report = local_artifact(study.run_id, "report.html", tracker.tracking_uri)
+        remote = run_link(place, str(tracker.experiment_id), study.run_id, "report.html")
+        say(console, f"Its report: {remote if report is None else report}")

@@ -18,6 +18,7 @@ class Tracked:
         server: address of the MLflow server.
         experiment_id: MLflow's id of the experiment.
         study: run id of the study.
+        study_id: its id.
         scenarios: run ids of the scenarios by their names.
         run_names: names of all runs, as MLflow's table shows them.
     """
@@ -25,6 +26,7 @@ class Tracked:
     server: str
     experiment_id: str
     study: str
+    study_id: str
     scenarios: dict[str, str]
     run_names: list[str]
 
@@ -49,6 +51,7 @@ def measure(server: str) -> Tracked:
         server,
         experiment_id,
         study,
+        str(found.loc[found["kind"] == "study", "study_id"].iloc[0]),
         dict(zip(scenarios["scenario"], scenarios["run_id"], strict=True)),
         [run.info.run_name for run in client.search_runs([experiment_id])],
     )

@@ -7,6 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from llmtrack.tracking.views import runs_link
 from tests.browser.chromium import artifact_place, compare_place, runs_place
 
 pytestmark = pytest.mark.slow(5)
@@ -57,3 +58,17 @@ def test_a_note_of_a_study_leads_to_its_runs(tab, tracked):
     with page.expect_popup() as opened:
         page.get_by_role("link", name="prompt_64", exact=True).click()
     expect(opened.value).to_have_url(re.compile(tracked.scenarios["prompt_64"]))
+
+
+def test_the_prepared_view_shows_the_scenarios_of_the_study_with_the_columns_that_matter(tab, tracked):
+    page = tab().open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("/#"))
+    expect(page.get_by_text(f"{len(tracked.scenarios)} matching runs")).to_be_visible()
+    expect(page.get_by_text("tokens_per_sec").first).to_be_visible()
+    expect(page.get_by_text("prompt_tokens").first).to_be_visible()
+    expect(page.get_by_text("does not exist")).to_have_count(0)
+
+
+def test_the_prepared_charts_are_bars_and_what_was_asked(tab, tracked):
+    page = tab().open(runs_link("", tracked.experiment_id, tracked.study_id, charts=True).removeprefix("/#"))
+    expect(page.get_by_text("What was asked").first).to_be_visible()
+    expect(page.get_by_text("Parallel Coordinates").first).to_be_visible()

@@ -1,0 +1,86 @@
+"""Keep prepared views with an MLflow experiment, and link to them: its UI opens what a tag of the experiment holds."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from llmtrack.tracking import store
+from llmtrack.tracking.ids import is_study_id
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+PREFIX = "mlflow.sharedViewState."
+CHARTS = ".charts"
+# A value of an experiment's tag holds so much.
+MOST_CHARACTERS = 5000
+# Views of older studies go: all tags of an experiment are read whenever its page is opened.
+MOST_KEPT = 60
+# Without it MLflow opens an experiment at its traces, and a run at its evaluations.
+KIND = "workflowType=machine_learning"
+
+
+def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str | None = None) -> None:
+    """Write views to an experiment, and remove those of the oldest studies beyond `MOST_KEPT`.
+
+    Args:
+        views: JSON by key: a study's id, or that and `CHARTS`; one that is too long for a tag is left out.
+        experiment_id: the MLflow experiment.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+
+    Raises:
+        TrackingError: the store refuses.
+    """
+    from mlflow.exceptions import MlflowException
+
+    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    try:
+        for key, text in views.items():
+            if len(text) <= MOST_CHARACTERS:
+                client.set_experiment_tag(experiment_id, PREFIX + key, text)
+        _forget_oldest(client, experiment_id)
+    except MlflowException as error:
+        raise store.unreadable(client, error) from error
+
+
+def kept_views(experiment_id: str, tracking_uri: str | None = None) -> frozenset[str]:
+    """Return the keys of an experiment's views; none if they cannot be read."""
+    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
+    with contextlib.suppress(Exception):  # a plain link leads there, too
+        tags = client.get_experiment(experiment_id).tags
+        return frozenset(tag.removeprefix(PREFIX) for tag in tags if tag.startswith(PREFIX))
+    return frozenset()
+
+
+def _forget_oldest(client: MlflowClient, experiment_id: str) -> None:
+    if not hasattr(client, "delete_experiment_tag"):
+        return
+    tags = client.get_experiment(experiment_id).tags
+    ours = [tag for tag in tags if tag.startswith(PREFIX) and is_study_id(_study(tag))]
+    # An id holds the time at which its study began.
+    for tag in sorted(ours, key=lambda tag: _study(tag).split("-")[1:])[:-MOST_KEPT]:
+        client.delete_experiment_tag(experiment_id, tag)
+
+
+def _study(tag: str) -> str:
+    return tag.removeprefix(PREFIX).removesuffix(CHARTS)
+
+
+def runs_link(server: str, experiment_id: str, key: str = "", charts: bool = False) -> str:
+    """Return where MLflow shows an experiment's runs, by a prepared view if there is a key.
+
+    A version of MLflow that knows no such views shows its plain table there.
+    """
+    link = f"{server.rstrip('/')}/#/experiments/{experiment_id}/runs?{KIND}"
+    if key:
+        link += f"&viewStateShareKey={quote(key + (CHARTS if charts else ''))}"
+    return link + ("&compareRunsMode=CHART" if charts else "")
+
+
+def run_link(server: str, experiment_id: str, run_id: str, artifact: str = "") -> str:
+    """Return where MLflow shows a run, or an artifact of it."""
+    path = f"/artifacts/{quote(artifact)}" if artifact else ""
+    return f"{server.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}{path}?{KIND}"
