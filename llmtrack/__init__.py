@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from llmtrack.tracking.artifacts import measurements
     from llmtrack.tracking.query import runs, studies
 
+# Packages that are called by their own name.
+_CALLED = ("report", "run")
+
 _HOME = {
     "LlmtrackError": "llmtrack.errors",
     "RepeatPolicy": "llmtrack.scenario",
@@ -50,7 +53,9 @@ __all__ = [
     "load_corpus",
     "load_engine",
     "measurements",
+    "report",
     "resolve_dtype",
+    "run",
     "runs",
     "score_documents",
     "score_rolling",
@@ -60,10 +65,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _CALLED:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'llmtrack' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_HOME, *_CALLED])

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-import llmtrack
 from llmtrack.experiment import Experiment
 from llmtrack.metrics import SETTING_PREFIX
+from llmtrack.modules import EXPERIMENTS, named_experiment
 from llmtrack.report.parts import Parts
 from llmtrack.report.reading import doubts
 from llmtrack.report.study import Written, write_study
@@ -29,7 +26,6 @@ from llmtrack.tracking.store import experiment_of_run, open_existing, resolve_tr
 if TYPE_CHECKING:
     import pandas as pd
 
-EXPERIMENTS = "experiments"
 SUITE = "suite"
 
 
@@ -99,7 +95,7 @@ def _suite(own: pd.Series, uri: str, folder: Path, console: Console, parts: Part
         folder=folder,
         console=console,
         parts=parts,
-        remarks=[getattr(_module(SUITE), "QUICK_REMARK", "A quick suite: a first look only.")]
+        remarks=[getattr(named_experiment(SUITE), "QUICK_REMARK", "A quick suite: a first look only.")]
         if quick
         else (),
     )
@@ -112,7 +108,7 @@ def _experiment_id(run_id: str, uri: str) -> str:
 def _experiment(own: pd.Series, parts: Parts) -> Experiment:
     """Return an experiment as far as a report needs it: what drew and read its runs."""
     name = str(own["experiment"])
-    module = _module(name)
+    module = named_experiment(name)
     if module is None:
         parts.problems.append(
             f"plots and reading: {EXPERIMENTS}/{name}.py is not here; run it in the project's folder"
@@ -132,16 +128,6 @@ def _experiment(own: pd.Series, parts: Parts) -> Experiment:
         settings=settings,
         focus=getattr(module, "FOCUS", None),
     )
-
-
-def _module(name: str) -> ModuleType | None:
-    """Return the module of an experiment of this project, or None if there is none of that name."""
-    for folder in (Path(llmtrack.__file__).parents[1], Path.cwd()):
-        if name.isidentifier() and (folder / EXPERIMENTS / f"{name}.py").is_file():
-            if str(folder) not in sys.path:
-                sys.path.append(str(folder))
-            return importlib.import_module(f"{EXPERIMENTS}.{name}")
-    return None
 
 
 def _in_order(tracked: pd.DataFrame) -> pd.DataFrame:

@@ -20,7 +20,7 @@ def test_the_table_of_runs_lists_studies_and_scenarios(tab, tracked):
     expect(page.get_by_text(f"{len(tracked.run_names)} matching runs")).to_be_visible()
     assert {"prompt_16", "prompt_64"} < set(tracked.run_names)
     for name in tracked.run_names:
-        expect(page.get_by_role("link", name=name, exact=True)).to_be_visible()
+        expect(page.get_by_role("link", name=name, exact=True).first).to_be_visible()
     assert any(name.startswith("prompt_length-") for name in tracked.run_names)
 
 
@@ -62,7 +62,8 @@ def test_a_note_of_a_study_leads_to_its_runs(tab, tracked):
 
 def test_the_prepared_view_shows_the_scenarios_of_the_study_with_the_columns_that_matter(tab, tracked):
     page = tab().open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("/#"))
-    expect(page.get_by_text(f"{len(tracked.scenarios)} matching runs")).to_be_visible()
+    # All but the study's own; on a busy machine a scenario may have been measured once more.
+    expect(page.get_by_text(f"{len(tracked.run_names) - 1} matching runs")).to_be_visible()
     expect(page.get_by_text("tokens_per_sec").first).to_be_visible()
     expect(page.get_by_text("prompt_tokens").first).to_be_visible()
     expect(page.get_by_text("does not exist")).to_have_count(0)

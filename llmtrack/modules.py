@@ -1,0 +1,41 @@
+"""Packages that are called by their own name: `llmtrack.run(...)` beside `llmtrack.run.study`."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+EXPERIMENTS = "experiments"
+
+
+def callable_package(name: str, home: str, function: str) -> None:
+    """Let a package be called as one of its functions, which is imported when it is called.
+
+    Args:
+        name: of the package.
+        home: module of the function.
+        function: its name.
+    """
+
+    class Callable(ModuleType):
+        def __call__(self, *given: Any, **named: Any) -> Any:
+            return getattr(import_module(home), function)(*given, **named)
+
+    sys.modules[name].__class__ = Callable
+
+
+def named_experiment(name: str) -> ModuleType | None:
+    """Return the module of an experiment, or None if there is none of that name.
+
+    It is looked for in the checkout that llmtrack is part of, then in `experiments/` of the folder where the program was
+    started.
+    """
+    for folder in (Path(__file__).parents[1], Path.cwd()):
+        if name.isidentifier() and (folder / EXPERIMENTS / f"{name}.py").is_file():
+            if str(folder) not in sys.path:
+                sys.path.append(str(folder))
+            return import_module(f"{EXPERIMENTS}.{name}")
+    return None

@@ -1,0 +1,146 @@
+"""Experiments as functions: `llmtrack.run("precision", dtypes=["float32", "bfloat16"])`, for notebooks and scripts."""
+
+from __future__ import annotations
+
+import difflib
+import html
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from llmtrack.errors import TrackingError, UsageError
+from llmtrack.experiment import Experiment
+from llmtrack.modules import named_experiment
+from llmtrack.options import Parameter, parameters
+from llmtrack.report.formats import render
+from llmtrack.report.table import Table, summary_table
+from llmtrack.run.main import open_executor, open_tracker
+from llmtrack.run.study import run_study
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A study that was run, as a notebook shows it: its table, and what it says.
+
+    Attributes:
+        experiment: name of the experiment.
+        study_id: by which it is named wherever a study is: `llmtrack.report(study)`.
+        runs: its scenarios, a row each, with the columns of `llmtrack.runs`.
+        reading: what they say.
+        problems: what of its report could not be made, and why.
+        tracking_uri: the store that it is in.
+        asked: what was asked.
+    """
+
+    experiment: str
+    study_id: str
+    runs: pd.DataFrame = field(repr=False)
+    reading: tuple[str, ...]
+    problems: tuple[str, ...]
+    tracking_uri: str
+    asked: Experiment = field(repr=False)
+
+    @property
+    def table(self) -> Table:
+        """Its table, as the study's report has it."""
+        return summary_table(self.runs, focus=self.asked.focus)
+
+    def __str__(self) -> str:
+        """Return the table and the reading as text."""
+        return render(self.table, "table", self.experiment) + "".join(f"- {line}\n" for line in self.reading)
+
+    def _repr_html_(self) -> str:
+        """Return the table and the reading for a notebook."""
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.reading)
+        return f"{render(self.table, 'html', self.experiment)}<ul>{lines}</ul>\n"
+
+
+def run(experiment: str, *, console: Console | None = None, **options: Any) -> Finished:
+    """Run an experiment: the same study as `mlflow run . -e EXPERIMENT`, tracked in the same way.
+
+    Args:
+        experiment: its name, such as `precision`.
+        console: where progress and the table are printed; None: nowhere.
+        options: its parameters as docs/commands.md names them, lists as lists: `model="synthetic:tiny"`,
+            `dtypes=["float32", "bfloat16"]`; `executor="inline"` measures in this process.
+
+    Raises:
+        UsageError: there is no such experiment or parameter, or a value is not accepted.
+        TrackingError: the store refuses the study, or could not be read; what was measured is kept.
+    """
+    module = named_experiment(experiment)
+    declared = getattr(module, "DECLARED", None)
+    if declared is None:
+        raise UsageError(f"there is no experiment {experiment!r}{_near(experiment)}")
+    known = {each.name: each for each in parameters(declared.config)}
+    for name in options:
+        if name not in known:
+            raise UsageError(f"{experiment} has no parameter {name!r}: it takes {', '.join(known)}")
+    config = declared.config(**{name: _value(known[name], value) for name, value in options.items()})
+    asked = declared.experiment(config)
+    printed = console or Console(file=io.StringIO(), width=200)
+    with open_executor(config) as executor:
+        tracker = open_tracker(config)
+        result = run_study(asked, tracker=tracker, executor=executor, console=printed, resume=config.resume)
+    if result.tracked is None:
+        reasons = "; ".join(result.problems) or "the tracking server could not be reached"
+        raise TrackingError(
+            f"study {result.study.study_id} is measured, but could not be read back: {reasons}"
+        )
+    return Finished(
+        experiment,
+        result.study.study_id,
+        result.tracked,
+        result.reading,
+        result.problems,
+        tracker.tracking_uri,
+        asked,
+    )
+
+
+def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str | None = None) -> Path:
+    """Write the report of a study or suite to a folder, and return the page: one self-contained HTML file.
+
+    Args:
+        study: what `llmtrack.run` returned, or whatever names a study: its id, `latest`, `latest:precision`.
+        folder: where its page, table and plots are written.
+        tracking_uri: the store, where the study does not say; see `llmtrack.tracking.store.resolve_tracking_uri`.
+
+    Raises:
+        UsageError: there is no such study, or its page could not be made.
+        TrackingError: the store cannot be used.
+    """
+    from llmtrack.report.remake import remake_report
+
+    own = isinstance(study, Finished)
+    name, uri = (study.study_id, study.tracking_uri) if isinstance(study, Finished) else (study, tracking_uri)
+    into = Path(folder).expanduser()
+    problems = remake_report(name, Console(file=io.StringIO()), uri if own else tracking_uri, into)
+    page = into / "report.html"
+    if not page.is_file():
+        raise UsageError(f"the report of {name} could not be made: {'; '.join(problems)}")
+    return page
+
+
+def _value(parameter: Parameter, value: Any) -> Any:
+    """Return a value as a config takes it; a list may be given as the command line takes it, too."""
+    if parameter.many and isinstance(value, str):
+        return parameter.parse(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _near(experiment: str) -> str:
+    package = named_experiment("baseline")
+    names: list[str] = []
+    if package is not None:
+        import experiments
+
+        names = list(experiments.declarations())
+    near = difflib.get_close_matches(experiment, names, n=2) or names
+    return f": did you mean {' or '.join(near)}?" if near else ""

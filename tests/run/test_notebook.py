@@ -1,0 +1,64 @@
+"""Experiments as functions: the same study, quietly, with what a notebook shows of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import llmtrack
+import llmtrack.report.table
+import llmtrack.run.study
+from llmtrack.errors import UsageError
+
+TINY = {
+    "model": "synthetic:tiny",
+    "max_new_tokens": 4,
+    "min_repeats": 2,
+    "min_seconds": 0.0,
+    "executor": "inline",
+}
+
+
+@pytest.mark.slow(4)
+def test_an_experiment_is_a_function_that_prints_nothing_and_returns_its_runs(uri, tmp_path, capfd):
+    study = llmtrack.run("precision", dtypes=["float32", "bfloat16"], tracking_uri=uri, **TINY)
+    assert capfd.readouterr().out == ""
+    assert list(study.runs["scenario"]) == ["float32", "bfloat16"]
+    assert study.reading[0].startswith("Fastest:")
+    assert not study.problems
+    shown = study._repr_html_()
+    assert shown.count("<tr>") == 3
+    assert "<li>Fastest:" in shown
+    assert "bfloat16" in str(study)
+    tracked = llmtrack.runs(study=study.study_id, tracking_uri=uri)
+    assert sorted(tracked["scenario"]) == ["bfloat16", "float32"]
+    page = llmtrack.report(study, tmp_path / "written")
+    assert "<html" in page.read_text(encoding="utf-8")
+    assert llmtrack.report("latest:precision", tmp_path / "again", tracking_uri=uri).is_file()
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("precison", {}, "there is no experiment 'precison': did you mean precision"),
+        ("precision", {"lengths": [1]}, "precision has no parameter 'lengths': it takes dtypes"),
+        ("precision", {"max_new_tokens": 0}, "max_new_tokens"),
+        ("precision", {"dtypes": "float32,float3"}, "unknown dtype 'float3'"),
+    ],
+)
+def test_what_is_wrong_is_one_line_before_anything_is_measured(name, options, message):
+    with pytest.raises(UsageError, match=message):
+        llmtrack.run(name, **options)
+
+
+def test_the_packages_of_these_names_stay_packages_and_load_nothing_early():
+    code = "import llmtrack, sys; llmtrack.run; llmtrack.report; print('mlflow' in sys.modules, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+    assert llmtrack.run.study.run_study
+    assert llmtrack.report.table.summary_table
+    assert callable(llmtrack.run)
+    assert callable(llmtrack.report)
