@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 IMPORTS = """
 import sys
 from llmtrack.compat import import_transformers
@@ -18,5 +20,6 @@ import sklearn
 """
 
 
+@pytest.mark.slow(5)
 def test_transformers_does_without_scikit_learn_and_who_wants_it_has_it():
     subprocess.run([sys.executable, "-c", IMPORTS], check=True)
