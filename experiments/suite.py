@@ -12,7 +12,7 @@ from experiments import declarations, quantization
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.options import Option, parameters, tracked, written
-from llmtrack.report.terminal import make_console
+from llmtrack.report.terminal import make_console, say
 from llmtrack.run.command import ConfigCommand
 from llmtrack.run.main import open_executor, open_tracker, say_where
 from llmtrack.run.settings import Settings
@@ -157,6 +157,11 @@ def run(config: Config) -> None:
             resume=config.resume,
         )
         say_where(console, tracker, result.study)
+        if not tracker.offline:
+            say(
+                console,
+                f"Next: llmtrack recommend --study {result.study.study_id} --max-perplexity-increase 1%",
+            )
         sys.exit(result.exit_code)
 
 

@@ -524,6 +524,39 @@ def alias(name: str, run_id: str, tracking_uri: str | None) -> None:
 
 
 @main.command()
+@click.argument("experiment")
+@click.option(
+    "-P",
+    "parameters",
+    multiple=True,
+    callback=key_values,
+    metavar="NAME=VALUE",
+    help="A parameter, as `mlflow run -P` takes it; docs/commands.md lists them.",
+)
+def run(experiment: str, parameters: dict[str, str]) -> None:
+    """Run EXPERIMENT (baseline, precision, suite ...), from a checkout or an installed package, in any folder."""
+    from llmtrack.modules import named_experiment
+    from llmtrack.options import flag_of
+    from llmtrack.run.notebook import near_names
+
+    command = getattr(named_experiment(experiment), "main", None)
+    if command is None:
+        raise UsageError(f"there is no experiment {experiment!r}{near_names(experiment)}")
+    command.main([f"{flag_of(name)}={value}" for name, value in parameters.items()], prog_name=experiment)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def init(folder: Path) -> None:
+    """Write a folder that `mlflow run` takes: MLproject, conda.yaml and an example corpus."""
+    from llmtrack.starting import write_project
+
+    written = write_project(folder.expanduser())
+    click.echo(f"Written: {', '.join(map(str, written))}")
+    click.echo(f"Next: mlflow run {folder} -e baseline --env-manager local")
+
+
+@main.command()
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option(
     "--repair", is_flag=True, help="End, as killed, runs that killed processes of this machine left RUNNING."

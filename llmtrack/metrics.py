@@ -685,6 +685,38 @@ METRICS: tuple[Metric, ...] = (
         "documents_scored", "documents", "-", "documents that were scored", "count", needs=("convention",)
     ),
     Metric(
+        "scenarios_measured",
+        "scenarios",
+        "-",
+        "of a study or suite: scenarios that were measured",
+        "count",
+        needs=(),
+    ),
+    Metric(
+        "scenarios_failed",
+        "scenarios",
+        "lower",
+        "of a study or suite: scenarios that are not finished",
+        "count",
+        needs=(),
+    ),
+    Metric(
+        "best_tokens_per_sec",
+        "tokens/s",
+        "higher",
+        "of a study or suite: most new tokens per second that a scenario reached",
+        "max of tokens_per_sec",
+    ),
+    Metric(
+        "best_gain",
+        "-",
+        "higher",
+        "of a study or suite: the greatest gain in tokens per second over the baseline of the same work that noise does not "
+        "explain; absent where there is none",
+        "tokens_per_sec / that of the baseline",
+        timed=True,
+    ),
+    Metric(
         "score_tokens_per_sec",
         "tokens/s",
         "higher",

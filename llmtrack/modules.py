@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,12 +31,15 @@ def callable_package(name: str, home: str, function: str) -> None:
 def named_experiment(name: str) -> ModuleType | None:
     """Return the module of an experiment, or None if there is none of that name.
 
-    It is looked for in the checkout that llmtrack is part of, then in `experiments/` of the folder where the program was
-    started.
+    It is looked for in the checkout that llmtrack is part of, in `experiments/` of the folder where the program was
+    started, and in the installed package (`llmtrack.experiments`).
     """
     for folder in (Path(__file__).parents[1], Path.cwd()):
         if name.isidentifier() and (folder / EXPERIMENTS / f"{name}.py").is_file():
             if str(folder) not in sys.path:
                 sys.path.append(str(folder))
             return import_module(f"{EXPERIMENTS}.{name}")
+    installed = f"llmtrack.{EXPERIMENTS}"
+    if name.isidentifier() and find_spec(installed) and find_spec(f"{installed}.{name}"):
+        return import_module(f"{installed}.{name}")
     return None

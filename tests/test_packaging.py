@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -39,3 +40,56 @@ def test_an_editable_install_is_found_from_the_folder_above_the_checkout(tmp_pat
     command = [sys.executable, "-S", "-c", IMPORT, str(site)]
     done = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True)
     assert done.stdout.strip() == str(checkout / "llmtrack" / "__init__.py"), done.stderr
+
+
+WHEEL = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+TRIED = """
+import importlib.util, sys
+from click.testing import CliRunner
+from llmtrack.cli import main
+assert importlib.util.find_spec("experiments") is None, "a common name is not taken"
+def told(*asked):
+    done = CliRunner().invoke(main, asked)
+    return done.exit_code, done.output
+code, output = told("run", "precision", "-P", "nonsense=1")
+assert code == 2 and "precision has no parameter nonsense" in output, output
+code, output = told("run", "precison")
+assert code == 2 and "did you mean precision" in output, output
+code, output = told("init", "project")
+assert code == 0 and "mlflow run project -e baseline" in output, output
+text = open("project/MLproject").read()
+assert "python -m llmtrack.experiments.baseline" in text and "python -m experiments." not in text
+assert "llmtrack" in open("project/conda.yaml").read().splitlines()[-1]
+from llmtrack.modules import named_experiment
+assert named_experiment("suite").__name__ == "llmtrack.experiments.suite"
+assert told("init", "project")[0] == 2, "nothing is overwritten"
+print("all there")
+"""
+
+
+@pytest.mark.slow(9)
+def test_a_wheel_alone_has_the_experiments_and_writes_a_project(tmp_path):
+    if importlib.util.find_spec("setuptools") is None:
+        pytest.skip("a wheel is built with setuptools, which is not installed")
+    checkout, wheels, site = (tmp_path / name for name in ("checkout", "wheels", "site"))
+    ignored = shutil.ignore_patterns("__pycache__")
+    for folder in ("llmtrack", "experiments"):
+        shutil.copytree(ROOT / folder, checkout / folder, ignore=ignored)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MLproject", "conda.yaml"):
+        shutil.copy2(ROOT / name, checkout)
+    wheels.mkdir()
+    subprocess.run([sys.executable, "-c", WHEEL, str(wheels)], cwd=checkout, check=True, capture_output=True)
+    (wheel,) = wheels.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    (tmp_path / "elsewhere").mkdir()
+    # Its requirements come from this environment, but not the checkout that a .pth file there names.
+    paths = [str(site), *(path for path in sys.path if path.endswith("-packages"))]
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", TRIED],
+        cwd=tmp_path / "elsewhere",
+        env={"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == "all there", done.stderr

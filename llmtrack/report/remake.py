@@ -131,5 +131,7 @@ def _experiment(own: pd.Series, parts: Parts) -> Experiment:
 
 
 def _in_order(tracked: pd.DataFrame) -> pd.DataFrame:
-    """Sort runs as they were measured."""
-    return tracked.sort_values(["start_time", "end_time"], kind="stable").reset_index(drop=True)
+    """Sort runs as they were measured; of a scenario that was measured once more, only the newest (they come first)."""
+    scenarios = tracked["scenario"].notna()
+    kept = tracked[~scenarios | ~tracked.duplicated(["study_id", "scenario"])]
+    return kept.sort_values(["start_time", "end_time"], kind="stable").reset_index(drop=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,10 +15,12 @@ from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import in_markdown
+from llmtrack.report.fit import fit
 from llmtrack.report.gather import study_report
 from llmtrack.report.parts import Parts
 from llmtrack.report.roofline import roofline_plots
 from llmtrack.report.table import Table, summary_table, to_markdown
+from llmtrack.report.takeaways import headline
 from llmtrack.report.terminal import metrics_block, say, width_of
 from llmtrack.report.views import as_text, chart_view, table_view
 from llmtrack.report.write import print_report, write_html, write_report
@@ -39,11 +41,13 @@ class Written:
         reading: what the runs say.
         note: Markdown for the page of the study's run.
         files: artifact path to the file.
+        metrics: what it came to, in figures of its own.
     """
 
     reading: tuple[str, ...] = ()
     note: str = ""
     files: Mapping[str, Path] | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def write_study(
@@ -98,11 +102,25 @@ def write_study(
         files["report.html"] = write_html(folder, page)
     note = ""
     with parts.part("note"):
-        table = summary_table(tracked, focus=experiment.focus)
+        table = narrow(summary_table(tracked, focus=experiment.focus))
         linked = to_markdown(table, links(experiment_id, table.run_ids))
         head = f"**{in_markdown(experiment.question)}**"
-        note = "\n".join([head, "", linked, *(f"- {in_markdown(line)}" for line in reading)])
-    return Written(tuple(reading), note, files)
+        # The answer first; what it rests on below.
+        note = "\n".join([head, "", *(f"- {in_markdown(line)}" for line in reading), "", linked])
+    figures_of_its_own: dict[str, float] = {}
+    with parts.part("headline"):
+        figures_of_its_own = headline(tracked)
+    return Written(tuple(reading), note, files, figures_of_its_own)
+
+
+# Characters across that MLflow's page of a run has room for.
+_PAGE_WIDTH = 110
+
+
+def narrow(table: Table) -> Table:
+    """Return as much of a table as a run's page has room for; table.md has all of it."""
+    fitted = fit(table, _PAGE_WIDTH)
+    return table if fitted is None else fitted.table
 
 
 def links(experiment_id: str | None, run_ids: Sequence[str]) -> tuple[str, ...]:

@@ -17,9 +17,9 @@ from llmtrack.report.gather import section, suite_report
 from llmtrack.report.html import Section
 from llmtrack.report.parts import Parts
 from llmtrack.report.roofline import roofline_plots
-from llmtrack.report.study import Written, links, more, prepare_views
+from llmtrack.report.study import Written, links, more, narrow, prepare_views
 from llmtrack.report.table import summary_table, to_markdown
-from llmtrack.report.takeaways import takeaways
+from llmtrack.report.takeaways import headline, takeaways
 from llmtrack.report.tasks import tables_by_task
 from llmtrack.report.write import print_report, write_html, write_report
 from llmtrack.tracking.artifacts import artifact_text, series
@@ -91,7 +91,7 @@ def write_suite(
             )
         note = "".join(f"- {in_markdown(line)}\n" for line in (*remarks, *lines)) + "\n"
         note += "\n".join(
-            f"**{title}**\n\n{to_markdown(table, links(experiment_id, table.run_ids))}"
+            f"**{title}**\n\n{to_markdown(narrow(table), links(experiment_id, table.run_ids))}"
             for title, table in tables.items()
         )
         files |= write_report(folder, "llmtrack suite", tables, tracked, lines, parts)
@@ -106,7 +106,10 @@ def write_suite(
     with parts.part("report.html"):
         page = suite_report(question, run_id, tracked, lines, sections, remarks)
         files["report.html"] = write_html(folder, page)
-    return Written(tuple(lines), note, files)
+    figures: dict[str, float] = {}
+    with parts.part("headline"):
+        figures = headline(tracked)
+    return Written(tuple(lines), note, files, figures)
 
 
 def _sections(members: Sequence[Member], tracking_uri: str, parts: Parts) -> Iterator[Section]:

@@ -88,6 +88,21 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
     return lines + _where_time_goes(runs) + ask.unfinished(runs, experiments=True)
 
 
+def headline(runs: pd.DataFrame) -> dict[str, float]:
+    """Return what a study or suite came to, as metrics of its own run."""
+    same = ask.where(runs, "outcome", "same_as")
+    done = ask.where(runs, "status", ask.FINISHED)
+    found = {
+        "scenarios_measured": float((done & ~same).sum()),
+        "scenarios_failed": float((~done).sum()),
+    }
+    timed = measured(runs, "tokens_per_sec")
+    if len(timed):
+        found["best_tokens_per_sec"] = float(timed["tokens_per_sec"].max())
+    wins = [gain.ratio for gain in gains(runs) if gain.found.verdict == "better"]
+    return found | ({"best_gain": max(wins)} if wins else {})
+
+
 def gains(runs: pd.DataFrame) -> list[Gain]:
     """Return how each run compares with its study's baseline of the same work, told or not.
 

@@ -6,6 +6,7 @@ import difflib
 import html
 import io
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,7 @@ def run(experiment: str, *, console: Console | None = None, **options: Any) -> F
     module = named_experiment(experiment)
     declared = getattr(module, "DECLARED", None)
     if declared is None:
-        raise UsageError(f"there is no experiment {experiment!r}{_near(experiment)}")
+        raise UsageError(f"there is no experiment {experiment!r}{near_names(experiment)}")
     known = {each.name: each for each in parameters(declared.config)}
     for name in options:
         if name not in known:
@@ -135,12 +136,9 @@ def _value(parameter: Parameter, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _near(experiment: str) -> str:
-    package = named_experiment("baseline")
-    names: list[str] = []
-    if package is not None:
-        import experiments
-
-        names = list(experiments.declarations())
+def near_names(experiment: str) -> str:
+    """Return `: did you mean precision?`, for an experiment that is not there."""
+    known = named_experiment("baseline")
+    names = list(import_module(str(known.__package__)).declarations()) if known is not None else []
     near = difflib.get_close_matches(experiment, names, n=2) or names
     return f": did you mean {' or '.join(near)}?" if near else ""

@@ -260,7 +260,14 @@ def report_study(
                 console=console,
                 parts=parts,
             )
-        tracker.finish_study(study, outcome, note=written.note, files=written.files, warnings=parts.problems)
+        tracker.finish_study(
+            study,
+            outcome,
+            note=written.note,
+            files=written.files,
+            metrics=written.metrics,
+            warnings=parts.problems,
+        )
     say_incomplete(console, study.study_id, parts.problems, kept=tracker.offline)
     return Reported(written.reading, tracked, tuple(parts.problems))
 

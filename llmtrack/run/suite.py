@@ -22,13 +22,14 @@ from llmtrack.report.suite import Member, write_suite
 from llmtrack.report.terminal import say
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan
-from llmtrack.run.progress import SuiteProgress
+from llmtrack.run.progress import SuiteProgress, clock_text
 from llmtrack.run.study import StudyResult, in_order, opened, run_study
-from llmtrack.scenario import Scalar
+from llmtrack.scenario import GenerateTask, Scalar
 from llmtrack.tracking.environment import environment
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.store import one_line
 from llmtrack.tracking.tracker import Study, Tracker
+from llmtrack.words import plural
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def run_suite(
     for remark in remarks:
         say(console, remark)
     progress = SuiteProgress({each.name: _planned(each, machine) for each in experiments})
+    say(console, plan_of(experiments, progress.total))
     run: list[Experiment] = []
     with opened(tracker, executor, start) as suite:
         for planned in experiments:
@@ -121,6 +123,21 @@ def run_suite(
         result = SuiteResult(suite, results, reasons)
         problems = _report(result, run, tracker, console, question, remarks)
     return replace(result, problems=problems)
+
+
+def plan_of(experiments: Sequence[Experiment], scenarios: int) -> str:
+    """Say what is going to be run, and how long it can take at most as far as that is known."""
+    capped = [
+        each.repeat.max_seconds
+        for experiment in experiments
+        for each in experiment.scenarios
+        if isinstance(each.task, GenerateTask)
+    ]
+    names = ", ".join(each.name for each in experiments)
+    return (
+        f"Plan: {plural(len(experiments), 'experiment')} ({names}), {plural(scenarios, 'scenario')}: at most "
+        f"{clock_text(sum(capped))} of counted calls; loading, warming up and scoring come on top."
+    )
 
 
 def _following(experiment: Experiment, results: Mapping[str, StudyResult | None]) -> Experiment:
@@ -177,7 +194,14 @@ def _report(
                     ),
                 ],
             )
-        tracker.finish_study(suite, outcome, note=written.note, files=written.files, warnings=parts.problems)
+        tracker.finish_study(
+            suite,
+            outcome,
+            note=written.note,
+            files=written.files,
+            metrics=written.metrics,
+            warnings=parts.problems,
+        )
     say_incomplete(console, suite.study_id, parts.problems, kept=tracker.offline)
     return tuple(parts.problems)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmtrack.report.takeaways import gains, plain_call, takeaways
+from llmtrack.report.takeaways import gains, headline, plain_call, takeaways
 from tests.report.frames import frame, interval, run
 
 
@@ -179,3 +179,18 @@ def test_at_most_five_lines():
         run("lost", status="FAILED"),
     )
     assert len(takeaways(runs)) == 5
+
+
+def test_a_study_has_figures_of_its_own():
+    fast = timed("bfloat16", 20.0, 19.9, 20.1, dtype="bfloat16")
+    same = run("float16", outcome="same_as", same_as="float32")
+    failed = run("big", status="FAILED", reason="no memory")
+    assert headline(frame(BASE, fast, same, failed)) == {
+        "scenarios_measured": 2.0,
+        "scenarios_failed": 1.0,
+        "best_tokens_per_sec": 20.0,
+        "best_gain": 2.0,
+    }
+    assert headline(frame(failed)) == {"scenarios_measured": 0.0, "scenarios_failed": 1.0}
+    noisy = timed("noisy", 10.1, 9.0, 11.0)
+    assert "best_gain" not in headline(frame(BASE, noisy)), "no gain that noise may explain"

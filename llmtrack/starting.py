@@ -1,0 +1,56 @@
+"""Write a folder that `mlflow run` takes: the entry points of an installed llmtrack, and a text to score to begin with."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from llmtrack.errors import UsageError
+
+# In a wheel; a checkout is such a folder itself.
+PROJECT = Path(__file__).parent / "project"
+CORPUS = "texts.jsonl"
+_TEXTS = (
+    "The harbour wakes before the town does, and the first sound is the rope on the quay.",
+    "A recipe says what to do; it seldom says why, and the why is what one remembers.",
+    "Trains that are on time are not talked about, which is why nobody believes in them.",
+)
+
+
+def write_project(folder: Path) -> list[Path]:
+    """Write MLproject, conda.yaml and an example corpus, and return them.
+
+    Args:
+        folder: where to; made if it is not there.
+
+    Raises:
+        UsageError: llmtrack runs from a checkout, or a file is there already.
+    """
+    if not PROJECT.is_dir():
+        root = Path(__file__).parents[1]
+        raise UsageError(
+            f"this llmtrack runs from a checkout, which is such a folder: mlflow run {root} -e baseline"
+        )
+    texts = {
+        "MLproject": (PROJECT / "MLproject").read_text(encoding="utf-8"),
+        "conda.yaml": _with_llmtrack((PROJECT / "conda.yaml").read_text(encoding="utf-8")),
+        CORPUS: "".join(f'{{"text": "{text}"}}\n' for text in _TEXTS),
+    }
+    if there := [name for name in texts if (folder / name).exists()]:
+        raise UsageError(f"{folder} has {', '.join(there)} already: choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
+
+
+def _with_llmtrack(conda: str) -> str:
+    """Return an environment with llmtrack itself, whose checkout the folder is not."""
+    lines = [
+        line for line in conda.splitlines() if not line.startswith("#") and "constraints.txt" not in line
+    ]
+    try:
+        wanted = f"llmtrack=={version('llmtrack')}"
+    except PackageNotFoundError:
+        wanted = "llmtrack"
+    return "\n".join([*lines, f"      - {wanted}"]) + "\n"
