@@ -130,7 +130,7 @@ def build(config: Config) -> Experiment:
     reference = _variant(config, BASELINE)
     scenarios = tuple(
         Scenario(
-            label.replace("/", "-").replace("@", "-"),
+            named(label),
             _variant(config, label),
             GenerateTask(
                 (BASE_TEXT,), prompt_tokens=config.prompt_tokens, max_new_tokens=config.max_new_tokens
@@ -219,7 +219,12 @@ def everything(device: str = "auto") -> tuple[str, ...]:
     return tuple(found)
 
 
-def _variant(config: Config, label: str) -> Variant:
+def parsed(label: str) -> dict[str, str]:
+    """Return the backend, the precision and maybe the recipe that a label says, as a variant calls them.
+
+    Raises:
+        UsageError: it is no label, or the backend has no such recipe.
+    """
     backend, slash, rest = label.partition("/")
     name, at, dtype = rest.partition("@")
     if not slash or not name or (at and not dtype) or (at and name in PRECISIONS):
@@ -228,11 +233,20 @@ def _variant(config: Config, label: str) -> Variant:
             "onnx/int8-weight-only, torch/int8-weight-only@bfloat16 or torch/bfloat16"
         )
     if name in PRECISIONS:
-        return config.variant(backend=backend, dtype=name, options=config.of(backend, "none"))
+        return {"backend": backend, "dtype": name}
     computes = canonical_dtype(dtype) if dtype else find_recipe(backend, name).computes
-    return config.variant(
-        backend=backend, dtype=computes, quantization=name, options=config.of(backend, name)
-    )
+    return {"backend": backend, "dtype": computes, "quantization": name}
+
+
+def named(label: str) -> str:
+    """Return the name of a label's scenario."""
+    return label.replace("/", "-").replace("@", "-")
+
+
+def _variant(config: Config, label: str) -> Variant:
+    asked = parsed(label)
+    options = config.of(asked["backend"], asked.get("quantization", "none"))
+    return config.variant(**asked, options=options)
 
 
 def _check_texts(calibration: str, evaluation: str) -> None:
@@ -288,8 +302,25 @@ def reading(runs: pd.DataFrame) -> list[str]:
         f"{base['model_id']} on {base['device']}, PyTorch in float32: prefill {base['prefill_tokens_per_sec']:.0f} and decode "
         f"{base['decode_tokens_per_sec']:.1f} tokens/s, perplexity {base['perplexity']:.3f} ({base['corpus']})."
     ]
-    done, refused = _comparable(done, base)
-    lines += refused
+    lines += advise(done, base)
+    for _, run in measured(runs, "left_out_layers").iterrows():
+        if run["left_out_layers"]:
+            lines.append(
+                f"{run['scenario']} left {run['left_out_layers']} of {run['linear_layers']} layers out of 8-bit "
+                f"activations ({run['left_out_parameter_share']:.0%} of their weights): see quantization/layers.csv of its run."
+            )
+    missing = why_missing()
+    return lines + ([missing] if missing else []) + say.doubts(runs)
+
+
+def advise(done: pd.DataFrame, base: pd.Series) -> list[str]:
+    """Say which run to take for long answers and for long prompts at which cost, and which not to trust.
+
+    Args:
+        done: runs that have both speeds and a perplexity.
+        base: the run that they are compared with.
+    """
+    done, lines = _comparable(done, base)
     for key, use in (("decode_tokens_per_sec", "long answers"), ("prefill_tokens_per_sec", "long prompts")):
         best = [_fastest(done, base, key, cost) for cost in (SMALL_COST, LARGER_COST)]
         lines.append(_advice(best[0], base, done, key, use, SMALL_COST))
@@ -299,14 +330,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
         ratio = run["perplexity"] / base["perplexity"]
         if ratio > say.SPIKE:
             lines.append(f"Do not use {run['scenario']}: its perplexity is {ratio:.2f} times the baseline's.")
-    for _, run in measured(runs, "left_out_layers").iterrows():
-        if run["left_out_layers"]:
-            lines.append(
-                f"{run['scenario']} left {run['left_out_layers']} of {run['linear_layers']} layers out of 8-bit "
-                f"activations ({run['left_out_parameter_share']:.0%} of their weights): see quantization/layers.csv of its run."
-            )
-    missing = why_missing()
-    return lines + ([missing] if missing else []) + say.doubts(runs)
+    return lines
 
 
 def _fastest(done: pd.DataFrame, base: pd.Series, key: str, cost: float) -> pd.Series:

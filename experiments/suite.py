@@ -63,7 +63,8 @@ def chosen_names(config: Config) -> tuple[str, ...]:
         return FOCUSES[config.focus]
     if named:
         return config.experiments
-    return tuple(name for name in NAMES if DECLARED_BY_NAME[name].first_look or not config.quick)
+    declared = ((name, DECLARED_BY_NAME[name]) for name in NAMES)
+    return tuple(name for name, each in declared if each.applies() and (each.first_look or not config.quick))
 
 
 def quicker(config: Config) -> Config:

@@ -19,6 +19,11 @@ Reading = Callable[["pd.DataFrame"], list[str]]
 Config = TypeVar("Config")
 
 
+def always() -> bool:
+    """Return that it is so."""
+    return True
+
+
 def as_it_is(config: Config) -> Config:
     """Return a config as it is."""
     return config
@@ -68,6 +73,7 @@ class Declaration(Generic[Config]):
         in_suite: what the suite asks of it, from the config that the suite's own parameters make.
         quick: what the quick suite asks of it, from what the suite asks.
         first_look: whether the quick suite runs it without being asked by name.
+        applies: whether the suite runs it without being asked by name on this installation.
         more: what README says after the question, in Markdown.
     """
 
@@ -79,6 +85,7 @@ class Declaration(Generic[Config]):
     in_suite: Callable[[Config], Config] = as_it_is
     quick: Callable[[Config], Config] = as_it_is
     first_look: bool = True
+    applies: Callable[[], bool] = always
     more: str = ""
 
     def experiment(self, config: Config) -> Experiment:

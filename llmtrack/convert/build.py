@@ -16,7 +16,7 @@ from llmtrack.models.folder import ModelFolder
 from llmtrack.quantize.recipe import NONE, Recipe, find_recipe
 from llmtrack.scenario import Variant, digest
 
-VERSION = 1
+VERSION = 2
 """Raised when a conversion's result changes, so that cached ones are made anew."""
 
 # What says how a model is read and ends: as it is in the source, so that every backend has the same.
@@ -60,7 +60,13 @@ def find(variant: Variant) -> Recipe | None:
     return None if variant.quantization == NONE else find_recipe(variant.backend, variant.quantization)
 
 
-def converted(converter: Converter, source: ModelFolder, arguments: Sequence[str], label: str) -> Path:
+def converted(
+    converter: Converter,
+    source: ModelFolder,
+    arguments: Sequence[str],
+    label: str,
+    check: Callable[[Path, Path], dict[str, float]],
+) -> Path:
     """Return the folder of a converted model, making it if need be.
 
     Args:
@@ -68,10 +74,11 @@ def converted(converter: Converter, source: ModelFolder, arguments: Sequence[str
         source: the model.
         arguments: of the recipe, which say all that it is told.
         label: name of the recipe or the precision.
+        check: compares what was made (the second folder) with the model (the first), and returns what it found.
 
     Raises:
         MissingDependencyError: the tool's environment cannot be made.
-        ScenarioError: the model cannot be converted.
+        ScenarioError: the model cannot be converted, or what was made does not say what it says.
         ModelLoadError: the cache cannot be used.
     """
     stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(source.model_id).name)[:60]
@@ -84,6 +91,6 @@ def converted(converter: Converter, source: ModelFolder, arguments: Sequence[str
         for pattern in _KEPT:
             for path in source.path.glob(pattern):
                 shutil.copy2(path, folder)
-        return {"arguments": list(arguments)}
+        return {"arguments": list(arguments), **check(source.path, folder)}
 
     return build_once(f"{stem}-{converter.backend}-{label}-{key}", build)

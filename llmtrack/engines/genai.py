@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import numpy as np
 from llmtrack.convert.build import converted, find
 from llmtrack.convert.genai import CONVERTER, FLOAT
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
+from llmtrack.engines.fidelity import says_alike, says_the_same
 from llmtrack.engines.host import NO_PEAK, HostEngine, require_cpu
 from llmtrack.engines.onnx import weight_sizes
 from llmtrack.engines.options import GenaiOptions
@@ -55,7 +57,9 @@ def load(variant: Variant) -> GenaiEngine:
     options = recipe.settled(variant.options) if recipe else {}
     arguments = recipe.apply(options) if recipe else FLOAT
     source = model_folder(variant.model, variant.revision)
-    folder = converted(CONVERTER, source, arguments, recipe.name if recipe else variant.dtype)
+    label = recipe.name if recipe else variant.dtype
+    check = says_the_same if recipe is None else says_alike
+    folder = converted(CONVERTER, source, arguments, label, partial(check, open_folder))
     threads = told.threads or torch.get_num_threads()
     facts: dict[str, Scalar] = {
         **source.facts,
@@ -73,6 +77,15 @@ def load(variant: Variant) -> GenaiEngine:
         tags={**source.tags, **versions},
         warnings=source.warnings,
     )
+
+
+def open_folder(folder: Path) -> GenaiEngine:
+    """Open the folder of a converted model as it is, with one thread.
+
+    Raises:
+        ScenarioError: it cannot be run.
+    """
+    return GenaiEngine(folder, 1, model_id=str(folder), dtype_label="as stored")
 
 
 class GenaiEngine(HostEngine):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import numpy as np
 from llmtrack.convert.build import converted, find
 from llmtrack.convert.openvino import CONVERTER, FLOAT
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
+from llmtrack.engines.fidelity import parity_facts, says_alike, says_the_same
 from llmtrack.engines.host import NO_PEAK, HostEngine, require_cpu
 from llmtrack.engines.options import OpenvinoOptions
 from llmtrack.engines.rows import sharing_by_rope
@@ -66,7 +68,9 @@ def load(variant: Variant) -> OpenvinoEngine:
     options = recipe.settled(variant.options) if recipe else {}
     arguments = recipe.apply(options) if recipe else FLOAT
     source = model_folder(variant.model, variant.revision)
-    folder = converted(CONVERTER, source, arguments, recipe.name if recipe else variant.dtype)
+    label = recipe.name if recipe else variant.dtype
+    check = says_the_same if recipe is None else says_alike
+    folder = converted(CONVERTER, source, arguments, label, partial(check, open_folder))
     settings: dict[str, Scalar] = {
         "threads": told.threads or torch.get_num_threads(),
         "kv_cache": told.kv_cache,
@@ -77,10 +81,19 @@ def load(variant: Variant) -> OpenvinoEngine:
         told.kv_cache,
         model_id=source.model_id,
         dtype_label=f"{recipe.dtype} weights (float32)" if recipe else variant.dtype,
-        facts={**source.facts, **options, **settings, "weights_format": "openvino"},
+        facts={**source.facts, **options, **settings, "weights_format": "openvino", **parity_facts(folder)},
         tags={**source.tags, "openvino": installed_version("openvino")},
         warnings=source.warnings,
     )
+
+
+def open_folder(folder: Path) -> OpenvinoEngine:
+    """Open the folder of a converted model as it is, with one thread.
+
+    Raises:
+        ScenarioError: it cannot be run.
+    """
+    return OpenvinoEngine(folder, 1, model_id=str(folder), dtype_label="as stored")
 
 
 class OpenvinoEngine(HostEngine):

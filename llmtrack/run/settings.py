@@ -12,8 +12,8 @@ from llmtrack.scenario import RepeatPolicy, Variant
 
 
 @dataclass(frozen=True)
-class ModelOptions(ThreadOption):
-    """Which model, and where it runs: with how many threads, too, of every backend that takes them."""
+class WhichModel(Checked):
+    """Which model, and where it runs."""
 
     model: Annotated[str, Option("Model, or comma list of candidates.", min=1)] = Variant.model
     revision: Annotated[str | None, Option("Revision of a hub model.")] = Variant.revision
@@ -21,10 +21,20 @@ class ModelOptions(ThreadOption):
 
     def variant(self, **changes: Any) -> Variant:
         """Return the variant that is asked for: what a config does not say is as by default."""
+        options = tuple(sorted(dict(changes.pop("options", ())).items()))
+        return taken(Variant, self, options=options, **changes)
+
+
+@dataclass(frozen=True)
+class ModelOptions(WhichModel, ThreadOption):
+    """Which model, where it runs, and with how many threads, of every backend that takes them."""
+
+    def variant(self, **changes: Any) -> Variant:
+        """Return the variant that is asked for."""
         told = dict(changes.pop("options", ()))
         if self.threads:
             told["threads"] = self.threads
-        return taken(Variant, self, options=tuple(sorted(told.items())), **changes)
+        return super().variant(options=tuple(told.items()), **changes)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ from llmtrack.onnx.session import MODEL_FILE
 from llmtrack.scenario import digest
 
 
-def genai_converted(converter: Converter, source: ModelFolder, arguments: Sequence[str], label: str) -> Path:
+def genai_converted(
+    converter: Converter, source: ModelFolder, arguments: Sequence[str], label: str, check: object
+) -> Path:
     """Return a folder that GenAI runs: our own export of the model, and the config that GenAI's builder would write."""
     from llmtrack.onnx.export import export
 
@@ -60,7 +62,7 @@ def _genai_config(config: dict[str, int]) -> dict[str, object]:
 
 
 def openvino_converted(
-    converter: Converter, source: ModelFolder, arguments: Sequence[str], label: str
+    converter: Converter, source: ModelFolder, arguments: Sequence[str], label: str, check: object
 ) -> Path:
     """Return a folder that OpenVINO runs: Optimum's ONNX export of the model, with its KV cache made a state."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from experiments import quantization
+from experiments import backends, quantization
 from experiments.suite import NAMES, Config, experiments_of
 from llmtrack.experiment import Experiment
 from llmtrack.scenario import Measurement, Scenario, workload_id
@@ -31,10 +31,17 @@ RECIPES = (
 )
 
 
+# Likewise of runtimes.
+RUNTIME_RECIPES = ("torch/bfloat16", "onnx/int8-weight-only", "genai/int4", "openvino/int8")
+
+
 def asked(name: str, quick: bool) -> Experiment:
     """Return an experiment as it is without any option."""
     if name == "quantization" and not quick:
         return quantization.build(quantization.Config(recipes=RECIPES))
+    if name == "backends":
+        full = backends.Config(recipes=RUNTIME_RECIPES)
+        return backends.build(backends.quick(full) if quick else full)
     (experiment,) = experiments_of([name], Config(quick=quick))
     return experiment
 

@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from experiments import baseline, perplexity, precision, prompt_length, quantization, suite, training
+from experiments import (
+    backends,
+    baseline,
+    perplexity,
+    precision,
+    prompt_length,
+    quantization,
+    suite,
+    training,
+)
 from llmtrack.decide.differences import enough_repeats
 from llmtrack.errors import UsageError
 from llmtrack.options import parameters, taken, tracked
@@ -78,7 +87,8 @@ def test_what_was_asked_asks_for_the_same_again(name, quick):
 
 @pytest.mark.parametrize("name", suite.NAMES)
 def test_default_repeats_can_tell_each_arm_from_its_baseline(name, monkeypatch):
-    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": True)
+    for each in (quantization, backends):
+        monkeypatch.setattr(each, "available", lambda backend, recipe="none": True)
     declared = suite.DECLARED_BY_NAME[name]
     for experiment in (declared.build(declared.config()), *suite.experiments_of([name], suite.Config())):
         timed = [each for each in experiment.scenarios if isinstance(each.task, GenerateTask)]

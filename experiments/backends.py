@@ -1,0 +1,237 @@
+"""Which runtime should this model run on here, in which of its quantizations, and with how many threads?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+from experiments.prompts import BASE_TEXT
+from experiments.quantization import ALL, BASELINE, advise, named, parsed
+from llmtrack.decide.points import gather_points
+from llmtrack.engines.options import MOST_THREADS
+from llmtrack.experiment import Declaration, Experiment, Focus, SeriesOf
+from llmtrack.installed import RUNTIMES, available, install, missing_modules
+from llmtrack.options import Option, tracked
+from llmtrack.quantize.recipe import recipes
+from llmtrack.report import reading as say
+from llmtrack.report.pareto import pareto_plot
+from llmtrack.report.plots import measured
+from llmtrack.run.command import command
+from llmtrack.run.settings import RunOptions, TimingOptions, WhichModel
+from llmtrack.scenario import GenerateTask, PerplexityTask, QualityCheck, Scenario, Variant
+from llmtrack.tracking import ask
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+NAME = "backends"
+QUESTION = (
+    "Which runtime should this model run on here, in which of its quantizations, and with how many threads?"
+)
+# Of PyTorch and of our own export, what speaks for each; the quantization experiment has them all.
+OURS = {
+    "torch": ("torch/bfloat16",),
+    "onnx": ("onnx/float32", "onnx/int8-weight-only", "onnx/int4-weight-only"),
+}
+SPEEDS = {"decode": "decode_tokens_per_sec", "prefill": "prefill_tokens_per_sec"}
+
+FOCUS = Focus(
+    columns=(
+        "threads",
+        "batch_size",
+        "prompt_tokens",
+        "file_size_mib",
+        "load_time_s",
+        "prefill_tokens_per_sec",
+        "decode_tokens_per_sec",
+        "memory_bandwidth_utilization",
+        "perplexity",
+        "kl_divergence",
+        "top1_agreement",
+        "peak_memory_mib",
+    ),
+    compared=("prefill_tokens_per_sec", "decode_tokens_per_sec", "perplexity"),
+)
+
+
+@dataclass(frozen=True)
+class Config(WhichModel, TimingOptions, RunOptions):
+    """What the experiment takes."""
+
+    recipes: Annotated[
+        tuple[str, ...],
+        Option("BACKEND/RECIPE or BACKEND/PRECISION each; all: of each backend that can run here."),
+    ] = (ALL,)
+    threads: Annotated[
+        tuple[int, ...], Option("Numbers of threads; 0: as many as PyTorch takes.", min=0, max=MOST_THREADS)
+    ] = (0,)
+    lengths: Annotated[tuple[int, ...], Option("Tokens of the timed prompts.", min=1)] = (64, 256)
+    sizes: Annotated[
+        tuple[int, ...], Option("Batch sizes; all but the first of the first length only.", min=1)
+    ] = (1, 4)
+    corpus: Annotated[str, Option("Text that quality is judged by.", min=1)] = PerplexityTask.corpus
+    max_length: Annotated[int, Option("Tokens of a document that are scored at most.", min=2)] = (
+        PerplexityTask.max_length
+    )
+    reference_tokens: Annotated[int, Option("Tokens on which distributions are compared.", min=1)] = (
+        QualityCheck.reference_tokens
+    )
+    # So many tell among all the arms that there are where everything is installed.
+    min_repeats: Annotated[int, Option("Counted calls at least.", min=1)] = 7
+
+    def __post_init__(self) -> None:
+        if isinstance(self.threads, int):  # the suite's, which is one number
+            object.__setattr__(self, "threads", (self.threads,))
+        super().__post_init__()
+
+
+def everything() -> tuple[str, ...]:
+    """Return what is compared where nothing is named: of each backend that is installed, floats and what speaks for it."""
+    found = [BASELINE, *OURS["torch"]]
+    if available("onnx", "any"):
+        found += OURS["onnx"]
+    for backend in RUNTIMES:
+        if available(backend):
+            mine = (each.label for each in recipes() if each.backend == backend and not each.lacking)
+            found += [f"{backend}/float32", *mine]
+    return tuple(found)
+
+
+def several() -> bool:
+    """Return whether there is more than one backend to compare."""
+    return any(available(backend) for backend in ("onnx", *RUNTIMES))
+
+
+def build(config: Config) -> Experiment:
+    """Return the experiment: each recipe at each number of threads; PyTorch in float32 at the first is the baseline.
+
+    The longest prompt of the first batch size is what quality stands beside: it does not depend on a prompt.
+
+    Raises:
+        UsageError: there is no such recipe.
+    """
+    chosen = everything() if ALL in config.recipes else config.recipes
+    chosen = (BASELINE, *(label for label in chosen if label != BASELINE))
+    reference = _variant(config, BASELINE, config.threads[0])
+    task = PerplexityTask(corpus=config.corpus, max_length=config.max_length)
+    quality = QualityCheck(task, reference, config.reference_tokens)
+    first, *more = config.sizes
+    cells = [(length, first) for length in config.lengths] + [(config.lengths[0], size) for size in more]
+    scenarios = tuple(
+        Scenario(
+            _name(config, label, threads, length, size),
+            _variant(config, label, threads),
+            GenerateTask(
+                (BASE_TEXT,) * size,
+                prompt_tokens=length,
+                max_new_tokens=config.max_new_tokens,
+                batch_size=size,
+            ),
+            config.repeat(),
+            baseline=label == BASELINE and threads == config.threads[0],
+            quality=quality if (length, size) == (max(config.lengths), first) else None,
+        )
+        for label in chosen
+        for threads in config.threads
+        for length, size in cells
+    )
+    return Experiment(
+        name=NAME,
+        question=QUESTION,
+        scenarios=scenarios,
+        plots=plots,
+        reading=reading,
+        settings=tracked(config, recipes=chosen),
+        focus=FOCUS,
+    )
+
+
+def _variant(config: Config, label: str, threads: int) -> Variant:
+    return config.variant(**parsed(label), options=(("threads", threads),) if threads else ())
+
+
+def _name(config: Config, label: str, threads: int, length: int, size: int) -> str:
+    parts = [named(label), f"prompt-{length}"]
+    parts += [f"batch-{size}"] if size != config.sizes[0] else []
+    parts += [f"threads-{threads}"] if len(config.threads) > 1 else []
+    return "-".join(parts)
+
+
+def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+    """Draw the Pareto front of speed and perplexity for both phases, at each number of threads."""
+    figures = {}
+    for threads, scored in _by_threads(runs):
+        for phase, speed in SPEEDS.items():
+            points = gather_points(scored, speed, "perplexity")
+            figures[f"{phase}_against_perplexity_{threads}_threads"] = pareto_plot(
+                points, speed, "perplexity"
+            )
+    return figures
+
+
+def reading(runs: pd.DataFrame) -> list[str]:
+    """Say what to take at each number of threads, what more threads win, what was not scored and what is not installed."""
+    lines: list[str] = []
+    for threads, scored in _by_threads(runs):
+        counted = "1 thread" if threads == 1 else f"{threads} threads"
+        bases = scored[ask.where(scored, "backend", "torch") & ask.where(scored, "dtype", "float32")]
+        if bases.empty:
+            lines.append(
+                f"With {counted} PyTorch in float32 was not measured: there is nothing to compare with."
+            )
+            continue
+        base = bases.iloc[0]
+        lines.append(
+            f"{base['model_id']} with {counted}, PyTorch in float32: prefill {base['prefill_tokens_per_sec']:.0f} and "
+            f"decode {base['decode_tokens_per_sec']:.1f} tokens/s, perplexity {base['perplexity']:.3f} ({base['corpus']})."
+        )
+        lines += advise(scored, base)
+    if not lines:
+        lines.append("Nothing was both timed and scored, so there is nothing to compare.")
+    lines += [f"{ask.name(run)} was timed and not scored." for _, run in _unscored(runs).iterrows()]
+    absent = [backend for backend in ("onnx", *RUNTIMES) if missing_modules(backend)]
+    if absent:
+        lines.append(f"Not installed: {'; '.join(f'{backend} ({install(backend)})' for backend in absent)}.")
+    return lines + say.doubts(runs)
+
+
+def _by_threads(runs: pd.DataFrame) -> list[tuple[int, pd.DataFrame]]:
+    """Return the runs that have both speeds and a perplexity, by their number of threads."""
+    done = measured(runs, "perplexity")
+    done = done[ask.present(done, SPEEDS["prefill"]) & ask.present(done, SPEEDS["decode"])]
+    return [(int(number), done[done["threads"] == number]) for number in sorted(done["threads"].unique())]
+
+
+def _unscored(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of a backend and recipe of which none was scored, one for each."""
+    timed = measured(runs, SPEEDS["decode"])
+    keys = ["backend", "quantization", "dtype"]
+    scored = measured(runs, "perplexity")
+    known = set(map(tuple, scored[keys].astype(str).to_numpy())) if len(scored) else set()
+    left = timed[[tuple(map(str, row)) not in known for row in timed[keys].to_numpy()]]
+    return left.drop_duplicates(keys)
+
+
+def quick(config: Config) -> Config:
+    """Return less of the same."""
+    return replace(config, max_length=64, lengths=(16, 128), sizes=(1,), reference_tokens=256)
+
+
+# Each runtime converts the model first, which takes longer than all the rest of a first look.
+DECLARED = Declaration(
+    NAME,
+    QUESTION,
+    Config,
+    build,
+    position=10,
+    quick=quick,
+    first_look=False,
+    applies=several,
+    more="([docs/backends.md](docs/backends.md))",
+)
+
+main = command(DECLARED)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Which runtimes are compared, in which cells, and what the experiment says and draws of runs made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments import backends, suite
+from experiments.backends import Config, build, everything, plots, reading, several
+from llmtrack.errors import UsageError
+from llmtrack.installed import RUNTIMES
+from tests.report.frames import frame, interval, run
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Say which backends are installed."""
+
+    def say(*names):
+        there = {"torch", *names}
+        monkeypatch.setattr(backends, "available", lambda backend, recipe="none": backend in there)
+        monkeypatch.setattr(backends, "missing_modules", lambda backend: [] if backend in there else ["it"])
+
+    return say
+
+
+def test_all_is_what_is_installed(installed):
+    installed()
+    assert set(everything()) == {"torch/float32", "torch/bfloat16"}
+    assert not several()
+    installed("genai", "openvino")
+    assert several()
+    there = set(everything())
+    assert {
+        f"{name}/{recipe}" for name in ("genai", "openvino") for recipe in ("float32", "int8", "int4")
+    } <= there
+    assert not [label for label in there if label.startswith("onnx/")]
+
+
+def test_the_suite_has_it_where_there_is_something_to_compare(installed):
+    installed("onnx")
+    assert "backends" in suite.chosen_names(suite.Config())
+    assert "backends" not in suite.chosen_names(suite.Config(quick=True))
+    installed()
+    assert "backends" not in suite.chosen_names(suite.Config())
+    assert suite.chosen_names(suite.Config(experiments=("backends",))) == ("backends",)
+
+
+def test_each_recipe_is_measured_in_every_cell_and_scored_once_for_each_number_of_threads():
+    experiment = build(Config(recipes=("genai/int4",), threads=(1, 2), lengths=(64, 256), sizes=(1, 4)))
+    cells = [
+        (each.variant.option("threads", 0), each.task.prompt_tokens, len(each.task.prompts))
+        for each in experiment.scenarios
+        if each.variant.backend == "genai"
+    ]
+    assert cells == [(1, 64, 1), (1, 256, 1), (1, 64, 4), (2, 64, 1), (2, 256, 1), (2, 64, 4)]
+    scored = [each.name for each in experiment.scenarios if each.quality]
+    assert scored == [
+        "torch-float32-prompt-256-threads-1",
+        "torch-float32-prompt-256-threads-2",
+        "genai-int4-prompt-256-threads-1",
+        "genai-int4-prompt-256-threads-2",
+    ]
+    judged = {each.quality for each in experiment.scenarios if each.quality}
+    assert len(judged) == 1, "all by the same text and the same reference"
+    assert judged.pop().reference == experiment.scenarios[0].variant
+
+
+def test_each_cell_has_one_baseline_by_pytorch_at_the_first_number_of_threads():
+    experiment = build(Config(recipes=("openvino/int8",), threads=(2, 1)))
+    assert [each.name for each in experiment.scenarios if each.baseline] == [
+        "torch-float32-prompt-64-threads-2",
+        "torch-float32-prompt-256-threads-2",
+        "torch-float32-prompt-64-batch-4-threads-2",
+    ]
+
+
+def test_rows_of_a_batch_are_of_one_length():
+    """Not every runtime takes others."""
+    tasks = {each.task for each in build(Config(recipes=("genai/int8",))).scenarios}
+    assert all(len(set(task.prompts)) == 1 and task.batch_size == len(task.prompts) for task in tasks)
+
+
+def test_the_suites_number_of_threads_is_a_list_of_one():
+    (experiment,) = suite.experiments_of(["backends"], suite.Config(threads=2))
+    assert {each.variant.option("threads", 0) for each in experiment.scenarios} == {2}
+    (experiment,) = suite.experiments_of(["backends"], suite.Config())
+    assert {each.variant.options for each in experiment.scenarios} == {()}
+
+
+@pytest.mark.parametrize("label", ["genai", "genai/int3", "/int8", "openvino/int8@"])
+def test_an_unknown_recipe_is_refused(label):
+    with pytest.raises(UsageError):
+        build(Config(recipes=(label,)))
+
+
+def measured(name, threads, prefill, decode, perplexity, **values):
+    return run(
+        f"{name}-threads-{threads}",
+        experiment="backends",
+        study_id="b-1",
+        threads=threads,
+        perplexity=perplexity,
+        corpus="builtin",
+        **interval("prefill_tokens_per_sec", prefill, 0.98 * prefill, 1.02 * prefill),
+        **interval("decode_tokens_per_sec", decode, 0.98 * decode, 1.02 * decode),
+        **values,
+    )
+
+
+@pytest.fixture
+def runs():
+    int8 = {"backend": "genai", "quantization": "int8", "dtype": "int8 weights (float32)"}
+    int4 = {"backend": "openvino", "quantization": "int4", "dtype": "int4 weights (float32)"}
+    silent = {"backend": "theirs", "dtype": "q5"}
+    return frame(
+        measured("torch-float32", 1, 365.0, 16.8, 20.0, baseline=True),
+        measured("torch-float32", 2, 528.0, 16.9, 20.0),
+        measured("genai-int8", 1, 417.0, 68.0, 20.1, **int8),
+        measured("genai-int8", 2, 819.0, 109.0, 20.1, **int8),
+        measured("openvino-int4", 1, 300.0, 75.0, 24.0, **int4),
+        measured("openvino-int4", 2, 500.0, 140.0, 24.0, **int4),
+        measured("silent", 1, 200.0, 10.0, None, **silent),
+        measured("silent", 2, 200.0, 10.0, None, **silent),
+    )
+
+
+def test_the_reading_names_the_best_at_each_number_of_threads(runs, installed):
+    installed("onnx", "genai", "openvino")
+    text = "\n".join(reading(runs))
+    assert "with 1 threads" not in text
+    assert (
+        "1 thread, PyTorch in float32: prefill 365 and decode 16.8 tokens/s, perplexity 20.000 (builtin)."
+        in text
+    )
+    assert "2 threads, PyTorch in float32: prefill 528 and decode 16.9 tokens/s" in text
+    assert "genai-int8-threads-1, 4.05 times the baseline's decode speed at +0.50% perplexity" in text
+    assert "genai-int8-threads-2, 6.45 times the baseline's decode speed" in text
+    assert "Do not use openvino-int4-threads-1: its perplexity is 1.20 times the baseline's." in text
+    assert text.count("was timed and not scored") == 1, "once for a backend"
+    assert "silent-threads-1 was timed and not scored." in text
+    for absent in set(RUNTIMES) - {"genai", "openvino"}:
+        assert f'pip install "llmtrack[{absent}]"' in text
+
+
+def test_the_front_is_drawn_for_each_number_of_threads(runs):
+    assert set(plots(runs, lambda run_id, name: [])) == {
+        f"{phase}_against_perplexity_{threads}_threads"
+        for phase in ("decode", "prefill")
+        for threads in (1, 2)
+    }
+
+
+def test_nothing_measured_is_said_and_not_drawn(installed):
+    installed("genai")
+    failed = frame(run("torch-float32", experiment="backends", status="FAILED", failure="error", reason="no"))
+    assert "Nothing was both timed and scored" in reading(failed)[0]
+    assert plots(failed, lambda run_id, name: []) == {}
