@@ -8,6 +8,7 @@ from experiments import backends, suite
 from experiments.backends import Config, build, everything, plots, reading, several
 from llmtrack.errors import UsageError
 from llmtrack.installed import RUNTIMES
+from tests.experiments.installing import pretend
 from tests.report.frames import frame, interval, run
 
 
@@ -17,7 +18,7 @@ def installed(monkeypatch):
 
     def say(*names):
         there = {"torch", *names}
-        monkeypatch.setattr(backends, "available", lambda backend, recipe="none": backend in there)
+        pretend(monkeypatch, backends, lambda backend, recipe: backend in there)
         monkeypatch.setattr(backends, "missing_modules", lambda backend: [] if backend in there else ["it"])
 
     return say

@@ -31,6 +31,7 @@ from llmtrack.scenario import (
     Variant,
     workload_id,
 )
+from tests.experiments.installing import pretend
 
 SETTINGS = Settings(model="m", revision="r", device="cpu", max_new_tokens=7, warmup=2, min_repeats=3)
 
@@ -88,7 +89,7 @@ def test_what_was_asked_asks_for_the_same_again(name, quick):
 @pytest.mark.parametrize("name", suite.NAMES)
 def test_default_repeats_can_tell_each_arm_from_its_baseline(name, monkeypatch):
     for each in (quantization, backends):
-        monkeypatch.setattr(each, "available", lambda backend, recipe="none": True)
+        pretend(monkeypatch, each, lambda backend, recipe: True)
     declared = suite.DECLARED_BY_NAME[name]
     for experiment in (declared.build(declared.config()), *suite.experiments_of([name], suite.Config())):
         timed = [each for each in experiment.scenarios if isinstance(each.task, GenerateTask)]

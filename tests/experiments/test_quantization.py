@@ -11,6 +11,7 @@ from experiments.quantization import BASELINE, Config, best_quantized, build, on
 from experiments.suite import FOCUSES, chosen_names, experiments_of
 from llmtrack.errors import UsageError
 from llmtrack.scenario import Scenario
+from tests.experiments.installing import pretend
 from tests.report.frames import frame, interval, run
 
 
@@ -56,7 +57,7 @@ def test_blocks_with_zero_points_can_be_asked_for():
     ((9, 0), {"torch/int4-weight-only", "torch/float8-weight-only", "torch/float8-dynamic"}, set()),
 ])  # fmt: skip
 def test_all_is_what_the_card_can_do(monkeypatch, card, there, missing):
-    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": backend == "torch")
+    pretend(monkeypatch, quantization, lambda backend, recipe: backend == "torch")
     monkeypatch.setattr(quantization, "capability", lambda: card)
     found = set(quantization.everything())
     assert there <= found
@@ -85,11 +86,9 @@ def test_a_precision_stands_behind_a_recipe_only(label):
 
 def test_all_is_what_can_run_here(monkeypatch):
     monkeypatch.setattr(quantization, "capability", lambda: None)
-    monkeypatch.setattr(
-        quantization, "available", lambda backend, recipe="none": backend == "torch" and recipe == "none"
-    )
+    pretend(monkeypatch, quantization, lambda backend, recipe: backend == "torch" and recipe == "none")
     assert quantization.everything() == (BASELINE, "torch/bfloat16")
-    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": True)
+    pretend(monkeypatch, quantization, lambda backend, recipe: True)
     found = quantization.everything()
     assert {
         "onnx/float32",
@@ -101,13 +100,13 @@ def test_all_is_what_can_run_here(monkeypatch):
 
 
 def test_a_quick_run_asks_for_what_can_run_here(monkeypatch):
-    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": True)
+    pretend(monkeypatch, quantization, lambda backend, recipe: True)
     assert quantization.quick(Config()).recipes == (
         BASELINE, "torch/bfloat16", "onnx/float32", "onnx/int8-weight-only", "onnx/int8-mixed"
     )  # fmt: skip
-    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": backend != "onnx")
+    pretend(monkeypatch, quantization, lambda backend, recipe: backend != "onnx")
     assert quantization.quick(Config()).recipes == (BASELINE, "torch/bfloat16")
-    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": recipe == "none")
+    pretend(monkeypatch, quantization, lambda backend, recipe: recipe == "none")
     assert quantization.quick(Config()).recipes == (BASELINE, "torch/bfloat16", "onnx/float32")
 
 
@@ -242,7 +241,7 @@ def test_the_luckiest_figure_is_not_the_best_variant(decode, n, best):
 
 
 def test_edge_prompts_follow_on_the_best_variant(runs, monkeypatch):
-    monkeypatch.setattr(quantization, "available", lambda backend, recipe="none": True)
+    pretend(monkeypatch, quantization, lambda backend, recipe: True)
     planned = experiments_of(FOCUSES["quantization"], suite.Config(focus="quantization"))
     edge = planned[-1]
     assert edge.name == "edge_prompts"
