@@ -45,6 +45,18 @@ def rope_settings(theta: float) -> dict[str, Any]:
     return {"rope_theta": theta}
 
 
+def tensor_parallel() -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that share a model's layers out among the ranks, by the model's own plan.
+
+    Version 5 moves the plan into a config of its own, and takes the plain argument away in one of its releases.
+    """
+    if TRANSFORMERS_MAJOR >= 5:
+        found = importlib.import_module("transformers.distributed.configuration_utils").DistributedConfig
+        if "tp_plan" in getattr(found, "__dataclass_fields__", {}):
+            return {"distributed_config": found(tp_plan="auto")}
+    return {"tp_plan": "auto"}
+
+
 def portable_rope(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config's content with the rotary settings in both spellings.
 

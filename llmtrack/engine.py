@@ -130,6 +130,8 @@ class EngineInfo:
         score_bytes_per_token: bytes that each token of a batch takes at least while the batch is scored at once; 0 where its
             rows are computed one by one, or it is not known.
         operations: floating-point operations of a token; None: not known.
+        devices: devices that hold parts of the model; sizes and operations are those of all.
+        parallel: of them, those that compute at once, each on its share of every layer.
         arithmetic: what its matrix products are computed in: `float32`, `tf32`, `float16`, `bfloat16`; empty: not known.
         pads: whether rows of unequal lengths are filled up with pads that are computed, too.
     """
@@ -157,6 +159,8 @@ class EngineInfo:
     operations: Operations | None = None
     arithmetic: str = ""
     pads: bool = True
+    devices: int = 1
+    parallel: int = 1
 
     @property
     def cache(self) -> CacheGrowth:

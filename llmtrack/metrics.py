@@ -979,6 +979,8 @@ PARAMS: tuple[Param, ...] = (
     Param("ubatch", int, "of `llamacpp`: prompt tokens that are computed at once at most"),
     Param("flash_attention", str, "of `llamacpp`: whether attention is computed by its fused kernel"),
     Param("cache_type", str, "of `llamacpp`: what cached keys and values are stored as"),
+    Param("tensor_parallel", int, "of `torch`: GPUs, or processes of a CPU, that share each layer"),
+    Param("device_map", str, "of `torch`: `auto` where whole layers are spread over all GPUs"),
     Param("provider", str, "of `onnx`: execution provider"),
     Param("graph_optimization", str, "of `onnx`: how much of the graph is rewritten on loading"),
     Param(

@@ -14,6 +14,11 @@ _PRODUCTS = frozenset({"linear", "matmul", "mv", "dot"})
 _CONVOLUTIONS = frozenset({"convolution", "conv1d", "conv2d"})
 
 
+def local(value: Any) -> Any:
+    """Return the part of a tensor that this process holds, of one that is shared out; anything else as it is."""
+    return getattr(value, "_local_tensor", value)
+
+
 def operations(name: str, args: tuple[Any, ...], made: list[torch.Tensor]) -> int:
     """Return the floating-point operations of a call, 0 for what is no matrix product, convolution or attention.
 
@@ -22,10 +27,11 @@ def operations(name: str, args: tuple[Any, ...], made: list[torch.Tensor]) -> in
 
     Args:
         name: of the operator, without namespace and overload.
-        args: what it was called with.
+        args: what it was called with; of what is shared out among processes, this one's part counts.
         made: the tensors that it returned.
     """
-    given = [each for each in args if isinstance(each, torch.Tensor)]
+    given = [local(each) for each in args if isinstance(each, torch.Tensor)]
+    made = [local(each) for each in made]
     if not made or not made[0].numel():
         return 0
     if "scaled_dot_product" in name and len(given) >= 3:

@@ -47,7 +47,27 @@ class CompileOption(Checked):
 
 
 @dataclass(frozen=True)
-class TorchOptions(ThreadOption, CompileOption):
+class DevicesOption(Checked):
+    """Among how many devices a model is shared out, and how."""
+
+    tensor_parallel: Annotated[
+        int,
+        Option(
+            "GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.",
+            min=1,
+        ),
+    ] = 1
+    device_map: Annotated[
+        str,
+        Option(
+            "auto: spread whole layers over all GPUs, which then compute one after another; torch backend only.",
+            choices=("none", "auto"),
+        ),
+    ] = "none"
+
+
+@dataclass(frozen=True)
+class TorchOptions(ThreadOption, CompileOption, DevicesOption):
     """What the torch backend can be told."""
 
 

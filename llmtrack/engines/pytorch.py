@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from llmtrack.devices import arithmetic_of, resolve_device, resolve_dtype, stored_label
-from llmtrack.engine import CacheGrowth, EngineInfo, Generated, GenerateRequest, Tokenized
+from llmtrack.engine import CacheGrowth, Engine, EngineInfo, Generated, GenerateRequest, Tokenized
 from llmtrack.engines.compiled import Compiler
 from llmtrack.engines.decoding import NO_COMPILE, choose_decoding
 from llmtrack.engines.forgetting import reset_rope
@@ -23,7 +24,7 @@ from llmtrack.engines.step import Step, observe_step, stored_tensors
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.context import context_length, first_position
 from llmtrack.models.decoder import forward_inputs, positions_of
-from llmtrack.models.load import load_model
+from llmtrack.models.load import SHARDED, SPREAD, load_model
 from llmtrack.options import chosen
 from llmtrack.quantize.recipe import NONE, find_recipe
 from llmtrack.scenario import Scalar, Variant
@@ -32,18 +33,38 @@ from llmtrack.tensors.likelihood import predicted, sum_nll
 from llmtrack.tensors.padding import pad_rows
 
 
-def load(variant: Variant) -> TorchEngine:
-    """Load the model of a variant with PyTorch.
+def load(variant: Variant) -> Engine:
+    """Load the model of a variant with PyTorch, on one device or shared out among several.
 
     Raises:
         UsageError: the device, dtype or quantization is not there.
         MissingDependencyError: the quantization needs a package that is not installed.
         ModelLoadError: no candidate could be loaded.
+        ScenarioError: it cannot be shared out.
     """
+    told = chosen(TorchOptions, variant.options)
+    if told.tensor_parallel > 1:
+        from llmtrack.engines.ranks import load_sharded
+
+        return load_sharded(variant, told.tensor_parallel, load_share_of)
+    if told.device_map != "none":
+        from llmtrack.engines.spread import load_spread
+
+        return load_spread(variant, partial(load_whole, placed=SPREAD))
+    return load_whole(variant)
+
+
+def load_share_of(variant: Variant) -> TorchEngine:
+    """Load the share of a model that is this rank's, in a group of ranks that is open."""
+    return load_whole(variant, placed=SHARDED)
+
+
+def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
+    """Load all of a model onto one device, or placed as `load_model` says; see `load`."""
     recipe = None if variant.quantization == NONE else find_recipe("torch", variant.quantization)
     device = resolve_device(variant.device)
     dtype, label = resolve_dtype(variant.dtype, device)
-    loaded = load_model(variant.model, device=device, dtype=dtype, revision=variant.revision)
+    loaded = load_model(variant.model, device=device, dtype=dtype, revision=variant.revision, placed=placed)
     told = chosen(TorchOptions, variant.options)
     facts: dict[str, Scalar] = {**loaded.facts, "threads": told.threads or torch.get_num_threads()}
     if loaded.revision:
@@ -126,6 +147,7 @@ class TorchEngine:
         self._threads = threads
         self.tokenizer = tokenizer
         self._device = next(model.parameters()).device
+        self._cards = sorted({str(each.device) for each in model.parameters() if each.device.type == "cuda"})
         self._first_position = first_position(model)
         if self._first_position:
             model.register_forward_pre_hook(partial(_own_positions, self._first_position), with_kwargs=True)
@@ -167,6 +189,7 @@ class TorchEngine:
             # A layer's input and output, of all rows where they share a batch.
             score_bytes_per_token=0 if self._sharing.reason else 2 * _hidden_bytes(model),
             operations=step.operations,
+            devices=max(1, len(self._cards)),
             arithmetic=arithmetic or arithmetic_of(dtype_name, self._device.type),
             context_length=_context_of(model, self._first_position),
             vocab_size=int(model.config.get_text_config().vocab_size),
@@ -187,6 +210,25 @@ class TorchEngine:
     def info(self) -> EngineInfo:
         """Facts about what is loaded."""
         return self._info
+
+    def known_as(
+        self,
+        model_id: str,
+        *,
+        facts: Mapping[str, Scalar],
+        tags: Mapping[str, str],
+        warnings: tuple[str, ...],
+    ) -> TorchEngine:
+        """Return this engine under the name that was asked for, where what was loaded is a folder made of it."""
+        info = self._info
+        self._info = replace(
+            info,
+            model_id=model_id,
+            facts={**info.facts, **facts},
+            tags={**info.tags, **tags},
+            warnings=(*warnings, *info.warnings),
+        )
+        return self
 
     def encode(self, text: str, special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text that is to go on; see `Engine.encode`."""
@@ -264,7 +306,9 @@ class TorchEngine:
         # The last column is nobody's context, so it is not read.
         with threads_set(self._threads):
             hidden, head = self._hidden_states(input_ids[:, :-1], attention_mask[:, :-1])
-            return sum_nll(hidden, input_ids[:, 1:], valid, head, self._info.vocab_size).cpu()
+            # Of a model that is spread over several cards, its end may lie on another one than its beginning.
+            targets, valid = input_ids[:, 1:].to(hidden.device), valid.to(hidden.device)
+            return sum_nll(hidden, targets, valid, head, self._info.vocab_size).cpu()
 
     @torch.inference_mode()
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
@@ -276,20 +320,20 @@ class TorchEngine:
 
     def synchronize(self) -> None:
         """Wait until the device has finished all work given to it."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        for card in self._cards:
+            torch.cuda.synchronize(card)
 
     def reset_peak_memory(self) -> None:
         """Begin a new peak-memory reading."""
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
+        for card in self._cards:
+            torch.cuda.reset_peak_memory_stats(card)
+        if not self._cards:
             reset_peak_rss()
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the peak since the last reset: of the CUDA allocator, or of the resident set on CPU."""
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
+        """Return the peak since the last reset: of the CUDA allocator, on all cards, or of the resident set on CPU."""
+        if self._cards:
+            return sum(map(torch.cuda.max_memory_allocated, self._cards))
         return peak_rss_bytes()
 
     def close(self) -> None:
@@ -337,7 +381,7 @@ class TorchEngine:
         plain = (
             len(seen) == 3
             and torch.equal(seen["hidden"], seen["given"])
-            and torch.equal(seen["made"].to(logits.dtype), logits)
+            and torch.equal(seen["made"].to(logits), logits)
         )
         return head if plain else None
 

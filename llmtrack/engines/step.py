@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PretrainedConfig
 
 from llmtrack.engine import CacheGrowth, Operations
 from llmtrack.engines.forgetting import ModuleState
-from llmtrack.engines.operations import operations
+from llmtrack.engines.operations import local, operations
 
 _PROMPTS = (2, 6)
 """Prompt lengths whose caches are compared: what differs between them grows by the token."""
@@ -87,7 +87,7 @@ def _operations(model: Any, short: int, long: int) -> Operations | None:
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
     whole = short - per_context * (_PROMPTS[0] + 1)
-    return Operations(whole, per_context, min(whole, 2 * weight.numel()) if weight is not None else 0)
+    return Operations(whole, per_context, min(whole, 2 * local(weight).numel()) if weight is not None else 0)
 
 
 @dataclass(frozen=True)

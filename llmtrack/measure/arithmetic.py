@@ -112,7 +112,8 @@ def _product(device: str, dtype: str, side: int) -> Callable[[], object]:
         left, right = (
             torch.randint(-128, 128, (side, side), dtype=torch.int8, device=device) for _ in range(2)
         )
-        return lambda: torch._int_mm(left, right)
+        # Its rows beside one another, as the weight of a linear layer is: cards multiply 8 bits fast in this order only.
+        return lambda: torch._int_mm(left, right.t())
     left, right = (torch.randn(side, side, device=device).to(getattr(torch, dtype)) for _ in range(2))
     if dtype.startswith("float8"):
         one = torch.ones((), device=device)

@@ -21,6 +21,9 @@ KEPT_SECONDS = 30 * 24 * 3600
 """How long a ceiling is believed: a virtual machine moves, a driver is replaced."""
 
 
+SETTLE_S = 0.5
+
+
 def folder() -> Path:
     """Return the folder of what was measured."""
     return cache_root() / "ceilings"
@@ -62,6 +65,9 @@ def kept(device: str, name: str, measure: Callable[[], float]) -> float:
             return float(found["value"])
     before = interference.read_cpu()
     value = measure()
+    if device.startswith("cuda"):
+        # Its counters lag: what this made of heat and power must not be told of what comes next.
+        time.sleep(SETTLE_S)
     quiet = interference.others_share(before, interference.read_cpu()) <= interference.BUSY_SHARE
     if quiet and not interference.gpu_warning(device):
         _write(path, {"device": identity, "name": name, "value": value, "measured_at": time.time()})

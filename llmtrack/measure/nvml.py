@@ -22,7 +22,7 @@ VIOLATIONS = {0: "its power cap", 1: "heat", 3: "the limit of its board", 5: "it
 _CLOCK_SM, _TEMPERATURE_GPU = 1, 0
 
 PERIOD_S = 0.1
-"""Seconds between updates of the energy counter, at most; an H100 was seen to update it several times as often."""
+"""Seconds between updates of the energy counter: as often as an H200 was seen to update it."""
 
 
 def open_card(device: str) -> NvmlGauge | None:

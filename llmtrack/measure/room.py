@@ -86,7 +86,8 @@ def check_memory(
         ScenarioError: they take more than there is.
     """
     token_bytes = TOKEN_BYTES + cached * info.kv_bytes_per_token + scored * info.score_bytes_per_token
-    needed = rows * length * token_bytes
+    # What is shared out takes a part of it on each device.
+    needed = rows * length * token_bytes // info.devices
     there = free_memory(info.device) if free is None else free
     if needed > there:
         raise ScenarioError(

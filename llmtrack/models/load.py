@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 RANDOM_WEIGHTS = "random weights: speed and memory are real, quality figures are meaningless"
 SEED = 0
+SHARDED, SPREAD = "sharded", "spread"
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,9 @@ def _digests(source: ModelSource, folder: Path) -> ModelDigests:
     return found
 
 
-def load_model(spec: str, *, device: str, dtype: torch.dtype, revision: str | None = None) -> LoadedModel:
+def load_model(
+    spec: str, *, device: str, dtype: torch.dtype, revision: str | None = None, placed: str = ""
+) -> LoadedModel:
     """Load the first candidate of a comma list that can be loaded.
 
     No code of a model's source is run, and its generation settings are replaced by plain greedy ones.
@@ -132,12 +135,14 @@ def load_model(spec: str, *, device: str, dtype: torch.dtype, revision: str | No
         device: `cpu` or `cuda:N`.
         dtype: dtype of the weights.
         revision: branch, tag or commit of a hub model; other sources have none.
+        placed: `sharded` loads this rank's share of each layer, in a group of processes that is open, and `spread` whole
+            layers onto all GPUs, both from a folder only; empty: all of it onto the device.
 
     Raises:
         UsageError: the spec is not understood.
         ModelLoadError: no candidate can be loaded; the message has a line for each.
     """
-    return _first(spec, lambda source: _load(source, device, dtype, revision))
+    return _first(spec, lambda source: _load(source, device, dtype, revision, placed))
 
 
 def _first(spec: str, attempt: Callable[[ModelSource], Found]) -> Found:
@@ -154,7 +159,9 @@ def _first(spec: str, attempt: Callable[[ModelSource], Found]) -> Found:
     raise ModelLoadError(f"no model could be loaded, tried {len(failed)}:{lines}")
 
 
-def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | None) -> LoadedModel:
+def _load(
+    source: ModelSource, device: str, dtype: torch.dtype, revision: str | None, placed: str
+) -> LoadedModel:
     if problem := missing_path(source):
         raise ModelLoadError(problem)
     model: PreTrainedModel
@@ -171,7 +178,7 @@ def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | 
         seconds = time.perf_counter() - start
         warnings.append(RANDOM_WEIGHTS)
     else:
-        model, tokenizer = load_folder(folder, device=device, dtype=dtype)
+        model, tokenizer = load_folder(folder, device=device, dtype=dtype, placed=placed)
         seconds = time.perf_counter() - start
         refuse_peeking(model, tokenizer)
         warnings += headless(model.config)
@@ -209,16 +216,22 @@ def _folder_of(source: ModelSource, revision: str | None) -> tuple[Path | None, 
 
 
 def load_folder(
-    folder: Path, *, device: str, dtype: torch.dtype
+    folder: Path, *, device: str, dtype: torch.dtype, placed: str = ""
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a model folder without the network and without running code that it may hold.
+
+    Args:
+        folder: the folder.
+        device: `cpu` or `cuda:N`.
+        dtype: dtype of the weights.
+        placed: as in `load_model`.
 
     Raises:
         ModelLoadError: weights or tokenizer are missing or incomplete, or it is no causal decoder by its config.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from llmtrack.compat import restore_rope
+    from llmtrack.compat import restore_rope, tensor_parallel
 
     refuse_adapter(folder)
     kind, files = weight_files(folder)
@@ -231,6 +244,12 @@ def load_folder(
     config = AutoConfig.from_pretrained(str(folder), **safe)
     refuse_other_architectures(config)
     restore_rope(config)
+    shares: dict[str, Any] = {}
+    if placed == SHARDED:
+        refuse_unsharded(config)
+        shares = tensor_parallel()
+    elif placed == SPREAD:
+        shares = {"device_map": "auto"}
     _use_plain_kernels(config, device)
     _forget_impossible_pad(config)
     with tokenizer_explained(folder):
@@ -243,11 +262,52 @@ def load_folder(
             use_safetensors=kind == "safetensors",
             weights_only=True,
             output_loading_info=True,
+            **shares,
             **safe,
         )
     model, loading = loaded
     refuse_incomplete(model, loading, files)
-    return model.to(device).eval(), tokenizer
+    if placed == SPREAD:
+        refuse_offloaded(getattr(model, "hf_device_map", {}), device)
+    return (model if placed else model.to(device)).eval(), tokenizer
+
+
+def refuse_offloaded(places: Mapping[str, Any], device: str) -> None:
+    """Refuse a model of which parts lie beside the cards: what is fetched for each token has no speed worth a number.
+
+    Raises:
+        ModelLoadError: they do.
+    """
+    beside = [name for name, place in places.items() if str(place) in ("cpu", "disk")]
+    if beside and device.startswith("cuda"):
+        raise ModelLoadError(
+            f"{len(beside)} parts of it do not fit on the GPUs ({beside[0]} ...): use a smaller dtype, or more GPUs"
+        )
+
+
+def refuse_unsharded(config: Any) -> None:
+    """Refuse a model whose layers cannot be shared out among the ranks of the group that is open.
+
+    Raises:
+        ModelLoadError: transformers has no plan for it, or its heads cannot be divided by the number of ranks.
+    """
+    import torch.distributed as dist
+
+    text, ranks = config.get_text_config(), dist.get_world_size()
+    if not getattr(text, "base_model_tp_plan", None):
+        raise ModelLoadError(
+            f"transformers has no plan to share {config.model_type} out: use tensor_parallel=1"
+        )
+    heads = {
+        name: count
+        for name in ("num_attention_heads", "num_key_value_heads")
+        if (count := getattr(text, name, None)) and count % ranks
+    }
+    if heads:
+        told = ", ".join(f"{name}={count}" for name, count in heads.items())
+        raise ModelLoadError(
+            f"{told} cannot be divided among {ranks}: use a tensor_parallel that divides them"
+        )
 
 
 def _use_plain_kernels(config: Any, device: str) -> None:

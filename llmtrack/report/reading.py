@@ -162,7 +162,7 @@ def floors(run: pd.Series) -> list[str]:
         share, bound = run[f"{stage}_floor_share"], run[f"{stage}_bound"]
         words = f"{title} reaches {share:.0%} of its floor of {run[f'{stage}_floor_ms']:.3g} {unit}, which {bound} sets"
         if share < FAR_FROM_BOUND:
-            words += ": overhead (launches, small operators, Python) takes the rest"
+            words += ": the rest is overhead (launches, small operators, other programs)"
         lines.append(f"{words}.")
     return lines
 

@@ -20,7 +20,8 @@ MIB = 2**20
 STAGES = {"prefill": "^", "decode": "o", "score": "s"}
 """Stages of a run, and the marker of each."""
 
-MOST_LABELS = 24
+FEW, MOST_LABELS = 12, 48
+"""Marks that a plot of the usual size has room for, and the most that are named."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ def roofline_plots(runs: pd.DataFrame) -> Mapping[str, Figure]:
         "operations per byte that must be moved",
         unit,
     )
+    if len(marks) > FEW:
+        figure.set_size_inches(10, 6.5)
     axes.set_xscale("log")
     axes.set_yscale("log")
     left = min(mark.intensity for mark in marks) / 3
@@ -117,7 +120,8 @@ def roofline_plots(runs: pd.DataFrame) -> Mapping[str, Figure]:
     for line in lines:
         corners = [left, line.ridge, right] if left < line.ridge else [left, right]
         heights = [min(at * line.bandwidth, line.rate) / size for at in corners]
-        label = f"{line.name}: {_si(line.bandwidth)}B/s, {_si(line.rate)}FLOP/s"
+        # The numbers first: a long name is cut.
+        label = f"{_si(line.rate)}FLOP/s, {_si(line.bandwidth)}B/s: {line.name}"
         axes.plot(corners, heights, color=colors[line.name], linewidth=1.5, label=as_label(label))
     for stage, marker in STAGES.items():
         of_stage = [mark for mark in marks if mark.stage == stage]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from llmtrack.devices import canonical_dtype
-from llmtrack.engines.options import CompileOption, ThreadOption
+from llmtrack.engines.options import CompileOption, DevicesOption, ThreadOption
 from llmtrack.options import Checked, Option, taken
 from llmtrack.scenario import RepeatPolicy, Variant
 
@@ -52,13 +52,19 @@ class DtypeOption(Checked):
 
 
 @dataclass(frozen=True)
-class EngineOptions(ModelOptions, BackendOption, DtypeOption, CompileOption):
+class EngineOptions(ModelOptions, BackendOption, DtypeOption, CompileOption, DevicesOption):
     """All that decides which loaded model is needed, quantization aside."""
 
     def variant(self, **changes: Any) -> Variant:
         """Return the variant that is asked for."""
-        if self.compile != CompileOption.compile:
-            changes["options"] = (*changes.get("options", ()), ("compile", self.compile))
+        asked = taken(CompileOption, self), taken(DevicesOption, self)
+        told = {
+            name: value
+            for each in asked
+            for name, value in vars(each).items()
+            if value != getattr(type(each), name)
+        }
+        changes["options"] = (*changes.get("options", ()), *told.items())
         return super().variant(**changes)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from llmtrack.devices import resolve_device, resolve_dtype
 from llmtrack.engines.pytorch import TorchEngine
-from llmtrack.engines.pytorch import load as load_engine
+from llmtrack.engines.pytorch import load_whole as load_engine
 from llmtrack.errors import UsageError
 from llmtrack.measure.room import check_batch
 from llmtrack.models import synthetic
@@ -179,6 +179,8 @@ def open_session(variant: Variant, task: TrainTask) -> Session:
     """
     if variant.backend != "torch" or variant.quantization != "none":
         raise UsageError("only the torch backend can train, without quantization: use backend=torch")
+    if variant.option("tensor_parallel", 1) != 1 or variant.option("device_map", "none") != "none":
+        raise UsageError("a model is trained on one device: use tensor_parallel=1 and device_map=none")
     device = resolve_device(variant.device)
     dtype, label = resolve_dtype(variant.dtype, device)
     if dtype == torch.float16:

@@ -44,7 +44,11 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
         emit(Progress(name, f"repeat {repeat}" if repeat else "warm-up"))
 
     device = engine.info.device
-    gauge = Beside().get("the state of the device", partial(gauges.gauge_of, device), None)
+    gauge = (
+        Beside().get("the state of the device", partial(gauges.gauge_of, device), None)
+        if engine.info.devices == 1
+        else None
+    )
     if gauge is not None:
         Beside().get("its power when idle", partial(idle_watts, device), None)  # before anything warms it up
     before = Beside().get("the load of the machine", read_cpu, None)

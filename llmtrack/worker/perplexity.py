@@ -199,7 +199,11 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     before = beside.get("the load of the machine", read_cpu, None)
     beside.get("the peak memory", engine.reset_peak_memory, None)
     device = engine.info.device
-    gauge = beside.get("the state of the device", partial(gauges.gauge_of, device), None)
+    gauge = (
+        beside.get("the state of the device", partial(gauges.gauge_of, device), None)
+        if engine.info.devices == 1
+        else None
+    )
     if gauge is not None:
         beside.get("its power when idle", partial(idle_watts, device), None)
     began = beside.get("the state of the device", gauge.read, None) if gauge else None

@@ -35,7 +35,8 @@ def roof_of(info: EngineInfo, beside: Beside) -> Roof | None:
         rate = beside.get(
             "the rate of matrix products", lambda: arithmetic.matrix_rate(info.device, info.arithmetic), None
         )
-    return Roof(moved, rate)
+    # Devices that share each layer move and compute at once.
+    return Roof(moved * info.parallel, None if rate is None else rate * info.parallel)
 
 
 def of_generation(

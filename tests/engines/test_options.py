@@ -42,11 +42,11 @@ class Told(Checked):
     [
         (
             replace(TINY, options=(("thread", 2),)),
-            r"the torch backend takes no option 'thread' \(did you mean threads\?\): it takes compile, threads",
+            r"the torch backend takes no option 'thread' \(did you mean threads\?\): it takes compile, device_map, tensor_parallel, threads",
         ),
         (
             replace(TINY, options=(("provider", "CPU"),)),
-            "the torch backend takes no option 'provider': it takes compile, threads",
+            "the torch backend takes no option 'provider': it takes compile, device_map, tensor_parallel, threads",
         ),
         (replace(TINY, options=(("threads", -1),)), "threads -1 is not possible: use 0 to 1,024"),
         (replace(TINY, options=(("threads", "many"),)), "threads 'many' is not a whole number"),
@@ -74,7 +74,7 @@ class Told(Checked):
         ),
         (
             replace(TINY, quantization="int8-dynamic", options=(("calibration", "pydoc"),)),
-            "the torch backend with int8-dynamic takes no option 'calibration': it takes compile, threads",
+            "the torch backend with int8-dynamic takes no option 'calibration': it takes compile, device_map, tensor_parallel, threads",
         ),
     ],
 )

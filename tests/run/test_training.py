@@ -216,6 +216,8 @@ def test_a_loss_that_is_not_finite_keeps_the_last_good_checkpoint(tmp_path, monk
     ("variant", "changes", "says"),
     [
         (replace(TINY, backend="other"), {}, "only the torch backend can train"),
+        (replace(TINY, options=(("tensor_parallel", 2),)), {}, "a model is trained on one device"),
+        (replace(TINY, options=(("device_map", "auto"),)), {}, "a model is trained on one device"),
         (TINY, {"sequence_length": 5000}, "over the model's context of 1024"),
         (
             Variant("packaged:smollm2", device="cpu"),

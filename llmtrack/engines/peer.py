@@ -1,0 +1,18 @@
+"""A process that holds a share of a model: `python -m llmtrack.engines.peer RANK COUNT PORT KIND`, started by rank 0."""
+
+from __future__ import annotations
+
+import sys
+
+from llmtrack.engines.pytorch import load_share_of
+from llmtrack.engines.ranks import follow
+
+
+def main() -> None:
+    """Follow rank 0."""
+    rank, count, port, kind = sys.argv[1:]
+    follow(int(rank), int(count), int(port), kind, load_share_of)
+
+
+if __name__ == "__main__":
+    main()
