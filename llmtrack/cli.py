@@ -440,6 +440,11 @@ def recommend(
     click.echo(render_recommendation(found, style, width_of(make_console())), nl=False)
     if found.scenario is None:
         sys.exit(1)
+    if style == "table":
+        from llmtrack.run.how import how_to_run
+
+        if lines := how_to_run(runs[runs["run_id"] == found.run_id].iloc[0]):
+            click.echo("\n".join(["To run it that way:", *(f"  {line}".rstrip() for line in lines)]))
 
 
 def _runs_of(chosen: dict[str, Any]) -> Any:

@@ -262,3 +262,14 @@ def test_the_command():
     assert nothing.exit_code == 1
     assert nothing.output.startswith("Nothing fits")
     assert CliRunner().invoke(main, ["recommend", "--max-memory", "1"]).exit_code == 2
+
+
+@pytest.mark.slow(1)
+@pytest.mark.usefixtures("tracked")
+def test_a_recommendation_ends_with_the_lines_that_run_it(monkeypatch):
+    # The lines themselves are run in tests/run/test_how.py.
+    monkeypatch.setattr("llmtrack.run.how.how_to_run", lambda run: [f"llmtrack generate {run['scenario']}"])
+    told = CliRunner().invoke(main, ["recommend", "--search", "fp32"]).output
+    assert told.endswith("To run it that way:\n  llmtrack generate fp32\n")
+    as_data = CliRunner().invoke(main, ["recommend", "--search", "fp32", "--format", "json"]).output
+    assert json.loads(as_data)["scenario"] == "fp32"
