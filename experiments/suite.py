@@ -17,6 +17,7 @@ from llmtrack.run.command import ConfigCommand
 from llmtrack.run.main import open_executor, open_tracker, say_where
 from llmtrack.run.settings import Settings
 from llmtrack.run.suite import run_suite
+from llmtrack.scenario import GenerateTask, Scenario
 
 QUESTION = "How should this model run on this machine?"
 MORE = (
@@ -30,7 +31,7 @@ ALL = "all"
 FOCUSES: dict[str, tuple[str, ...]] = {
     "quantization": ("baseline", "quantization", "cache_padding", "batching", "perplexity", "edge_prompts"),
 }
-QUICK_NEW_TOKENS, QUICK_REPEATS, QUICK_SECONDS = 16, 3, 8.0
+QUICK_NEW_TOKENS, QUICK_SECONDS = 16, 30.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,6 @@ def quicker(config: Config) -> Config:
         config,
         max_new_tokens=min(config.max_new_tokens, QUICK_NEW_TOKENS),
         warmup=min(config.warmup, 1),
-        min_repeats=min(config.min_repeats, 2),
         min_seconds=0.0,
         max_seconds=min(config.max_seconds, QUICK_SECONDS),
     )
@@ -110,7 +110,7 @@ def quick_remark(names: Sequence[str]) -> str:
         ]
         smaller += [f"{name} with {', '.join(changes)}"] if changes else []
     return (
-        f"Quick: at most {QUICK_NEW_TOKENS} new tokens and {QUICK_REPEATS} repeats{'; ' if smaller else ''}{'; '.join(smaller)}. "
+        f"Quick: at most {QUICK_NEW_TOKENS} new tokens and min_repeats repeats{'; ' if smaller else ''}{'; '.join(smaller)}. "
         "A first look: decide by a run without quick."
     )
 
@@ -134,11 +134,16 @@ def _built(name: str, config: Config) -> Experiment:
 
 
 def _few_repeats(experiment: Experiment) -> Experiment:
-    scenarios = (
-        replace(each, repeat=replace(each.repeat, max_repeats=min(each.repeat.max_repeats, QUICK_REPEATS)))
-        for each in experiment.scenarios
-    )
-    return replace(experiment, scenarios=tuple(scenarios))
+    """Return an experiment that repeats as often as it must to tell a difference (`min_repeats`), and no more.
+
+    With fewer repeats nothing could be told, and their time would be lost.
+    """
+
+    def few(scenario: Scenario) -> Scenario:
+        repeat = replace(scenario.repeat, max_repeats=scenario.repeat.min_repeats)
+        return replace(scenario, repeat=repeat) if isinstance(scenario.task, GenerateTask) else scenario
+
+    return replace(experiment, scenarios=tuple(map(few, experiment.scenarios)))
 
 
 def run(config: Config) -> None:

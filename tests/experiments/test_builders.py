@@ -91,7 +91,10 @@ def test_default_repeats_can_tell_each_arm_from_its_baseline(name, monkeypatch):
     for each in (quantization, backends):
         pretend(monkeypatch, each, lambda backend, recipe: True)
     declared = suite.DECLARED_BY_NAME[name]
-    for experiment in (declared.build(declared.config()), *suite.experiments_of([name], suite.Config())):
+    built = [declared.build(declared.config())]
+    for quick in (False, True):
+        built += suite.experiments_of([name], suite.Config(quick=quick))
+    for experiment in built:
         timed = [each for each in experiment.scenarios if isinstance(each.task, GenerateTask)]
         needed = enough_repeats(len(timed) - 1) if timed else 0
         assert all(each.repeat.min_repeats >= needed for each in timed), f"{len(timed)} arms need {needed}"

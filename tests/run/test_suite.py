@@ -161,9 +161,7 @@ def test_quicker_keeps_what_is_quick_already():
         max_new_tokens=4, warmup=0, min_repeats=1, min_seconds=0.0, max_seconds=2.0, dtype="bfloat16"
     )
     assert quicker(asked) == asked
-    assert quicker(Config()) == replace(
-        Config(), max_new_tokens=16, min_repeats=2, min_seconds=0.0, max_seconds=8.0
-    )
+    assert quicker(Config()) == replace(Config(), max_new_tokens=16, min_seconds=0.0, max_seconds=30.0)
 
 
 def test_every_precision_that_is_timed_is_scored():
@@ -175,7 +173,7 @@ def test_every_precision_that_is_timed_is_scored():
 def test_the_remark_says_what_quick_asks_of_each_experiment():
     remark = quick_remark(NAMES)
     for words in (
-        "at most 16 new tokens and 3 repeats; ",
+        "at most 16 new tokens and min_repeats repeats; ",
         "prompt_length with lengths 16,128; ",
         "batching with sizes 1,4, max_new_tokens 8; ",
         "perplexity with max_length 64; ",
@@ -183,4 +181,4 @@ def test_the_remark_says_what_quick_asks_of_each_experiment():
     ):
         assert words in remark
     assert "batching" not in quick_remark(["prompt_length"])
-    assert quick_remark(["baseline"]).startswith("Quick: at most 16 new tokens and 3 repeats. ")
+    assert quick_remark(["baseline"]).startswith("Quick: at most 16 new tokens and min_repeats repeats. ")
