@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from llmtrack.errors import UsageError
 from llmtrack.options import Checked, Option
 
 MOST_THREADS = 1_024
@@ -117,3 +118,10 @@ class LlamacppOptions(ThreadOption):
     cache_type: Annotated[
         str, Option("What cached keys and values are stored as.", choices=("f16", "f32", "q8_0"))
     ] = "f16"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache_type == "q8_0" and self.flash_attention == "off":
+            raise UsageError(
+                "cache_type=q8_0 needs the fused kernel of attention: use flash_attention=on, or cache_type=f16"
+            )

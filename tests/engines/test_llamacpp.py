@@ -6,10 +6,12 @@ import io
 import sys
 import tarfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks import llama_bench
 from llmtrack import load_engine
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines import trial
@@ -167,6 +169,16 @@ def test_what_is_not_there_is_refused_before_anything_is_made(asked, error):
     assert "\n" not in str(caught.value)
 
 
+def test_options_that_llamacpp_would_change_by_itself_are_refused():
+    options = (("cache_type", "q8_0"), ("flash_attention", "off"))
+    from llmtrack.engines.options import LlamacppOptions
+    from llmtrack.options import chosen
+
+    with pytest.raises(UsageError, match="cache_type=q8_0 needs"):
+        chosen(LlamacppOptions, options)
+    assert chosen(LlamacppOptions, options[:1]).cache_type == "q8_0"
+
+
 def test_a_converter_that_cannot_be_had_is_told_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
     monkeypatch.setattr(conversion, "installed_version", lambda _: "0.0.0")
@@ -209,6 +221,14 @@ def test_a_context_serves_what_it_has_room_for():
 
 def test_llamacpp_has_its_recipes():
     assert [each.name for each in recipes() if each.backend == "llamacpp"] == ["f16", "q8_0", "q4_k_m"]
+
+
+def test_the_speed_of_llama_bench_is_that_of_its_one_test():
+    command = llama_bench.bench_arguments(Path("llama-bench"), Path("a.gguf"), 2, 256, 32)
+    assert [each[-4:] for each in command] == [["-p", "256", "-n", "0"], ["-n", "32", "-d", "256"]]
+    assert llama_bench.speed_of('[{"n_prompt": 256, "avg_ts": 174.5}]') == 174.5
+    pairs = llama_bench.Pairs([100.0, 50.0, 80.0], [101.0, 49.0, 80.0])
+    assert pairs.ratios == [1.01, 0.98, 1.0]
 
 
 def dies(signal: int) -> None:
