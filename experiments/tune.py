@@ -199,6 +199,11 @@ def reading(runs: pd.DataFrame) -> list[str]:
         )
     out = runs[ask.where(runs, "race_place", "dropped")]
     lines.append(f"Of {len(runs)} ways {len(out)} were dropped; the table says why.")
+    late = [run for _, run in out.iterrows() if ask.text(run, "race_reason").startswith("not measured")]
+    if late:
+        lines.append(
+            f"{len(late)} of them were not measured in the time: raise the budget, or narrow the space."
+        )
     lines += _front(_with_both(runs, objective), objective)
     how = how_to_run(best)
     if how:

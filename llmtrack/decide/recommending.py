@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
 from llmtrack.decide.differences import Difference
+from llmtrack.decide.floor import say_floor
 from llmtrack.decide.points import MEMORY, QUALITY, SPEED, Points, gather_points
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import doubts, measure_more, tell
@@ -115,6 +116,7 @@ def recommend(
     lead = _lead(best, others, reference, objective)
     near = [run for run, each in zip(others, behind, strict=True) if not each.told]
     weighed = [best, *([] if reference is None else [reference]), *near]
+    notes += say_floor(table, objective)
     notes += dict.fromkeys(f"read with care: {line}" for run in weighed for line in doubts(run))
     told = ("better", "worse", "same")
     open_ones = [each for each in (*([lead] if lead else []), *behind) if each.verdict not in told]

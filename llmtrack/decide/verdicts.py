@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference, Spread, Verdict, difference, judge
+from llmtrack.decide.floor import floor_of, with_floors
 from llmtrack.decide.significance import ALPHA
 from llmtrack.errors import LlmtrackError
 from llmtrack.scenario import DEFAULT_MODEL, GenerateTask, RepeatPolicy, Variant
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Samples = Mapping[str, Sequence[float]]
+
+# How the warnings begin that say so; a test holds them to what the measuring side says.
+DISTURBED = ("the machine was busy:", "noisy:", "drift:")
 
 _AT_ONCE = 8
 # Repeats that are asked for must fit into the cap on time, of arms that are slower than the one that is known, too.
@@ -86,12 +90,18 @@ def tell_pairs(
     found = [_difference(*pair, metric, across_work, across_environments, samples or {}) for pair in pairs]
     compared = [each for each in found if each.verdict == "unknown"]
     judged = iter(judge(compared, alpha, among))
-    return [next(judged) if each.verdict == "unknown" else each for each in found]
+    told = [next(judged) if each.verdict == "unknown" else each for each in found]
+    return [_above_floor(each, floor_of(metric, *pair)) for each, pair in zip(told, pairs, strict=True)]
 
 
 def doubts(run: pd.Series) -> tuple[str, ...]:
     """Return the warnings that a run carries itself, each with the run's name."""
     return tuple(f"{ask.name(run)}: {line}" for line in ask.lines(run, "warnings"))
+
+
+def is_disturbed(run: pd.Series) -> bool:
+    """Return whether a run's own warnings say that its speed was disturbed: the machine was busy, repeats vary or drift."""
+    return any(line.startswith(DISTURBED) for line in ask.lines(run, "warnings"))
 
 
 def measure_more(run: pd.Series, repeats: int = 0) -> str:
@@ -143,7 +153,10 @@ def asked_of(run: pd.Series) -> dict[str, str]:
 
 
 def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.DataFrame:
-    """Return runs with the raw samples of each finished one in the column `SAMPLES`, read back from the store."""
+    """Return runs with the raw samples of each finished one in the column `SAMPLES`, read back from the store.
+
+    With them comes how far equal settings differed that were measured more than once; see `llmtrack.decide.floor`.
+    """
     import pandas as pd
 
     wanted = runs[ask.where(runs, "status", ask.FINISHED)]
@@ -160,7 +173,7 @@ def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.Data
     held = pd.Series(
         [found.get(str(run_id), {}) for run_id in runs["run_id"]], index=runs.index, dtype="object"
     )
-    return runs.assign(**{SAMPLES: held})
+    return with_floors(runs.assign(**{SAMPLES: held}))
 
 
 def _difference(
@@ -195,6 +208,16 @@ def _difference(
     both = (spreads[0], spreads[1]) if spreads[0] and spreads[1] else None
     found = difference(metric, then, now, before, after, both)
     return dataclasses.replace(found, doubts=(*doubts(baseline), *doubts(candidate)))
+
+
+def _above_floor(found: Difference, floor: float) -> Difference:
+    """Return a difference, which is none where equal settings differed by as much."""
+    if not found.told or found.ratio is None or found.ratio.value <= 0:
+        return found
+    if abs(math.log(found.ratio.value)) > math.log1p(floor):
+        return found
+    words = f"no more than equal settings differed here, {floor:.0%} ({found.words})"
+    return dataclasses.replace(found, verdict="same", words=words)
 
 
 def _samples(run: pd.Series, metric: str, known: Mapping[str, Samples]) -> Sequence[float]:

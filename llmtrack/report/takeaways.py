@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference
+from llmtrack.decide.floor import say_floor, with_floors
 from llmtrack.decide.significance import Ratio
-from llmtrack.decide.verdicts import measure_more, tell
+from llmtrack.decide.verdicts import is_disturbed, measure_more, tell
 from llmtrack.report.plots import measured
 from llmtrack.report.reading import bandwidth, has, in_doubt
 from llmtrack.tracking import ask
@@ -69,23 +70,37 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
     """Return 1 to 5 lines that the runs of a suite (`llmtrack.runs`) bear out.
 
     The biggest win against its study's baseline and what it costs, what to avoid, where the time of a call
-    goes and what limits it, and what failed. A difference within noise is no win and no loss.
+    goes and what limits it, and what failed. A difference within noise, or no larger than equal settings differed in the
+    suite, is no win and no loss; nor is one of a run that was disturbed.
     """
+    runs = with_floors(runs)
     compared = gains(runs)
     found = [gain for gain in compared if gain.found.verdict != "unknown"]
     wins = [gain for gain in found if gain.found.verdict == "better"]
-    losses = [gain for gain in found if gain.found.verdict == "worse"]
+    losses = [gain for gain in found if gain.found.verdict == "worse" and not is_disturbed(gain.run)]
     lines = []
-    if wins:
-        best = _best(wins)
+    sure = [gain for gain in wins if not is_disturbed(gain.run)]
+    if sure:
+        best = _best(sure)
         lines += [_win(best), f"What it costs: {_cost(best, runs)}."]
+    elif wins:
+        names = ", ".join(dict.fromkeys(ask.name(gain.run) for gain in wins))
+        lines.append(
+            f"Whether anything beat its baseline is not known: {names} {'was' if len(wins) == 1 else 'were'} disturbed. "
+            f"Measure again: {measure_more(wins[0].run)}"
+        )
     elif found:
         lines.append("Nothing beat the baseline of its experiment beyond noise.")
     if losses:
         lines.append(_loss(min(losses, key=lambda gain: gain.ratio)))
     if compared and not wins and not losses:
         lines += _cannot_tell([gain for gain in compared if gain.found.verdict == "unknown"])
-    return lines + _where_time_goes(runs) + ask.unfinished(runs, experiments=True)
+    return (
+        lines
+        + say_floor(runs, "tokens_per_sec")
+        + _where_time_goes(runs)
+        + ask.unfinished(runs, experiments=True)
+    )
 
 
 def headline(runs: pd.DataFrame) -> dict[str, float]:
@@ -135,12 +150,18 @@ def _cannot_tell(unknown: list[Gain]) -> list[str]:
 
 
 def _best(wins: list[Gain]) -> Gain:
-    """Return the biggest win; among those that are not told from it, one that generates the same tokens."""
+    """Return the biggest win.
+
+    Among those that are not told from it, it is one that generates the same tokens, and that changes one thing at a time: of
+    what is changed besides it is not known whether it helps.
+    """
     biggest = max(wins, key=lambda gain: gain.ratio)
     others = [gain for gain in wins if gain is not biggest]
     told = tell(biggest.run, [gain.run for gain in others], "tokens_per_sec")
     alike = [gain for gain, found in zip(others, told, strict=True) if found.verdict in ("same", "unknown")]
-    return max([biggest, *alike], key=lambda gain: (_same_tokens(gain) is True, gain.ratio))
+    return max(
+        [biggest, *alike], key=lambda gain: (_same_tokens(gain) is True, -len(_changed(gain)), gain.ratio)
+    )
 
 
 def _same_tokens(gain: Gain) -> bool | None:
@@ -165,12 +186,16 @@ def _times(gain: Gain) -> str:
 
 
 def _what(gain: Gain) -> str:
-    changed = [
+    return ", ".join(_changed(gain)) or f"{gain.run['scenario']} instead of {gain.base['scenario']}"
+
+
+def _changed(gain: Gain) -> list[str]:
+    """Return what a run changes against its baseline, in words."""
+    return [
         f"{form.format(_word(gain.run[key]))} instead of {_word(gain.base[key])}"
         for key, form in CHOICES
         if has(gain.run, key) and has(gain.base, key) and gain.run[key] != gain.base[key]
     ]
-    return ", ".join(changed) or f"{gain.run['scenario']} instead of {gain.base['scenario']}"
 
 
 def _where(gain: Gain) -> str:

@@ -17,6 +17,8 @@ from llmtrack.tracking.frame import ID_COLUMNS, PARAMS
 if TYPE_CHECKING:
     import pandas as pd
 
+# Column of runs that holds how far equal settings differed where each was measured; see `decide.floor`.
+FLOORS = "noise_floors"
 # A loaded model, as params tell it.
 VARIANT = ("model_id", "backend", "device", "dtype", "quantization")
 # What tells of a run which model it measured: a name or a folder can hold another one by now.
@@ -91,7 +93,7 @@ def params_in(runs: pd.DataFrame) -> list[str]:
             return True
         # An unknown column of numbers may be anybody's metric.
         known = name in ID_COLUMNS or name in schema.METRIC_BY_NAME or name.startswith("env.")
-        return not known and name != SAMPLES and runs[name].dtype != "float64"
+        return not known and name not in (SAMPLES, FLOORS) and runs[name].dtype != "float64"
 
     return list(filter(is_param, map(str, runs.columns)))
 

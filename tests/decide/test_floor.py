@@ -1,0 +1,131 @@
+"""What was measured more than once in a suite tells how far equal settings differ there, and no claim is made below that."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from llmtrack.decide.floor import floor_of, floors, say_floor, with_floors
+from llmtrack.decide.recommending import Limits, recommend
+from llmtrack.decide.verdicts import DISTURBED, is_disturbed, tell
+from llmtrack.measure import interference
+from llmtrack.measure.statistics import findings
+from llmtrack.report.takeaways import takeaways
+from llmtrack.scenario import RepeatPolicy
+from tests.report.frames import frame, interval, run
+
+SUITE = {"suite_id": "suite-1", "workload_id": "w", "environment_id": "e", "output_digest": "d"}
+
+
+def timed(scenario, value, experiment="precision", **values):
+    place = {"experiment": experiment, "study_id": experiment, "run_id": f"{experiment}-{scenario}"}
+    spread = interval("tokens_per_sec", value, value * 0.99, value * 1.01)
+    return run(scenario, **spread, **SUITE, **place) | values
+
+
+EQUAL = (
+    timed("base", 14.4, "baseline", baseline=True),
+    timed("float32", 16.7, baseline=True),
+    timed("base_too", 15.5, "batching", baseline=True),
+)
+
+
+def told(runs, base, other):
+    rows = {str(each["scenario"]): each for _, each in with_floors(runs).iterrows()}
+    (found,) = tell(rows[base], [rows[other]], "tokens_per_sec")
+    return found
+
+
+def test_equal_settings_of_several_studies_of_a_suite_differ_by_their_extremes():
+    (known,) = floors(frame(*EQUAL)).values()
+    floor = known["tokens_per_sec"]
+    assert floor.share == pytest.approx(16.7 / 14.4 - 1)
+    assert floor.names == ("baseline/base", "precision/float32")
+    assert say_floor(with_floors(frame(*EQUAL)), "tokens_per_sec") == [
+        "Equal settings differed by 16% in this suite (baseline/base 14.4, precision/float32 16.7 tokens/s): differences "
+        "below that are not shown as wins."
+    ]
+
+
+def test_a_difference_up_to_the_floor_is_none_and_one_beyond_it_is_told():
+    runs = frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"), timed("int8", 25.0, quantization="int8"))
+    assert told(runs, "float32", "bf16").verdict == "same"
+    assert (
+        "no more than equal settings differed here, 16% (faster by 10.8 %"
+        in told(runs, "float32", "bf16").words
+    )
+    assert told(runs, "float32", "int8").verdict == "better"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"suite_id": "suite-2"},
+        {"environment_id": "elsewhere"},
+        {"workload_id": "other work"},
+        {"batch_size": 8},
+        {"status": "FAILED"},
+    ],
+)
+def test_only_what_is_equal_there_tells_of_the_floor(other):
+    runs = frame(EQUAL[0], EQUAL[1] | other)
+    assert not any(floors(runs).values())
+    assert say_floor(with_floors(runs), "tokens_per_sec") == []
+
+
+def test_within_a_study_names_tell_settings_apart_that_no_param_does():
+    assert not any(floors(frame(timed("a", 10.0), timed("b", 20.0))).values())
+    again = frame(timed("a", 10.0), timed("a", 11.0) | {"run_id": "again"})
+    (known,) = floors(again).values()
+    assert known["tokens_per_sec"].share == pytest.approx(0.1)
+
+
+def test_a_run_of_which_nothing_was_measured_twice_has_no_floor():
+    rows = with_floors(frame(timed("a", 10.0)))
+    assert floor_of("tokens_per_sec", rows.iloc[0]) == 0.0
+    assert floor_of("tokens_per_sec", frame(timed("a", 10.0)).iloc[0]) == 0.0
+
+
+def test_takeaways_show_no_win_below_the_floor_and_say_where_it_lies():
+    lines = takeaways(frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16")))
+    assert lines[0] == "Nothing beat the baseline of its experiment beyond noise."
+    assert lines[1].startswith("Equal settings differed by 16% in this suite")
+
+
+def test_a_recommendation_says_what_the_floor_is():
+    found = recommend(with_floors(frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"))), Limits())
+    assert any("Equal settings differed by 16%" in note for note in found.notes)
+
+
+def test_takeaways_change_one_thing_at_a_time_where_runs_allow_it():
+    base = timed("one", 10.0, baseline=True, pad_to_multiple=1)
+    both = timed("padded", 40.5, batch_size=8, pad_to_multiple=64)
+    alone = timed("plain", 40.0, batch_size=8, pad_to_multiple=1)
+    assert "Biggest win: batch size 8 instead of 1 gives 4.00x" in takeaways(frame(base, both, alone))[0]
+
+
+@pytest.mark.parametrize(
+    "warning", ["noisy: repeats vary", "drift: the last", "the machine was busy: other programs"]
+)
+def test_takeaways_are_never_from_a_run_that_was_disturbed(warning):
+    base = timed("one", 10.0, baseline=True)
+    wild, calm = timed("wild", 90.0, dtype="float16", warnings=warning), timed("calm", 20.0, dtype="bfloat16")
+    assert takeaways(frame(base, wild, calm))[0].startswith("Biggest win: bfloat16")
+    assert takeaways(frame(base, wild))[0].startswith(
+        "Whether anything beat its baseline is not known: wild was disturbed."
+    )
+    slow = timed("slow", 1.0, dtype="float16", warnings=warning)
+    assert not any("To avoid" in line for line in takeaways(frame(base, slow, calm)))
+
+
+def test_what_says_disturbed_is_what_the_measuring_side_says():
+    policy = RepeatPolicy()
+    noisy = findings([1.0, 2.0, 1.0, 2.0, 1.0, 2.0], policy)
+    drifting = findings([1.0, 1.0, 1.01, 1.2, 1.2, 1.2], policy)
+    for lines in (noisy, drifting):
+        assert any(line.startswith(DISTURBED) for line in lines), lines
+    # Tests do not notice how busy their machine is, so that what would be said is looked up.
+    assert f"{DISTURBED[0]} other programs" in inspect.getsource(interference)
+    assert is_disturbed(frame(timed("a", 1.0, warnings="\n".join(noisy))).iloc[0])
+    assert not is_disturbed(frame(timed("a", 1.0, warnings="random weights: quality is meaningless")).iloc[0])
