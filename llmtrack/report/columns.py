@@ -55,9 +55,10 @@ def _column_cells(name: str, runs: pd.DataFrame) -> tuple[str, bool, list[str]]:
 def with_differing_params(table: Table, runs: pd.DataFrame) -> Table:
     """Return a table of runs with a column more for each other param in which finished runs differ."""
     finished = ask.finished(runs)
+    finished = finished[~ask.where(finished, "outcome", "same_as")]
     known = {column.key for column in condition_columns()}
     columns = [column_of(name, runs) for name in params_in(runs) if name not in known]
-    # To have no value differs too; what failed has none for want of being measured.
+    # To have no value differs too; what failed, or is the same as another, has none for want of being measured.
     differing = [each for each in columns if len({cell(run, each) for _, run in finished.iterrows()}) > 1]
     names = [index for index, key in enumerate(table.keys) if key in _NAMES]
     return _rebuilt(table, runs, names, differing, range(len(names), len(table.titles) - 1))

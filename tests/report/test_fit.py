@@ -275,3 +275,9 @@ def test_a_change_is_told_of_the_same_work_only(workload, expected):
     base = run("plain", baseline=True, workload_id="w1", tokens_per_sec=10.0)
     table = summary_table(frame(base, run("one_token", workload_id=workload, tokens_per_sec=15.0)))
     assert table.rows[1][-1] == expected
+
+
+def test_what_was_not_measured_again_makes_no_column():
+    rows = [run("a", vocab_size=512), run("b", vocab_size=512), run("c", outcome="same_as", same_as="a")]
+    table = summary_table(frame(*rows))
+    assert with_differing_params(table, frame(*rows)).titles == table.titles
