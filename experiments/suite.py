@@ -110,7 +110,7 @@ def quick_remark(names: Sequence[str]) -> str:
         ]
         smaller += [f"{name} with {', '.join(changes)}"] if changes else []
     return (
-        f"Quick: at most {QUICK_NEW_TOKENS} new tokens and min_repeats repeats{'; ' if smaller else ''}{'; '.join(smaller)}. "
+        f"Quick: at most {QUICK_NEW_TOKENS} new tokens, and no more repeats than tell a difference{'; ' if smaller else ''}{'; '.join(smaller)}. "
         "A first look: decide by a run without quick."
     )
 

@@ -118,13 +118,20 @@ def counterpart(baselines: pd.DataFrame, run: pd.Series) -> pd.Series:
     variant; else the newest of the same work, else the newest.
     """
     on_machine = (_WORK, "environment_id")
-    for names in ((*on_machine, *configuration(baselines)), (*on_machine, *VARIANT), on_machine, (_WORK,)):
+    for names in ((*on_machine, *VARIANT), on_machine, (_WORK,)):
         same = baselines
         for name in names:
             same = same[_agreeing(same, run, name)]
         if len(same):
-            return same.iloc[0]
+            return _configured_alike(same, run)
     return baselines.iloc[0]
+
+
+def _configured_alike(runs: pd.DataFrame, run: pd.Series) -> pd.Series:
+    """Return the first run of the same configuration as one, else the first."""
+    names = configuration(runs)
+    alike = (each for _, each in runs.iterrows() if all(ask.equal(each, run, name) for name in names))
+    return next(alike, runs.iloc[0])
 
 
 def _agreeing(runs: pd.DataFrame, run: pd.Series, name: str) -> pd.Series:
