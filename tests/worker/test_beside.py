@@ -158,7 +158,7 @@ def test_an_address_space_limit_costs_the_probe_and_nothing_else(tmp_path):
     """In a process of its own, whose limit leaves no room for buffers once torch is there."""
     code = """
 import resource, torch
-from tests.run.test_beside import measure
+from tests.worker.test_beside import measure
 from tests.run.scenarios import generating
 torch.ones(1) @ torch.ones(1)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

@@ -1,0 +1,12 @@
+"""What a study needs around it, too."""
+
+from tests.run.conftest import (  # noqa: F401 - fixtures
+    _clean_environment,
+    _known_bandwidth,
+    _one_thread,
+    console,
+    said,
+    spooled,
+    tracker,
+    uri,
+)
