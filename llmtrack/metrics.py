@@ -766,7 +766,7 @@ PARAMS: tuple[Param, ...] = (
         "compile",
         str,
         "whether and how it is compiled: `none`, `default` or `max-autotune`",
-        shown=Shown("compiled", place=55, keep=61),
+        shown=Shown("compiled", place=55, keep=56),
     ),
     Param(
         "decode_step",
