@@ -43,19 +43,19 @@ MUTATIONS = {
     "calls of a repeat forgotten": (timing, "for request in requests]", "for request in requests[:1]]"),
     "samples of one repeat leak into the next": (
         timing,
-        "    stamps: list[float] = []\n",
-        "    stamps = trace_generate.__dict__.setdefault('stamps', [])\n",
+        "    told: list[float] = []\n",
+        "    told = trace_generate.__dict__.setdefault('told', [])\n",
     ),
     "generate called twice": (
         timing,
-        "    generated = engine.generate(request, on_step=lambda: stamps.append(clock()))\n",
+        "    generated = engine.generate(request, on_step=lambda: told.append(clock()))\n",
         "    engine.generate(request, on_step=lambda: None)\n"
-        "    generated = engine.generate(request, on_step=lambda: stamps.append(clock()))\n",
+        "    generated = engine.generate(request, on_step=lambda: told.append(clock()))\n",
     ),
     "synchronization left out after the call": (
         timing,
-        "on_step=lambda: stamps.append(clock()))\n    engine.synchronize()\n",
-        "on_step=lambda: stamps.append(clock()))\n",
+        "on_step=lambda: told.append(clock()))\n    engine.synchronize()\n",
+        "on_step=lambda: told.append(clock()))\n",
     ),
     "synchronization left out before the call": (timing, "    engine.synchronize()\n    start", "    start"),
     "pads counted": (
@@ -65,7 +65,7 @@ MUTATIONS = {
     ),
     "warm-up counted": (
         timing,
-        "return _Repeats(rounds.durations[-1], rounds.warnings) if rounds.repeats else rounds",
+        "return _Repeats(rounds.durations[-1], rounds.warnings, rounds.compile_time_s)",
         "return rounds",
     ),
     "no warm-up": (timing, "for _ in range(arm.policy.warmup):", "for _ in range(0):"),
@@ -131,6 +131,6 @@ def test_unequal_repeats_notice_a_mean_of_rates():
 
 
 def test_without_a_mistake_every_check_is_green():
-    copy = load_mutant(timing, "stamps: list[float] = []", "stamps: list[float] = list()")
+    copy = load_mutant(timing, "told: list[float] = []", "told: list[float] = list()")
     for check in CHECKS:
         check(copy)

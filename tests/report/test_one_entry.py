@@ -121,7 +121,7 @@ def test_the_block_of_a_run_has_it():
     [
         ("loss_before", {"tokens"}),
         ("perplexity_before", {"tokens"}),
-        ("reference_perplexity_ratio", {"tokens"}),
+        ("reference_perplexity_ratio", {"tokens", "reference"}),
         ("train_loss", {"tokens", "work"}),
         ("tokens_compared", {"convention"}),
         ("pad_share", {"work"}),
