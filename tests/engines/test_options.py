@@ -162,8 +162,11 @@ def test_what_is_tracked_is_what_the_engine_says():
     assert "level" not in params
 
 
-@pytest.mark.parametrize("backend", ["torch", "onnx"])
+@pytest.mark.parametrize("backend", sorted(registry.BUILTIN))
 def test_experiments_take_threads_in_one_way(backend):
+    check_variant(replace(TINY, backend=backend, options=(("threads", 2),)))
+    with pytest.raises(UsageError, match="threads -1 is not possible"):
+        load_engine("synthetic:tiny", backend=backend, device="cpu", threads=-1)
     (plain,) = baseline.build(baseline.Config(backend=backend)).scenarios
     (told,) = baseline.build(baseline.Config(backend=backend, threads=2)).scenarios
     assert plain.variant.options == ()
