@@ -7,7 +7,7 @@ was killed goes on when the same answers are given again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
@@ -22,6 +22,8 @@ from llmtrack.metrics import metric
 _FIRST_SHARE = 0.5
 # What is expected of the time at the end is expected with so much room.
 _ROOM = 1.1
+# What is kept for the end is this share of all the time at most.
+_MOST_RESERVED = 0.4
 # A bound that a single sample is so far beyond is broken.
 _FAR = 1.5
 
@@ -157,7 +159,7 @@ class Tuning:
         if self.winner is None or self.winner == task.baseline:
             return
         pair = (task.baseline, self.winner)
-        if metric(task.objective).sampled:
+        if metric(task.objective).sampled and self._claim_seconds(pair) <= self._left():
             self.fresh = duel(pair, self._afresh, self._left() / _ROOM)
         self.claim = self._claim(*pair)
         # One that is not told from the baseline is no win: the simpler of both is recommended.
@@ -193,8 +195,13 @@ class Tuning:
                 default=None,
             )
         names = {name for name in (leader, self.task.baseline) if name in self._last}
+        # Where all of it would not do, what was not measured yet goes before a claim that could not be made anyway.
+        return min(_ROOM * self._claim_seconds(names), _MOST_RESERVED * self.task.seconds)
+
+    def _claim_seconds(self, names: Collection[str]) -> float:
+        """Return the seconds that measuring some candidates afresh takes at least."""
         usual = median(self._first.values()) if self._first else 0.0
-        return _ROOM * math.fsum(min(self._first[name], usual) + 5 * self._last[name] for name in names)
+        return math.fsum(min(self._first[name], usual) + 5 * self._last[name] for name in names)
 
     def _measure(self, name: str) -> Sample:
         known = name in self._last
