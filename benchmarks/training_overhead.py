@@ -41,10 +41,11 @@ def plain_training(variant: Variant, task: TrainTask) -> float:
         model.parameters(), lr=task.learning_rate, betas=BETAS, weight_decay=task.weight_decay
     )
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=task.steps)
+    run = model if session.compile == "none" else torch.compile(model)
     begin = 0.0
     for step, batch in enumerate(islice(session.batches(), task.steps)):
         with torch.autocast(device.type, dtype=torch.bfloat16) if session.autocast else nullcontext():
-            logits = model(input_ids=batch.inputs.to(device), use_cache=False).logits
+            logits = run(input_ids=batch.inputs.to(device), use_cache=False).logits
         loss = torch.nn.functional.cross_entropy(
             logits.flatten(0, 1).float(), batch.targets.to(device).flatten()
         )

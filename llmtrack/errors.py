@@ -8,6 +8,16 @@ def in_words(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception says that there is no memory left."""
+    if isinstance(error, ScenarioError):
+        return error.kind == "out_of_memory"
+    # torch's OutOfMemoryError is a RuntimeError; on CPU only the message tells.
+    text = f"{type(error).__name__} {error}".lower()
+    told = ("outofmemory", "out of memory", "can't allocate")
+    return isinstance(error, MemoryError) or any(words in text for words in told)
+
+
 class LlmtrackError(Exception):
     """Something the user can act on; commands print it as one line and exit with code 2."""
 

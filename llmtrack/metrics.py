@@ -939,6 +939,18 @@ PARAMS: tuple[Param, ...] = (
     Param("steps", int, "optimizer steps at most"),
     Param("learning_rate", float, "the highest learning rate"),
     Param("warmup_steps", int, "steps until it is reached; half a cosine to a tenth of it follows"),
+    Param(
+        "flops_per_token",
+        int,
+        "floating-point operations of training on a token by formula: 6 for each weight of a matrix product, and attention",
+        role="implied",
+    ),
+    Param(
+        "flops_per_token_counted",
+        int,
+        "the same as PyTorch counts them over a window's operators",
+        role="implied",
+    ),
     Param("weight_decay", float, "of AdamW, on matrices only"),
     Param("clip_norm", float, "norm of the gradient at most; 0: as it comes"),
     Param("eval_every", int, "steps between evaluations"),

@@ -49,6 +49,7 @@ class Option:
         tracked: whether it is tracked with a study: not where it only prints, or may hold credentials.
         tries: of what a backend can be told: returns the values that `tune` tries beside the default, from the number of
             CPUs that may compute (0: another device does); None: the default only.
+        nothing: the word that stands for None, where that may be.
     """
 
     help: str
@@ -60,6 +61,7 @@ class Option:
     read: Callable[[str], str] | None = None
     tracked: bool = True
     tries: Callable[[int], tuple[Any, ...]] | None = None
+    nothing: str = NONE
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class Parameter:
             UsageError: it stands for none that is accepted.
         """
         word = readable(text).strip().lower()
-        if word == NONE or (word == "" and not self.option.min):
+        if word in (NONE, self.option.nothing) or (word == "" and not self.option.min):
             if self.optional:
                 return None
             if self.default in ("", ()):

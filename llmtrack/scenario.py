@@ -130,7 +130,7 @@ class PerplexityTask(Checked):
         bos_rule: what is put before each text, or before the stream: `tokenizer`, `model` or `none`; see
             `llmtrack.quality.encoding`.
         max_tokens: of `rolling`: only so many tokens of the stream are used; 0: all.
-        batch_size: documents or windows per batch; does not change the result.
+        batch_size: documents or windows per batch; None: as many as memory has room for. It does not change the result.
         padding_side: `right` or `left`; does not change the result.
         verbose: print a line per batch.
 
@@ -154,7 +154,12 @@ class PerplexityTask(Checked):
     max_tokens: Annotated[
         int, Option("rolling: tokens of the stream that are used at most; 0: all.", min=0)
     ] = 0
-    batch_size: Annotated[int, Option("Documents or windows per batch.", min=1)] = 4
+    batch_size: Annotated[
+        int | None,
+        Option(
+            "Documents or windows per batch; auto: as many as memory has room for.", min=1, nothing="auto"
+        ),
+    ] = 4
     padding_side: Annotated[str, Option("Side of the pads of a batch.", choices=PADDING_SIDES)] = "right"
     verbose: Annotated[bool, Option("Print a line per batch.", tracked=False)] = False
 

@@ -87,7 +87,7 @@ def choose_decoding(
                     first_position=first_position,
                     compiler=compiler or torch_compiler(mode),
                 )
-                return compiled, ()
+                return compiled, (f"decoding is compiled as the model is: {reason}",) if reason else ()
             else:
                 reason = "a step over a static cache gives other logits than the model"
         except Exception as error:  # whatever a model raises, it can still be run eagerly

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ _BODY = frozenset({"embed_tokens", "layers", "norm", "rotary_emb"})
 _LAYER = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
 _ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 _ATTENTION_NORMS = frozenset({"q_norm", "k_norm"})
+_LONGEST, _LARGEST_GROUP = 1024, 16
+"""What one kernel does a token's attention for: tokens of a cache, and query heads of a key head (see `attention`)."""
+
 _MLP = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
 
 
@@ -54,6 +58,7 @@ class FusedModel:
         self._embedding, self._rotary = body.embed_tokens, body.rotary_emb
         self._layers = [FusedLayer(layer) for layer in body.layers]
         self._norm, self._head = body.norm, model.get_output_embeddings()
+        self._in_one = _has_kernel(self._layers[0])
 
     def new_cache(self, rows: int, length: int, first_position: int) -> FusedCache:
         """Return an empty cache of so many rows and tokens."""
@@ -80,7 +85,7 @@ class FusedModel:
 
     def compiled(self, compiler: Callable[[Any], Any]) -> Callable[..., torch.Tensor]:
         """Return `logits` with its parts compiled: a layer once for all of them, which have the same shapes."""
-        parts = {part: compiler(part) for part in (_begin, _layer, _end)}
+        parts = {part: compiler(part) for part in (_begin, _layer, _layer_in_one, _end)}
         return lambda *inputs: self._run(parts.__getitem__, *inputs)
 
     def _run(
@@ -92,7 +97,8 @@ class FusedModel:
         mask: torch.Tensor,
         cache: FusedCache,
     ) -> torch.Tensor:
-        begin, run_layer, end = use(_begin), use(_layer), use(_end)
+        in_one = self._in_one and ids.shape[1] == 1 and cache.keys[0].shape[2] <= _LONGEST
+        begin, run_layer, end = use(_begin), use(_layer_in_one if in_one else _layer), use(_end)
         hidden, cos, sin = begin(self._embedding, ids, positions, cache.cos, cache.sin)
         for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
             hidden = run_layer(layer, hidden, cos, sin, slots, mask, keys, values)
@@ -155,7 +161,29 @@ def _layer(
     seen = scaled_dot_product_attention(
         query, keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=layer.heads != layer.key_heads
     )
-    hidden = hidden + layer.o_proj(seen.transpose(1, 2).reshape(rows, length, -1))
+    return _after_attention(layer, hidden, seen.transpose(1, 2).reshape(rows, length, -1))
+
+
+def _layer_in_one(
+    layer: FusedLayer,
+    hidden: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    slots: torch.Tensor,
+    mask: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> torch.Tensor:
+    """Do the same for one token, all of its attention in one kernel."""
+    from llmtrack.engines.attention import attend
+
+    fused = linear(layer.before_attention(hidden), layer.qkv, layer.qkv_bias)
+    seen = attend(fused, cos, sin, slots, mask, keys, values, layer.heads, layer.scale)
+    return _after_attention(layer, hidden, seen)
+
+
+def _after_attention(layer: FusedLayer, hidden: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    hidden = hidden + layer.o_proj(seen)
     gate, up = linear(layer.before_mlp(hidden), layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
     return hidden + layer.down_proj(layer.act_fn(gate) * up)
 
@@ -163,6 +191,18 @@ def _layer(
 def _end(norm: nn.Module, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
     logits: torch.Tensor = head(norm(hidden[:, -1]))
     return logits
+
+
+def _has_kernel(layer: FusedLayer) -> bool:
+    """Return whether one kernel can do a token's attention: on a GPU, for plain heads of a usual width."""
+    weight = layer.qkv
+    if weight.device.type != "cuda" or layer.q_norm is not None or find_spec("triton") is None:
+        return False
+    return (
+        layer.width in (32, 64, 128)
+        and layer.heads // layer.key_heads <= _LARGEST_GROUP
+        and weight.dtype in (torch.float16, torch.bfloat16)
+    )
 
 
 def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from llmtrack.devices import arithmetic_of, resolve_device, resolve_dtype, store
 from llmtrack.engine import CacheGrowth, Engine, EngineInfo, Generated, GenerateRequest, Tokenized
 from llmtrack.engines.compiled import Compiler
 from llmtrack.engines.decoding import NO_COMPILE, choose_decoding
+from llmtrack.engines.eager import EagerDecoding
 from llmtrack.engines.forgetting import reset_rope
 from llmtrack.engines.options import TorchOptions
 from llmtrack.engines.rows import sharing_of, sharing_of_generation
@@ -166,7 +167,7 @@ class TorchEngine:
         self._sharing = sharing_of(model, self._logits, recurrent=step.cache.constant > 0)
         vocab_size = int(model.config.get_text_config().vocab_size)
         self._generating = sharing_of_generation(self._sharing, self._step_logits, vocab_size)
-        self._decoding, not_compiled = choose_decoding(
+        self._decoding, less_compiled = choose_decoding(
             model,
             compile,
             pad_id=self._pad_id,
@@ -195,12 +196,15 @@ class TorchEngine:
             vocab_size=int(model.config.get_text_config().vocab_size),
             load_time_s=load_time_s,
             file_size_bytes=file_size_bytes,
-            facts={**(facts or {}), "compile": NO_COMPILE if not_compiled else compile}
-            | {"decode_step": self._decoding.name},
+            facts={
+                **(facts or {}),
+                "compile": NO_COMPILE if self._decoding.name == EagerDecoding.name else compile,
+                "decode_step": self._decoding.name,
+            },
             tags=tags or {},
             warnings=warnings
             + unseen
-            + not_compiled
+            + less_compiled
             + self._sharing.warnings
             + _emulation_warning(dtype_name, self._device),
             special_tokens=tokens.special_tokens(tokenizer),

@@ -9,17 +9,15 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.measure.finite import not_finite
 from llmtrack.measure.room import check_memory
+from llmtrack.quality.batching import in_batches, token_budget
 from llmtrack.quality.bootstrap import gather_blocks, stderr_of_ratio
 from llmtrack.quality.encoding import Encoded, encode_text
 from llmtrack.quality.windows import Window, plan_windows
@@ -127,7 +125,7 @@ def score_documents(
     *,
     max_length: int = 512,
     bos_rule: str = "tokenizer",
-    batch_size: int = 4,
+    batch_size: int | None = 4,
     padding_side: str = "right",
     on_batch: Callable[[Batch], None] = lambda batch: None,
 ) -> Quality:
@@ -142,7 +140,7 @@ def score_documents(
         texts: the documents.
         max_length: tokens of a document that are scored at most; the rest is cut and counted.
         bos_rule: what is put before each document; see `llmtrack.quality.encoding.encode_text`.
-        batch_size: documents per batch.
+        batch_size: documents per batch; None: as many as memory has room for.
         padding_side: `right` or `left`.
         on_batch: told of each batch as it is scored.
 
@@ -162,9 +160,9 @@ def score_documents(
     rows: list[Row] = [
         (each.ids, Window(0, len(each.ids), each.given)) for each in (scorable[index] for index in order)
     ]
-    sorted_sums, batch_losses = _score_rows(engine, rows, batch_size, padding_side, on_batch)
+    scored = _score_rows(engine, rows, batch_size, padding_side, on_batch)
     # Back in the documents' own order, in which the bootstrap draws them.
-    sums = [total for _, total in sorted(zip(order, sorted_sums, strict=True))]
+    sums = [total for _, total in sorted(zip(order, scored.sums, strict=True))]
     counts = [each.predicted for each in scorable]
     return _quality(
         sums,
@@ -173,8 +171,8 @@ def score_documents(
         stderr=stderr_of_ratio(sums, counts),
         lost=sum(each.lost for each in encoded),
         tokens_truncated=sum(each.cut for each in encoded),
-        batch_losses=batch_losses,
-        tokens_read=_read(rows, batch_size),
+        batch_losses=scored.losses,
+        tokens_read=scored.read,
         documents_scored=len(scorable),
         documents_skipped=len(encoded) - len(scorable),
     )
@@ -188,7 +186,7 @@ def score_rolling(
     stride: int = 0,
     bos_rule: str = "tokenizer",
     max_tokens: int = 0,
-    batch_size: int = 4,
+    batch_size: int | None = 4,
     padding_side: str = "right",
     on_batch: Callable[[Batch], None] = lambda batch: None,
 ) -> Quality:
@@ -204,7 +202,7 @@ def score_rolling(
         stride: new tokens of each window after the first; 0: `max_length`.
         bos_rule: what is put before the stream; see `llmtrack.quality.encoding.encode_text`.
         max_tokens: tokens of the stream that are used at most, what is put before it included; 0: all.
-        batch_size: windows per batch.
+        batch_size: windows per batch; None: as many as memory has room for.
         padding_side: `right` or `left`; only a batch with the first window can need pads.
         on_batch: told of each batch as it is scored.
 
@@ -219,67 +217,81 @@ def score_rolling(
     if not windows:
         raise ScenarioError("the text has no token to predict: use a longer one", "unsupported")
     rows: list[Row] = [(stream.ids, window) for window in windows]
-    sums, batch_losses = _score_rows(engine, rows, batch_size, padding_side, on_batch)
+    scored = _score_rows(engine, rows, batch_size, padding_side, on_batch)
     counts = [window.scored for window in windows]
     return _quality(
-        sums,
+        scored.sums,
         counts,
         [stream],
-        stderr=stderr_of_ratio(*gather_blocks(sums, counts, max_length)),
+        stderr=stderr_of_ratio(*gather_blocks(scored.sums, counts, max_length)),
         lost=stream.lost,
         tokens_truncated=stream.cut,
-        batch_losses=batch_losses,
-        tokens_read=_read(rows, batch_size),
+        batch_losses=scored.losses,
+        tokens_read=scored.read,
         windows_scored=len(windows),
     )
 
 
-def _check(engine: Engine, max_length: int, batch_size: int) -> None:
+def _check(engine: Engine, max_length: int, batch_size: int | None) -> None:
     context = engine.info.context_length
     if max_length < 2 or (context is not None and max_length > context):
         raise UsageError(
             f"max_length {max_length} is not possible: use 2 to {context or 'the context length'}"
         )
-    if batch_size < 1:
+    if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch_size {batch_size} is not possible: use 1 or more")
+
+
+@dataclass(frozen=True)
+class _ScoredRows:
+    """What scoring rows gave: the sum of each, and of each batch the mean loss and the tokens that were read of its rows."""
+
+    sums: list[float]
+    losses: tuple[float, ...]
+    read: tuple[tuple[int, ...], ...]
 
 
 def _score_rows(
     engine: Engine,
     rows: Sequence[Row],
-    batch_size: int,
+    batch_size: int | None,
     padding_side: str,
     on_batch: Callable[[Batch], None],
-) -> tuple[list[float], tuple[float, ...]]:
-    """Return the summed negative log-likelihood of each row, and the mean loss of each batch.
+) -> _ScoredRows:
+    """Return the summed negative log-likelihood of each row, and what is known of each batch.
 
     Raises:
         ScenarioError: a batch cannot be held, or a loss is not finite.
     """
-    longest = max(window.end - window.begin for _, window in rows)
-    check_memory(engine.info, min(batch_size, len(rows)), longest, cached=False, scored=True)
-    loader: DataLoader[Any] = DataLoader(
-        rows,  # type: ignore[arg-type] # a list is a dataset
-        batch_size=batch_size,
-        collate_fn=partial(_collate, side=padding_side),
-    )
+    longest = max(map(_tokens_of, rows))
+    check_memory(engine.info, min(batch_size or 1, len(rows)), longest, cached=False, scored=True)
     sums: list[float] = []
     losses: list[float] = []
-    for number, inputs in enumerate(loader, start=1):
-        row_sums, row_counts = engine.score(*inputs)
+    read: list[tuple[int, ...]] = []
+    batches = in_batches(
+        rows,
+        _tokens_of,
+        lambda batch: engine.score(*_collate(batch, padding_side)),
+        batch_size,
+        token_budget(engine.info),
+    )
+    for number, (size, (row_sums, row_counts)) in enumerate(batches, start=1):
         total, tokens = float(row_sums.sum()), int(row_counts.sum())
+        left = len(rows) - len(sums) - size
+        of = number + -(-left // size)
         if not math.isfinite(total):
-            raise not_finite(f"the loss of batch {number}/{len(loader)} is", engine)
+            raise not_finite(f"the loss of batch {number}/{of} is", engine)
+        # The last token of a row is only predicted.
+        read.append(tuple(_tokens_of(row) - 1 for row in rows[len(sums) : len(sums) + size]))
         sums += row_sums.tolist()
         losses.append(total / tokens)
-        on_batch(Batch(number, len(loader), losses[-1], tokens))
-    return sums, tuple(losses)
+        on_batch(Batch(number, of, losses[-1], tokens))
+    return _ScoredRows(sums, tuple(losses), tuple(read))
 
 
-def _read(rows: Sequence[Row], batch_size: int) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens that are read of each row, batch by batch."""
-    lengths = [window.end - window.begin - 1 for _, window in rows]
-    return tuple(tuple(lengths[at : at + batch_size]) for at in range(0, len(lengths), batch_size))
+def _tokens_of(row: Row) -> int:
+    _, window = row
+    return window.end - window.begin
 
 
 def _collate(rows: Sequence[Row], side: str) -> tuple[torch.Tensor, ...]:

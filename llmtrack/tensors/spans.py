@@ -86,7 +86,8 @@ def _run(text: str, begin: int, end: int) -> int:
 def _own_bytes(pieces: Sequence[str], covered: bytes) -> list[int] | None:
     """Return how many bytes each piece has of what they cover together; None if they are not made of these bytes."""
     for spell in (_byte_level, _byte_fallback):
-        parts = [spell(piece) for piece in pieces]
+        spelled = {piece: spell(piece) for piece in set(pieces)}
+        parts = [spelled[piece] for piece in pieces]
         joined = b"".join(parts)
         # Some tokenizers put a space before a text that is not there.
         extra = len(joined) - len(covered)

@@ -76,7 +76,9 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool
     tells = bool(getattr(tokenizer, "is_fast", False))
     encoded = tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=tells)
     ids = list(encoded["input_ids"])
-    pieces = tokenizer.convert_ids_to_tokens(ids)
+    known = list(set(ids))
+    spelled = dict(zip(known, tokenizer.convert_ids_to_tokens(known), strict=True))
+    pieces = [spelled[each] for each in ids]
     spans = byte_spans(text, pieces, encoded["offset_mapping"] if tells else None)
     before = _before(tokenizer, ids) if special_tokens else []
     empty = ((0, 0),) * len(before)

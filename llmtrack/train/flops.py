@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 # Dense matrix products per second by the data sheets: (part of the device's name, {kind of arithmetic: FLOP/s}).
 # float32 is without TF32, which torch does not use by itself.
 PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
@@ -44,3 +46,31 @@ def flops_per_token(matrix_parameters: int, layers: int, width: int, length: int
         length: tokens of a window.
     """
     return 6 * matrix_parameters + 12 * layers * width * length
+
+
+def counted_flops_per_token(model: Any, length: int) -> float:
+    """Return the same, counted by PyTorch over the operators of one window's pass and its way back.
+
+    What the formula estimates, this counts, but with attention as two whole products whatever kernel does it; gradients are
+    left as they were, and so is the random state.
+
+    Args:
+        model: a causal language model; it is put into `eval()` meanwhile, so that nothing random happens.
+        length: tokens of a window.
+    """
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    ids = torch.zeros((1, length), dtype=torch.int64, device=next(model.parameters()).device)
+    was_training = model.training
+    weights = [each for each in model.parameters() if each.requires_grad]
+    counter = FlopCounterMode(display=False)
+    try:
+        model.eval()
+        with counter, sdpa_kernel(SDPBackend.MATH):
+            logits = model(input_ids=ids, use_cache=False).logits
+            torch.autograd.grad(logits.float().logsumexp(-1).sum(), weights, allow_unused=True)
+    finally:
+        model.train(was_training)
+    return counter.get_total_flops() / length

@@ -106,13 +106,38 @@ class Hooks:
 
 
 def make_optimizer(model: torch.nn.Module, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW with weight decay on matrices only: norms and biases are not pulled to zero."""
+    """Return AdamW with weight decay on matrices only: norms and biases are not pulled to zero.
+
+    On a GPU its step is one kernel.
+    """
     weights = [each for each in model.parameters() if each.requires_grad]
     groups = [
         {"params": [each for each in weights if each.ndim >= 2], "weight_decay": weight_decay},
         {"params": [each for each in weights if each.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=0.0, betas=BETAS)
+    return torch.optim.AdamW(groups, lr=0.0, betas=BETAS, fused=weights[0].device.type == "cuda")
+
+
+Nll = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Turns a model, ids to read and ids to predict, both (rows, length), into the summed negative log-likelihood."""
+
+
+def batch_nll(model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the summed negative log-likelihood of a batch in nats; see `sum_cross_entropy`."""
+    return sum_cross_entropy(model(input_ids=inputs, use_cache=False).logits, targets)
+
+
+def compiled_nll(mode: str) -> Nll:
+    """Return `batch_nll`, compiled: the pass, the loss and their way back; in `none` as it is.
+
+    Args:
+        mode: `none`, `default`, or `max-autotune`, which tries more kernels.
+    """
+    if mode == "none":
+        return batch_nll
+    options = {"max_autotune": True} if mode == "max-autotune" else None
+    compiled: Nll = torch.compile(batch_nll, dynamic=False, options=options)
+    return compiled
 
 
 def fit(
@@ -123,6 +148,7 @@ def fit(
     state: State,
     hooks: Hooks,
     clock: Clock,
+    nll: Nll = batch_nll,
 ) -> str:
     """Train until all steps are done, the validation loss no longer falls, or a stop is asked for.
 
@@ -136,6 +162,7 @@ def fit(
         state: where to go on; is advanced.
         hooks: what happens around the steps.
         clock: returns seconds.
+        nll: the pass over a batch, and its loss.
 
     Returns:
         `finished`, `stopped_early` (no better for `patience` evaluations) or `interrupted`.
@@ -162,7 +189,7 @@ def fit(
         rate = learning_rate(state.step + 1, settings.steps, settings.learning_rate, settings.warmup_steps)
         parts = [next(batches) for _ in range(settings.accumulate)]
         loss, norm = train_step(
-            model, optimizer, parts, rate, settings.clip_norm, autocast_for(device, settings.autocast)
+            model, optimizer, parts, rate, settings.clip_norm, autocast_for(device, settings.autocast), nll
         )
         seconds = clock() - begin
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -180,6 +207,7 @@ def train_step(
     rate: float,
     clip_norm: float,
     autocast: Callable[[], Any] = nullcontext,
+    nll: Nll = batch_nll,
 ) -> tuple[float, float]:
     """Do one step and return its loss and gradient norm; with either not finite, the weights stay as they are.
 
@@ -190,17 +218,17 @@ def train_step(
         rate: learning rate.
         clip_norm: the gradient's norm at most; 0: as it comes.
         autocast: makes the context that the model runs in.
+        nll: the pass over a batch, and its loss.
     """
     device = next(model.parameters()).device
     tokens = sum(part.tokens for part in parts)
     loss = torch.zeros((), device=device)
     for part in parts:
         with autocast():
-            logits = model(input_ids=part.inputs.to(device), use_cache=False).logits
-        nll = sum_cross_entropy(logits, part.targets.to(device))
+            total = nll(model, part.inputs.to(device), part.targets.to(device))
         # By the tokens of the whole step: a mean of means would weigh the tokens of a short batch more.
-        (nll / tokens).backward()
-        loss += nll.detach() / tokens
+        (total / tokens).backward()
+        loss += total.detach() / tokens
     weights = [each for group in optimizer.param_groups for each in group["params"]]
     norm = torch.nn.utils.clip_grad_norm_(weights, clip_norm or math.inf)
     values: list[float] = torch.stack([loss.float(), norm.to(device).float()]).tolist()

@@ -14,14 +14,16 @@ from typing import Any
 import torch
 
 from llmtrack.devices import resolve_device, resolve_dtype
+from llmtrack.engines.options import TorchOptions
 from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.engines.pytorch import load_whole as load_engine
-from llmtrack.errors import UsageError
+from llmtrack.errors import UsageError, in_words
 from llmtrack.measure.room import check_batch
 from llmtrack.models import synthetic
 from llmtrack.models.digests import ModelDigests, config_digest, tokenizer_digest
 from llmtrack.models.load import clean_generation, load_folder
 from llmtrack.models.source import parse_candidates
+from llmtrack.options import chosen
 from llmtrack.plain import from_json, to_json
 from llmtrack.quality import perplexity
 from llmtrack.quality.corpora import Corpus, load_corpus
@@ -38,8 +40,8 @@ from llmtrack.scenario import (
 from llmtrack.train import checkpoint
 from llmtrack.train.data import TrainingBatch, WindowDataset, batches
 from llmtrack.train.explain import explain_window
-from llmtrack.train.flops import flops_per_token, peak_flops
-from llmtrack.train.loop import State, make_optimizer
+from llmtrack.train.flops import counted_flops_per_token, flops_per_token, peak_flops
+from llmtrack.train.loop import Nll, State, autocast_for, make_optimizer
 from llmtrack.train.scratch import new_model, train_tokenizer
 from llmtrack.train.split import Split, split_texts
 from llmtrack.train.windows import plan_training_windows
@@ -160,6 +162,36 @@ class Session:
             self.task.sequence_length,
         )
 
+    def counted_flops_per_token(self) -> int:
+        """Return the same as PyTorch counts it."""
+        return round(counted_flops_per_token(self.engine.model, self.task.sequence_length))
+
+    @property
+    def compile(self) -> str:
+        """Whether and how the pass, the loss and the way back are compiled."""
+        return chosen(TorchOptions, self.variant.options).compile
+
+    def prepare(self, nll: Nll) -> float:
+        """Compile what a training step needs, leaving gradients and random state as they were; return its seconds."""
+        if self.compile == "none":
+            return 0.0
+        start = time.perf_counter()
+        model, device = self.engine.model.train(), torch.device(self.engine.info.device)
+        ids = torch.zeros((self.task.batch_size, self.task.sequence_length), dtype=torch.int64, device=device)
+        try:
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                with autocast_for(device, self.autocast)():
+                    total = nll(model, ids, ids)
+                total.backward()
+            self.engine.synchronize()
+        except torch._dynamo.exc.TorchDynamoException as error:
+            raise UsageError(
+                f"torch.compile cannot compile this model here ({in_words(error)[:200]}): use compile=none"
+            ) from error
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+        return time.perf_counter() - start
+
     def peak_flops(self) -> float | None:
         """Return the device's peak in FLOP/s, if it is known."""
         device = torch.device(self.engine.info.device)
@@ -195,7 +227,8 @@ def open_session(variant: Variant, task: TrainTask) -> Session:
     elif starts_from_scratch(variant.model, task.start):
         engine = _fresh_engine(variant.model, task, split, device)
     else:
-        engine = load_engine(replace(variant, dtype="float32", device=device))
+        told = tuple(each for each in variant.options if each[0] != "compile")
+        engine = load_engine(replace(variant, dtype="float32", device=device, options=told))
     torch.manual_seed(task.seed)
     dataset, unknown = _windows(engine, split, task)
     session = Session(
@@ -309,6 +342,7 @@ def _facts(session: Session, corpus: Corpus, label: str) -> dict[str, Scalar]:
         "split": session.split.how,
         "start": "scratch" if starts_from_scratch(session.variant.model, session.task.start) else "weights",
         "train_windows": len(session.dataset),
+        "compile": session.compile,
         "protocol": scoring.protocol,
         "max_length": scoring.max_length,
         "stride": scoring.window_stride,

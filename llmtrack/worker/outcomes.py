@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 
 from llmtrack.engine import Engine
-from llmtrack.errors import ScenarioError, in_words
+from llmtrack.errors import ScenarioError, in_words, is_out_of_memory
 from llmtrack.events import Event
 from llmtrack.scenario import Failure, Scalar, Scenario
 
@@ -64,14 +64,7 @@ def failure_kind(error: Exception) -> str:
     """Return the one word that classes an exception for the tag `llmtrack.failure`."""
     if isinstance(error, ScenarioError):
         return error.kind
-    # torch's OutOfMemoryError is a RuntimeError; on CPU only the message tells.
-    text = f"{type(error).__name__} {error}".lower()
-    if (
-        isinstance(error, MemoryError)
-        or "outofmemory" in text
-        or "out of memory" in text
-        or "can't allocate" in text
-    ):
+    if is_out_of_memory(error):
         return "out_of_memory"
     if isinstance(error, NotImplementedError):
         return "unsupported"

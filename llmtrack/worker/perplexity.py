@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import torch
+
 from llmtrack.engine import Engine
 from llmtrack.errors import in_words
 from llmtrack.events import Log, Progress, SoFar
@@ -44,6 +46,7 @@ class Scored:
     facts: dict[str, Scalar]
     warnings: tuple[str, ...]
     batch_losses: tuple[float, ...]
+    batch_size: int
     peak_memory_bytes: int | None
 
 
@@ -64,7 +67,7 @@ def measure_perplexity(
         Measurement(
             scenario=scenario,
             workload_id=workload_id(task, scored.corpus.digest),
-            facts=engine_facts(engine) | scored.facts,
+            facts=engine_facts(engine) | scored.facts | {"batch_size": scored.batch_size},
             metrics=metrics,
             warnings=scored.warnings + engine.info.warnings,
             tags=dict(engine.info.tags),
@@ -196,6 +199,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
 
     corpus = load_corpus(task.corpus)
     beside = Beside()
+    beside.get("the first pass", partial(_warm_up, engine), None)
     before = beside.get("the load of the machine", read_cpu, None)
     beside.get("the peak memory", engine.reset_peak_memory, None)
     device = engine.info.device
@@ -245,7 +249,22 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
         + beside.get("what held the device back", partial(device_warnings, device, readings), ((), False))[0]
         + beside.warnings
     )
-    return Scored(corpus, metrics, facts, warnings, quality.batch_losses, peak)
+    return Scored(
+        corpus,
+        metrics,
+        facts,
+        warnings,
+        quality.batch_losses,
+        max(map(len, quality.tokens_read), default=0),
+        peak,
+    )
+
+
+def _warm_up(engine: Engine) -> None:
+    """Score a few tokens before the time runs: what the first pass makes on a GPU (kernels, handles) is no part of the rest."""
+    if engine.info.device.startswith("cuda"):
+        ids = torch.zeros((2, 8), dtype=torch.int64)
+        engine.score(ids, torch.ones_like(ids))
 
 
 def _score(

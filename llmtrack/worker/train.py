@@ -21,7 +21,7 @@ from llmtrack.quality.perplexity import Batch, compute_perplexity
 from llmtrack.scenario import Failure, Measurement, Outcome, Scenario, StepValues, TrainTask, workload_id
 from llmtrack.stopping import stop_in_order
 from llmtrack.train import checkpoint
-from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, fit
+from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, compiled_nll, fit
 from llmtrack.train.session import Session, open_session
 from llmtrack.worker.outcomes import MIB, Emit, engine_metrics, failure_of
 from llmtrack.worker.perplexity import quality_warnings
@@ -93,7 +93,12 @@ class _Training:
         self._beside = Beside()
         self._flops = self._beside.get("the model's FLOP count", session.flops_per_token, 0)
         self._peak_flops = self._beside.get("the device's peak FLOP/s", session.peak_flops, None)
+        counted = self._beside.get("the counted FLOPs", session.counted_flops_per_token, 0)
+        if not session.resumed:
+            known = {"flops_per_token": self._flops, "flops_per_token_counted": counted}
+            session.facts |= {name: value for name, value in known.items() if value}
         self._explanation = ""
+        self._compile_s = 0.0
 
     def run(self) -> Outcome:
         """Train, telling what happens, and return the outcome."""
@@ -107,6 +112,8 @@ class _Training:
             if self._task.explain:
                 self._explanation = beside.get("the explanation of the loss", session.explain, "")
                 self._emit(Log(self._explanation))
+            nll = compiled_nll(session.compile)
+            self._compile_s = session.prepare(nll)
             beside.get("the peak memory", session.engine.reset_peak_memory, None)
             how = fit(
                 session.engine.model,
@@ -116,6 +123,7 @@ class _Training:
                 session.state,
                 self._hooks,
                 self._clock,
+                nll,
             )
             peak = beside.get("the peak memory", session.engine.peak_memory_bytes, None)
             busy = beside.get("the load of the machine", lambda: busy_warning(before, read_cpu()), ())
@@ -230,6 +238,8 @@ class _Training:
             "tokens_trained": float(state.tokens),
             "train_seconds": state.seconds,
         }
+        if self._compile_s:
+            metrics["compile_time_s"] = self._compile_s
         rates = tuple(self._rates)
         summaries = {"train_tokens_per_sec": summarize_rate(rates)} if rates else {}
         for summary in summaries.values():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from llmtrack.engine import GenerateRequest
-from llmtrack.engines.compiled import MOST_SHAPES
+from llmtrack.engines.compiled import MOST_SHAPES, _highest
 from llmtrack.engines.fused import unfusible
 from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.engines.stamps import Stamps
@@ -60,6 +60,7 @@ def test_a_compiled_step_gives_the_ids_of_eager_decoding(architecture, settings)
     engine = compiled(eager)
     kind = "fused" if (architecture, settings) in FUSED else "as it is"
     assert engine.info.facts["decode_step"] == f"compiled, {kind}", engine.info.warnings
+    assert any("compiled as the model is" in each for each in engine.info.warnings) is (kind != "fused")
     assert [generate(engine, rows, 12) for rows in (PROMPTS[:1], PROMPTS)] == expected
     assert len(set(expected[0][0][0])) > 2, "a model that repeats itself proves nothing"
 
@@ -234,3 +235,33 @@ def test_a_compiler_that_fails_is_a_failure_of_the_scenario():
     engine = TorchEngine(*plain, compile="default", compiler=fails)
     with pytest.raises(ScenarioError, match=r"no C\+\+ compiler\): use compile=none"):
         engine.prepare(GenerateRequest(PROMPTS[:1], 4))
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="one kernel for a token's attention is there on a GPU only"
+)
+@pytest.mark.parametrize("length", [64, 1024, 2048])
+def test_attention_in_one_kernel_is_that_of_many(length):
+    from llmtrack.engines import fused
+
+    model, _ = synthetic.build("tiny", device="cuda:0", dtype=torch.bfloat16)
+    step = fused.FusedModel(model)
+    ids = torch.randint(0, 500, (3, 41), device="cuda:0")
+    mask = torch.ones((3, 1, 41, length), dtype=torch.bool, device="cuda:0").tril()
+    mask[1, ..., :5] = False
+    mask |= torch.eye(41, length, dtype=torch.bool, device="cuda:0")
+    slots, positions = torch.arange(41, device="cuda:0"), torch.arange(41, device="cuda:0").expand(3, -1)
+    with torch.inference_mode():
+        many = step.new_cache(3, length, 0)
+        expected = step.logits(ids, positions, slots, mask, many)
+        one = step.new_cache(3, length, 0)
+        step.logits(ids[:, :40], positions[:, :40], slots[:40], mask[:, :, :40], one)
+        made = step.logits(ids[:, 40:], positions[:, 40:], slots[40:], mask[:, :, 40:], one)
+    assert (made - expected).norm() < 0.02 * expected.norm()
+    assert torch.allclose(one.values[-1][:, :, :41], many.values[-1][:, :, :41], atol=0.05)
+
+
+def test_the_highest_logit_is_found_in_parts():
+    for vocabulary in (7, 512, 1000, 50_257):
+        logits = torch.randn(3, vocabulary)
+        assert torch.equal(_highest(logits), logits.argmax(dim=-1, keepdim=True))

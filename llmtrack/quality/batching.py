@@ -1,0 +1,89 @@
+"""How many rows are scored at once: as many as asked for, or as many as memory has room for, found as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from llmtrack.engine import EngineInfo
+from llmtrack.errors import is_out_of_memory
+from llmtrack.measure.room import free_memory
+
+MOST_TOKENS, MOST_TOKENS_ON_GPU = 2048, 65_536
+"""Tokens of a batch, beyond which no device that was tried got faster."""
+
+ACTIVATIONS = 16
+"""What a token takes while it is scored, as a multiple of a layer's input and output, which is all that an engine tells."""
+
+SHARE = 2
+"""A batch is meant to take this part of what is free."""
+
+Row = TypeVar("Row")
+Scored = TypeVar("Scored")
+
+
+def token_budget(info: EngineInfo, free: int | None = None) -> int:
+    """Return how many tokens, pads included, a batch may have.
+
+    Args:
+        info: the engine.
+        free: bytes that are free on its device; None: as many as it says.
+    """
+    most = MOST_TOKENS_ON_GPU if info.device.startswith("cuda") else MOST_TOKENS
+    if not info.score_bytes_per_token:
+        return most
+    there = free_memory(info.device) if free is None else free
+    return max(1, min(most, there // SHARE // (ACTIVATIONS * info.score_bytes_per_token)))
+
+
+def in_batches(
+    rows: Sequence[Row],
+    length_of: Callable[[Row], int],
+    score: Callable[[Sequence[Row]], Scored],
+    batch_size: int | None,
+    budget: int,
+) -> Iterator[tuple[int, Scored]]:
+    """Score rows batch by batch, and yield how many rows each batch had, with what came of it.
+
+    Without a batch size each batch has as many rows as the budget allows; where memory does not suffice, the budget is
+    halved, for good, and the batch tried again.
+
+    Args:
+        rows: in the order in which they are scored.
+        length_of: tokens of a row.
+        score: scores a batch.
+        batch_size: rows per batch; None: by the budget.
+        budget: tokens of a batch at most.
+
+    Raises:
+        Exception: what `score` raises; that memory does not suffice, only of a single row or a batch of a given size.
+    """
+    begin = 0
+    while begin < len(rows):
+        batch = _next_batch(rows, begin, length_of, batch_size, budget)
+        scored: Scored | None = None
+        try:
+            scored = score(batch)
+        except Exception as error:
+            if batch_size is not None or len(batch) == 1 or not is_out_of_memory(error):
+                raise
+        if scored is None:
+            # Out of the handler, or its error would keep what was computed so far.
+            budget = max(len(batch) * max(map(length_of, batch)) // 2, 1)
+            continue
+        yield len(batch), scored
+        begin += len(batch)
+
+
+def _next_batch(
+    rows: Sequence[Row], begin: int, length_of: Callable[[Row], int], batch_size: int | None, budget: int
+) -> Sequence[Row]:
+    if batch_size is not None:
+        return rows[begin : begin + batch_size]
+    end, longest = begin + 1, length_of(rows[begin])
+    while end < len(rows):
+        longest = max(longest, length_of(rows[end]))
+        if longest * (end + 1 - begin) > budget:
+            break
+        end += 1
+    return rows[begin:end]

@@ -1,0 +1,85 @@
+"""A batch has as many rows as memory has room for, and what is scored does not depend on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llmtrack.options import parameters
+from llmtrack.quality import batching
+from llmtrack.quality.batching import in_batches, token_budget
+from llmtrack.quality.perplexity import score_documents, score_rolling
+from llmtrack.scenario import PerplexityTask
+from tests.engines.models import small
+
+TEXTS = ("The harbour is quiet.", "Boats come in with the tide, and go out with it.", "x", "Two more words")
+
+
+def batches(rows, score=len, batch_size=None, budget=100):
+    return list(in_batches(rows, lambda row: row, score, batch_size, budget))
+
+
+def test_a_batch_fills_the_budget_with_its_longest_row():
+    assert batches([50, 50, 40, 30, 30, 20]) == [(2, 2), (2, 2), (2, 2)]
+    assert batches([30, 40, 30]) == [(2, 2), (1, 1)], "the longest need not be the first"
+    assert batches([500, 10, 10]) == [(1, 1), (2, 2)], "a row that is longer than the budget is tried alone"
+
+
+def test_a_size_that_is_given_is_kept():
+    assert batches([500, 500, 10], batch_size=2) == [(2, 2), (1, 1)]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate")])
+def test_the_budget_is_halved_where_memory_does_not_suffice(error):
+    tried = []
+
+    def score(rows):
+        tried.append(len(rows))
+        if sum(rows) > 30:
+            raise error
+        return sum(rows)
+
+    assert batches([10] * 12, score) == [(2, 20)] * 6
+    assert tried == [10, 5, 2, 2, 2, 2, 2, 2]
+    with pytest.raises(type(error)):
+        batches([10] * 12, score, batch_size=4)
+    with pytest.raises(type(error)):
+        batches([40], score)
+
+
+def test_any_other_error_is_told():
+    def score(rows):
+        raise ValueError("another")
+
+    with pytest.raises(ValueError, match="another"):
+        batches([10] * 4, score)
+
+
+def test_the_budget_follows_from_free_memory():
+    info = replace(small("llama").info, score_bytes_per_token=1000)
+    gpu = replace(info, device="cuda:0")
+    assert token_budget(info, 10**12) == batching.MOST_TOKENS
+    assert token_budget(gpu, 10**12) == batching.MOST_TOKENS_ON_GPU
+    assert token_budget(gpu, 320_000_000) == 320_000_000 // 2 // 16 // 1000
+    assert token_budget(gpu, 0) == 1
+    assert token_budget(replace(info, score_bytes_per_token=0), 0) == batching.MOST_TOKENS
+
+
+@pytest.mark.parametrize("score", [score_documents, score_rolling])
+def test_the_result_is_that_of_any_batch_size(score, monkeypatch):
+    engine = small("llama")
+    fixed = score(engine, TEXTS, max_length=16, batch_size=2)
+    for most in (1, 40, 10_000):
+        monkeypatch.setattr(batching, "MOST_TOKENS", most)
+        found = score(engine, TEXTS, max_length=16, batch_size=None)
+        assert found.loss == pytest.approx(fixed.loss, abs=1e-6)
+        assert (found.tokens_scored, found.tokens_digest) == (fixed.tokens_scored, fixed.tokens_digest)
+    assert len(found.batch_losses) == 1
+
+
+def test_auto_is_a_word_of_the_option():
+    (option,) = (each for each in parameters(PerplexityTask) if each.name == "batch_size")
+    assert option.parse("auto") is None
+    assert option.parse("8") == 8
+    assert PerplexityTask(batch_size=None).batch_size is None
