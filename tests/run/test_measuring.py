@@ -128,7 +128,9 @@ def test_perplexity_is_told_by_batch_and_measured(tmp_path):
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text('{"text": "abcd"}\n{"text": "ab"}\n{"text": "x"}\n')
     events = measure(Loader(), scoring("ppl", corpus=str(corpus), batch_size=1, verbose=True, max_length=3))
-    assert [event.text for event in events if isinstance(event, Log)][1:] == [
+    told = [event.text for event in events if isinstance(event, Log)]
+    assert "in 2 batches" in told[1]
+    assert told[2:] == [
         "batch 1/2 - loss 1.0000, tokens 2",
         "batch 2/2 - loss 1.0000, tokens 1",
         "average loss 1.0000 nats, perplexity 2.718 (3 tokens)",
