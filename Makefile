@@ -61,7 +61,7 @@ docs: $(STAMP)
 lock: $(STAMP)
 	( sed -n '/^#/p' constraints.txt; \
 	  printf 'torch==2.13.0\n' | $(BIN)/uv pip compile pyproject.toml --constraint - --universal \
-	    --python-version 3.10 --extra onnx --extra genai --extra openvino --extra dev --no-annotate --no-header --quiet --upgrade \
+	    --python-version 3.10 --extra onnx --extra genai --extra openvino --extra torchao --extra dev --no-annotate --no-header --quiet --upgrade \
 	    | grep -vE '^(nvidia-|cuda-|triton)' ) > constraints.new
 	mv constraints.new constraints.txt
 
