@@ -34,7 +34,7 @@ VALUES = st.one_of(
 )
 
 EXPERIMENTS = {**{name: entry.command(each) for name, each in declarations().items()}, "suite": suite.main}
-# What these need beside the option that is tried.
+# What these need beside the option that is tried, and what keeps them short.
 NEEDED = {
     "gate": {"--baseline": "latest", "--candidate": "latest", "--fail-if": "tokens_per_sec < -5%"},
     "alias": {"name": "production", "run_id": "0" * 32},
@@ -82,7 +82,7 @@ def _nothing_is_run(monkeypatch):
     """Experiments are made, and not measured."""
     done = SimpleNamespace(exit_code=0, study=None)
     monkeypatch.setattr(entry, "run_experiment", lambda experiment, config: None)
-    monkeypatch.setattr(suite, "open_tracker", lambda config: None)
+    monkeypatch.setattr(suite, "open_tracker", lambda config: SimpleNamespace(offline=True))
     monkeypatch.setattr(suite, "run_suite", lambda experiments, **asked: done)
     monkeypatch.setattr(suite, "say_where", lambda *asked: None)
 
@@ -151,7 +151,7 @@ def test_every_command_is_tried():
     assert {"alias", "doctor", "gate", "report", "runs"} <= set(COMMANDS)
     for name, command in COMMANDS.items():
         needed = {each.opts[0] for each in command.params if each.required}
-        assert needed == set(NEEDED.get(name, {})), (
+        assert needed <= set(NEEDED.get(name, {})), (
             "name what it needs, or it is refused before it reads a value"
         )
 

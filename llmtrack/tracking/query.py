@@ -176,9 +176,9 @@ def _study_id(client: MlflowClient, experiment_ids: Sequence[str], study: str, e
         raise UsageError(
             "there is no study" + (f" of experiment {experiment!r}" if experiment else "") + " yet"
         )
-    run = run_of_id(client, experiment_ids, study)
-    if run is not None and "llmtrack.study_id" in run.data.tags:
-        return run.data.tags["llmtrack.study_id"]
+    named = run_of_id(client, experiment_ids, study)
+    if named is not None and "llmtrack.study_id" in named.data.tags:
+        return named.data.tags["llmtrack.study_id"]
     if newest(client, experiment_ids, f"tags.`llmtrack.study_id` = {quoted(study)}"):
         return study
     known = newest(client, experiment_ids, base, _STUDIES_NAMED)

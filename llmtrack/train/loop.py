@@ -135,8 +135,7 @@ def compiled_nll(mode: str) -> Nll:
     """
     if mode == "none":
         return batch_nll
-    options = {"max_autotune": True} if mode == "max-autotune" else None
-    compiled: Nll = torch.compile(batch_nll, dynamic=False, options=options)
+    compiled: Nll = torch.compile(batch_nll, dynamic=False, options={"max_autotune": mode == "max-autotune"})
     return compiled
 
 

@@ -27,9 +27,9 @@ def idle_watts(device: str) -> float | None:
         return None
     time.sleep(IDLE_S)
     after = counters.read()
-    if after.energy_j is None or after.energy_j < before.energy_j:  # type: ignore[operator] # looked at above
+    if after.energy_j is None or after.energy_j < before.energy_j:
         return None
-    return (after.energy_j - before.energy_j) / (after.at - before.at)  # type: ignore[operator]
+    return (after.energy_j - before.energy_j) / (after.at - before.at)
 
 
 def energy_figures(

@@ -158,10 +158,10 @@ def test_what_is_not_comparable_is_left_out_and_said():
     points = gather_points(runs)
     assert list(points.runs["scenario"]) == ["a", "b"]
     assert list(points.runs["perplexity"]) == [20.0, 21.0]
-    assert [note.split(" are")[0] for note in points.notes] == [
-        "1 runs of another workload",
-        "1 runs measured in another environment",
-        "1 runs whose perplexity is of another convention",
+    assert [note.split(" is left")[0] for note in points.notes] == [
+        "1 run of another workload",
+        "1 run measured in another environment",
+        "1 run whose perplexity is of another convention",
     ]
 
 
@@ -186,9 +186,7 @@ def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_and_said(other
     )
     points = gather_points(runs)
     assert list(points.runs["perplexity"].fillna(0)) == [20.0, 21.0, 0]
-    assert points.notes[0].startswith(
-        "1 runs whose perplexity is of other tokens or another text are left out"
-    )
+    assert points.notes[0].startswith("1 run whose perplexity is of other tokens or another text is left out")
 
 
 def test_nothing_to_choose_among():

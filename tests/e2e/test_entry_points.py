@@ -30,7 +30,7 @@ def test_precision_runs_the_forced_fallback_once(run_here, tracked):
     assert runs.loc["float16", "outcome"] == "same_as"
     assert "float16 was not measured again" in output
     study = study_of(tracked, "precision")
-    assert tracked.artifacts(study["run_id"], "plots") == {"plots/tokens_per_sec.png"}
+    assert tracked.artifacts(study["run_id"], "plots") == {"plots/roofline.png", "plots/tokens_per_sec.png"}
 
 
 @pytest.mark.slow(30)
@@ -45,7 +45,10 @@ def test_perplexity_of_the_real_model(run_here, tracked, smollm2_spec):
     assert (run["tokens_scored"], run["tokens_truncated"]) == (5220, 0)
     study = study_of(tracked, "perplexity")
     assert study["status"] == "FINISHED"
-    assert tracked.artifacts(study["run_id"], "plots") == {"plots/batch_loss_perplexity_float32.png"}
+    assert tracked.artifacts(study["run_id"], "plots") == {
+        "plots/batch_loss_perplexity_float32.png",
+        "plots/roofline.png",
+    }
 
 
 def test_cache_padding_tells_which_rows_padding_changes(run_here, tracked):
@@ -61,6 +64,7 @@ def test_cache_padding_tells_which_rows_padding_changes(run_here, tracked):
     assert tracked.artifacts(study["run_id"], "plots") == {
         "plots/cache_latency.png",
         "plots/padding_tokens_per_sec.png",
+        "plots/roofline.png",
     }
 
 

@@ -56,7 +56,7 @@ def test_baseline_from_a_git_url_measures_the_real_model(mlflow_run, tracked, ch
     others = [each.info.run_id for each in everything if each.data.tags.get("llmtrack.kind") != "scenario"]
     assert others == [study["run_id"]]
     assert tracked.artifacts(study["run_id"]) >= REPORT
-    assert tracked.artifacts(study["run_id"], "plots") == {"plots/token_latency.png"}
+    assert tracked.artifacts(study["run_id"], "plots") == {"plots/roofline.png", "plots/token_latency.png"}
     tags = tracked.client.get_run(study["run_id"]).data.tags
     assert f"runs/{run['run_id']}" in tags["mlflow.note.content"]
     assert tags["mlflow.project.entryPoint"] == "baseline"
@@ -78,7 +78,8 @@ def test_prompt_length_meets_its_targets_and_a_scenario_that_fails_is_a_failed_r
     assert runs.loc["prompt_100000", "failure"] == "too_long"
     assert "exceed the context" in runs.loc["prompt_100000", "reason"]
     study = study_of(tracked, "prompt_length")
-    assert tracked.artifacts(study["run_id"], "plots") == {"plots/latency.png", "plots/tokens_per_sec.png"}
+    plots = {"plots/latency.png", "plots/roofline.png", "plots/tokens_per_sec.png"}
+    assert tracked.artifacts(study["run_id"], "plots") == plots
     assert 3 <= len(tracked.text(study["run_id"], "reading.md").splitlines()) <= 6
     assert (study["status"], study["outcome"]) == ("FAILED", "failed")
     assert "prompt_100000 failed" in tracked.text(study["run_id"], "table.md")

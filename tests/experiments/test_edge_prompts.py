@@ -183,7 +183,8 @@ def test_few_repeats_leave_the_noise_unknown_and_what_would_tell_is_said(n):
     line, more = outlier_lines(frame(*ORDINARY, row))
     words = f"not told from noise: too few repeats to tell among 5 comparisons (6 against {n}): measure at least 5"
     assert words in line
-    assert more.endswith("measure more: mlflow run . -e precision --env-manager local -P min_repeats=5")
+    command = "mlflow run . -e precision --env-manager local -P max_new_tokens=11 -P min_repeats=5"
+    assert more.endswith(f"measure more: {command}")
 
 
 def test_more_prompts_need_more_repeats_to_be_told():
@@ -235,7 +236,7 @@ def test_reading_where_special_tokens_are_only_the_bos_of_every_prompt():
 
 def test_nothing_measured_is_said():
     failed = frame(run("plain", status="FAILED", failure="load", reason="gone", baseline=True))
-    assert reading(failed) == ["Nothing was measured.", "1 of 1 scenarios failed: plain."]
+    assert reading(failed) == ["Nothing was measured.", "1 of 1 scenario failed: plain."]
 
 
 def test_plots_show_every_prompt():

@@ -121,9 +121,11 @@ def test_blocks_are_as_asked_for(block, symmetric, exported, tmp_path):
     assert (len(four_bit.input) > 3 and bool(four_bit.input[3])) is not symmetric
 
 
-def test_a_block_size_that_is_not_possible_is_refused(exported, tmp_path):
-    with pytest.raises(ScenarioError, match="block_size 33 is not possible: use one of 16, 32"):
-        apply("onnx/int8-weight-only", exported, tmp_path / "out", block_size=33)
+def test_a_block_size_that_is_not_possible_is_refused():
+    for name in ("int8-weight-only", "int4-weight-only", "int8-mixed"):
+        recipe = find_recipe("onnx", name)
+        with pytest.raises(ScenarioError, match="block_size 33 is not possible: use one of 16, 32"):
+            recipe.check(recipe.settled((("block_size", 33),)))
 
 
 PLANTED = "model.layers.2.mlp.down_proj"

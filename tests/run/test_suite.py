@@ -145,9 +145,9 @@ def test_quick_asks_for_less_of_the_same(name):
     assert len(quick.scenarios) <= len(full.scenarios)
     assert sum(each.baseline for each in quick.scenarios) >= 1
     for each in quick.scenarios:
-        assert each.repeat.max_repeats <= 3
         if isinstance(each.task, GenerateTask):
-            assert each.repeat.max_seconds <= 8
+            assert each.repeat.max_repeats == each.repeat.min_repeats
+            assert each.repeat.max_seconds <= 30
             assert each.task.max_new_tokens <= 16
 
 
