@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from llmtrack.errors import UsageError
+from llmtrack.errors import UsageError, in_words
 
 # In a wheel; a checkout is such a folder itself.
 PROJECT = Path(__file__).parent / "project"
@@ -24,7 +24,7 @@ def write_project(folder: Path) -> list[Path]:
         folder: where to; made if it is not there.
 
     Raises:
-        UsageError: llmtrack runs from a checkout, or a file is there already.
+        UsageError: llmtrack runs from a checkout, a file is there already, or the folder cannot be written.
     """
     if not PROJECT.is_dir():
         root = Path(__file__).parents[1]
@@ -36,11 +36,14 @@ def write_project(folder: Path) -> list[Path]:
         "conda.yaml": _with_llmtrack((PROJECT / "conda.yaml").read_text(encoding="utf-8")),
         CORPUS: "".join(f'{{"text": "{text}"}}\n' for text in _TEXTS),
     }
-    if there := [name for name in texts if (folder / name).exists()]:
-        raise UsageError(f"{folder} has {', '.join(there)} already: choose another folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    try:
+        if there := [name for name in texts if (folder / name).exists()]:
+            raise UsageError(f"{folder} has {', '.join(there)} already: choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the folder cannot be written ({in_words(error)}): choose another one") from error
     return [folder / name for name in texts]
 
 

@@ -39,6 +39,8 @@ NEEDED = {
     "gate": {"--baseline": "latest", "--candidate": "latest", "--fail-if": "tokens_per_sec < -5%"},
     "alias": {"name": "production", "run_id": "0" * 32},
     "report": {"study": "latest"},
+    "init": {"folder": "project"},
+    "run": {"experiment": "baseline"},
     "generate": {"prompt": "a", "--model": "synthetic:tiny", "--max-new-tokens": "1"},
 }
 ELSEWHERE = ("--tracking-uri", "--output", "--junit", "--spool")

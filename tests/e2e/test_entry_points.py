@@ -75,7 +75,8 @@ def test_batching_does_the_same_work_in_each_arm(run_here, tracked):
     assert runs["tokens_generated"].to_dict() == {"batch_1": 12, "batch_3": 12}
     assert runs["latency_per_sample_s"].to_dict() == pytest.approx((runs["total_latency_s"] / 3).to_dict())
     study = study_of(tracked, "batching")
-    assert len(tracked.artifacts(study["run_id"], "plots")) == 3
+    plots = ("batch_latency", "latency_per_sample", "roofline", "tokens_per_sec")
+    assert tracked.artifacts(study["run_id"], "plots") == {f"plots/{name}.png" for name in plots}
 
 
 def test_edge_prompts_all_run(run_here, tracked):
