@@ -17,7 +17,7 @@ def _installed(monkeypatch):
 def test_a_project_is_written_once(tmp_path):
     written = starting.write_project(tmp_path / "new" / "one")
     assert {path.name for path in written} == {"MLproject", "conda.yaml", starting.CORPUS}
-    with pytest.raises(UsageError, match="has MLproject, conda.yaml, texts.jsonl already"):
+    with pytest.raises(UsageError, match=r"has MLproject, conda\.yaml, texts\.jsonl already"):
         starting.write_project(tmp_path / "new" / "one")
 
 
