@@ -138,21 +138,36 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None, focus: 
         numeric=(*(column.is_number for column in columns), False),
         rows=tuple(rows),
         run_ids=tuple(runs["run_id"]),
-        notes=tuple(filter(None, (note(run) for _, run in runs.iterrows()))),
+        notes=notes(runs),
         keys=(*(column.key for column in columns), "against_baseline"),
     )
 
 
-def note(run: pd.Series) -> str:
-    """Return why a run has no numbers, or none to rely on; empty if all is well."""
-    name = ask.name(run)
+def notes(runs: pd.DataFrame) -> tuple[str, ...]:
+    """Return why runs have no numbers, or none to rely on; what is true of several is said once, of all of them."""
+    said: dict[str, list[str]] = {}
+    for _, run in runs.iterrows():
+        if what := _note(run):
+            said.setdefault(what, []).append(ask.name(run))
+    return tuple(_of_all(names, what) for what, names in said.items())
+
+
+def _of_all(names: Sequence[str], what: str) -> str:
+    """Return a sentence about one run or several: `a was killed`, `a, b were killed`."""
+    verb, _, rest = what.partition(" ")
+    several = {"is": "are", "was": "were", "loses": "lose"} if len(names) > 1 else {}
+    return f"{', '.join(names)} {several.get(verb, verb)} {rest}"
+
+
+def _note(run: pd.Series) -> str:
+    """Return what is said behind a run's name; empty if all is well."""
     if ask.text(run, "outcome") == "same_as":
-        return f"{name} was not measured again: {ask.text(run, 'reason')}"
+        return f"was not measured again: {ask.text(run, 'reason')}"
     if not ask.is_finished(run):
-        return f"{name} {ask.state(run)}"
+        return ask.state(run)
     ratio = ask.number(run, "reference_perplexity_ratio")
     if ratio is not None and ratio > _SPIKE:
-        return f"{run['scenario']} loses quality: its perplexity is {ratio:.2f} times the reference's"
+        return f"loses quality: its perplexity is {ratio:.2f} times the reference's"
     return ""
 
 

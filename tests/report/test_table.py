@@ -125,6 +125,10 @@ def test_a_failed_run_says_why():
     table = table_of(BASE, failed)
     assert table.rows[1][-1] == "FAILED (out_of_memory)"
     assert table.notes == ("big failed: needs 9 GiB",)
+    both = table_of(BASE, failed, failed | {"scenario": "bigger", "run_id": "bigger"})
+    assert both.notes == ("big, bigger failed: needs 9 GiB",)
+    gone = [run(name, status="KILLED", reason="by hand", run_id=name) for name in ("a", "b")]
+    assert table_of(BASE, *gone).notes == ("a, b were killed: by hand",)
     silent = table_of(BASE, run("lost", status="KILLED"))
     assert silent.rows[1][-1] == "KILLED (no reason was tracked)"
     # Killed is no failure: nothing went wrong but the end.
