@@ -139,7 +139,7 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
     places = [each.place for each in pareto_front(drawn.runs, (speed, quality))]
     runs = drawn.runs.assign(_place=places).sort_values(speed)
     figure, axes = canvas(
-        f"{quality} against {speed}: the line joins what no other beats in both{_open_ones(places)}{_memory_range(runs)}",
+        "\n".join([f"{quality} against {speed}", *_key(places), *_memory_range(runs)]),
         _axis(speed),
         _axis(quality),
     )
@@ -169,11 +169,16 @@ def _sizes(runs: pd.DataFrame) -> list[float]:
     return [30 + 130 * float(value) / float(memory.max()) for value in memory]
 
 
-def _open_ones(places: Sequence[Place]) -> str:
-    return " (hollow: it cannot be told)" if "open" in places else ""
+def _key(places: Sequence[Place]) -> list[str]:
+    """Return what line and hollow points stand for, where there are any."""
+    line = ["the line joins what no other beats in both"] if "on" in places else []
+    hollow = ["hollow: it cannot be told whether another does"] if "open" in places else []
+    return [f"({'; '.join([*line, *hollow])})"] if line or hollow else []
 
 
-def _memory_range(runs: pd.DataFrame) -> str:
+def _memory_range(runs: pd.DataFrame) -> list[str]:
     if len(set(_sizes(runs))) <= 1:
-        return ""
-    return f"\n(a point is as large as its peak memory: {runs[MEMORY].min():,.0f} to {runs[MEMORY].max():,.0f} MiB)"
+        return []
+    return [
+        f"(a point is as large as its peak memory: {runs[MEMORY].min():,.0f} to {runs[MEMORY].max():,.0f} MiB)"
+    ]

@@ -85,6 +85,11 @@ def test_what_cannot_be_told_is_said_with_what_would_tell():
 def test_many_arms_need_more_repeats_to_be_told():
     few = [repeated(f"a{n}", 10.0 + n, 20.0, n=5) for n in range(8)]
     assert set(places(*few).values()) == {"open"}
+    title = (
+        pareto_plot(gather_points(frame(*few)), "tokens_per_sec", "perplexity").axes[0].get_title(loc="left")
+    )
+    assert "line" not in title, "there is none"
+    assert max(map(len, title.splitlines())) <= 72, "longer lines leave the picture"
     enough = [repeated(f"a{n}", 10.0 + n, 20.0, n=6) for n in range(8)]
     assert [name for name, where in places(*enough).items() if where == "on"] == ["a7"]
 
@@ -229,6 +234,7 @@ def test_the_plot_joins_the_front():
     axes = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity").axes[0]
     (line,) = axes.lines
     assert list(line.get_xdata()) == [10.0, 20.0]
+    assert "the line joins what no other beats in both" in axes.get_title(loc="left")
     assert {text.get_text() for text in axes.texts} - {""} == {"a", "b", "c"}
     assert "50 to 400 MiB" in axes.get_title(loc="left")
     assert axes.get_xlabel() == "tokens_per_sec, tokens/s (more is better)"
