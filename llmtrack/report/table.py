@@ -144,19 +144,13 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None, focus: 
 
 
 def notes(runs: pd.DataFrame) -> tuple[str, ...]:
-    """Return why runs have no numbers, or none to rely on; what is true of several is said once, of all of them."""
-    said: dict[str, list[str]] = {}
+    """Return why runs have no numbers, or none to rely on; a reason that many failed for is said once, of all of them."""
+    said: dict[tuple[str, str], list[str]] = {}
     for _, run in runs.iterrows():
         if what := _note(run):
-            said.setdefault(what, []).append(ask.name(run))
-    return tuple(_of_all(names, what) for what, names in said.items())
-
-
-def _of_all(names: Sequence[str], what: str) -> str:
-    """Return a sentence about one run or several: `a was killed`, `a, b were killed`."""
-    verb, _, rest = what.partition(" ")
-    several = {"is": "are", "was": "were", "loses": "lose"} if len(names) > 1 else {}
-    return f"{', '.join(names)} {several.get(verb, verb)} {rest}"
+            failed_for_it = ask.text(run, "status") == "FAILED" and ask.text(run, "reason")
+            said.setdefault((what, "" if failed_for_it else ask.text(run, "run_id")), []).append(ask.name(run))
+    return tuple(f"{', '.join(names)} {what}" for (what, _), names in said.items())
 
 
 def _note(run: pd.Series) -> str:

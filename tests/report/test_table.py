@@ -128,7 +128,7 @@ def test_a_failed_run_says_why():
     both = table_of(BASE, failed, failed | {"scenario": "bigger", "run_id": "bigger"})
     assert both.notes == ("big, bigger failed: needs 9 GiB",)
     gone = [run(name, status="KILLED", reason="by hand", run_id=name) for name in ("a", "b")]
-    assert table_of(BASE, *gone).notes == ("a, b were killed: by hand",)
+    assert table_of(BASE, *gone).notes == ("a was killed: by hand", "b was killed: by hand")
     silent = table_of(BASE, run("lost", status="KILLED"))
     assert silent.rows[1][-1] == "KILLED (no reason was tracked)"
     # Killed is no failure: nothing went wrong but the end.
