@@ -149,7 +149,9 @@ def notes(runs: pd.DataFrame) -> tuple[str, ...]:
     for _, run in runs.iterrows():
         if what := _note(run):
             failed_for_it = ask.text(run, "status") == "FAILED" and ask.text(run, "reason")
-            said.setdefault((what, "" if failed_for_it else ask.text(run, "run_id")), []).append(ask.name(run))
+            said.setdefault((what, "" if failed_for_it else ask.text(run, "run_id")), []).append(
+                ask.name(run)
+            )
     return tuple(f"{', '.join(names)} {what}" for (what, _), names in said.items())
 
 
