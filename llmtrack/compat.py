@@ -20,7 +20,8 @@ def import_transformers() -> None:
     MLflow brings scikit-learn, with SciPy and pandas behind it, and transformers imports it wherever it is there, for
     assisted generation only. Whoever imports it afterwards finds it.
     """
-    if "sklearn" in sys.modules:
+    # Where transformers has already looked what there is, it would miss it.
+    if not {"sklearn", "transformers.utils.import_utils"}.isdisjoint(sys.modules):
         importlib.import_module("transformers.generation.utils")
         return
     # What is None is found nowhere, which is how transformers asks.

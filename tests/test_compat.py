@@ -19,7 +19,19 @@ assert "sklearn" not in sys.modules
 import sklearn
 """
 
+LOOKED_BEFORE = """
+import transformers.utils
+from llmtrack.compat import import_transformers
+
+import_transformers()
+"""
+
 
 @pytest.mark.slow(5)
 def test_transformers_does_without_scikit_learn_and_who_wants_it_has_it():
     subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+
+
+@pytest.mark.slow(5)
+def test_transformers_that_has_looked_what_there_is_finds_it():
+    subprocess.run([sys.executable, "-c", LOOKED_BEFORE], check=True)
