@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.convert.environment import BuildEnvironment
-from llmtrack.errors import MissingDependencyError
-from llmtrack.installed import install, missing_modules
 from llmtrack.models.cache import build_once
 from llmtrack.models.folder import ModelFolder
-from llmtrack.quantize.recipe import NONE, Recipe, find_recipe
-from llmtrack.scenario import Variant, digest
+from llmtrack.scenario import digest
 
 VERSION = 2
 """Raised when a conversion's result changes, so that cached ones are made anew."""
@@ -39,25 +36,13 @@ class Converter:
         backend: whose tool.
         environment: what it runs in.
         command: turns the model's folder, the empty target and the recipe's arguments into its arguments.
+        unquantized: in place of a recipe's arguments, where there is no recipe.
     """
 
     backend: str
     environment: BuildEnvironment
     command: Callable[[Path, Path, Sequence[str]], Sequence[str]]
-
-
-def find(variant: Variant) -> Recipe | None:
-    """Return the recipe of a variant; None: the model as it is.
-
-    Raises:
-        MissingDependencyError: the backend's runtime is not installed.
-        UsageError: the backend has no such recipe.
-    """
-    if missing := missing_modules(variant.backend):
-        raise MissingDependencyError(
-            f"the {variant.backend} backend needs {', '.join(missing)}: {install(variant.backend)}"
-        )
-    return None if variant.quantization == NONE else find_recipe(variant.backend, variant.quantization)
+    unquantized: Sequence[str]
 
 
 def converted(

@@ -14,7 +14,7 @@ from llmtrack.quantize.recipe import Recipe
 from llmtrack.scenario import Scalar
 
 BACKEND = "genai"
-FLOAT = ("-p", "fp32")
+_UNQUANTIZED = ("-p", "fp32")
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def _int4(options: Mapping[str, Scalar]) -> list[str]:
     return _weight_only("int4", options)
 
 
-CONVERTER = Converter(BACKEND, BuildEnvironment(BACKEND, pinned(BACKEND)), _command)
+CONVERTER = Converter(BACKEND, BuildEnvironment(BACKEND, pinned(BACKEND)), _command, _UNQUANTIZED)
 
 RECIPES = (
     Recipe("int8", BACKEND, "weights, 8 bits in blocks (GenAI's model builder)", "int8", _int8, Blocks),

@@ -14,7 +14,7 @@ from llmtrack.quantize.recipe import Recipe
 from llmtrack.scenario import Scalar
 
 BACKEND = "openvino"
-FLOAT = ("--weight-format", "fp32")
+_UNQUANTIZED = ("--weight-format", "fp32")
 
 Symmetric = Annotated[bool, Option("Weights without zero points.")]
 
@@ -53,7 +53,7 @@ def _int4(options: Mapping[str, Scalar]) -> list[str]:
     return ["--weight-format", "int4", *groups, "--ratio", str(options["ratio"]), *symmetric]
 
 
-CONVERTER = Converter(BACKEND, BuildEnvironment(BACKEND, pinned(BACKEND)), _command)
+CONVERTER = Converter(BACKEND, BuildEnvironment(BACKEND, pinned(BACKEND)), _command, _UNQUANTIZED)
 
 RECIPES = (
     Recipe(

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmtrack.convert.build import converted, find
-from llmtrack.convert.genai import CONVERTER, FLOAT
+from llmtrack.convert.conversion import Conversion, convert
+from llmtrack.convert.genai import CONVERTER
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.fidelity import says_alike, says_the_same
 from llmtrack.engines.host import NO_PEAK, HostEngine, require_cpu
 from llmtrack.engines.onnx import weight_sizes
 from llmtrack.engines.options import GenaiOptions
@@ -24,16 +22,16 @@ from llmtrack.errors import ScenarioError
 from llmtrack.installed import installed_version
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.context import context_length
-from llmtrack.models.folder import model_folder
 from llmtrack.models.reasons import one_line
 from llmtrack.options import chosen
-from llmtrack.scenario import Scalar, Variant
+from llmtrack.scenario import Variant
 from llmtrack.tensors import tokens
 
 if TYPE_CHECKING:
     import torch
 
 CONFIG = "genai_config.json"
+RUNTIMES = ("onnxruntime", "onnxruntime-genai")
 
 _PADS = Sharing(0, "ONNX Runtime GenAI computes another text where a row has pads")
 
@@ -51,32 +49,9 @@ def load(variant: Variant) -> GenaiEngine:
     """
     import torch
 
-    recipe = find(variant)
     require_cpu(variant)
-    told = chosen(GenaiOptions, variant.options)
-    options = recipe.settled(variant.options) if recipe else {}
-    arguments = recipe.apply(options) if recipe else FLOAT
-    source = model_folder(variant.model, variant.revision)
-    label = recipe.name if recipe else variant.dtype
-    check = says_the_same if recipe is None else says_alike
-    folder = converted(CONVERTER, source, arguments, label, partial(check, open_folder))
-    threads = told.threads or torch.get_num_threads()
-    facts: dict[str, Scalar] = {
-        **source.facts,
-        **options,
-        "threads": threads,
-        "weights_format": "onnx (genai)",
-    }
-    versions = {name: installed_version(name) for name in ("onnxruntime", "onnxruntime-genai")}
-    return GenaiEngine(
-        folder,
-        threads,
-        model_id=source.model_id,
-        dtype_label=f"{recipe.dtype} weights (float32)" if recipe else variant.dtype,
-        facts=facts,
-        tags={**source.tags, **versions},
-        warnings=source.warnings,
-    )
+    threads = chosen(GenaiOptions, variant.options).threads or torch.get_num_threads()
+    return GenaiEngine(convert(CONVERTER, variant, open_folder), threads)
 
 
 def open_folder(folder: Path) -> GenaiEngine:
@@ -85,37 +60,24 @@ def open_folder(folder: Path) -> GenaiEngine:
     Raises:
         ScenarioError: it cannot be run.
     """
-    return GenaiEngine(folder, 1, model_id=str(folder), dtype_label="as stored")
+    return GenaiEngine(Conversion(folder, str(folder), "as stored"), 1)
 
 
 class GenaiEngine(HostEngine):
     """A folder of GenAI's builder as an engine: batches of rows of one length, prompts computed at once.
 
     Args:
-        folder: graph, GenAI's config, and the model's own config and tokenizer.
+        made: graph, GenAI's config, and the model's own config and tokenizer.
         threads: threads that compute one operation.
-        model_id: what to call it in tracked runs.
-        dtype_label: what the weights are stored as.
-        facts: params to track.
-        tags: provenance to track.
-        warnings: findings in words.
 
     Raises:
         ScenarioError: GenAI cannot run it.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        threads: int,
-        *,
-        model_id: str,
-        dtype_label: str,
-        facts: dict[str, Scalar] | None = None,
-        tags: dict[str, str] | None = None,
-        warnings: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, made: Conversion, threads: int) -> None:
+        folder, warnings = made.folder, made.warnings
         super().__init__(folder)
+        self._sharing = _PADS
         self._genai: Any = import_module("onnxruntime_genai")
         start = time.perf_counter()
         try:
@@ -133,9 +95,9 @@ class GenaiEngine(HostEngine):
         graph = folder / decoder["filename"]
         stored, read = weight_sizes(graph)
         self._info = EngineInfo(
-            model_id=model_id,
+            model_id=made.model_id,
             device="cpu",
-            dtype_label=dtype_label,
+            dtype_label=made.dtype_label,
             model_size_bytes=stored,
             step_weight_bytes=read,
             kv_bytes_per_token=8
@@ -144,9 +106,14 @@ class GenaiEngine(HostEngine):
             vocab_size=self._vocab_size,
             load_time_s=seconds,
             file_size_bytes=sum(path.stat().st_size for path in folder.glob(f"{graph.name}*")),
-            facts=dict(facts or {}) | {"architecture": self.architecture},
-            tags=dict(tags or {}),
-            warnings=warnings + _PADS.warnings,
+            facts={
+                **made.facts,
+                "threads": threads,
+                "weights_format": "onnx (genai)",
+                "architecture": self.architecture,
+            },
+            tags={**made.tags, **{name: installed_version(name) for name in RUNTIMES}},
+            warnings=warnings + self._sharing.warnings,
             special_tokens=tokens.special_tokens(self.tokenizer),
             folder=str(folder),
         )
@@ -160,27 +127,16 @@ class GenaiEngine(HostEngine):
             ScenarioError: the rows have pads.
         """
         lengths = [len(row) for row in request.prompt_ids]
-        _PADS.check(lengths, request.padded_length, request.max_new_tokens)
-        ids = np.array(request.prompt_ids, dtype=np.int32)
-        generator = self._generator(len(ids), lengths[0] + request.max_new_tokens, request.ignore_eos)
-        ended = np.zeros(len(ids), dtype=bool)
-        chosen_ids: list[Any] = []
-        generator.append_tokens(ids)
-        for _ in range(request.max_new_tokens):
-            if chosen_ids and not request.use_cache:
+        generator = self._generator(len(lengths), lengths[0] + request.max_new_tokens, request.ignore_eos)
+
+        def step(ids: Any, mask: Any, cached: bool) -> Any:
+            if not cached:
                 generator.rewind_to(0)
-                generator.append_tokens(np.concatenate([ids, np.stack(chosen_ids, axis=1)], axis=1))
+                generator.append_tokens(ids.astype(np.int32))
             generator.generate_next_token()
-            token = np.array(generator.get_next_tokens(), dtype=np.int32)
-            on_step()
-            chosen_ids.append(token)
-            if not request.ignore_eos:
-                ended |= np.isin(token, list(self._eos_ids))
-                if ended.all():
-                    break
-        eos_ids = frozenset() if request.ignore_eos else self._eos_ids
-        rows = np.stack(chosen_ids, axis=1).tolist()
-        return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows))
+            return np.array(generator.get_next_tokens(), dtype=np.int64)
+
+        return self._generate(request, on_step, step)
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of one row; see `Engine.next_token_logits`."""

@@ -1,4 +1,4 @@
-"""What the engines share that run a folder's files on the host: text, scores from logits row by row, and memory."""
+"""What the engines share that run a folder's files on the host: text, the greedy loop, scores row by row, and memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Tokenized
+from llmtrack.engines.rows import begins_anew_at, sharing_by_rope
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.scenario import Variant
 from llmtrack.tensors import tokens
 from llmtrack.tensors.likelihood import predicted, sum_nll
+from llmtrack.tensors.padding import pad_rows
 
 if TYPE_CHECKING:
     import torch
+    from numpy.typing import NDArray
+
+    Step = Callable[[NDArray[np.int64], NDArray[np.int64], bool], NDArray[np.int64]]
 
 NO_PEAK = "peak memory is that of the whole process: this system cannot reset it"
 
@@ -56,6 +63,8 @@ class HostEngine(ABC):
         self._vocab_size = int(self._config["vocab_size"])
         self._pad_id = tokens.pad_id(self.tokenizer, self._vocab_size)
         self._eos_ids = tokens.eos_ids(GenerationConfig.from_pretrained(str(folder)), self.tokenizer)
+        self._sharing = sharing_by_rope(self._config)
+        self._begins_anew_at = begins_anew_at(self._config)
 
     @property
     def architecture(self) -> str:
@@ -82,6 +91,55 @@ class HostEngine(ABC):
     @abstractmethod
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
         """Generate greedily, calling `on_step` for each step; see `Engine.generate`."""
+
+    def _generate(self, request: GenerateRequest, on_step: Callable[[], None], step: Step) -> Generated:
+        """Generate from padded rows by steps.
+
+        The rules are those of transformers' `generate`: a row that has ended gets pads until all have.
+
+        Args:
+            request: what is asked for.
+            on_step: called when the tokens of a step are there.
+            step: turns new tokens (rows, new), the attention mask (rows, past + new) and whether what came before is in the
+                cache into the next token of each row (rows,).
+
+        Raises:
+            ScenarioError: the rows have pads, which would change what this model says.
+        """
+        lengths = [len(row) for row in request.prompt_ids]
+        self._sharing.check(lengths, request.padded_length, request.max_new_tokens)
+        padded = pad_rows(request.prompt_ids, self._pad_id, request.padding_side, request.padded_length)
+        ids, mask = (each.numpy() for each in padded)
+        ended = np.zeros(len(ids), dtype=bool)
+        taken: list[NDArray[np.int64]] = []
+        new, cached = ids, False
+        for _ in range(request.max_new_tokens):
+            token = np.where(ended, self._pad_id, step(new, mask, cached))
+            on_step()
+            taken.append(token)
+            if not request.ignore_eos:
+                ended |= np.isin(token, list(self._eos_ids))
+                if ended.all():
+                    break
+            mask = np.concatenate([mask, np.ones((len(ids), 1), dtype=np.int64)], axis=1)
+            ids = np.concatenate([ids, token[:, None]], axis=1)
+            cached = request.use_cache and ids.shape[1] != self._begins_anew_at
+            new = token[:, None] if cached else ids
+        eos_ids = frozenset() if request.ignore_eos else self._eos_ids
+        rows = np.stack(taken, axis=1).tolist()
+        return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows))
+
+    def _likeliest(self, logits: NDArray[np.float32], request: GenerateRequest) -> NDArray[np.int64]:
+        """Return the most likely token of each row, where no end may be chosen if ends are ignored.
+
+        Args:
+            logits: (rows, vocabulary); overwritten.
+            request: says whether ends are ignored.
+        """
+        if request.ignore_eos:
+            logits[:, [each for each in self._eos_ids if each < self._vocab_size]] = -np.inf
+        likeliest: NDArray[np.int64] = logits.argmax(axis=1)
+        return likeliest
 
     @abstractmethod
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:

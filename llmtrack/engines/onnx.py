@@ -11,13 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from llmtrack.devices import resolve_device
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.host import NO_PEAK, HostEngine
 from llmtrack.engines.options import OnnxOptions
-from llmtrack.engines.rows import begins_anew_at, sharing_by_rope
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.cache import read_manifest
@@ -35,7 +32,6 @@ from llmtrack.quantize.build import EXPORT_FACTS, onnx_folder
 from llmtrack.quantize.recipe import NONE, find_recipe
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
-from llmtrack.tensors.padding import pad_rows
 
 if TYPE_CHECKING:
     import torch
@@ -168,12 +164,9 @@ class OnnxEngine(HostEngine):
     ) -> None:
         super().__init__(folder)
         self._decoder = decoder
-        config = self._config
-        self._sharing = sharing_by_rope(config)
-        self._begins_anew_at = begins_anew_at(config)
         if not reset_peak_rss():
             warnings += (NO_PEAK,)
-        stored, read = weight_sizes(folder / MODEL_FILE, _experts_per_token(config))
+        stored, read = weight_sizes(folder / MODEL_FILE, _experts_per_token(self._config))
         self._info = EngineInfo(
             model_id=model_id,
             device=device,
@@ -181,7 +174,7 @@ class OnnxEngine(HostEngine):
             model_size_bytes=stored,
             step_weight_bytes=read,
             kv_bytes_per_token=decoder.kv_bytes_per_token,
-            context_length=context_length(config),
+            context_length=context_length(self._config),
             vocab_size=self._vocab_size,
             load_time_s=load_time_s,
             file_size_bytes=sum(path.stat().st_size for path in folder.glob(f"{MODEL_FILE}*")),
@@ -197,38 +190,17 @@ class OnnxEngine(HostEngine):
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
         """Generate greedily, calling `on_step` for each step.
 
-        The rules are those of transformers' `generate`: a row that has ended gets pads until all have, and the
-        end-of-sequence token cannot be chosen where it is to be ignored.
-
         Raises:
             ScenarioError: the rows have pads, which would change what this model says.
         """
-        lengths = [len(row) for row in request.prompt_ids]
-        self._sharing.check(lengths, request.padded_length, request.max_new_tokens)
-        padded = pad_rows(request.prompt_ids, self._pad_id, request.padding_side, request.padded_length)
-        ids, mask = (each.numpy() for each in padded)
-        banned = [each for each in self._eos_ids if request.ignore_eos and each < self._info.vocab_size]
-        ended = np.zeros(len(ids), dtype=bool)
-        chosen: list[Any] = []
-        new, past = ids, None
-        for _ in range(request.max_new_tokens):
-            logits, present = self._decoder.run(new, mask, past, keep=1)
-            last = logits[:, -1]
-            last[:, banned] = -np.inf
-            token = np.where(ended, self._pad_id, last.argmax(axis=1))
-            on_step()
-            chosen.append(token)
-            if not request.ignore_eos:
-                ended |= np.isin(token, list(self._eos_ids))
-                if ended.all():
-                    break
-            mask = np.concatenate([mask, np.ones((len(ids), 1), dtype=np.int64)], axis=1)
-            ids = np.concatenate([ids, token[:, None]], axis=1)
-            cached = request.use_cache and ids.shape[1] != self._begins_anew_at
-            new, past = (token[:, None], present) if cached else (ids, None)
-        eos_ids = frozenset() if request.ignore_eos else self._eos_ids
-        rows = np.stack(chosen, axis=1).tolist()
-        return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows))
+        past: list[Any] | None = None
+
+        def step(ids: Any, mask: Any, cached: bool) -> Any:
+            nonlocal past
+            logits, past = self._decoder.run(ids, mask, past if cached else None, keep=1)
+            return self._likeliest(logits[:, -1], request)
+
+        return self._generate(request, on_step, step)
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of one row; see `Engine.next_token_logits`."""

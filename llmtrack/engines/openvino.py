@@ -9,31 +9,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmtrack.convert.build import converted, find
-from llmtrack.convert.openvino import CONVERTER, FLOAT
+from llmtrack.convert.conversion import Conversion, convert
+from llmtrack.convert.openvino import CONVERTER
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.fidelity import parity_facts, says_alike, says_the_same
 from llmtrack.engines.host import NO_PEAK, HostEngine, require_cpu
 from llmtrack.engines.options import OpenvinoOptions
-from llmtrack.engines.rows import sharing_by_rope
 from llmtrack.errors import ScenarioError
 from llmtrack.installed import installed_version
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.context import context_length
-from llmtrack.models.folder import model_folder
 from llmtrack.models.reasons import one_line
 from llmtrack.onnx.session import positions
 from llmtrack.options import chosen
-from llmtrack.scenario import Scalar, Variant
+from llmtrack.scenario import Variant
 from llmtrack.tensors import tokens
-from llmtrack.tensors.padding import pad_rows
 
 if TYPE_CHECKING:
     import torch
@@ -62,29 +57,10 @@ def load(variant: Variant) -> OpenvinoEngine:
     """
     import torch
 
-    recipe = find(variant)
     require_cpu(variant)
     told = chosen(OpenvinoOptions, variant.options)
-    options = recipe.settled(variant.options) if recipe else {}
-    arguments = recipe.apply(options) if recipe else FLOAT
-    source = model_folder(variant.model, variant.revision)
-    label = recipe.name if recipe else variant.dtype
-    check = says_the_same if recipe is None else says_alike
-    folder = converted(CONVERTER, source, arguments, label, partial(check, open_folder))
-    settings: dict[str, Scalar] = {
-        "threads": told.threads or torch.get_num_threads(),
-        "kv_cache": told.kv_cache,
-    }
-    return OpenvinoEngine(
-        folder,
-        told.threads or torch.get_num_threads(),
-        told.kv_cache,
-        model_id=source.model_id,
-        dtype_label=f"{recipe.dtype} weights (float32)" if recipe else variant.dtype,
-        facts={**source.facts, **options, **settings, "weights_format": "openvino", **parity_facts(folder)},
-        tags={**source.tags, "openvino": installed_version("openvino")},
-        warnings=source.warnings,
-    )
+    made = convert(CONVERTER, variant, open_folder)
+    return OpenvinoEngine(made, told.threads or torch.get_num_threads(), told.kv_cache)
 
 
 def open_folder(folder: Path) -> OpenvinoEngine:
@@ -93,38 +69,23 @@ def open_folder(folder: Path) -> OpenvinoEngine:
     Raises:
         ScenarioError: it cannot be run.
     """
-    return OpenvinoEngine(folder, 1, model_id=str(folder), dtype_label="as stored")
+    return OpenvinoEngine(Conversion(folder, str(folder), "as stored"), 1)
 
 
 class OpenvinoEngine(HostEngine):
     """A folder of OpenVINO's exporter as an engine, computed in float32.
 
     Args:
-        folder: graph and weights, and the model's own config and tokenizer.
+        made: graph and weights, and the model's own config and tokenizer.
         threads: threads that compute.
         kv_cache: what keys and values are kept in; one of `CACHE_TYPES`.
-        model_id: what to call it in tracked runs.
-        dtype_label: what the weights are stored as.
-        facts: params to track.
-        tags: provenance to track.
-        warnings: findings in words.
 
     Raises:
         ScenarioError: OpenVINO cannot run it, or it is no decoder with a KV cache.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        threads: int,
-        kv_cache: str = "float32",
-        *,
-        model_id: str,
-        dtype_label: str,
-        facts: dict[str, Scalar] | None = None,
-        tags: dict[str, str] | None = None,
-        warnings: tuple[str, ...] = (),
-    ) -> None:
+    def __init__(self, made: Conversion, threads: int, kv_cache: str = "float32") -> None:
+        folder, warnings = made.folder, made.warnings
         super().__init__(folder)
         openvino: Any = import_module("openvino")
         settings = {
@@ -152,13 +113,12 @@ class OpenvinoEngine(HostEngine):
             )
         if not reset_peak_rss():
             warnings += (NO_PEAK,)
-        self._sharing = sharing_by_rope(self._config)
         stored, read = weight_sizes(graph)
         files = (folder / MODEL_FILE, (folder / MODEL_FILE).with_suffix(".bin"))
         self._info = EngineInfo(
-            model_id=model_id,
+            model_id=made.model_id,
             device="cpu",
-            dtype_label=dtype_label,
+            dtype_label=made.dtype_label,
             model_size_bytes=stored,
             step_weight_bytes=read,
             kv_bytes_per_token=cached * np.dtype(kv_cache).itemsize,
@@ -166,8 +126,14 @@ class OpenvinoEngine(HostEngine):
             vocab_size=self._vocab_size,
             load_time_s=seconds,
             file_size_bytes=sum(path.stat().st_size for path in files),
-            facts=dict(facts or {}) | {"architecture": self.architecture},
-            tags=dict(tags or {}),
+            facts={
+                **made.facts,
+                "threads": threads,
+                "kv_cache": kv_cache,
+                "weights_format": "openvino",
+                "architecture": self.architecture,
+            },
+            tags={**made.tags, "openvino": installed_version("openvino")},
             warnings=warnings + self._sharing.warnings,
             special_tokens=tokens.special_tokens(self.tokenizer),
             folder=str(folder),
@@ -179,34 +145,13 @@ class OpenvinoEngine(HostEngine):
         Raises:
             ScenarioError: the rows have pads, which would change what this model says.
         """
-        lengths = [len(row) for row in request.prompt_ids]
-        self._sharing.check(lengths, request.padded_length, request.max_new_tokens)
-        padded = pad_rows(request.prompt_ids, self._pad_id, request.padding_side, request.padded_length)
-        ids, mask = (each.numpy() for each in padded)
-        banned = [each for each in self._eos_ids if request.ignore_eos and each < self._vocab_size]
-        ended = np.zeros(len(ids), dtype=bool)
-        taken: list[Any] = []
-        new = ids
-        self._request.reset_state()
-        for _ in range(request.max_new_tokens):
-            logits = self._run(new, mask, first=-1)[:, -1]
-            logits[:, banned] = -np.inf
-            token = np.where(ended, self._pad_id, logits.argmax(axis=1))
-            on_step()
-            taken.append(token)
-            if not request.ignore_eos:
-                ended |= np.isin(token, list(self._eos_ids))
-                if ended.all():
-                    break
-            mask = np.concatenate([mask, np.ones((len(ids), 1), dtype=np.int64)], axis=1)
-            new = token[:, None]
-            if not request.use_cache:
-                ids = np.concatenate([ids, new], axis=1)
-                new = ids
+
+        def step(ids: Any, mask: Any, cached: bool) -> Any:
+            if not cached:
                 self._request.reset_state()
-        eos_ids = frozenset() if request.ignore_eos else self._eos_ids
-        rows = np.stack(taken, axis=1).tolist()
-        return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows))
+            return self._likeliest(self._run(ids, mask, first=-1)[:, -1], request)
+
+        return self._generate(request, on_step, step)
 
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of one row; see `Engine.next_token_logits`."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from llmtrack.convert import conversion
 from llmtrack.engine import Engine
-from llmtrack.engines import genai, openvino
 from llmtrack.engines.registry import load_engine
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.installed import available
@@ -43,7 +43,7 @@ class TestGenai(EngineConformance):
     @pytest.fixture(scope="class", autouse=True)
     def _converted_here(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(genai, "converted", genai_converted)
+            patch.setattr(conversion, "converted", genai_converted)
             yield
 
     def load(self, model: str) -> Engine:
@@ -60,7 +60,7 @@ class TestOpenvino(EngineConformance):
     @pytest.fixture(scope="class", autouse=True)
     def _converted_here(self) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(openvino, "converted", openvino_converted)
+            patch.setattr(conversion, "converted", openvino_converted)
             yield
 
     def load(self, model: str) -> Engine:

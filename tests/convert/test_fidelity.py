@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from llmtrack.convert import fidelity
+from llmtrack.convert.fidelity import parity_facts, says_alike, says_the_same
 from llmtrack.engine import Engine
-from llmtrack.engines import fidelity
-from llmtrack.engines.fidelity import parity_facts, says_alike, says_the_same
 from llmtrack.engines.registry import load_engine
 from llmtrack.errors import ScenarioError
 from llmtrack.models.cache import build_once

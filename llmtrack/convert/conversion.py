@@ -1,0 +1,73 @@
+"""The model of a variant in the form of another runtime: found, converted, and compared with what PyTorch says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from llmtrack.convert.build import Converter, converted
+from llmtrack.convert.fidelity import parity_facts, says_alike, says_the_same
+from llmtrack.engine import Engine
+from llmtrack.errors import MissingDependencyError
+from llmtrack.installed import install, missing_modules
+from llmtrack.models.folder import model_folder
+from llmtrack.quantize.recipe import NONE, find_recipe
+from llmtrack.scenario import Scalar, Variant
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A model in the form of another runtime, and what is to be tracked of it.
+
+    Attributes:
+        folder: graph and weights, and the model's own config and tokenizer.
+        model_id: what to call it in tracked runs.
+        dtype_label: what the weights are stored as.
+        facts: params to track.
+        tags: provenance to track.
+        warnings: findings in words.
+    """
+
+    folder: Path
+    model_id: str
+    dtype_label: str
+    facts: Mapping[str, Scalar] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+def convert(converter: Converter, variant: Variant, open_folder: Callable[[Path], Engine]) -> Conversion:
+    """Return the model of a variant in the form of a runtime, and make it if that was not done yet.
+
+    Args:
+        converter: the runtime's own tool.
+        variant: the model, its precision, and a recipe with its options.
+        open_folder: a function of a module that opens what was made as an engine, to be compared with the model.
+
+    Raises:
+        MissingDependencyError: the runtime is not installed, or its tool's environment cannot be made.
+        UsageError: there is no such recipe, or it takes no such value.
+        ModelLoadError: no candidate could be loaded, or the cache cannot be used.
+        ScenarioError: the model cannot be converted, or what was made does not say what it says.
+    """
+    if missing := missing_modules(variant.backend):
+        raise MissingDependencyError(
+            f"the {variant.backend} backend needs {', '.join(missing)}: {install(variant.backend)}"
+        )
+    recipe = None if variant.quantization == NONE else find_recipe(variant.backend, variant.quantization)
+    options = recipe.settled(variant.options) if recipe else {}
+    arguments = recipe.apply(options) if recipe else converter.unquantized
+    source = model_folder(variant.model, variant.revision)
+    label = recipe.name if recipe else variant.dtype
+    check = partial(says_alike if recipe else says_the_same, open_folder)
+    folder = converted(converter, source, arguments, label, check)
+    return Conversion(
+        folder,
+        source.model_id,
+        f"{recipe.dtype} weights (float32)" if recipe else variant.dtype,
+        {**source.facts, **options, **parity_facts(folder)},
+        source.tags,
+        source.warnings,
+    )
