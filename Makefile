@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 DEMO_URI ?= sqlite:///$(CURDIR)/mlflow.db
 
-.PHONY: demo check test lint types tests browser docs lock clean
+.PHONY: demo check test lint types tests browser docs bench lock clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
@@ -56,6 +56,10 @@ docs: $(STAMP)
 	$(BIN)/python -m llmtrack.metrics > docs/metrics.md
 	$(BIN)/python -m docs.commands > docs/commands.md
 	$(BIN)/python -m docs.project
+
+# Side by side with other programs, on a machine that does nothing else: docs/benchmarks.md. Minutes; with SMALL=1 a trial.
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(if $(SMALL),--small)
 
 # torch names its CUDA packages itself, and a CPU build has none: they are not locked.
 lock: $(STAMP)

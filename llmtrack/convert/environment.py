@@ -94,7 +94,7 @@ class BuildEnvironment:
 
         Args:
             what: what is done, in words.
-            arguments: of the command line, such as `-m`, a module and its own.
+            arguments: a module or the path of a script, and its own arguments.
             folder: working directory.
 
         Raises:
@@ -154,9 +154,9 @@ class BuildEnvironment:
             raise
 
 
-def pinned(name: str) -> tuple[str, ...]:
-    """Return the requirements of a file beside this module."""
-    lines = (_GUARD.parent / "requirements" / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+def pinned(name: str, folder: Path = _GUARD.parent / "requirements") -> tuple[str, ...]:
+    """Return the requirements of a tool from its file in a folder: of requirements, one a line."""
+    lines = (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
 

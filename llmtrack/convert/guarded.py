@@ -1,4 +1,4 @@
-"""Run a module, as `python -m` does, and end when standard input closes, as it does when the parent dies.
+"""Run a module, as `python -m` does, or a script, and end when standard input closes, as it does when the parent dies.
 
 A program of its own: it is run by the Python of a build environment, which has no llmtrack.
 """
@@ -20,4 +20,7 @@ if __name__ == "__main__":
     module = sys.argv[1]
     sys.argv = sys.argv[1:]
     del sys.path[0]  # the folder of this file, whose modules are no packages
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    if module.endswith(".py"):
+        runpy.run_path(module, run_name="__main__")
+    else:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)

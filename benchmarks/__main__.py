@@ -1,0 +1,39 @@
+"""Run the benchmarks that this machine can, one after the other, and make docs/benchmarks.md: python -m benchmarks [NAME ...]."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import click
+
+from benchmarks import page
+from benchmarks.results import RESULTS
+
+NAMES = ("plain_loop",)
+"""Modules of this package that are `benchmark`s; each in a process of its own, whose memory is then its own."""
+
+
+@click.command(help=__doc__)
+@click.argument("names", nargs=-1, type=click.Choice(NAMES))
+@click.option("--small", is_flag=True, help="Of seconds each, and nothing is kept.")
+def main(names: tuple[str, ...], small: bool) -> None:
+    """Run them."""
+    failed = []
+    for name in names or NAMES:
+        click.secho(f"\n{name}", bold=True)
+        begun = time.perf_counter()
+        command = [sys.executable, "-m", f"benchmarks.{name}"]
+        command += ["--small"] if small else ["--json", str(RESULTS / f"{name}.json")]
+        if subprocess.run(command, check=False).returncode:
+            failed.append(name)
+        click.echo(f"{name} took {time.perf_counter() - begun:.0f} s")
+    if not small:
+        page.main()
+    if failed:
+        raise click.ClickException(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Make the tables of docs/benchmarks.md from the JSON files in benchmarks/results: python -m benchmarks.page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.results import RESULTS, Result, load, section
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+_PART = re.compile(r"(<!-- made by `make bench`: (?P<name>[\w-]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+MACHINE = "machine"
+
+
+def results(folder: Path = RESULTS) -> dict[str, Result]:
+    """Return the results that are kept, by name."""
+    return {path.stem: load(path) for path in sorted(folder.glob("*.json"))}
+
+
+def filled(page: str, found: Mapping[str, Result]) -> str:
+    """Return a page with what is between its markers made anew: `machine`, or the name of a result.
+
+    A result that is not there leaves its part as it is.
+    """
+
+    def part(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name == MACHINE and found:
+            text = machines(found)
+        elif name in found:
+            text = section(found[name])
+        else:
+            return match[0]
+        return f"{match[1]}{text}\n{match[3]}"
+
+    return _PART.sub(part, page)
+
+
+def machines(found: Mapping[str, Result]) -> str:
+    """Return where the results were made: one table, a column for each machine and set of versions."""
+    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for name, result in found.items():
+        alike.setdefault(tuple(sorted(result.machine.items())), []).append(name)
+    columns = [dict(facts) for facts in alike]
+    lines = [f"| | {' | '.join(', '.join(names) for names in alike.values())} |"]
+    lines.append(f"| --- |{' --- |' * len(columns)}")
+    for key in sorted({key for column in columns for key in column}):
+        lines.append(f"| {key} | {' | '.join(column.get(key, '') for column in columns)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Make the page anew."""
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), results()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Is what llmtrack says the time that passed? Against a loop written by hand, which stamps the same `generate` itself."""
+
+from __future__ import annotations
+
+from itertools import cycle, islice
+
+from benchmarks import by_hand
+from benchmarks.results import Found, Goal, Samples, benchmark, rounds, row
+from llmtrack import load_engine
+from llmtrack.engine import GenerateRequest
+from llmtrack.measure.formulas import derive
+from llmtrack.measure.statistics import summarize
+from llmtrack.measure.timing import trace_generate
+
+FIDELITY = Goal(0.99, 1.01, width=0.01)
+UNITS = {"total": "s", "time to first token": "ms", "inter-token latency": "ms"}
+TEXT = "The harbour wakes before the town does: boats come in, and the gulls know it."
+LEAST_ROUNDS, MOST_ROUNDS = 12, 70
+
+
+def measure(small: bool) -> Found:
+    """Time both on one loaded model, in turn, until the intervals are narrow."""
+    model, prompt, new = ("synthetic:tiny", 16, 4) if small else ("packaged:smollm2", 128, 16)
+    engine = load_engine(model, device="cpu")
+    ids = tuple(islice(cycle(engine.encode(TEXT)), prompt))
+    request = GenerateRequest((ids,), new)
+
+    def plain() -> dict[str, float]:
+        return by_hand.measure(engine.model, list(ids), new, engine.tokenizer.eos_token_id)
+
+    def ours() -> dict[str, float]:
+        found = derive(trace_generate(engine, request)[0])
+        values = (found["total_latency_s"], found["time_to_first_token_ms"], found["inter_token_latency_ms"])
+        return dict(zip(UNITS, values, strict=True))
+
+    plain()
+    ours()
+    samples = rounds({"ours": ours, "plain": plain}, 2 if small else MOST_ROUNDS, narrow)
+    where = f"{engine.info.model_id}, float32, {prompt} + {new} tokens"
+    return Found(
+        tuple(
+            row(
+                what,
+                unit,
+                samples["ours"][what],
+                samples["plain"][what],
+                where=where,
+                peer="by hand",
+                goal=FIDELITY,
+            )
+            for what, unit in UNITS.items()
+        )
+    )
+
+
+def narrow(samples: Samples) -> bool:
+    """Return whether the intervals of all ratios are as narrow as they should be."""
+    if len(samples["ours"]["total"]) < LEAST_ROUNDS:
+        return False
+    for what in UNITS:
+        ratio = summarize([a / b for a, b in zip(samples["ours"][what], samples["plain"][what], strict=True)])
+        if ratio.ci_high - ratio.ci_low > FIDELITY.width:
+            return False
+    return True
+
+
+main = benchmark("A plain loop")(measure)
+
+if __name__ == "__main__":
+    main()

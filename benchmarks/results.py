@@ -1,0 +1,307 @@
+"""What a benchmark found, as JSON and as a table: rounds in turn, medians, intervals, ratios, and goals met or missed.
+
+A benchmark is a module with `main = benchmark(title)(measure)`, where `measure(small)` returns what it `Found`:
+
+    python -m benchmarks.plain_loop                   # prints the table
+    python -m benchmarks.plain_loop --small           # of seconds: whether it works, not what is true
+    python -m benchmarks.plain_loop --json FILE       # and keeps it, for `python -m benchmarks.page`
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+import click
+
+from llmtrack.measure.statistics import summarize
+from llmtrack.plain import from_json, kept, to_json
+from llmtrack.scenario import Summary
+from llmtrack.tracking.environment import environment
+from llmtrack.worker.machine import describe
+
+RESULTS = Path(__file__).with_name("results")
+"""Where the JSON files are that docs/benchmarks.md is made of."""
+
+Samples = dict[str, dict[str, list[float]]]
+"""Of each arm, the samples of each figure: one a round."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a ratio, or where there is no peer our own figure, should be.
+
+    Attributes:
+        least: the median is no lower.
+        most: the median is no higher.
+        width: the interval is no wider than this part of the median.
+    """
+
+    least: float = -math.inf
+    most: float = math.inf
+    width: float = math.inf
+
+    def verdict(self, found: Summary) -> str:
+        """Return `met` or `missed`; `within doubt` where a part of the interval says otherwise."""
+        met = self.least <= found.median <= self.most
+        if met and found.ci_high - found.ci_low > self.width * found.median:
+            return "missed: the interval is too wide"
+        if met:
+            doubt = found.ci_low < self.least or found.ci_high > self.most
+        else:
+            doubt = found.ci_high >= self.least and found.ci_low <= self.most
+        return ("met" if met else "missed") + (" within doubt" if doubt else "")
+
+    def __str__(self) -> str:
+        bounds = [
+            f"{word} {bound:g}"
+            for word, bound in (("≥", self.least), ("≤", self.most))
+            if math.isfinite(bound)
+        ]
+        return ", ".join([*bounds, *([f"interval ≤ {self.width:.0%}"] if math.isfinite(self.width) else [])])
+
+
+@kept("theirs", "ratio", "goal", "verdict", "why")
+@dataclass(frozen=True)
+class Row:
+    """One figure, side by side.
+
+    Attributes:
+        what: the figure.
+        unit: its unit; empty for a number without.
+        where: under which conditions: tokens, threads, precision.
+        peer: what it is compared with; empty where there is nothing.
+        ours: of llmtrack.
+        theirs: of the peer.
+        ratio: ours over theirs, of each round.
+        goal: what the ratio, or else our own figure, should be, in words.
+        verdict: whether it is.
+        why: the reason, where it is not.
+    """
+
+    what: str
+    unit: str
+    where: str
+    peer: str
+    ours: Summary
+    theirs: Summary | None = None
+    ratio: Summary | None = None
+    goal: str = ""
+    verdict: str = ""
+    why: str = ""
+
+
+def row(
+    what: str,
+    unit: str,
+    ours: Sequence[float],
+    theirs: Sequence[float] = (),
+    *,
+    where: str = "",
+    peer: str = "",
+    goal: Goal | None = None,
+    why: str = "",
+) -> Row:
+    """Return the row of samples: ours and, taken in the same rounds, theirs; see `Row`."""
+    ratio = summarize([own / other for own, other in zip(ours, theirs, strict=True)]) if theirs else None
+    own = summarize(ours)
+    verdict = goal.verdict(ratio or own) if goal else ""
+    return Row(
+        what,
+        unit,
+        where,
+        peer,
+        own,
+        summarize(theirs) if theirs else None,
+        ratio,
+        str(goal) if goal else "",
+        verdict,
+        why if "missed" in verdict else "",
+    )
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a benchmark measured.
+
+    Attributes:
+        rows: its table.
+        left_out: what could not be measured, and why.
+        notes: what else is to be said, a sentence each.
+    """
+
+    rows: tuple[Row, ...] = ()
+    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@kept()
+@dataclass(frozen=True)
+class Result:
+    """What was found, and all that one must know to find it again.
+
+    Attributes:
+        title: what is compared, in words.
+        command: what made it.
+        small: whether it is but a trial of seconds, which says nothing.
+        begun: when, in UTC.
+        wall_s: how long it took.
+        load: the system's load when it began: processes that wanted a CPU.
+        machine: processor, memory, versions.
+        found: the figures.
+    """
+
+    title: str
+    command: str
+    small: bool
+    begun: str
+    wall_s: float
+    load: float
+    machine: Mapping[str, str] = field(default_factory=dict)
+    found: Found = field(default_factory=Found)
+
+
+def rounds(
+    arms: Mapping[str, Callable[[], Mapping[str, float]]],
+    count: int,
+    enough: Callable[[Samples], bool] = lambda samples: False,
+) -> Samples:
+    """Run all arms in each round, in an order that turns, so that what else the machine does falls on all alike.
+
+    Args:
+        arms: each returns its figures of one call, by name.
+        count: rounds at most.
+        enough: asked after each round whether what there is suffices.
+    """
+    names, samples = list(arms), {name: dict[str, list[float]]() for name in arms}
+    for number in range(count):
+        turn = number % len(names)
+        for name in (*names[turn:], *names[:turn]):
+            for figure, value in arms[name]().items():
+                samples[name].setdefault(figure, []).append(value)
+        if enough(samples):
+            break
+    return samples
+
+
+def load(path: Path) -> Result:
+    """Read a result.
+
+    Raises:
+        ValueError: it is none.
+    """
+    result: Result = from_json(json.loads(path.read_text(encoding="utf-8")), Result)
+    return result
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return rows as a Markdown table."""
+    lines = [
+        "| figure | under | llmtrack | peer | ratio | goal | |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for each in rows:
+        peer = f"{each.peer}: {_text(each.theirs, each.unit)}" if each.theirs else each.peer
+        verdict = each.verdict + (f": {each.why}" if each.why else "")
+        cells = (
+            each.what,
+            each.where,
+            _text(each.ours, each.unit),
+            peer,
+            _text(each.ratio),
+            each.goal,
+            verdict,
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def benchmark(title: str) -> Callable[[Callable[[bool], Found]], click.Command]:
+    """Turn what measures, given whether it is to be small, into a command that prints its table."""
+
+    def wrap(measure: Callable[[bool], Found]) -> click.Command:
+        module = getattr(measure, "__module__", "")
+        name = (
+            Path(str(measure.__code__.co_filename)).stem
+            if module == "__main__"
+            else module.rpartition(".")[2]
+        )
+
+        @click.command(help=title)
+        @click.option("--small", is_flag=True, help="Of seconds: whether it works, not what is true.")
+        @click.option(
+            "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Where it is kept."
+        )
+        def main(small: bool, file: Path | None) -> None:
+            logging.basicConfig(level=logging.WARNING, format="%(message)s")
+            command = f"python -m benchmarks.{name}" + (" --small" if small else "")
+            begun, load_1 = datetime.now(timezone.utc), os.getloadavg()[0]
+            start = time.perf_counter()
+            found = measure(small)
+            wall_s = time.perf_counter() - start
+            result = Result(
+                title,
+                command,
+                small,
+                f"{begun:%Y-%m-%d %H:%M}",
+                round(wall_s, 1),
+                round(load_1, 2),
+                machine(),
+                found,
+            )
+            if file:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(json.dumps(to_json(result), indent=1) + "\n", encoding="utf-8")
+            click.echo(section(result))
+
+        return main
+
+    return wrap
+
+
+def section(result: Result) -> str:
+    """Return a result as Markdown: what it was, its table, what was left out."""
+    parts = [
+        f"`{result.command}`, {result.begun} UTC, {result.wall_s:.0f} s, load {result.load:g} when it began."
+    ]
+    if result.small:
+        parts.append("A trial: these figures say nothing.")
+    if result.found.rows:
+        parts.append(table(result.found.rows))
+    said = [*result.found.notes, *(f"Left out: {reason}" for reason in result.found.left_out)]
+    if said:
+        parts.append("\n".join(f"- {each}" for each in said))
+    return "\n\n".join(parts)
+
+
+def machine() -> dict[str, str]:
+    """Return what affects speed here: processor, memory, versions, commit."""
+    wanted = (
+        "cpu",
+        "cpu_cores",
+        "cpu_threads",
+        "cpu_instruction_sets",
+        "memory_gib",
+        "gpu",
+        "os",
+        "python_version",
+    )
+    wanted += ("llmtrack_version", "llmtrack_git_commit", "mlflow_version", "threads")
+    facts = environment(describe())
+    return {key: value for key, value in facts.items() if key in wanted or key.startswith("version.")}
+
+
+def _text(found: Summary | None, unit: str = "") -> str:
+    """Return a median and its interval."""
+    if found is None:
+        return ""
+    digits = max(0, 3 - math.floor(math.log10(abs(found.median)))) if found.median else 0
+    ends = f" [{found.ci_low:,.{digits}f}, {found.ci_high:,.{digits}f}]" if found.n > 1 else ""
+    return f"{found.median:,.{digits}f}{ends}{f' {unit}' if unit else ''}"
