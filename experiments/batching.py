@@ -13,6 +13,7 @@ from llmtrack.report.plots import line_plot, measured
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, Scenario
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,13 +96,13 @@ def reading(runs: pd.DataFrame) -> list[str]:
     lines += say.cannot_tell(best, [run for _, run in done.iterrows()], "tokens_per_sec")
     if best["batch_size"] == done.iloc[-1]["batch_size"] and len(done) > 1:
         lines.append("That is the largest one tried, so a larger one may do more: raise sizes.")
-    if say.has(best, "batch_latency_s") and best["batch_size"] != first["batch_size"]:
+    if ask.has(best, "batch_latency_s") and best["batch_size"] != first["batch_size"]:
         lines.append(
             f"A sample then waits {best['batch_latency_s']:.2f} s for its batch instead of "
             f"{first['batch_latency_s']:.2f} s, and its text grows by {best['tokens_per_sec_per_sample']:.1f} tokens/s "
             f"instead of {first['tokens_per_sec_per_sample']:.1f}."
         )
-    if say.has(best, "pad_share"):
+    if ask.has(best, "pad_share"):
         lines.append(
             f"Pads are {best['pad_share']:.0%} of the prompt positions at batch size {best['batch_size']}: "
             "sorting requests by length makes that less."

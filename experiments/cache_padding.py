@@ -119,7 +119,7 @@ def _parts(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def _growth(how: str, run: pd.Series) -> str:
     first, last = "inter_token_latency_first_quarter_ms", "inter_token_latency_last_quarter_ms"
-    if not say.has(run, first) or not say.has(run, last):
+    if not ask.has(run, first) or not ask.has(run, last):
         return ""
     return (
         f"From the first to the last quarter of the answer a token takes {run[first]:.1f} ms to {run[last]:.1f} ms "
@@ -139,7 +139,7 @@ def _padding_lines(done: pd.DataFrame) -> list[str]:
     texts = [
         f"{name} {run['rows_equal_unpadded']:.0%}"
         for name, run in by_name.items()
-        if say.has(run, "rows_equal_unpadded") and name != "pad_none"
+        if ask.has(run, "rows_equal_unpadded") and name != "pad_none"
     ]
     if texts:
         lines.append(f"Rows whose tokens equal the unpadded ones: {', '.join(texts)}.")

@@ -14,6 +14,7 @@ from llmtrack.report.plots import measured, step_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions
 from llmtrack.scenario import PerplexityTask, Scenario
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +92,7 @@ def convention(run: pd.Series) -> str:
         extent = f"windows of {run['max_length']} tokens with stride {run['stride']}"
         if run["max_tokens"]:
             extent += f" over the first {run['max_tokens']} tokens"
-    bos = f", BOS rule {run['bos_rule']}" if say.has(run, "bos_rule") else ""
+    bos = f", BOS rule {run['bos_rule']}" if ask.has(run, "bos_rule") else ""
     return (
         f"Convention: protocol {run['protocol']}, corpus {run['corpus']} ({run['corpus_digest']}), {extent}{bos}; "
         "perplexities of another convention must not be compared with it."
@@ -99,15 +100,15 @@ def convention(run: pd.Series) -> str:
 
 
 def _error(run: pd.Series) -> str:
-    return f" ± {run['loss_stderr']:.4f}" if say.has(run, "loss_stderr") else ""
+    return f" ± {run['loss_stderr']:.4f}" if ask.has(run, "loss_stderr") else ""
 
 
 def _bits(run: pd.Series) -> str:
-    return f", {run['bits_per_byte']:.4f} bits per byte" if say.has(run, "bits_per_byte") else ""
+    return f", {run['bits_per_byte']:.4f} bits per byte" if ask.has(run, "bits_per_byte") else ""
 
 
 def _extent(run: pd.Series) -> str:
-    if say.has(run, "windows_scored"):
+    if ask.has(run, "windows_scored"):
         return f"one stream in {run['windows_scored']:,.0f} windows"
     return f"{run['documents_scored']:.0f} documents"
 

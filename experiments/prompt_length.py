@@ -13,6 +13,7 @@ from llmtrack.report.plots import line_plot, measured
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
 from llmtrack.scenario import GenerateTask, Scenario
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +81,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
     more = int(long["prompt_tokens_total"] - short["prompt_tokens_total"])
     extra = long["time_to_first_token_ms"] - short["time_to_first_token_ms"]
     lines.append(f"Each further prompt token costs {extra / more:.2f} ms of the time to the first token.")
-    if say.has(short, "inter_token_latency_ms") and say.has(long, "inter_token_latency_ms"):
+    if ask.has(short, "inter_token_latency_ms") and ask.has(long, "inter_token_latency_ms"):
         lines.append(
             f"Decoding behind the longer prompt takes {say.change(short, long, 'inter_token_latency_ms', across_work=True)} per token "
             f"({short['inter_token_latency_ms']:.1f} ms to {long['inter_token_latency_ms']:.1f} ms)."

@@ -135,13 +135,13 @@ def reading(runs: pd.DataFrame) -> list[str]:
 def _early(run: pd.Series) -> str:
     return (
         ", where it was no longer getting better"
-        if say.has(run, "ended") and run["ended"] == "stopped_early"
+        if ask.has(run, "ended") and run["ended"] == "stopped_early"
         else ""
     )
 
 
 def _mfu(run: pd.Series) -> str:
-    return f", MFU {run['mfu']:.1%}" if say.has(run, "mfu") else ""
+    return f", MFU {run['mfu']:.1%}" if ask.has(run, "mfu") else ""
 
 
 def quick(config: Config) -> Config:

@@ -10,7 +10,6 @@ from llmtrack.experiment import Experiment, Focus
 from llmtrack.report.drawing import save
 from llmtrack.report.html import Plot, Report, Rows, Sample, Section
 from llmtrack.report.phases import Call
-from llmtrack.report.reading import has
 from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import plain_call
 from llmtrack.tracking import ask
@@ -169,7 +168,7 @@ def call_of(runs: pd.DataFrame) -> Call | None:
         new_tokens=int(run["max_new_tokens"]),
         first_token_ms=float(run["time_to_first_token_ms"]),
         inter_token_ms=float(run["inter_token_latency_ms"]),
-        weights_mib=float(run["model_size_mib"]) if has(run, "model_size_mib") else None,
+        weights_mib=float(run["model_size_mib"]) if ask.has(run, "model_size_mib") else None,
     )
 
 
@@ -181,7 +180,7 @@ def samples(runs: pd.DataFrame, text_of: TextOf) -> tuple[Sample, ...]:
     names: dict[str, list[str]] = {}
     known: dict[tuple[str, str], str] = {}
     for _, run in runs.iterrows():
-        if not (ask.is_finished(run) and has(run, "output_digest")):
+        if not (ask.is_finished(run) and ask.has(run, "output_digest")):
             continue
         output = (str(run["output_digest"]), ask.text(run, "model_id") or "")
         if output not in known:

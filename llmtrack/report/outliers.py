@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.verdicts import measure_more, tell
-from llmtrack.report import reading as say
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,7 +85,7 @@ def outliers(runs: pd.DataFrame, factor: float = OUTLIER_FACTOR) -> list[Outlier
             continue
         step_ratio = (
             float(run["inter_token_latency_ms"] / medians["inter_token_latency_ms"])
-            if say.has(run, "inter_token_latency_ms")
+            if ask.has(run, "inter_token_latency_ms")
             else 1.0
         )
         length = float(run["prompt_tokens_total"] / medians["prompt_tokens_total"])
@@ -98,7 +98,7 @@ def outliers(runs: pd.DataFrame, factor: float = OUTLIER_FACTOR) -> list[Outlier
 
 def _against_the_middle(runs: pd.DataFrame, key: str) -> dict[int, Difference]:
     """Return how runs differ from the one in the middle of all, by position, except those that are no different."""
-    known = [position for position, (_, run) in enumerate(runs.iterrows()) if say.has(run, key)]
+    known = [position for position, (_, run) in enumerate(runs.iterrows()) if ask.has(run, key)]
     if not known:
         return {}
     middle = sorted(known, key=lambda position: float(runs[key].iloc[position]))[(len(known) - 1) // 2]

@@ -21,11 +21,6 @@ SPIKE = 1.1
 ALIKE = 1.5
 
 
-def has(run: pd.Series, key: str) -> bool:
-    """Return whether a run has a value."""
-    return ask.has(run, key)
-
-
 def compare(
     before: pd.Series, after: pd.Series, key: str, among: int = 1, across_work: bool = False
 ) -> Difference:
@@ -117,7 +112,7 @@ def speed(run: pd.Series) -> str:
     repeats = run.get("spread/total_latency_s.n")
     count = (
         f", median of {plural(int(float(repeats or 0)), 'repeat')}"
-        if has(run, "spread/total_latency_s.n")
+        if ask.has(run, "spread/total_latency_s.n")
         else ""
     )
     return (
@@ -129,7 +124,7 @@ def speed(run: pd.Series) -> str:
 
 def phases(run: pd.Series) -> list[str]:
     """Say how the call divides into prefill and decoding."""
-    if not has(run, "time_to_first_token_ms") or not has(run, "decode_tokens_per_sec"):
+    if not ask.has(run, "time_to_first_token_ms") or not ask.has(run, "decode_tokens_per_sec"):
         return []
     share = run["time_to_first_token_ms"] / 1000 / run["total_latency_s"]
     return [
@@ -140,7 +135,7 @@ def phases(run: pd.Series) -> list[str]:
 
 def bandwidth(run: pd.Series) -> list[str]:
     """Say how near decoding is to what the memory can move, and what would help."""
-    if not has(run, "memory_bandwidth_utilization"):
+    if not ask.has(run, "memory_bandwidth_utilization"):
         return []
     used = run["memory_bandwidth_utilization"]
     if used >= MEMORY_BOUND:
@@ -157,7 +152,7 @@ def floors(run: pd.Series) -> list[str]:
     named = (("prefill", "Prefill", "ms"), ("decode", "Decoding", "ms/token"), ("score", "Scoring", "ms"))
     lines = []
     for stage, title, unit in named:
-        if not has(run, f"{stage}_floor_share") or not has(run, f"{stage}_bound"):
+        if not ask.has(run, f"{stage}_floor_share") or not ask.has(run, f"{stage}_bound"):
             continue
         share, bound = run[f"{stage}_floor_share"], run[f"{stage}_bound"]
         words = f"{title} reaches {share:.0%} of its floor of {run[f'{stage}_floor_ms']:.3g} {unit}, which {bound} sets"
@@ -169,7 +164,7 @@ def floors(run: pd.Series) -> list[str]:
 
 def memory(run: pd.Series) -> list[str]:
     """Say what memory the run took."""
-    if not has(run, "peak_memory_mib"):
+    if not ask.has(run, "peak_memory_mib"):
         return []
     return [
         f"Peak memory {run['peak_memory_mib']:,.0f} MiB, of which {run['model_size_mib']:,.0f} MiB are weights."

@@ -11,7 +11,7 @@ from llmtrack.decide.floor import say_floor, with_floors
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import is_disturbed, measure_more, tell
 from llmtrack.report.plots import measured
-from llmtrack.report.reading import bandwidth, has, in_doubt
+from llmtrack.report.reading import bandwidth, in_doubt
 from llmtrack.tracking import ask
 from llmtrack.tracking.cells import VARIANT
 from llmtrack.words import plural
@@ -166,7 +166,7 @@ def _best(wins: list[Gain]) -> Gain:
 
 def _same_tokens(gain: Gain) -> bool | None:
     """Return whether both generated the same tokens; None if that was not tracked."""
-    if not has(gain.run, "output_digest") or not has(gain.base, "output_digest"):
+    if not ask.has(gain.run, "output_digest") or not ask.has(gain.base, "output_digest"):
         return None
     return bool(gain.run["output_digest"] == gain.base["output_digest"])
 
@@ -194,7 +194,7 @@ def _changed(gain: Gain) -> list[str]:
     return [
         f"{form.format(_word(gain.run[key]))} instead of {_word(gain.base[key])}"
         for key, form in CHOICES
-        if has(gain.run, key) and has(gain.base, key) and gain.run[key] != gain.base[key]
+        if ask.has(gain.run, key) and ask.has(gain.base, key) and gain.run[key] != gain.base[key]
     ]
 
 
@@ -213,7 +213,7 @@ def _word(value: object) -> str:
 def _cost(gain: Gain, runs: pd.DataFrame) -> str:
     parts = []
     if _differ(gain.run, gain.base, "batch_size") and all(
-        has(each, "batch_latency_s") for each in (gain.run, gain.base)
+        ask.has(each, "batch_latency_s") for each in (gain.run, gain.base)
     ):
         before, after = (float(each["batch_latency_s"]) for each in (gain.base, gain.run))
         parts.append(f"a sample waits {after:.2f} s for its batch instead of {before:.2f} s")

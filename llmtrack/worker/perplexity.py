@@ -270,19 +270,10 @@ def _warm_up(engine: Engine) -> None:
 def _score(
     task: PerplexityTask, engine: Engine, corpus: Corpus, on_batch: Callable[[Batch], None]
 ) -> Quality:
+    score: Callable[..., Quality] = score_documents
     if task.protocol == "rolling":
-        return score_rolling(
-            engine,
-            corpus.texts,
-            max_length=task.max_length,
-            stride=task.stride,
-            bos_rule=task.bos_rule,
-            max_tokens=task.max_tokens,
-            batch_size=task.batch_size,
-            padding_side=task.padding_side,
-            on_batch=on_batch,
-        )
-    return score_documents(
+        score = partial(score_rolling, stride=task.stride, max_tokens=task.max_tokens)
+    return score(
         engine,
         corpus.texts,
         max_length=task.max_length,

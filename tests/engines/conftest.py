@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from llmtrack.engines import pytorch
 from llmtrack.engines.pytorch import TorchEngine
@@ -20,12 +17,3 @@ def engine(request: pytest.FixtureRequest) -> TorchEngine:
 @pytest.fixture(scope="session")
 def tiny() -> TorchEngine:
     return pytorch.load(Variant("synthetic:tiny", device="cpu"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Models this small only lose by threads, most of all where other programs run."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

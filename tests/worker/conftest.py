@@ -3,7 +3,6 @@
 from tests.run.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
     _known_bandwidth,
-    _one_thread,
     console,
     said,
     spooled,
