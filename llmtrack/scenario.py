@@ -380,6 +380,10 @@ class StepValues:
     values: Mapping[str, float]
 
 
+# What is said of a run that was disturbed and is replaced by a newer one of its study.
+REPLACED = "disturbed: measured once more"
+
+
 @dataclass(frozen=True)
 class Measurement:
     """What measuring one scenario returned.

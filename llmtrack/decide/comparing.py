@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference
+from llmtrack.decide.floor import measured_there, with_floors
 from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.selectors import select_all
 from llmtrack.decide.significance import ALPHA
@@ -16,6 +17,7 @@ from llmtrack.decide.verdicts import Samples, tell_pairs
 from llmtrack.errors import UsageError
 from llmtrack.tracking import ask
 from llmtrack.tracking.artifacts import raw_samples
+from llmtrack.tracking.cells import FLOORS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -85,6 +87,7 @@ def compare(
     pairs, _ = match(
         as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri)
     )
+    pairs = with_known_floors(pairs, tracking_uri)
     return compare_pairs(
         pairs,
         metrics,
@@ -103,6 +106,28 @@ def as_runs(
     if isinstance(selection, pd.DataFrame):
         return selection
     return select_all(selection, experiment, tracking_uri)
+
+
+def with_known_floors(pairs: Sequence[Pair], tracking_uri: str | None) -> list[Pair]:
+    """Return pairs of runs that know how far equal settings differed where each was measured; see `decide.floor`."""
+    known = with_floors(runs := runs_of(pairs), measured_there(runs, tracking_uri)).set_index("run_id")[
+        FLOORS
+    ]
+
+    def told(run: pd.Series) -> pd.Series:
+        run = run.copy()
+        run[FLOORS] = known[run["run_id"]]
+        return run
+
+    return [Pair(told(pair.baseline), told(pair.candidate)) for pair in pairs]
+
+
+def runs_of(pairs: Sequence[Pair]) -> pd.DataFrame:
+    """Return the runs of pairs, each once."""
+    import pandas as pd
+
+    rows = {str(run["run_id"]): run for pair in pairs for run in (pair.baseline, pair.candidate)}
+    return pd.DataFrame(list(rows.values())).infer_objects().reset_index(drop=True)
 
 
 def samples_of(pairs: Sequence[Pair], tracking_uri: str | None) -> dict[str, Samples]:

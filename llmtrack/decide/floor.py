@@ -6,14 +6,17 @@ minute, to the next. What differs by less is no difference here and now, however
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
-from llmtrack.tracking import ask
+from llmtrack.scenario import REPLACED
+from llmtrack.tracking import ask, query
 from llmtrack.tracking.cells import FLOORS, configuration, keys
+from llmtrack.tracking.filters import quoted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,21 +36,40 @@ class Floor:
     names: tuple[str, str]
     values: tuple[float, float]
 
-    def __str__(self) -> str:
-        (one, other), (low, high) = self.names, self.values
-        return f"equal settings differed by {self.share:.0%} in this {{place}} ({one} {low:,.4g}, {other} {high:,.4g})"
 
+def with_floors(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Return runs with what is known of the noise floor where each was measured, by metric, in the column `FLOORS`.
 
-Floors = Mapping[str, Floor]
-
-
-def with_floors(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return runs with what is known of the noise floor where each was measured, by metric, in the column `FLOORS`."""
+    Args:
+        runs: rows of `llmtrack.runs`.
+        among: all that was measured where they were; None: nothing else.
+    """
     import pandas as pd
 
-    known = floors(runs)
-    held = pd.Series([known.get(place, {}) for place in _places(runs)], index=runs.index, dtype="object")
+    known = floors(runs if among is None else among)
+    places = [_place(run) for _, run in runs.iterrows()]
+    held = pd.Series([known.get(place, {}) for place in places], index=runs.index, dtype="object")
     return runs.assign(**{FLOORS: held})
+
+
+def measured_there(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.DataFrame:
+    """Return runs together with all others of the suites that they are of, read back from the store.
+
+    Of many suites at once nothing more is read than is there.
+    """
+    import pandas as pd
+
+    suites = [suite for suite in dict.fromkeys(key for (key,) in keys(runs, ["suite_id"])) if suite]
+    if not suites or len(suites) > _MOST_READ:
+        return runs
+    found = [
+        query.runs(search=f"tags.`llmtrack.suite_id` = {quoted(suite)}", tracking_uri=tracking_uri)
+        for suite in suites
+    ]
+    return pd.concat([runs, *found], ignore_index=True).drop_duplicates("run_id", ignore_index=True)
+
+
+_MOST_READ = 8
 
 
 def floors(runs: pd.DataFrame) -> dict[tuple[str, ...], dict[str, Floor]]:
@@ -66,7 +88,9 @@ def floors(runs: pd.DataFrame) -> dict[tuple[str, ...], dict[str, Floor]]:
     sampled = [each.name for each in schema.METRICS if each.sampled and each.name in finished.columns]
     for rows in groups.values():
         for one, other in combinations([finished.iloc[row] for row in rows], 2):
-            if ask.equal(one, other, "study_id") and not ask.equal(one, other, "scenario"):
+            if ask.equal(one, other, "study_id") and (
+                not ask.equal(one, other, "scenario") or _is_replaced(one) or _is_replaced(other)
+            ):
                 continue
             place = found.setdefault(_place(one), {})
             for name in sampled:
@@ -78,32 +102,57 @@ def floors(runs: pd.DataFrame) -> dict[tuple[str, ...], dict[str, Floor]]:
 
 def floor_of(metric: str, *of: pd.Series) -> float:
     """Return the share that a difference of some runs in a metric must exceed; 0 where nothing was measured twice."""
-    known = [run.get(FLOORS) for run in of]
-    return max(
-        (each[metric].share for each in known if isinstance(each, Mapping) and metric in each), default=0.0
-    )
+    return max((each[metric].share for each in map(_known, of) if metric in each), default=0.0)
 
 
-def say_floor(runs: pd.DataFrame, metric: str) -> list[str]:
-    """Say how far equal settings differed in a metric where these runs were measured; nothing where none were measured twice.
+def is_within(ratio: float, floor: float) -> bool:
+    """Return whether two that differ by a ratio differ by no more than equal settings do."""
+    return ratio > 0 and abs(math.log(ratio)) <= math.log1p(floor)
+
+
+def in_words(floor: float) -> str:
+    """Say that a difference is none."""
+    return f"no more than equal settings differed here, {floor:.0%}"
+
+
+def say_floor(runs: pd.DataFrame, *metrics: str) -> list[str]:
+    """Say how far equal settings differed where these runs were measured; nothing where none were measured twice.
 
     Args:
         runs: rows of `with_floors`, maybe a part of them.
-        metric: its name.
+        metrics: those that are spoken of.
     """
+    told: dict[tuple[str, ...], dict[str, Floor]] = {}
+    for _, run in runs.iterrows():
+        known = _known(run)
+        shown = {name: known[name] for name in metrics if name in known and known[name].share >= _LEAST}
+        told[_place(run)] = shown
+    of_suite = {_place(run): ask.has(run, "suite_id") for _, run in runs.iterrows()}
     lines = []
-    for _, run in runs.iterrows() if FLOORS in runs.columns else ():
-        floor = run[FLOORS].get(metric)
-        if floor is not None and floor.share >= _LEAST:
-            said = str(floor).format(place="suite" if ask.has(run, "suite_id") else "study")
-            unit = schema.metric(metric).unit
-            lines.append(
-                f"{said[0].upper()}{said[1:-1]} {unit}): differences below that are not shown as wins."
-            )
-    return list(dict.fromkeys(lines))
+    for place, found in told.items():
+        if found:
+            kind = "suite" if of_suite[place] else "study"
+            where = f"this {kind}" if len(told) == 1 else f"{kind} {place[0]}"
+            lines.append(f"Equal settings differed by {_differed(found, where)}: {_SO}.")
+    return lines
 
 
+_SO = "differences below that are not shown as wins"
 _LEAST = 0.005
+
+
+def _differed(found: Mapping[str, Floor], where: str) -> str:
+    if len(found) == 1:
+        ((name, floor),) = found.items()
+        (one, other), (low, high) = floor.names, floor.values
+        unit = schema.metric(name).unit
+        return f"{floor.share:.0%} in {where} ({one} {low:,.4g}, {other} {high:,.4g} {unit})"
+    return ", ".join(f"{floor.share:.0%} in {name}" for name, floor in found.items()) + f" in {where}"
+
+
+def _known(run: pd.Series) -> Mapping[str, Floor]:
+    known = run.get(FLOORS)
+    return known if isinstance(known, Mapping) else {}
 
 
 def _between(one: pd.Series, other: pd.Series, metric: str) -> Floor | None:
@@ -116,12 +165,13 @@ def _between(one: pd.Series, other: pd.Series, metric: str) -> Floor | None:
     return Floor(high / low - 1, (first, second), (low, high))
 
 
+def _is_replaced(run: pd.Series) -> bool:
+    """Return whether a run was disturbed so that it was measured once more: what replaces it is no evidence beside it."""
+    return any(REPLACED in line for line in ask.lines(run, "warnings"))
+
+
 def _name(run: pd.Series) -> str:
     return f"{ask.text(run, 'experiment')}/{ask.name(run)}"
-
-
-def _places(runs: pd.DataFrame) -> list[tuple[str, ...]]:
-    return [_place(run) for _, run in runs.iterrows()]
 
 
 def _place(run: pd.Series) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.decide.comparability import why_not
-from llmtrack.decide.comparing import Samples, as_runs, samples_of
+from llmtrack.decide.comparing import Samples, as_runs, runs_of, samples_of, with_known_floors
+from llmtrack.decide.floor import floor_of, say_floor
 from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.rules import Check, Rule, check_samples, check_values, decide, parse_rules
 from llmtrack.decide.significance import ALPHA
@@ -34,7 +35,7 @@ class GateResult:
 
     Attributes:
         checks: every rule of every pair that it applies to.
-        notes: scenarios that are on one side only, and the warnings that the runs carry themselves.
+        notes: scenarios that are on one side only, how far equal settings differed, and the warnings that the runs carry themselves.
         strict: whether a check that cannot be told fails the gate too.
         unchecked: rules that check nothing, each with the reason.
         allow_missing: whether a figure that one side does not have is accepted.
@@ -106,6 +107,7 @@ def gate(
     candidates = as_runs(candidate, experiment, tracking_uri)
     pairs, unmatched = match(baselines, candidates)
     pairs, same = _measured(pairs, baselines, candidates)
+    pairs = with_known_floors(pairs, tracking_uri)
     samples = samples_of(pairs, tracking_uri)
     asked = [
         PairCheck(pair, check)
@@ -118,7 +120,8 @@ def gate(
         raise UsageError("; ".join(unchecked))
     decided = decide([each.check for each in asked], alpha)
     checks = tuple(PairCheck(each.pair, check) for each, check in zip(asked, decided, strict=True))
-    notes = (*_notes(baselines, pairs, unmatched), *same, *_doubts(pairs))
+    floors = say_floor(runs_of(pairs), *dict.fromkeys(rule.metric for rule in rules))
+    notes = (*_notes(baselines, pairs, unmatched), *same, *floors, *_doubts(pairs))
     return GateResult(checks, notes, strict, unchecked, allow_missing)
 
 
@@ -177,11 +180,11 @@ def _check(rule: Rule, pair: Pair, samples: Mapping[str, Samples], across_enviro
     refused = why_not(pair.baseline, pair.candidate, rule.metric, across_environments)
     if refused:
         return Check(rule, "cannot tell", why=f"not comparable: {refused}")
-    sides = [
+    before, after = (
         samples.get(str(run["run_id"]), {}).get(rule.metric, ()) for run in (pair.baseline, pair.candidate)
-    ]
-    if all(sides) and min(min(side) for side in sides) > 0:
-        return check_samples(rule, *sides)
+    )
+    if before and after and min(*before, *after) > 0:
+        return check_samples(rule, before, after, floor_of(rule.metric, pair.baseline, pair.candidate))
     return check_values(rule, then, now)
 
 

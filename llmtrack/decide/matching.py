@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
 from llmtrack.tracking import ask
-from llmtrack.tracking.cells import counterpart, in_order_of_time, newest_of_each
+from llmtrack.tracking.cells import configuration, counterpart, in_order_of_time, keys, newest_of_each
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_NAME = ("experiment", "scenario")
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,30 +42,33 @@ def match(baselines: pd.DataFrame, candidates: pd.DataFrame) -> tuple[list[Pair]
     finished = ask.finished(baselines)
     if finished.empty:
         raise UsageError(f"the baseline has no finished run{_why(baselines)}")
-    single = len(finished[["experiment", "scenario"]].drop_duplicates()) == 1
+    named = keys(finished, _NAME)
+    rows, configured_by = finished.to_dict("records"), configuration(finished)
     pairs, unmatched = [], []
-    for _, candidate in in_order_of_time(newest_of_each(candidates, across_work=True)).iterrows():
-        counterparts = finished if single else _of_the_same_name(finished, candidate)
-        if counterparts.empty:
+    asked = in_order_of_time(newest_of_each(candidates, across_work=True))
+    for name, (_, candidate) in zip(keys(asked, _NAME), asked.iterrows(), strict=True):
+        there = range(len(rows)) if len(set(named)) == 1 else _of_the_same_name(named, name)
+        if not there:
             unmatched.append(ask.name(candidate))
             continue
-        baseline = counterpart(counterparts, candidate)
+        chosen = counterpart([rows[place] for place in there], candidate.to_dict(), configured_by)
+        baseline = finished.iloc[there[chosen]]
         if baseline["run_id"] != candidate["run_id"]:
             pairs.append(Pair(baseline, candidate))
     if not pairs and unmatched:
-        there = ", ".join(sorted(map(str, finished["scenario"].unique()))[:5])
+        known = ", ".join(sorted(map(str, finished["scenario"].unique()))[:5])
         raise UsageError(
-            f"no scenario is in both: the baseline has {there}; the candidate {', '.join(unmatched[:5])}"
+            f"no scenario is in both: the baseline has {known}; the candidate {', '.join(unmatched[:5])}"
         )
     if not pairs:
         raise UsageError("baseline and candidate are the same run: there is nothing to compare")
     return pairs, unmatched
 
 
-def _of_the_same_name(baselines: pd.DataFrame, candidate: pd.Series) -> pd.DataFrame:
-    named = baselines[ask.where(baselines, "scenario", candidate.get("scenario"))]
-    same_experiment = named[ask.where(named, "experiment", candidate.get("experiment"))]
-    return same_experiment if len(same_experiment) else named
+def _of_the_same_name(named: Sequence[tuple[str, ...]], candidate: tuple[str, ...]) -> Sequence[int]:
+    """Return which of some runs, by experiment and scenario, have a candidate's scenario, of its experiment if any are."""
+    alike = [place for place, (_, scenario) in enumerate(named) if scenario == candidate[1] != ""]
+    return [place for place in alike if named[place] == candidate] or alike
 
 
 def _why(runs: pd.DataFrame) -> str:

@@ -11,6 +11,7 @@ from typing import Literal
 from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
 from llmtrack.decide.differences import interval_in_words, percent, sampled_ratio, too_few
+from llmtrack.decide.floor import in_words, is_within
 from llmtrack.decide.significance import ALPHA, holm, least_p, mann_whitney_p
 from llmtrack.errors import UsageError
 from llmtrack.options import number
@@ -48,6 +49,10 @@ class Check:
         change: the measured change with its interval, or empty.
         why: the reason of the outcome.
         p_broken: one-sided p-value of a change beyond the limit; None where nothing is tested.
+        p_kept: the same of one within.
+        sizes: numbers of samples.
+        ratio: the measured one.
+        floor: by which share equal settings differed where the runs were measured.
     """
 
     rule: Rule
@@ -57,6 +62,12 @@ class Check:
     p_broken: float | None = None
     p_kept: float | None = None
     sizes: tuple[int, int] = (1, 1)
+    ratio: float = 1.0
+    floor: float = 0.0
+
+    def beyond(self, ratio: float) -> bool:
+        """Return whether a ratio is beyond the rule's limit."""
+        return ratio < 1 + self.rule.limit if self.rule.below else ratio > 1 + self.rule.limit
 
 
 def parse_rule(text: str) -> Rule:
@@ -91,18 +102,28 @@ def parse_rules(texts: Sequence[str]) -> list[Rule]:
     return list(dict.fromkeys(rules))
 
 
-def check_samples(rule: Rule, baseline: Sequence[float], candidate: Sequence[float]) -> Check:
+def check_samples(
+    rule: Rule, baseline: Sequence[float], candidate: Sequence[float], floor: float = 0.0
+) -> Check:
     """Return a check of raw samples, not decided yet: see `decide`.
 
     The baseline's samples are moved to the limit and compared with the candidate's, one-sided (Mann-Whitney): is the
     candidate beyond it, or within?
+
+    Args:
+        rule: the rule.
+        baseline: samples, all above 0.
+        candidate: likewise.
+        floor: by which share equal settings differed where they were measured.
     """
     ratio = sampled_ratio(rule.metric, baseline, candidate)
     moved = [(1 + rule.limit) * value for value in baseline]
     less, greater = (mann_whitney_p(moved, candidate, side) for side in ("less", "greater"))
     p_broken, p_kept = (less, greater) if rule.below else (greater, less)
     sizes = (len(baseline), len(candidate))
-    return Check(rule, "cannot tell", interval_in_words(ratio), "", p_broken, p_kept, sizes)
+    return Check(
+        rule, "cannot tell", interval_in_words(ratio), "", p_broken, p_kept, sizes, ratio.value, floor
+    )
 
 
 def check_values(rule: Rule, baseline: float, candidate: float) -> Check:
@@ -113,7 +134,7 @@ def check_values(rule: Rule, baseline: float, candidate: float) -> Check:
     if schema.metric(rule.metric).sureness != "exact":
         return Check(rule, "cannot tell", change, "one value each: noise unknown")
     relative = candidate / baseline - 1
-    beyond = relative < rule.limit if rule.below else relative > rule.limit
+    beyond = Check(rule, "kept").beyond(candidate / baseline)
     tolerance = schema.metric(rule.metric).tolerance
     if beyond and abs(relative) <= tolerance:
         return Check(rule, "kept", change, f"within the tolerance of {100 * tolerance:g} %")
@@ -125,7 +146,8 @@ def decide(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
     """Decide the checks of samples, in the same order; the others stay as they are.
 
     Broken is what is beyond the limit with a p-value below alpha, corrected for the number of checks (Holm); kept
-    what is within the limit with a p-value below alpha. In between the samples cannot tell.
+    what is within the limit with a p-value below alpha. In between the samples cannot tell, nor where equal settings
+    differed by as much.
     """
     tested = [each.p_broken for each in checks if each.p_broken is not None]
     adjusted = iter(holm(tested))
@@ -137,9 +159,17 @@ def decide(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
 
 def _decided(check: Check, p_broken: float, tests: int, alpha: float) -> Check:
     within = "within" if check.rule.below == (check.rule.limit < 0) else "on the right side of"
+    if p_broken < alpha and is_within(check.ratio, check.floor):
+        return dataclasses.replace(check, why=f"beyond the limit, but {in_words(check.floor)}")
     if p_broken < alpha:
         return dataclasses.replace(check, outcome="broken", why=f"beyond the limit (p = {p_broken:.2g})")
     if check.p_kept is not None and check.p_kept < alpha:
+        room = 1 + check.floor
+        if check.beyond(check.ratio / room if check.rule.below else check.ratio * room):
+            return dataclasses.replace(
+                check,
+                why=f"{within} the limit, but nearer to it than equal settings differed here, {check.floor:.0%}",
+            )
         return dataclasses.replace(check, outcome="kept", why=f"{within} the limit (p = {check.p_kept:.2g})")
     # One side: half of the two-sided least.
     if least_p(*check.sizes) / 2 * tests >= alpha:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference, Spread, Verdict, difference, judge
-from llmtrack.decide.floor import floor_of, with_floors
+from llmtrack.decide.floor import floor_of, in_words, is_within, measured_there, with_floors
 from llmtrack.decide.significance import ALPHA
 from llmtrack.errors import LlmtrackError
 from llmtrack.scenario import DEFAULT_MODEL, GenerateTask, RepeatPolicy, Variant
@@ -173,7 +173,7 @@ def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.Data
     held = pd.Series(
         [found.get(str(run_id), {}) for run_id in runs["run_id"]], index=runs.index, dtype="object"
     )
-    return with_floors(runs.assign(**{SAMPLES: held}))
+    return with_floors(runs.assign(**{SAMPLES: held}), measured_there(runs, tracking_uri))
 
 
 def _difference(
@@ -212,12 +212,9 @@ def _difference(
 
 def _above_floor(found: Difference, floor: float) -> Difference:
     """Return a difference, which is none where equal settings differed by as much."""
-    if not found.told or found.ratio is None or found.ratio.value <= 0:
+    if not found.told or found.ratio is None or not is_within(found.ratio.value, floor):
         return found
-    if abs(math.log(found.ratio.value)) > math.log1p(floor):
-        return found
-    words = f"no more than equal settings differed here, {floor:.0%} ({found.words})"
-    return dataclasses.replace(found, verdict="same", words=words)
+    return dataclasses.replace(found, verdict="same", words=f"{in_words(floor)} ({found.words})")
 
 
 def _samples(run: pd.Series, metric: str, known: Mapping[str, Samples]) -> Sequence[float]:

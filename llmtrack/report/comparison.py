@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from llmtrack.decide.floor import measured_there, with_floors
 from llmtrack.errors import UsageError
 from llmtrack.report.columns import with_differing_params
 from llmtrack.report.show import AS_TABLE, Layout, show
-from llmtrack.report.table import summary_table, to_markdown
+from llmtrack.report.table import summary_table, to_markdown, with_floor_told
 from llmtrack.report.tasks import split_by_task
 from llmtrack.report.terminal import make_console, say
 from llmtrack.report.write import write_report
@@ -64,7 +65,8 @@ def compare_runs(
             "no tracked run matches: widen the filters, or run an experiment first (mlflow run . -e baseline)"
         )
     tracked = _sorted(in_order_of_time(found if every else newest_of_each(found)), layout.sort)
-    table = summary_table(tracked, among=found)
+    tracked = with_floors(tracked, measured_there(found, tracking_uri))
+    table = with_floor_told(summary_table(tracked, among=found), tracked)
     if layout.columns is None and tracked["experiment"].nunique() == 1:
         table = with_differing_params(table, tracked)
     title = f"{len(tracked)} of {plural(len(found), 'tracked run')}"
@@ -72,7 +74,10 @@ def compare_runs(
     if console.is_terminal and layout.style == "table" and layout.columns is None and len(parts) > 1:
         # On paper and in files one table is easier to go on with; in a terminal it would be dashes mostly.
         for name, part in parts.items():
-            show(console, f"{title}: {name}", summary_table(part, among=found), layout)
+            table_of_part = summary_table(part, among=found)
+            if name == tuple(parts)[-1]:
+                table_of_part = with_floor_told(table_of_part, tracked)
+            show(console, f"{title}: {name}", table_of_part, layout)
     else:
         show(console, title, table, layout, tracked)
     if output is not None:
@@ -124,13 +129,14 @@ def compare_with_baseline(
         UsageError: as `llmtrack.compare`, or there is no such column.
         TrackingError: the store cannot be read.
     """
-    from llmtrack.decide.comparing import as_runs, compare_pairs, samples_of
+    from llmtrack.decide.comparing import as_runs, compare_pairs, samples_of, with_known_floors
     from llmtrack.decide.matching import match
     from llmtrack.report.differences import differences_table
 
     pairs, unmatched = match(
         as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri)
     )
+    pairs = with_known_floors(pairs, tracking_uri)
     samples = samples_of(pairs, tracking_uri)
     found = compare_pairs(pairs, metrics, samples=samples, across_environments=across_environments)
     found = _sorted(found, layout.sort)

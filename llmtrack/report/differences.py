@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.decide.comparability import differing_facts
+from llmtrack.decide.comparing import runs_of
+from llmtrack.decide.floor import say_floor
 from llmtrack.decide.matching import Pair
 from llmtrack.report.columns import cell, column_of, shared_conditions
 from llmtrack.report.table import DASH, Table
@@ -28,10 +30,7 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
         pairs: the runs.
         unmatched: candidates that have no counterpart.
     """
-    import pandas as pd
-
-    runs = pd.DataFrame([run for pair in pairs for run in (pair.baseline, pair.candidate)])
-    runs = runs.drop_duplicates("run_id").infer_objects()
+    runs = runs_of(pairs)
     shared, _ = shared_conditions(runs)
     differs = {str(pair.candidate["run_id"]): _what_differs(pair, runs) for pair in pairs}
     everywhere = _in_all(list(differs.values()))
@@ -64,6 +63,7 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
             ),
             *(f"{name} has no counterpart in the baseline" for name in unmatched),
             *_other_machines(found),
+            *say_floor(runs, *dict.fromkeys(found["metric"])),
             *(f"read with care: {line}" for line in _doubts(found)),
         ),
         keys=tuple(title.replace(" ", "_") for title in titles),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from llmtrack.decide.floor import say_floor
 from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
 from llmtrack.report.drawing import drawing, save
@@ -19,7 +20,7 @@ from llmtrack.report.fit import fit
 from llmtrack.report.gather import study_report
 from llmtrack.report.parts import Parts
 from llmtrack.report.roofline import roofline_plots
-from llmtrack.report.table import Table, summary_table, to_markdown
+from llmtrack.report.table import Table, summary_table, to_markdown, told_by_default
 from llmtrack.report.takeaways import headline
 from llmtrack.report.terminal import metrics_block, say, width_of
 from llmtrack.report.views import as_text, chart_view, table_view
@@ -78,13 +79,14 @@ def write_study(
     files: dict[str, Path] = {}
     with parts.part("reading"):
         reading = experiment.reading(tracked)
+    told = [*reading, *say_floor(tracked, *told_by_default())]
     with parts.part("table"):
         table = summary_table(tracked, focus=experiment.focus)
         if experiment.show_block:
             for _, run in tracked.iterrows():
                 say(console, "\n".join(metrics_block(run, width_of(console))))
-        print_report(console, experiment.name, table, reading, more=more(tracked, "study_id"))
-        files |= write_report(folder, experiment.name, table, tracked, reading, parts)
+        print_report(console, experiment.name, table, told, more=more(tracked, "study_id"))
+        files |= write_report(folder, experiment.name, table, tracked, told, parts)
         prepare_views(table, tracked, "study_id", experiment_id, tracking_uri)
     with parts.part("plots"), drawing():
         figures = dict(experiment.plots(tracked, partial(series, tracking_uri=tracking_uri)))
@@ -98,7 +100,7 @@ def write_study(
             figures[name], files[f"plots/{name}.png"] = figure, path
     with parts.part("report.html"):
         text_of = partial(artifact_text, tracking_uri=tracking_uri)
-        page = study_report(experiment, run_id, tracked, reading, figures, text_of)
+        page = study_report(experiment, run_id, tracked, told, figures, text_of)
         files["report.html"] = write_html(folder, page)
     note = ""
     with parts.part("note"):
@@ -106,7 +108,7 @@ def write_study(
         linked = to_markdown(table, links(experiment_id, table.run_ids))
         head = f"**{in_markdown(experiment.question)}**"
         # The answer first; what it rests on below.
-        note = "\n".join([head, "", *(f"- {in_markdown(line)}" for line in reading), "", linked])
+        note = "\n".join([head, "", *(f"- {in_markdown(line)}" for line in told), "", linked])
     figures_of_its_own: dict[str, float] = {}
     with parts.part("headline"):
         figures_of_its_own = headline(tracked)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from llmtrack.decide.floor import with_floors
 from llmtrack.experiment import Experiment
 from llmtrack.report.drawing import drawing
 from llmtrack.report.escape import in_markdown
@@ -78,7 +79,9 @@ def write_suite(
     frames = [member.runs for member in members if len(member.runs)]
     if not frames:
         return Written(note="No experiment could be run.")
-    tracked = pd.concat(frames, ignore_index=True)
+    everything = pd.concat(frames, ignore_index=True)
+    members = [replace(member, runs=with_floors(member.runs, everything)) for member in members]
+    tracked = with_floors(everything)
     lines, note, files = list(reasons), "", dict[str, Path]()
     with parts.part("takeaways"):
         lines = takeaways(tracked) + lines

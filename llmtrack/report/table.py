@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
+from llmtrack.decide.floor import say_floor
 from llmtrack.decide.verdicts import tell
 from llmtrack.experiment import Focus
 from llmtrack.report.drawing import new_figure
@@ -90,7 +91,8 @@ def metric_columns() -> list[Column]:
     ]
 
 
-def _told_by_default() -> list[str]:
+def told_by_default() -> list[str]:
+    """Return the metrics in which a run is set against its baseline where nothing else is asked for."""
     return [each.name for each in schema.in_place(schema.METRICS) if each.shown and each.shown.told]
 
 
@@ -143,6 +145,11 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None, focus: 
     )
 
 
+def with_floor_told(table: Table, runs: pd.DataFrame) -> Table:
+    """Return a table that says how far equal settings differed, for what stands alone: a suite says it once of all its tables."""
+    return replace(table, notes=(*table.notes, *say_floor(runs, *told_by_default())))
+
+
 def notes(runs: pd.DataFrame) -> tuple[str, ...]:
     """Return why runs have no numbers, or none to rely on; a reason that many failed for is said once, of all of them."""
     said: dict[tuple[str, str], list[str]] = {}
@@ -186,7 +193,7 @@ def change_from_baseline(run: pd.Series, runs: pd.DataFrame, compared: Sequence[
     alike = [ask.where(runs, name, base.get(name)) for name in ("study_id", "workload_id", "status")]
     among = max(1, int((alike[0] & alike[1] & alike[2]).sum()) - 1)
     parts = []
-    for key in _told_by_default() if compared is None else compared:
+    for key in told_by_default() if compared is None else compared:
         entry = schema.metric(key)
         shown = entry.shown or schema.Shown(key)
         now, then = ask.number(run, key), ask.number(base, key)

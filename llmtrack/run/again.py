@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from llmtrack.events import Event
 from llmtrack.run.executors import Executor
-from llmtrack.scenario import Failure, Measurement, Scenario
+from llmtrack.scenario import REPLACED, Failure, Measurement, Scenario
 
 
 def run_undisturbed(
@@ -40,7 +40,7 @@ def run_undisturbed(
             if newer is None:
                 on_event(first)
                 continue
-            tied = "disturbed: measured once more, and the newer run of the study is its baseline"
+            tied = f"{REPLACED}, and the newer run of the study is its baseline"
             scenario = replace(first.scenario, baseline=False)
             on_disturbed(replace(first, scenario=scenario, warnings=(*first.warnings, tied)))
             on_event(_merged(first, newer))

@@ -7,6 +7,7 @@ truth is an error. So nothing compares such a value by itself; it asks here.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.words import plural
@@ -27,9 +28,13 @@ _STATES = {
 
 def missing(value: Any) -> bool:
     """Return whether a value is None, NaN or `<NA>`."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value is None
+    if isinstance(value, float):
+        return value != value
     import pandas as pd
 
-    return value is None or bool(pd.isna(value))
+    return bool(pd.isna(value))
 
 
 def has(run: pd.Series, key: str) -> bool:
@@ -67,7 +72,7 @@ def is_true(run: pd.Series, key: str) -> bool:
     return not missing(value) and bool(value)
 
 
-def equal(one: pd.Series, other: pd.Series, key: str) -> bool:
+def equal(one: pd.Series | Mapping[Any, Any], other: pd.Series | Mapping[Any, Any], key: str) -> bool:
     """Return whether two runs agree in a value; to have none on both sides is to agree."""
     left, right = one.get(key), other.get(key)
     if missing(left) or missing(right):

@@ -6,8 +6,8 @@ makes two runs two configurations, the roles of the params in `metrics.py` say.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.tracking import ask
@@ -63,12 +63,13 @@ def newest_of_each(runs: pd.DataFrame, across_work: bool = False) -> pd.DataFram
 
 def cells_of(runs: pd.DataFrame, across_work: bool = False) -> list[tuple[str, ...]]:
     """Return what tells the cell of each run from other cells; see `newest_of_each`."""
-    names = [*_PLACE, *configuration(runs, across_work)]
-    asked = keys(runs, [_AS_ASKED.get(name, name) for name in names])
-    return [
-        tuple(own or other for own, other in zip(cell, instead, strict=True))
-        for cell, instead in zip(keys(runs, names), asked, strict=True)
-    ]
+    columns = []
+    for name in (*_PLACE, *configuration(runs, across_work)):
+        own = _texts(runs, name)
+        if name in _AS_ASKED:
+            own = [each or asked for each, asked in zip(own, _texts(runs, _AS_ASKED[name]), strict=True)]
+        columns.append(own)
+    return list(zip(*columns, strict=True))
 
 
 def configuration(runs: pd.DataFrame, across_work: bool = False) -> list[str]:
@@ -111,42 +112,41 @@ def baseline_of(run: pd.Series, runs: pd.DataFrame) -> pd.Series | None:
     return baselines.iloc[0] if len(baselines) == 1 else None
 
 
-def counterpart(baselines: pd.DataFrame, run: pd.Series) -> pd.Series:
+def counterpart(
+    baselines: Sequence[Mapping[Any, Any]], run: Mapping[Any, Any], configured_by: Sequence[str]
+) -> int:
     """Return which of several runs, newest first, a run of another selection is compared with.
 
     It is the newest of the same work on the same machine, of the same configuration if there is one, else of the same
-    variant; else the newest of the same work, else the newest.
+    variant; else the newest of the same work, else the newest. Rows as plain dicts, since of thousands of runs each is asked.
+
+    Args:
+        baselines: the runs.
+        run: the other one.
+        configured_by: what `configuration` returns.
     """
+
+    def alike(places: Sequence[int], names: Sequence[str]) -> list[int]:
+        return [each for each in places if all(ask.equal(baselines[each], run, name) for name in names)]
+
     on_machine = (_WORK, "environment_id")
     for names in ((*on_machine, *VARIANT), on_machine, (_WORK,)):
-        same = baselines
-        for name in names:
-            same = same[_agreeing(same, run, name)]
-        if len(same):
-            return _configured_alike(same, run)
-    return baselines.iloc[0]
-
-
-def _configured_alike(runs: pd.DataFrame, run: pd.Series) -> pd.Series:
-    """Return the first run of the same configuration as one, else the first."""
-    names = configuration(runs)
-    alike = (each for _, each in runs.iterrows() if all(ask.equal(each, run, name) for name in names))
-    return next(alike, runs.iloc[0])
-
-
-def _agreeing(runs: pd.DataFrame, run: pd.Series, name: str) -> pd.Series:
-    """Return which runs agree with one in a column; to have no value on both sides is to agree."""
-    value = run.get(name)
-    return ~ask.has_value(runs, name) if ask.missing(value) else ask.where(runs, name, value)
+        same = alike(range(len(baselines)), names)
+        if same:
+            return (same if len(same) == 1 else alike(same, configured_by) or same)[0]
+    return 0
 
 
 def keys(runs: pd.DataFrame, names: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the values of some columns for each run, as text; empty where they are missing."""
-    columns = [
-        runs[name].astype("string").fillna("").tolist() if name in runs.columns else [""] * len(runs)
-        for name in names
-    ]
-    return list(zip(*columns, strict=True))
+    return list(zip(*(_texts(runs, name) for name in names), strict=True))
+
+
+def _texts(runs: pd.DataFrame, name: str) -> list[str]:
+    # Value by value: pandas' own conversion of a column costs more than a hundred of its values.
+    if name not in runs.columns:
+        return [""] * len(runs)
+    return ["" if ask.missing(value) else str(value) for value in runs[name].tolist()]
 
 
 def in_order_of_time(runs: pd.DataFrame) -> pd.DataFrame:

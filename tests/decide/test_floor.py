@@ -6,13 +6,19 @@ import inspect
 
 import pytest
 
+from llmtrack.decide import floor, gate
+from llmtrack.decide.comparing import compare_pairs, with_known_floors
 from llmtrack.decide.floor import floor_of, floors, say_floor, with_floors
+from llmtrack.decide.matching import match
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.verdicts import DISTURBED, is_disturbed, tell
 from llmtrack.measure import interference
 from llmtrack.measure.statistics import findings
+from llmtrack.report.differences import differences_table
+from llmtrack.report.show import Layout, show
+from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import takeaways
-from llmtrack.scenario import RepeatPolicy
+from llmtrack.scenario import REPLACED, RepeatPolicy
 from tests.report.frames import frame, interval, run
 
 SUITE = {"suite_id": "suite-1", "workload_id": "w", "environment_id": "e", "output_digest": "d"}
@@ -39,9 +45,9 @@ def told(runs, base, other):
 
 def test_equal_settings_of_several_studies_of_a_suite_differ_by_their_extremes():
     (known,) = floors(frame(*EQUAL)).values()
-    floor = known["tokens_per_sec"]
-    assert floor.share == pytest.approx(16.7 / 14.4 - 1)
-    assert floor.names == ("baseline/base", "precision/float32")
+    seen = known["tokens_per_sec"]
+    assert seen.share == pytest.approx(16.7 / 14.4 - 1)
+    assert seen.names == ("baseline/base", "precision/float32")
     assert say_floor(with_floors(frame(*EQUAL)), "tokens_per_sec") == [
         "Equal settings differed by 16% in this suite (baseline/base 14.4, precision/float32 16.7 tokens/s): differences "
         "below that are not shown as wins."
@@ -96,6 +102,79 @@ def test_takeaways_show_no_win_below_the_floor_and_say_where_it_lies():
 def test_a_recommendation_says_what_the_floor_is():
     found = recommend(with_floors(frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"))), Limits())
     assert any("Equal settings differed by 16%" in note for note in found.notes)
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    """A suite of which a comparison is asked for two runs only: what else was measured there is read back."""
+    runs = frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"), timed("int8", 25.0, quantization="int8"))
+    monkeypatch.setattr(floor.query, "runs", lambda **asked: runs)
+    return runs
+
+
+def test_a_comparison_of_two_runs_knows_how_far_equal_settings_differed_in_their_suite_and_says_so_once(
+    suite, console
+):
+    pairs, _ = match(suite[1:2], suite[3:])
+    pairs = with_known_floors(pairs, None)
+    found = compare_pairs(pairs, ["tokens_per_sec"], samples={})
+    assert list(found["verdict"]) == ["same", "better"]
+    assert found["words"][0].startswith("no more than equal settings differed here, 16% (faster by 10.8 %")
+    table = differences_table(found, pairs)
+    for style in ("markdown", "html", "latex", "table"):
+        show(console, "", table, Layout(style))
+        said = " ".join(console.file.getvalue().split())
+        assert said.count("Equal settings differed by 16") == 1, style
+        console.file.truncate(0)
+
+
+@pytest.mark.parametrize(
+    ("times", "outcome", "why"),
+    [
+        (0.90, "cannot tell", "beyond the limit, but no more than equal settings differed here, 16%"),
+        (0.70, "broken", "beyond the limit (p"),
+        (1.01, "cannot tell", "nearer to it than equal settings differed here, 16%"),
+        (1.30, "kept", "within the limit (p"),
+    ],
+)
+def test_a_gate_neither_fails_nor_passes_on_what_equal_settings_differ_by_too(
+    suite, monkeypatch, times, outcome, why
+):
+    near = [0.99, 0.995, 0.998, 1.0, 1.001, 1.004, 1.006, 1.01]
+    samples = {
+        "precision-float32": {"tokens_per_sec": [16.7 * each for each in near]},
+        "precision-bf16": {"tokens_per_sec": [16.7 * times * each for each in near]},
+    }
+    monkeypatch.setattr(gate, "samples_of", lambda pairs, uri: samples)
+    result = gate.gate(suite[1:2], suite[3:4], ["tokens_per_sec < -5%"])
+    ((only,), notes) = result.checks, result.notes
+    assert only.check.outcome == outcome
+    assert why in only.check.why
+    assert [note for note in notes if note.startswith("Equal settings differed by 16% in this suite")]
+
+
+def test_a_table_shows_no_change_below_the_floor_and_several_metrics_are_told_in_one_line():
+    runs = with_floors(frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16")))
+    assert "(within noise)" in summary_table(runs).rows[-1][-1]
+    two = [each | {"total_latency_s": each["tokens_per_sec"] / 4} for each in EQUAL]
+    assert say_floor(with_floors(frame(*two)), "tokens_per_sec", "total_latency_s") == [
+        "Equal settings differed by 16% in tokens_per_sec, 16% in total_latency_s in this suite: differences below that "
+        "are not shown as wins."
+    ]
+
+
+def test_runs_of_two_suites_are_told_apart_by_the_ids_of_these():
+    other = [each | {"suite_id": "suite-2", "run_id": f"{each['run_id']}-2"} for each in EQUAL]
+    lines = say_floor(with_floors(frame(*EQUAL, *other)), "tokens_per_sec")
+    assert [line.partition(" in ")[2].partition(" (")[0] for line in lines] == [
+        "suite suite-1",
+        "suite suite-2",
+    ]
+
+
+def test_what_was_replaced_since_it_was_disturbed_is_no_evidence_of_the_floor():
+    first = timed("a", 1.3, warnings=f"noisy\n{REPLACED}, and the newer run counts")
+    assert not any(floors(frame(first, timed("a", 23.0) | {"run_id": "again"})).values())
 
 
 def test_takeaways_change_one_thing_at_a_time_where_runs_allow_it():
