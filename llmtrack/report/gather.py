@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.experiment import Experiment, Focus
@@ -55,33 +56,39 @@ FACTS = (
 )
 
 
-def study_report(
-    experiment: Experiment,
-    run_id: str | None,
-    runs: pd.DataFrame,
-    reading: Sequence[str],
-    plots: Mapping[str, Figure],
-    text_of: TextOf,
-) -> Report:
+@dataclass(frozen=True)
+class Member:
+    """A study whose runs were read back.
+
+    Attributes:
+        experiment: what it asked.
+        run_id: its run, or None if it did not come to its end.
+        runs: its scenarios' runs, in the order of the table.
+        reading: what they say.
+    """
+
+    experiment: Experiment
+    run_id: str | None
+    runs: pd.DataFrame
+    reading: Sequence[str] = ()
+
+
+def study_report(study: Member, plots: Mapping[str, Figure], text_of: TextOf) -> Report:
     """Return the report of one study.
 
     Args:
-        experiment: what was asked.
-        run_id: the study's run.
-        runs: its scenarios' runs, in the experiment's order.
-        reading: what they say.
-        plots: drawn from them.
+        study: what was asked, and what came of it.
+        plots: drawn from its runs.
         text_of: reads a text artifact by run id and path.
     """
-    own = section(experiment, run_id, runs, reading, plots, text_of)
     return Report(
-        title=experiment.name,
-        question=experiment.question,
-        run_id=run_id or "",
-        conditions=conditions(runs),
+        title=study.experiment.name,
+        question=study.experiment.question,
+        run_id=study.run_id or "",
+        conditions=conditions(study.runs),
         takeaways=(),
-        sections=(own,),
-        call=call_of(runs),
+        sections=(section(study, plots, text_of),),
+        call=call_of(study.runs),
     )
 
 
@@ -116,23 +123,17 @@ def suite_report(
     )
 
 
-def section(
-    experiment: Experiment,
-    run_id: str | None,
-    runs: pd.DataFrame,
-    reading: Sequence[str],
-    plots: Mapping[str, Figure],
-    text_of: TextOf,
-) -> Section:
+def section(study: Member, plots: Mapping[str, Figure], text_of: TextOf) -> Section:
     """Return a report's section of one study; see `study_report`."""
+    experiment = study.experiment
     return Section(
         name=experiment.name,
         question=experiment.question,
-        run_id=run_id or "",
-        rows=rows_of(runs, experiment.focus),
-        reading=tuple(reading),
+        run_id=study.run_id or "",
+        rows=rows_of(study.runs, experiment.focus),
+        reading=tuple(study.reading),
         plots=tuple(_plot(name, figure) for name, figure in plots.items()),
-        samples=samples(runs, text_of),
+        samples=samples(study.runs, text_of),
         settings={name: str(value) for name, value in experiment.settings.items()},
     )
 

@@ -13,10 +13,12 @@ from rich.console import Console
 from llmtrack.experiment import Experiment
 from llmtrack.metrics import SETTING_PREFIX
 from llmtrack.modules import EXPERIMENTS, named_experiment
+from llmtrack.report.gather import Member
 from llmtrack.report.parts import Parts
+from llmtrack.report.place import Place
 from llmtrack.report.reading import doubts
 from llmtrack.report.study import Written, write_study
-from llmtrack.report.suite import Member, write_suite
+from llmtrack.report.suite import write_suite
 from llmtrack.report.terminal import say
 from llmtrack.tracking.amend import add_report
 from llmtrack.tracking.filters import quoted
@@ -54,27 +56,22 @@ def remake_report(
         folder = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         make = _suite if own["experiment"] == SUITE else _study
-        written = make(own, uri, folder, console, parts)
-        add_report(str(own["run_id"]), written.note, written.files or {}, parts.problems, uri)
+        run_id = str(own["run_id"])
+        experiment_id, _ = experiment_of_run(open_existing(uri), run_id)
+        written = make(own, Place(run_id, experiment_id, uri, folder, console, parts))
+        add_report(run_id, written.note, written.files, parts.problems, uri)
     if output is not None:
-        say(console, f"Written: {', '.join(map(str, (written.files or {}).values()))}")
+        say(console, f"Written: {', '.join(map(str, written.files.values()))}")
     return tuple(parts.problems)
 
 
-def _study(own: pd.Series, uri: str, folder: Path, console: Console, parts: Parts) -> Written:
-    return write_study(
-        _experiment(own, parts),
-        _in_order(runs(study=str(own["study_id"]), tracking_uri=uri)),
-        run_id=str(own["run_id"]),
-        experiment_id=_experiment_id(str(own["run_id"]), uri),
-        tracking_uri=uri,
-        folder=folder,
-        console=console,
-        parts=parts,
-    )
+def _study(own: pd.Series, place: Place) -> Written:
+    tracked = _in_order(runs(study=str(own["study_id"]), tracking_uri=place.tracking_uri))
+    return write_study(_experiment(own, place.parts), tracked, place)
 
 
-def _suite(own: pd.Series, uri: str, folder: Path, console: Console, parts: Parts) -> Written:
+def _suite(own: pd.Series, place: Place) -> Written:
+    uri, parts = place.tracking_uri, place.parts
     search = f"tags.`llmtrack.suite_id` = {quoted(str(own['study_id']))}"
     found = _in_order(runs(search=search, tracking_uri=uri))
     members = []
@@ -86,23 +83,8 @@ def _suite(own: pd.Series, uri: str, folder: Path, console: Console, parts: Part
             reading = experiment.reading(tracked)
         members.append(Member(experiment, str(study["run_id"]), tracked, tuple(reading)))
     quick = str(own.get(f"{SETTING_PREFIX}quick")).lower() == "true"
-    return write_suite(
-        members,
-        question=str(own["question"]),
-        run_id=str(own["run_id"]),
-        experiment_id=_experiment_id(str(own["run_id"]), uri),
-        tracking_uri=uri,
-        folder=folder,
-        console=console,
-        parts=parts,
-        remarks=[getattr(named_experiment(SUITE), "QUICK_REMARK", "A quick suite: a first look only.")]
-        if quick
-        else (),
-    )
-
-
-def _experiment_id(run_id: str, uri: str) -> str:
-    return experiment_of_run(open_existing(uri), run_id)[0]
+    remark = getattr(named_experiment(SUITE), "QUICK_REMARK", "A quick suite: a first look only.")
+    return write_suite(members, str(own["question"]), place, remarks=[remark] if quick else ())
 
 
 def _experiment(own: pd.Series, parts: Parts) -> Experiment:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +16,8 @@ from llmtrack.experiment import Experiment
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import in_markdown
 from llmtrack.report.fit import fit
-from llmtrack.report.gather import study_report
-from llmtrack.report.parts import Parts
+from llmtrack.report.gather import Member, study_report
+from llmtrack.report.place import Place
 from llmtrack.report.roofline import roofline_plots
 from llmtrack.report.table import Table, summary_table, to_markdown, told_by_default
 from llmtrack.report.takeaways import headline
@@ -26,7 +25,6 @@ from llmtrack.report.terminal import metrics_block, say, width_of
 from llmtrack.report.views import as_text, chart_view, table_view
 from llmtrack.report.write import print_report, write_html, write_report
 from llmtrack.tracking import ask
-from llmtrack.tracking.artifacts import artifact_text, series
 from llmtrack.tracking.views import CHARTS, keep_views
 
 if TYPE_CHECKING:
@@ -47,33 +45,19 @@ class Written:
 
     reading: tuple[str, ...] = ()
     note: str = ""
-    files: Mapping[str, Path] | None = None
+    files: Mapping[str, Path] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def write_study(
-    experiment: Experiment,
-    tracked: pd.DataFrame,
-    *,
-    run_id: str | None,
-    experiment_id: str | None,
-    tracking_uri: str,
-    folder: Path,
-    console: Console,
-    parts: Parts,
-) -> Written:
+def write_study(experiment: Experiment, tracked: pd.DataFrame, place: Place) -> Written:
     """Print a study's table and reading and write its report.
 
     Args:
         experiment: what was asked.
         tracked: its runs, in the order of the table.
-        run_id: the study's run.
-        experiment_id: the MLflow experiment, for links.
-        tracking_uri: the store that the runs are in.
-        folder: where files are written.
-        console: where to print.
-        parts: is told what fails.
+        place: where to.
     """
+    folder, console, parts = place.folder, place.console, place.parts
     reading: list[str] = []
     figures: dict[str, Figure] = {}
     files: dict[str, Path] = {}
@@ -87,9 +71,9 @@ def write_study(
                 say(console, "\n".join(metrics_block(run, width_of(console))))
         print_report(console, experiment.name, table, told, more=more(tracked, "study_id"))
         files |= write_report(folder, experiment.name, table, tracked, told, parts)
-        prepare_views(table, tracked, "study_id", experiment_id, tracking_uri)
+        prepare_views(table, tracked, "study_id", place.experiment_id, place.tracking_uri)
     with parts.part("plots"), drawing():
-        figures = dict(experiment.plots(tracked, partial(series, tracking_uri=tracking_uri)))
+        figures = dict(experiment.plots(tracked, place.series))
     with parts.part("plot roofline"), drawing():
         figures |= roofline_plots(tracked)
     for name, figure in tuple(figures.items()):
@@ -99,13 +83,12 @@ def write_study(
             save(figure, path)
             figures[name], files[f"plots/{name}.png"] = figure, path
     with parts.part("report.html"):
-        text_of = partial(artifact_text, tracking_uri=tracking_uri)
-        page = study_report(experiment, run_id, tracked, told, figures, text_of)
+        page = study_report(Member(experiment, place.run_id, tracked, told), figures, place.text)
         files["report.html"] = write_html(folder, page)
     note = ""
     with parts.part("note"):
         table = narrow(summary_table(tracked, focus=experiment.focus))
-        linked = to_markdown(table, links(experiment_id, table.run_ids))
+        linked = to_markdown(table, place.links(table.run_ids))
         head = f"**{in_markdown(experiment.question)}**"
         # The answer first; what it rests on below.
         note = "\n".join([head, "", *(f"- {in_markdown(line)}" for line in told), "", linked])
@@ -123,11 +106,6 @@ def narrow(table: Table) -> Table:
     """Return as much of a table as a run's page has room for; table.md has all of it."""
     fitted = fit(table, _PAGE_WIDTH)
     return table if fitted is None else fitted.table
-
-
-def links(experiment_id: str | None, run_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return where MLflow shows each run."""
-    return tuple(f"#/experiments/{experiment_id}/runs/{run_id}" for run_id in run_ids)
 
 
 def prepare_views(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -17,10 +15,11 @@ from llmtrack.decide.verdicts import with_samples
 from llmtrack.events import Begun, Event, Log, Progress, Steps, Warn
 from llmtrack.experiment import Experiment
 from llmtrack.report.escape import on_one_line
-from llmtrack.report.parts import Parts
-from llmtrack.report.study import Written, say_incomplete, write_study
+from llmtrack.report.place import Place
+from llmtrack.report.study import Written, write_study
 from llmtrack.report.terminal import say
 from llmtrack.run.again import run_undisturbed
+from llmtrack.run.ending import end_study
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan, model_folders
 from llmtrack.run.progress import StudyProgress, SuiteProgress
@@ -239,37 +238,17 @@ def report_study(
 ) -> Reported:
     """Read the study's runs back, print and track the table, plots and reading, and finish the study.
 
-    Runs that were taken over from earlier studies are read as if they were this one's. What of the report fails
-    is a warning: the study has ended as its measurements did.
+    Runs that were taken over from earlier studies are read as if they were this one's.
     """
-    outcome = "failed" if failed else "finished"
-    if tracker.offline:
-        tracker.finish_study(study, outcome)
-        return Reported()
-    parts, written, tracked = Parts(), Written(), None
-    with ExitStack() as stack:
-        with parts.part("report"):
-            tracked = _read_back(experiment, study, tracker, earlier)
-            written = write_study(
-                experiment,
-                tracked,
-                run_id=study.run_id,
-                experiment_id=study.experiment_id,
-                tracking_uri=tracker.tracking_uri,
-                folder=Path(stack.enter_context(tempfile.TemporaryDirectory())),
-                console=console,
-                parts=parts,
-            )
-        tracker.finish_study(
-            study,
-            outcome,
-            note=written.note,
-            files=written.files,
-            metrics=written.metrics,
-            warnings=parts.problems,
-        )
-    say_incomplete(console, study.study_id, parts.problems, kept=tracker.offline)
-    return Reported(written.reading, tracked, tuple(parts.problems))
+    tracked = None
+
+    def write(place: Place) -> Written:
+        nonlocal tracked
+        tracked = _read_back(experiment, study, tracker, earlier)
+        return write_study(experiment, tracked, place)
+
+    reading, problems = end_study(study, tracker, console, failed, write)
+    return Reported(reading, tracked, problems)
 
 
 def _read_back(

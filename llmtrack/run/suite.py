@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
 from llmtrack.errors import LlmtrackError, in_words
 from llmtrack.experiment import Experiment
 from llmtrack.redaction import redact, secrets_of
-from llmtrack.report.parts import Parts
-from llmtrack.report.study import Written, say_incomplete
-from llmtrack.report.suite import Member, write_suite
+from llmtrack.report.gather import Member
+from llmtrack.report.place import Place
+from llmtrack.report.study import Written
+from llmtrack.report.suite import write_suite
 from llmtrack.report.terminal import say
+from llmtrack.run.ending import end_study
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan
 from llmtrack.run.progress import SuiteProgress, clock_text
@@ -167,43 +166,19 @@ def _report(
     remarks: Sequence[str],
 ) -> tuple[str, ...]:
     """Read all runs back, print and track what they say together, and finish the suite's run; return what failed."""
-    outcome = "failed" if result.incomplete else "finished"
-    suite = result.study
-    if tracker.offline:
-        tracker.finish_study(suite, outcome)
-        return ()
-    parts, written = Parts(), Written()
-    with ExitStack() as stack:
-        with parts.part("report"):
-            written = write_suite(
-                _members(result, experiments, tracker),
-                question=question,
-                run_id=suite.run_id,
-                experiment_id=suite.experiment_id,
-                tracking_uri=tracker.tracking_uri,
-                folder=Path(stack.enter_context(tempfile.TemporaryDirectory())),
-                console=console,
-                parts=parts,
-                remarks=remarks,
-                reasons=[
-                    *(f"{name} could not be run: {reason}" for name, reason in result.reasons.items()),
-                    *(
-                        f"{name}: a part of its report could not be made: {problem}"
-                        for name, study in result.results.items()
-                        for problem in (study.problems if study else ())
-                    ),
-                ],
-            )
-        tracker.finish_study(
-            suite,
-            outcome,
-            note=written.note,
-            files=written.files,
-            metrics=written.metrics,
-            warnings=parts.problems,
-        )
-    say_incomplete(console, suite.study_id, parts.problems, kept=tracker.offline)
-    return tuple(parts.problems)
+    reasons = [
+        *(f"{name} could not be run: {reason}" for name, reason in result.reasons.items()),
+        *(
+            f"{name}: a part of its report could not be made: {problem}"
+            for name, study in result.results.items()
+            for problem in (study.problems if study else ())
+        ),
+    ]
+
+    def write(place: Place) -> Written:
+        return write_suite(_members(result, experiments, tracker), question, place, remarks, reasons)
+
+    return end_study(result.study, tracker, console, result.incomplete, write)[1]
 
 
 def _members(result: SuiteResult, experiments: Sequence[Experiment], tracker: Tracker) -> list[Member]:

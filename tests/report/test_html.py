@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from llmtrack.experiment import Experiment
-from llmtrack.report.gather import conditions, rows_of, samples, section, study_report, suite_report
+from llmtrack.report.gather import Member, conditions, rows_of, samples, section, study_report, suite_report
 from llmtrack.report.html import Plot, Report, Sample, Section, render_report
 from llmtrack.report.phases import MOST_STEPS, WIDTH, Call, timeline
 from tests.report.frames import frame, interval, run
@@ -265,7 +265,9 @@ EXPERIMENT = Experiment("baseline", "How fast?", (), lambda *_: {}, lambda _: []
 
 
 def test_a_section_has_a_plots_title_as_its_words():
-    own = section(EXPERIMENT, "id", RUNS, ["one"], {"latency": figure("Latency of the call")}, lambda *_: "")
+    own = section(
+        Member(EXPERIMENT, "id", RUNS, ["one"]), {"latency": figure("Latency of the call")}, lambda *_: ""
+    )
     (plot,) = own.plots
     assert (plot.name, plot.alt, plot.png[:4]) == ("latency", "Latency of the call", b"\x89PNG")
     assert own.settings == {"max_new_tokens": "32"}
@@ -273,6 +275,8 @@ def test_a_section_has_a_plots_title_as_its_words():
 
 
 def test_the_report_of_one_study_has_one_table():
-    page = Page(render_report(study_report(EXPERIMENT, "id", RUNS, ["It is fast."], {}, lambda *_: "")))
+    page = Page(
+        render_report(study_report(Member(EXPERIMENT, "id", RUNS, ["It is fast."]), {}, lambda *_: ""))
+    )
     assert len(page.all("table")) == 1
     assert "It is fast." in page.text

@@ -1,0 +1,45 @@
+"""Where a report is made: of which run, from which store, and where it is printed and written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from llmtrack.report.parts import Parts
+from llmtrack.tracking.artifacts import artifact_text, series
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a report is made.
+
+    Attributes:
+        run_id: the run of the study or suite.
+        experiment_id: the MLflow experiment, for links.
+        tracking_uri: the store that the runs are in.
+        folder: where files are written.
+        console: where to print.
+        parts: is told what fails.
+    """
+
+    run_id: str | None
+    experiment_id: str | None
+    tracking_uri: str
+    folder: Path
+    console: Console
+    parts: Parts
+
+    def series(self, run_id: str, metric: str) -> list[float]:
+        """Return a metric's values per step of a run."""
+        return series(run_id, metric, self.tracking_uri)
+
+    def text(self, run_id: str, path: str) -> str:
+        """Return a text artifact of a run; empty if it has none."""
+        return artifact_text(run_id, path, self.tracking_uri)
+
+    def links(self, run_ids: Sequence[str]) -> tuple[str, ...]:
+        """Return where MLflow shows each run."""
+        return tuple(f"#/experiments/{self.experiment_id}/runs/{run_id}" for run_id in run_ids)
