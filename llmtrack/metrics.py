@@ -22,6 +22,7 @@ REFERENCE_TAG_PREFIX = "reference_"
 SETTING_PREFIX = "cfg."
 ASKED_TAG = "llmtrack.asked"
 ALIAS_PREFIX = "llmtrack.alias."
+DIGEST_PREFIX = "llmtrack.digest."
 
 
 @dataclass(frozen=True)
@@ -1074,6 +1075,10 @@ TAGS: tuple[Tag, ...] = (
     Tag("llmtrack.failure", "kind of a failure, one word"),
     Tag("llmtrack.reason", "why a scenario failed, or was not measured twice, in one line"),
     Tag(
+        "llmtrack.spread",
+        "JSON: of each sampled metric how its repeats lie; read back as `spread/METRIC.STAT`",
+    ),
+    Tag(
         "llmtrack.warnings",
         "findings about the quality of the measurement, one a line; of a study, what of its report could not be made",
     ),
@@ -1120,6 +1125,11 @@ def in_place(entries: Iterable[Entry]) -> list[Entry]:
     return sorted(entries, key=lambda entry: (entry.shown or _LAST).place)
 
 
+def is_digest(name: str) -> bool:
+    """Return whether a condition is a hash: kept as a tag, since nobody wants it as an axis or a column of a plot."""
+    return name.endswith("_digest")
+
+
 def spread_key(metric: str, stat: str) -> str:
     """Return the key under which one statistic of a sampled metric is tracked."""
     return f"{SPREAD_PREFIX}{metric}.{stat}"
@@ -1157,7 +1167,8 @@ def render_markdown() -> str:
         "the text that was really scored, with `tokens` also its tokens, with `reference` also the model that it was compared "
         "with.",
         "A sampled metric is taken once per repeat. Its tracked value is the median over the repeats, and "
-        f"its spread is tracked beside it as `{spread_key('METRIC', 'STAT')}` for {stats}: number of "
+        "its spread is tracked beside it in the tag `llmtrack.spread`, and read back by `llmtrack.runs` as "
+        f"`{spread_key('METRIC', 'STAT')}` for {stats}: number of "
         "samples, bootstrap 95 % interval of the median, mean, standard deviation (ddof=1), and percentiles "
         "(p90 for n >= 10, p99 for n >= 100). The raw samples are in the artifact `samples.json`.",
         f"A metric with a value per step is tracked as `{series_key('NAME')}`; of training these are `train_loss`, "
@@ -1170,7 +1181,8 @@ def render_markdown() -> str:
         "newer one replaces none of the other in a comparison. How often a call `repeats`, what was `found` on the way and "
         "what others `implied` tell none apart.",
         "A study run has the experiment's settings as resolved, under `" + SETTING_PREFIX + "NAME`; `mlflow "
-        "run` logs the raw ones. A fact that is not in this table is tracked under its own name, as a `configuration`.",
+        "run` logs the raw ones. A fact that is not in this table is tracked under its own name, as a `configuration`. What ends in "
+        f"`_digest` is kept as a tag, `{DIGEST_PREFIX}NAME`, so that no table or plot of MLflow shows it unasked.",
         "## Tags",
         _table(("tag", "meaning"), tag_rows),
         f"Facts about the machine, the versions and the model's origin (`weights_digest`, `config_digest`, `tokenizer_digest`, and the reference's under `{REFERENCE_TAG_PREFIX}`) are tags "

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
+from llmtrack.tracking import spreads
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -93,7 +94,8 @@ class FrameBuilder:
             self._ids[name].append(value)
         for key, text in run.data.params.items():
             self._put(self._params, key, row, text)
-        for key, number in run.data.metrics.items():
+        # Older versions have the spread among the metrics.
+        for key, number in {**run.data.metrics, **spreads.joined(run.data.tags)}.items():
             # The last value of a series says nothing of the run as a whole.
             if not key.startswith(schema.SERIES_PREFIX):
                 column = self._metrics.setdefault(key, array("d"))
@@ -102,6 +104,11 @@ class FrameBuilder:
         for key, text in run.data.tags.items():
             if key.startswith(schema.ENV_TAG_PREFIX):
                 self._put(self._facts, key.removeprefix(schema.ENV_TAG_PREFIX), row, text)
+            elif key.startswith(schema.DIGEST_PREFIX):
+                # Older versions have it among the params.
+                name = key.removeprefix(schema.DIGEST_PREFIX)
+                if name not in run.data.params:
+                    self._put(self._params, name, row, text)
 
     def frame(self) -> pd.DataFrame:
         """Return the table of all runs that were added, newest first."""

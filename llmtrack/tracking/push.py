@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import TrackingError
-from llmtrack.metrics import series_key
+from llmtrack.metrics import DIGEST_PREFIX, series_key
 from llmtrack.redaction import redact
 from llmtrack.scenario import StepValues
 from llmtrack.tracking.limits import Fitted, fit, shorten
@@ -78,7 +78,7 @@ def push(
     record = entry.record
     fitted = _fit(record)
     _log_values(client, run_id, record, fitted)
-    _log_corpus(client, run_id, fitted.params)
+    _log_corpus(client, run_id, fitted)
     try:
         _log_artifacts(client, run_id, record, files)
     except Exception as error:
@@ -211,9 +211,11 @@ def _log_values(client: MlflowClient, run_id: str, record: RunRecord, fitted: Fi
     client.log_batch(run_id, metrics=metrics, params=params, tags=tags, synchronous=True)
 
 
-def _log_corpus(client: MlflowClient, run_id: str, params: Mapping[str, str]) -> None:
+def _log_corpus(client: MlflowClient, run_id: str, fitted: Fitted) -> None:
     """Log the corpus of a run as MLflow's dataset; MLflow keeps one of a name and digest, and one use of it per run."""
-    name, digest = params.get("corpus"), params.get("corpus_digest")
+    params = fitted.params
+    name, digest = params.get("corpus"), fitted.tags.get(DIGEST_PREFIX + "corpus_digest")
+    digest = digest or params.get("corpus_digest")  # kept in the spool by an older version
     if not name or not digest:
         return
     from mlflow.entities import Dataset, DatasetInput, InputTag

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,9 +22,12 @@ from llmtrack.scenario import (
     digest,
     not_asked,
 )
+from llmtrack.tracking import spreads
 
 # Prompts are in the workload's digest; how much is printed changes nothing that is measured.
 _NOT_CONDITIONS = ("prompts", "verbose")
+_CLOCK = re.compile(r"-(\d\d)(\d\d)\d\d-")
+_LONGEST_MODEL = 40
 
 FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
 
@@ -83,7 +87,7 @@ def study_record(
     """Return the record of a study that begins."""
     return RunRecord(
         record_id=study.study_id,
-        run_name=study.study_id,
+        run_name=study_name(study, [str(settings.get("model", ""))]),
         status=RUNNING,
         start_ms=start_ms,
         end_ms=0,
@@ -92,11 +96,25 @@ def study_record(
     )
 
 
+def study_name(study: StudyContext, models: Iterable[str]) -> str:
+    """Return what a study's run is called in a list: `precision study, smollm2, 11:02`, the time being UTC.
+
+    Args:
+        study: what it is a study of, and its id, which says when it began.
+        models: those it is about; of candidates in a comma list, the first.
+    """
+    named = list(dict.fromkeys(filter(None, map(_short, models))))
+    what = study.experiment if study.experiment in ("suite", "compare") else f"{study.experiment} study"
+    began = _CLOCK.search(study.study_id)
+    of = named[0] if len(named) == 1 else f"{len(named)} models" if named else ""
+    return ", ".join(filter(None, (what, of, f"{began[1]}:{began[2]}" if began else "")))
+
+
 def scenario_record(outcome: Outcome, study: StudyContext) -> RunRecord:
     """Return the record of a measured, or failed, scenario."""
     if isinstance(outcome, Failure):
-        return _failure_record(outcome, study)
-    return _measurement_record(outcome, study)
+        return _in_list(_failure_record(outcome, study), study)
+    return _in_list(_measurement_record(outcome, study), study)
 
 
 def begun_record(
@@ -109,7 +127,7 @@ def begun_record(
 ) -> RunRecord:
     """Return the record of a scenario whose run is written to while it goes on."""
     record = _record(scenario, facts, study, RUNNING, (started_at, 0.0), {}, tags)
-    return dataclasses.replace(record, record_id=run_key)
+    return _in_list(dataclasses.replace(record, record_id=run_key), study)
 
 
 def same_as_record(
@@ -131,7 +149,8 @@ def same_as_record(
         now_s: seconds since the epoch.
     """
     tags = {"llmtrack.outcome": "same_as", "llmtrack.same_as": same_as, "llmtrack.reason": note}
-    return _identified(_record(scenario, facts, study, FINISHED, (now_s, now_s), tags))
+    record = _identified(_record(scenario, facts, study, FINISHED, (now_s, now_s), tags))
+    return _in_list(record, study, f" (same as {same_as})")
 
 
 def params_of(scenario: Scenario) -> dict[str, Scalar]:
@@ -244,6 +263,32 @@ def _identified(record: RunRecord, run_key: str = "") -> RunRecord:
         return dataclasses.replace(record, record_id=run_key)
     # Escaped to ASCII first: a lone surrogate in a text must not end the run.
     return dataclasses.replace(record, record_id=digest(json.dumps(to_json(record), sort_keys=True)))
+
+
+def _in_list(record: RunRecord, study: StudyContext, remark: str = "") -> RunRecord:
+    """Say in a record's name what it is of, and put digests and spreads, which nobody plots alone, among its tags.
+
+    Its identity is of what was measured and not of how that is listed, so this comes after it.
+    """
+    digests = {name: str(value) for name, value in record.params.items() if schema.is_digest(name)}
+    metrics, spread = spreads.split(record.metrics)
+    return dataclasses.replace(
+        record,
+        run_name=f"{study.experiment}/{record.run_name}{remark}",
+        params={name: value for name, value in record.params.items() if name not in digests},
+        metrics=metrics,
+        tags={
+            **record.tags,
+            **{schema.DIGEST_PREFIX + name: value for name, value in digests.items()},
+            **spread,
+        },
+    )
+
+
+def _short(model: str) -> str:
+    """Return a model's name without where it comes from: of `packaged:smollm2,synthetic:tiny`, `smollm2`."""
+    first = model.split(",")[0].strip().rstrip("/\\")
+    return re.split(r"[/\\:]", first)[-1][:_LONGEST_MODEL]
 
 
 def _plain(value: Any) -> Scalar:

@@ -45,6 +45,7 @@ from llmtrack.tracking.records import (
     begun_record,
     same_as_record,
     scenario_record,
+    study_name,
     study_record,
 )
 from llmtrack.tracking.spool import Entry, Notify, Spool, Target, to_stderr
@@ -59,6 +60,7 @@ _FINAL_LOCK_WAIT_S = 60.0
 _FIRST_RETRY_S = 30.0
 # The names that MLflow makes up, such as nosy-bear-123.
 _MADE_UP_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
+_RUN_NAME = "mlflow.runName"
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ class Tracker:
         self._secrets = secrets_of(os.environ)
         self._run_ids: dict[str, str] = {}
         self._delivered: dict[str, list[StepValues]] = {}
+        # Models that were really loaded, by the study or suite.
+        self._models: dict[str, list[str]] = {}
         self._joinable: str | None = None
         self._said: set[str] = set()
         self._finished: set[str] = set()
@@ -188,10 +192,12 @@ class Tracker:
             # As MLflow's own start_run does: the next one that looks must not join the same run.
             os.environ.pop("MLFLOW_RUN_ID", None)
             record = self._joining(record, joined)
+        else:
+            record = _named(record, record.run_name)
         run_id = self._write(record, run_id=joined)
         return Study(
             study_id=study_id,
-            name=study_id,
+            name=record.run_name,
             experiment=experiment,
             run_id=run_id or joined,
             experiment_id=self.experiment_id,
@@ -207,6 +213,9 @@ class Tracker:
         """
         files = {} if isinstance(outcome, Failure) else {k: Path(v) for k, v in outcome.files.items()}
         with ExitStack() as made:
+            if isinstance(outcome, Measurement) and "model_id" in outcome.facts:
+                for own in filter(None, (study.study_id, study.context.suite_id)):
+                    self._models.setdefault(own, []).append(str(outcome.facts["model_id"]))
             if isinstance(outcome, Measurement) and outcome.model_folder:
                 files |= made.enter_context(mlflow_model(Path(outcome.model_folder)))
             return self._log(study, outcome, files)
@@ -317,6 +326,8 @@ class Tracker:
             tags=tags,
             metrics=dict(metrics or {}),
         )
+        if _RUN_NAME in tags and (models := self._models.get(study.study_id)):
+            record = _named(record, study_name(study.context, models))
         kept = {safe_path(name): clean_content(path, self._secrets) for name, path in (files or {}).items()}
         # A signal waits: what is all there, and only has to be sent, does not become what was ended early.
         with stop_in_order():
@@ -378,7 +389,7 @@ class Tracker:
             )
             tags["llmtrack.omitted"] = "\n".join(lines)
         if _MADE_UP_NAME.fullmatch(run.info.run_name or ""):
-            tags["mlflow.runName"] = record.run_name
+            tags[_RUN_NAME] = record.run_name
         params = {key: value for key, value in record.params.items() if key not in refused}
         return dataclasses.replace(record, start_ms=run.info.start_time, params=params, tags=tags)
 
@@ -516,6 +527,11 @@ class Tracker:
             self.offline = False
             self._notify(f"tracking store {self.display_uri} answers again")
             self.sync()
+
+
+def _named(record: RunRecord, name: str) -> RunRecord:
+    """Return the record with a name that is ours to give: MLflow takes it from the tag, also later."""
+    return dataclasses.replace(record, run_name=name, tags={**record.tags, _RUN_NAME: name})
 
 
 def new_study_id(experiment: str) -> str:

@@ -18,10 +18,10 @@ WIDTH = "image => image.complete ? image.naturalWidth : 0"
 def test_the_table_of_runs_lists_studies_and_scenarios(tab, tracked):
     page = tab().open(runs_place(tracked.experiment_id))
     expect(page.get_by_text(f"{len(tracked.run_names)} matching runs")).to_be_visible()
-    assert {"prompt_16", "prompt_64"} < set(tracked.run_names)
+    assert {"prompt_length/prompt_16", "prompt_length/prompt_64"} < set(tracked.run_names)
     for name in tracked.run_names:
         expect(page.get_by_role("link", name=name, exact=True).first).to_be_visible()
-    assert any(name.startswith("prompt_length-") for name in tracked.run_names)
+    assert any(name.startswith("prompt_length study, tiny, ") for name in tracked.run_names)
 
 
 def test_two_scenarios_are_compared(tab, tracked):

@@ -71,7 +71,7 @@ def test_without_a_proxy_the_numbers_are_tracked_and_the_missing_files_named(gua
     table.write_text("| a |")
     tracker.finish_study(study, "finished", files={"table.md": table})
     found = runs(name, tracking_uri=guarded.uri)
-    assert sorted(found["run_name"]) == ["one", "two"]
+    assert sorted(found["scenario"]) == ["one", "two"]
     assert set(found["status"]) == {"FINISHED"}
     assert list(found["total_latency_s"]) == [1.5, 1.5]
     assert list(studies(name, tracking_uri=guarded.uri)["status"]) == ["FINISHED"]

@@ -32,11 +32,35 @@ def filled(tracker: Tracker) -> Tracker:
 
 
 def names(**filters) -> list[str]:
-    return sorted(runs(**filters)["run_name"])
+    return sorted(runs(**filters)["scenario"])
+
+
+def test_what_older_versions_kept_elsewhere_is_read_alike(tracker, uri):
+    """Digests were params, and the spread was metrics."""
+    study = tracker.start_study("precision", "q", {}, ENVIRONMENT)
+    tracker.log(study, measurement("new", facts={"output_digest": "d1", "corpus_digest": "01"}))
+    client = MlflowClient(uri)
+    tags = {"llmtrack.kind": "scenario", "llmtrack.experiment": "precision"}
+    old = client.create_run(study.experiment_id, tags=tags, run_name="old").info.run_id
+    for key, value in {"scenario": "old", "output_digest": "d1", "corpus_digest": "01"}.items():
+        client.log_param(old, key, value)
+    for key, value in {"n": 12, "ci_low": 1.4, "ci_high": 1.6}.items():
+        client.log_metric(old, f"spread/total_latency_s.{key}", value)
+    found = runs(tracking_uri=uri).set_index("scenario")
+    for column in (
+        "output_digest",
+        "corpus_digest",
+        *(f"spread/total_latency_s.{e}" for e in ("n", "ci_low")),
+    ):
+        assert found[column]["old"] == found[column]["new"]
+        assert found[column].dtype == ("float64" if column.startswith("spread") else "string")
+    new = client.search_runs([study.experiment_id], "params.scenario = 'new'")[0]
+    assert not [key for key in new.data.params if "digest" in key]
+    assert not [key for key in new.data.metrics if key.startswith("spread/")]
 
 
 def test_columns_are_typed(filled, uri):
-    found = runs(tracking_uri=uri).set_index("run_name", drop=False)
+    found = runs(tracking_uri=uri).set_index("scenario", drop=False)
     assert list(found.columns[: len(ID_COLUMNS)]) == list(ID_COLUMNS)
     assert found["max_new_tokens"].dtype == "Int64"
     assert found["max_new_tokens"]["ppl"] is pd.NA
@@ -75,7 +99,8 @@ def test_filters(filled, uri):
     assert names(tracking_uri=uri, experiment="llmtrack", status="failed") == ["fp16"]
     assert names(tracking_uri=uri, model="OTHER_model") == ["bf16"]
     assert names(tracking_uri=uri, model="OtherXModel") == []
-    assert names(tracking_uri=uri, search="fp") == ["fp16", "fp32"]
+    # Of `half` the name says that it is the same as fp32.
+    assert names(tracking_uri=uri, search="fp") == ["fp16", "fp32", "half"]
     assert names(tracking_uri=uri, search="other_") == ["bf16"]
     assert names(tracking_uri=uri, search="tags.`llmtrack.baseline` = 'true'") == ["fp32"]
     assert names(tracking_uri=uri, search="metrics.loss < 3") == ["ppl"]
@@ -186,7 +211,7 @@ def test_names_that_are_taken_get_a_prefix_and_unknown_values_get_a_type(tracker
     study = tracker.start_study("e", "q", {}, {})
     tracker.log(study, measurement("a", facts=facts, metrics={"run_id": 1.0, "loss": 2.0}))
     tracker.log(study, measurement("b", facts={"mixed": "1,2", "max_new_tokens": "many"}))
-    found = runs(tracking_uri=uri).set_index("run_name", drop=False)
+    found = runs(tracking_uri=uri).set_index("scenario", drop=False)
     assert found["params.status"]["a"] == "mine"
     assert found["status"]["a"] == "FINISHED"
     assert found["params.loss"]["a"] == "mse"

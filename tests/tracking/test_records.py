@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 
 from llmtrack.plain import from_json, to_json
-from llmtrack.tracking.records import RunRecord, StudyContext, params_of, same_as_record, scenario_record
+from llmtrack.tracking import spreads
+from llmtrack.tracking.limits import MAX_TAG_VALUE
+from llmtrack.tracking.records import (
+    RunRecord,
+    StudyContext,
+    begun_record,
+    params_of,
+    same_as_record,
+    scenario_record,
+    study_name,
+    study_record,
+)
 from tests.tracking.samples import failure, measurement, perplexity, scenario
 
 STUDY = StudyContext("study-1", "precision", "suite-1", {"llmtrack.environment_id": "e1"})
@@ -12,15 +23,17 @@ STUDY = StudyContext("study-1", "precision", "suite-1", {"llmtrack.environment_i
 
 def test_a_measurement_becomes_a_finished_record():
     record = scenario_record(measurement(), STUDY)
-    assert (record.status, record.run_name) == ("FINISHED", "p64")
+    assert (record.status, record.run_name) == ("FINISHED", "precision/p64")
     assert (record.start_ms, record.end_ms) == (1_790_000_000_500, 1_790_000_010_250)
     assert record.params["dtype"] == "float32"
     assert record.params["dtype_requested"] == "float32"
     assert record.params["max_new_tokens"] == 8
     assert record.metrics["total_latency_s"] == 1.5
-    assert record.metrics["spread/total_latency_s.n"] == 12
-    assert record.metrics["spread/total_latency_s.p90"] == 1.7
-    assert "spread/total_latency_s.p99" not in record.metrics
+    assert list(record.metrics) == ["total_latency_s", "tokens_per_sec"]
+    spread = spreads.joined(record.tags)
+    assert spread["spread/total_latency_s.n"] == 12
+    assert spread["spread/total_latency_s.p90"] == 1.7
+    assert "spread/total_latency_s.p99" not in spread
     assert record.series == {"series/token_latency_ms": (1.0, 2.0, 3.0)}
     assert record.tags["llmtrack.outcome"] == "finished"
     assert record.tags["llmtrack.study_id"] == "study-1"
@@ -47,6 +60,7 @@ def test_same_as_is_finished_without_metrics():
         scenario("fp16"), {"dtype": "float32 (forced on CPU)"}, "fp32", "no float16 here", STUDY, 5.0
     )
     assert (record.status, record.metrics, record.start_ms) == ("FINISHED", {}, 5000)
+    assert record.run_name == "precision/fp16 (same as fp32)"
     assert record.tags["llmtrack.outcome"] == "same_as"
     assert record.tags["llmtrack.same_as"] == "fp32"
     assert record.params["dtype"] == "float32 (forced on CPU)"
@@ -84,3 +98,55 @@ def test_params_say_what_was_asked_and_no_more():
     assert (asked["task"], asked["protocol"], asked["max_length"]) == ("perplexity", "documents", 512)
     assert "warmup" not in asked
     assert "verbose" not in asked
+
+
+@pytest.mark.parametrize(
+    ("experiment", "models", "expected"),
+    [
+        ("precision", ["packaged:smollm2,synthetic:smollm2-135m"], "precision study, smollm2, 11:02"),
+        ("precision", ["hub/SmolLM2", "hub/SmolLM2"], "precision study, SmolLM2, 11:02"),
+        ("tune", ["/home/me/models/mine/"], "tune study, mine, 11:02"),
+        ("suite", ["a", "b"], "suite, 2 models, 11:02"),
+        ("compare", [""], "compare, 11:02"),
+        ("training", ["x" * 99], f"training study, {'x' * 40}, 11:02"),
+    ],
+)
+def test_a_study_is_called_by_what_it_is_of_and_when_it_began(experiment, models, expected):
+    assert study_name(StudyContext(f"{experiment}-20261128-110211-3f2a", experiment), models) == expected
+
+
+def test_a_study_begins_with_the_model_that_was_asked_for():
+    study = StudyContext("precision-20261128-110211-3f2a", "precision")
+    assert study_record(study, "q", {"model": "hub/m"}, 5).run_name == "precision study, m, 11:02"
+
+
+@pytest.mark.parametrize(
+    "name", ["output_digest", "corpus_digest", "calibration_digest", "digest_of_a_plugin_digest"]
+)
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_digest_is_a_tag_and_no_param(name, ended):
+    facts = {name: "0123abcd", "dtype": "float32"}
+    record = (
+        scenario_record(measurement(facts=facts), STUDY)
+        if ended
+        else begun_record(scenario(), "key", facts, {}, 1.0, STUDY)
+    )
+    assert name not in record.params
+    assert record.params["dtype"] == "float32"
+    assert record.tags[f"llmtrack.digest.{name}"] == "0123abcd"
+
+
+def test_a_spread_survives_its_tag_and_what_has_no_room_is_left_out():
+    metrics = {f"spread/m{number}.{stat}": 1 / 3 for number in range(200) for stat in ("n", "ci_low")}
+    own, tags = spreads.split({"loss": 1.0, **metrics, "spread/odd.mean": float("nan")})
+    assert own == {"loss": 1.0}
+    assert len(tags[spreads.TAG]) <= MAX_TAG_VALUE
+    found = spreads.joined(tags)
+    assert 100 < len(found) < len(metrics)
+    assert found == dict.fromkeys(list(metrics)[: len(found)], 1 / 3)
+    assert spreads.split({"loss": 1.0}) == ({"loss": 1.0}, {})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": {"n": "x"}}'])
+def test_a_broken_spread_is_none(text):
+    assert spreads.joined({spreads.TAG: text}) == {}

@@ -54,7 +54,7 @@ def test_a_server_that_goes_down_loses_nothing_and_nothing_is_sent_twice(
     assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=3, left=0)
     assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=0, left=0)
     found = runs(experiment=experiment, tracking_uri=server.uri)
-    assert sorted(found["run_name"]) == ["before", "during-1", "during-2"]
+    assert sorted(found["scenario"]) == ["before", "during-1", "during-2"]
     assert set(found["status"]) == {"FINISHED"}
     assert list(studies(experiment, tracking_uri=server.uri)["status"]) == ["FINISHED"]
 

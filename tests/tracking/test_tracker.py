@@ -57,7 +57,11 @@ def test_a_study_is_tracked_from_start_to_end(tracker, tmp_path, spooled, said):
     tracker.finish_study(study, "failed", "**note**", files, {"best": 2.0}, reason="one failed")
 
     run = client.get_run(run_id)
-    assert (run.info.status, run.info.run_name, run.info.end_time) == ("FINISHED", "p64", 1_790_000_010_250)
+    assert (run.info.status, run.info.run_name, run.info.end_time) == (
+        "FINISHED",
+        "precision/p64",
+        1_790_000_010_250,
+    )
     assert run.data.metrics["total_latency_s"] == 1.5
     assert run.data.tags["llmtrack.study_id"] == study.study_id
     assert run.data.tags["llmtrack.env.cpu"] == "A CPU"
@@ -66,7 +70,11 @@ def test_a_study_is_tracked_from_start_to_end(tracker, tmp_path, spooled, said):
     assert artifact(tracker, run_id, "sample.txt") == "Once upon a time"
 
     statuses = {run.info.run_name: run.info.status for run in scenario_runs(tracker)}
-    assert statuses == {"p64": "FINISHED", "p128": "FAILED", "fp16": "FINISHED"}
+    assert statuses == {
+        "precision/p64": "FINISHED",
+        "precision/p128": "FAILED",
+        "precision/fp16 (same as p64)": "FINISHED",
+    }
     ended = client.get_run(study.run_id)
     assert ended.info.status == "FAILED"
     assert ended.data.tags["mlflow.note.content"] == "**note**"
@@ -116,7 +124,8 @@ def test_under_mlflow_run_the_first_study_joins_that_run(uri, tmp_path, monkeypa
     tracker.finish_study(first, "killed")
     run = client.get_run(outer)
     assert run.info.status == "KILLED"
-    assert run.info.run_name == first.study_id
+    assert run.info.run_name == first.name.replace("study", "study, tiny")
+    assert first.name.startswith("precision study, ")
     assert run.data.params["dtypes"] == "'fp32 bf16'"
     assert run.data.params["cfg.dtypes"] == "fp32,bf16"
     assert {item.info.experiment_id for item in all_runs(tracker)} == {number}
@@ -250,7 +259,7 @@ def test_a_store_that_fails_for_a_while_loses_nothing(tracker, monkeypatch, spoo
     assert "llmtrack sync" in said[0]
     assert len(spooled()) == 2
     assert tracker.finish_study(study, "finished") == study.run_id
-    assert sorted(run.info.run_name for run in scenario_runs(tracker)) == ["a", "b"]
+    assert sorted(run.info.run_name for run in scenario_runs(tracker)) == ["precision/a", "precision/b"]
     assert not tracker.offline
     assert spooled() == []
 
@@ -310,7 +319,8 @@ def test_two_processes_sync_one_spool_exactly_once(tracker, monkeypatch, spooled
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0, 0]
-    assert sorted(run.info.run_name for run in scenario_runs(tracker)) == sorted(f"s{i}" for i in range(12))
+    names = sorted(run.data.tags["llmtrack.scenario"] for run in scenario_runs(tracker))
+    assert names == sorted(f"s{i}" for i in range(12))
     assert spooled() == []
 
 
@@ -326,7 +336,7 @@ def test_records_can_be_sent_to_another_store(tracker, monkeypatch, template_dat
     assert sync.sync(tracker.spool.folder, f"sqlite:///{other}").sent == 1
     client = MlflowClient(f"sqlite:///{other}")
     number = client.get_experiment_by_name("llmtrack").experiment_id
-    assert [run.info.run_name for run in client.search_runs([number])] == ["p64"]
+    assert [run.info.run_name for run in client.search_runs([number])] == ["precision/p64"]
 
 
 def test_a_spool_without_credentials_asks_for_them(tracker, said):
@@ -361,10 +371,11 @@ def test_a_study_that_starts_offline_is_whole_after_sync(uri, tmp_path, said):
     assert sync.sync(tmp_path / "spool", uri).sent == 2
     tracker = Tracker.open(uri, spool=tmp_path / "spool")
     runs = {run.info.run_name: run for run in all_runs(tracker)}
-    assert set(runs) == {study.study_id, "p64"}
-    assert runs[study.study_id].info.status == "FINISHED"
-    assert runs[study.study_id].data.params["cfg.warmup"] == "1"
-    names = [item.path for item in MlflowClient(uri).list_artifacts(runs[study.study_id].info.run_id)]
+    ended = study.name.replace("study", "study, tiny")
+    assert set(runs) == {ended, "precision/p64"}
+    assert runs[ended].info.status == "FINISHED"
+    assert runs[ended].data.params["cfg.warmup"] == "1"
+    names = [item.path for item in MlflowClient(uri).list_artifacts(runs[ended].info.run_id)]
     assert names == ["plot.png"]
 
 
@@ -446,4 +457,4 @@ def test_a_file_that_is_gone_costs_itself_alone(tracker, said, tmp_path):
     files = {name: str(tmp_path / name) for name in ("here.txt", "dangling", "never")}
     run_id = tracker.log(study, measurement(files=files))
     assert artifact(tracker, run_id, "here.txt") == "here"
-    assert said == ["p64: dangling, never cannot be kept, no such file any more"]
+    assert said == ["precision/p64: dangling, never cannot be kept, no such file any more"]
