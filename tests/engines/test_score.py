@@ -113,7 +113,7 @@ def test_scoring_pads_would_be_noticed():
 def test_logits_are_made_a_chunk_at_a_time(tiny, monkeypatch):
     """Four chunks' worth of tokens never meet the head at once, and the sums stay the same."""
     whole, _ = score_all(tiny, ROWS, 6, "right")
-    monkeypatch.setattr(scoring, "CHUNK_BYTES", 50 * 8 * tiny.info.vocab_size)
+    monkeypatch.setattr(scoring, "CHUNK_BYTES", 50 * 4 * tiny.info.vocab_size)
     sizes = []
     hook = tiny.model.lm_head.register_forward_hook(lambda m, inputs, out: sizes.append(inputs[0].shape[0]))
     try:
