@@ -65,7 +65,8 @@ def quantize_activation(values: Array, low: float, high: float) -> Array:
     """Round values to the 256 steps between two ends, 0 among them; what lies outside is cut."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = max(high - low, 1e-12) / 255
-    zero = np.round(-low / scale)
+    # A number of Python's: one of NumPy's in float64 would make all of the values so.
+    zero = round(-low / scale)
     return (np.clip(np.round(values / scale) + zero, 0, 255) - zero) * scale
 
 
