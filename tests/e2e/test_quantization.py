@@ -8,6 +8,7 @@ import io
 import pytest
 
 from llmtrack.installed import available
+from tests.conftest import make_here
 from tests.e2e.test_mlflow_run import QUICK, TINY, ok, study_of
 
 pytestmark = [
@@ -63,9 +64,13 @@ def test_recipes_keep_the_quality_of_the_real_model(mlflow_run, tracked, smollm2
     assert "x decode" in table
 
 
-@pytest.mark.slow(60)
-def test_a_suite_focused_on_quantization(mlflow_run, tracked):
-    output = ok(mlflow_run("suite", focus="quantization", quick="true", **TINY))
+@pytest.mark.slow(20)
+def test_a_suite_focused_on_quantization(run_here, tracked, monkeypatch):
+    # In this process: by processes it starts some fifteen, each of which imports PyTorch.
+    make_here(monkeypatch)
+    done = run_here("suite", focus="quantization", quick="true", **TINY)
+    output = done.output
+    assert done.exit_code == 0, output
     runs = tracked.runs()
     assert set(runs["experiment"]) == {
         "baseline", "quantization", "cache_padding", "batching", "perplexity", "edge_prompts"
