@@ -22,6 +22,7 @@ from llmtrack.models.context import context_length
 from llmtrack.models.load import identify
 from llmtrack.onnx.session import (
     MODEL_FILE,
+    Cache,
     OnnxDecoder,
     choose_provider,
     next_token_logits,
@@ -193,11 +194,12 @@ class OnnxEngine(HostEngine):
         Raises:
             ScenarioError: the rows have pads, which would change what this model says.
         """
-        past: list[Any] | None = None
+        past: Cache | None = None
 
         def step(ids: Any, mask: Any, cached: bool) -> Any:
             nonlocal past
-            logits, past = self._decoder.run(ids, mask, past if cached else None, keep=1)
+            places = mask.shape[1] + request.max_new_tokens
+            logits, past = self._decoder.run(ids, mask, past if cached else None, keep=1, places=places)
             return self._likeliest(logits[:, -1], request)
 
         return self._generate(request, on_step, step)

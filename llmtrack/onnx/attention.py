@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from llmtrack.onnx.graph import MICROSOFT, import_domain, remove_unused
+from llmtrack.onnx.names import IN_PLACE
 
 # Added to the score of a pad; e to it is 0 in float32, and a row of pads alone still has a softmax.
 _PAD_SCORE = -1e4
@@ -104,6 +105,7 @@ def fuse_attention(model: ModelProto, rotary: Rotary) -> int:
     model.graph.node.extend(_sorted(model, [*nodes, *remaining]))
     remove_unused(model)
     import_domain(model, MICROSOFT)
+    helper.set_model_props(model, {IN_PLACE: "yes"})
     return layers
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from llmtrack.onnx.session import LOGITS_TO_KEEP
+from llmtrack.onnx.names import LOGITS_TO_KEEP
 
 # A protobuf message holds 2 GiB at most; beyond this the weights go to a file of their own.
 MAX_EMBEDDED_BYTES = 1_800_000_000
@@ -197,6 +197,21 @@ def insert_before(model: ModelProto, node: NodeProto, nodes: Sequence[NodeProto]
         model.graph.node.insert(index + offset, each)
 
 
+def readers_of(model: ModelProto) -> dict[str, list[NodeProto]]:
+    """Return the nodes that read each tensor."""
+    found: dict[str, list[NodeProto]] = {}
+    for node in model.graph.node:
+        for name in set(node.input):
+            found.setdefault(name, []).append(node)
+    return found
+
+
+def replace_nodes(model: ModelProto, instead: Mapping[str, Sequence[NodeProto]]) -> None:
+    """Put other nodes, or none, in the places of nodes, which are told by their names."""
+    nodes = [each for node in model.graph.node for each in instead.get(node.name, [node])]
+    _replace(model.graph.node, [_copy(node) for node in nodes])
+
+
 def remove_unused(model: ModelProto) -> None:
     """Remove nodes whose results nobody reads, and weights that no node reads."""
     graph = model.graph
@@ -208,8 +223,8 @@ def remove_unused(model: ModelProto) -> None:
             needed.update(_reads(node))
     _replace(graph.node, reversed(kept))
     overridable = {each.name for each in graph.input}
-    _replace(graph.initializer, (t for t in graph.initializer if t.name in needed | overridable))
-    _replace(graph.value_info, (each for each in graph.value_info if each.name in needed))
+    _keep(graph.initializer, needed | overridable)
+    _keep(graph.value_info, needed)
 
 
 def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> None:
@@ -258,6 +273,12 @@ def note_types(model: ModelProto) -> None:
         for node in model.graph.node
         if node.op_type == "MatMul" and node.output[0] not in noted
     )
+
+
+def _keep(field: Any, names: Collection[str]) -> None:
+    """Remove what has another name; the rest is not copied, as weights are large."""
+    for index in reversed([at for at, each in enumerate(field) if each.name not in names]):
+        del field[index]
 
 
 def _reads(node: NodeProto) -> set[str]:

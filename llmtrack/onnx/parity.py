@@ -55,8 +55,13 @@ class Parity:
         )
 
 
-def parity(loaded: LoadedModel, decoder: OnnxDecoder) -> Parity:
+def parity(loaded: LoadedModel, decoder: OnnxDecoder, pads: bool = True) -> Parity:
     """Compare logits with PyTorch's at each of `check_lengths`, and return the first that does not hold, or else the worst.
+
+    Args:
+        loaded: the PyTorch model.
+        decoder: the export.
+        pads: whether the rows that are compared are of unequal lengths.
 
     Raises:
         ScenarioError: PyTorch's are not finite; of kind `non_finite`.
@@ -66,18 +71,21 @@ def parity(loaded: LoadedModel, decoder: OnnxDecoder) -> Parity:
     found: list[Parity] = []
     # Shortest first: frequencies that grow with the length are kept by PyTorch's model.
     for length in check_lengths(config, parameters):
-        found.append(_parity(loaded, decoder, config, length))
+        found.append(_parity(loaded, decoder, config, length, pads))
         if not found[-1].holds:
             return found[-1]
     worst = max(found, key=lambda each: each.share)
     return Parity(worst.difference, worst.share, min(each.top1_agreement for each in found), worst.length)
 
 
-def _parity(loaded: LoadedModel, decoder: OnnxDecoder, config: dict[str, Any], length: int) -> Parity:
-    """Compare logits of a left-padded batch, and of a last token that is decoded from the cache."""
+def _parity(
+    loaded: LoadedModel, decoder: OnnxDecoder, config: dict[str, Any], length: int, pads: bool
+) -> Parity:
+    """Compare logits of a batch, maybe left-padded, and of a last token that is decoded from the cache."""
     model, random = loaded.model, np.random.default_rng(_SEED)
     sizes = [size for size in (length, length - _SHORTER, length - 2 * _SHORTER) if size > 1]
     sizes = sizes if length <= SHORT else sizes[:2]
+    sizes = sizes if pads else [length] * len(sizes)
     rows = [random.integers(0, int(config["vocab_size"]), size).tolist() for size in sizes]
     ids, mask = pad_rows(rows, 0, "left")
     with torch.inference_mode():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,15 @@ import numpy as np
 
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
 from llmtrack.installed import INSTALL_ONNX
+from llmtrack.onnx.names import COS, IN_PLACE, LAST, LOGITS_TO_KEEP, SIN, TOTAL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnxruntime import OrtValue
 
+    from llmtrack.onnx.unpadded import Unpadded
+
 MODEL_FILE = "model.onnx"
-LOGITS_TO_KEEP = "logits_to_keep"
-"""Optional input: logits of so many last positions are computed; 0: of all."""
 
 GRAPH_OPTIMIZATIONS = {
     "all": "ORT_ENABLE_ALL",
@@ -27,6 +29,8 @@ GRAPH_OPTIMIZATIONS = {
     "none": "ORT_DISABLE_ALL",
 }
 
+# Products of floats take so long that nothing is won by fewer of them, while a second copy of the weights takes seconds.
+_QUANTIZED = frozenset(["MatMulNBits", "MatMulInteger", "QLinearMatMul", "DequantizeLinear"])
 _PAST = re.compile(r"past_key_values\.\d+\.(key|value)")
 
 
@@ -67,14 +71,37 @@ def choose_provider(device: str, asked: str = "auto") -> str:
     return name
 
 
+@dataclass
+class Cache:
+    """Keys and values of what was read.
+
+    Attributes:
+        values: of each layer, keys and then values: (rows, heads, places, width) each.
+        places: how many there are; 0: as many as tokens were read, since each call makes them anew.
+        session: that of `binding`.
+        binding: what the session reads and writes, with these values as its past and its present.
+        angles: what else stays bound.
+    """
+
+    values: list[OrtValue]
+    places: int = 0
+    session: Any = None
+    binding: Any = None
+    angles: dict[str, OrtValue] = field(default_factory=dict)
+
+
 class OnnxDecoder:
     """An ONNX graph with inputs `input_ids`, `attention_mask`, maybe `position_ids`, and a KV cache.
+
+    Rows without pads run in a graph of their own where there is one (see `llmtrack.onnx.unpadded`). The weights of one
+    graph are held at a time: the first call with pads, and the first without after it, load the other.
 
     Args:
         path: the graph's file.
         threads: threads that compute one operation; 0: as many as ONNX Runtime likes.
         provider: execution provider.
-        graph_optimization: one of `GRAPH_OPTIMIZATIONS`.
+        graph_optimization: one of `GRAPH_OPTIMIZATIONS`; with the first two, rows without pads have their graph.
+        floats: whether they have it where no product is quantized, too.
 
     Raises:
         ScenarioError: ONNX Runtime cannot run the graph, or it is no decoder with a KV cache.
@@ -88,30 +115,57 @@ class OnnxDecoder:
         threads: int = 0,
         provider: str = "CPUExecutionProvider",
         graph_optimization: str = "all",
+        floats: bool = False,
     ) -> None:
         ort = onnxruntime()
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.graph_optimization_level = _level(ort, graph_optimization)
+        self._options = ort.SessionOptions()
+        self._options.intra_op_num_threads = threads
+        self._options.graph_optimization_level = _level(ort, graph_optimization)
+        self._path, self._provider = path, provider
+        fuses = provider == "CPUExecutionProvider" and graph_optimization in ("all", "extended")
+        self._unpadded = _unpadded(path, floats) if fuses else None
+        self._from_array = ort.OrtValue.ortvalue_from_numpy
+        self._open(self._unpadded is None)
+
+    def _open(self, pads: bool) -> None:
+        """Load the graph that takes pads, or the one that does not, in place of the other."""
+        self.session: Any = None
+        graph = str(self._path) if pads or self._unpadded is None else self._unpadded.content
         try:
-            self.session = ort.InferenceSession(str(path), options, providers=[provider])
+            self.session = onnxruntime().InferenceSession(graph, self._options, providers=[self._provider])
         except Exception as error:
             raise ScenarioError(
-                f"ONNX Runtime cannot run {path.name}: {' '.join(str(error).split())[:300]}", "unsupported"
+                f"ONNX Runtime cannot run {self._path.name}: {' '.join(str(error).split())[:300]}",
+                "unsupported",
             ) from error
+        self._pads = pads
+        self._in_place = IN_PLACE in self.session.get_modelmeta().custom_metadata_map
         inputs = {each.name: each for each in self.session.get_inputs()}
         overridable = {each.name for each in self.session.get_overridable_initializers()}
         self.takes_positions = "position_ids" in inputs
         self.trims_logits = LOGITS_TO_KEEP in overridable
         self._past = {name: each.shape for name, each in inputs.items() if _PAST.fullmatch(name)}
-        unknown = set(inputs) - {"input_ids", "attention_mask", "position_ids", *self._past}
+        unknown = set(inputs) - {
+            "input_ids",
+            "attention_mask",
+            "position_ids",
+            LAST,
+            TOTAL,
+            COS,
+            SIN,
+            *self._past,
+        }
         if unknown or not self._past:
             raise ScenarioError(
                 f"the graph is not a decoder with a KV cache that llmtrack can run: inputs {', '.join(inputs)}",
                 "unsupported",
             )
         self._outputs = ["logits", *(name.replace("past_key_values", "present") for name in self._past)]
-        self._from_array = ort.OrtValue.ortvalue_from_numpy
+
+    @property
+    def has_unpadded(self) -> bool:
+        """Whether rows without pads run in a graph of their own."""
+        return self._unpadded is not None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -122,23 +176,36 @@ class OnnxDecoder:
         self,
         ids: NDArray[np.int64],
         mask: NDArray[np.int64],
-        past: Sequence[OrtValue] | None = None,
+        past: Cache | None = None,
         keep: int = 0,
-    ) -> tuple[NDArray[np.float32], list[OrtValue]]:
+        places: int = 0,
+    ) -> tuple[NDArray[np.float32], Cache]:
         """Run the graph over new tokens.
 
         Args:
-            ids: (rows, new) token ids.
+            ids: (rows, new) token ids; behind a past one of each row.
             mask: (rows, past + new), 1 for real tokens and 0 for pads.
-            past: what the call before returned; None: nothing came before.
+            past: what the call before returned; it may be written to. None: nothing came before.
             keep: logits of so many last positions are wanted; 0: of all.
+            places: tokens that are going to be read in all; more are possible, at the cost of a copy.
 
         Returns:
             (rows, kept, vocabulary) logits, and the KV cache with the new tokens in it.
         """
-        feeds = self._feeds(ids, mask, past, keep)
-        logits, *present = self.session.run_with_ort_values(self._outputs, feeds)
-        return logits.numpy()[:, -keep:], present
+        if self._unpadded is not None and (pads := not mask.all()) != self._pads:
+            self._open(pads)
+        feeds = self._feeds(ids, mask, keep)
+        if not self._in_place:
+            values = past.values if past else self._room(len(ids), 0)
+            feeds |= zip(self._past, values, strict=True)
+            logits, *present = self.session.run_with_ort_values(self._outputs, feeds)
+            return logits.numpy()[:, -keep:], Cache(present)
+        cache = self._with_room(past, mask.shape, places)
+        for name, value in feeds.items():
+            cache.binding.bind_ortvalue_input(name, value)
+        cache.binding.bind_output("logits")
+        self.session.run_with_iobinding(cache.binding)
+        return cache.binding.get_outputs()[-1].numpy()[:, -keep:], cache
 
     def inspect(self, ids: NDArray[np.int64], names: Sequence[str]) -> list[NDArray[np.float32]]:
         """Return outputs of the graph, whatever they are, for rows without pads and without a past.
@@ -147,28 +214,61 @@ class OnnxDecoder:
             ids: (rows, tokens) token ids.
             names: the outputs.
         """
-        found = self.session.run_with_ort_values(list(names), self._feeds(ids, np.ones_like(ids), None, 0))
+        if not self._pads:
+            self._open(True)
+        found = self.session.run_with_ort_values(list(names), self._prefill(ids))
         return [each.numpy() for each in found]
 
     def prefill_feeds(self, ids: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         """Return the inputs of a call without pads and without a past, as calibration wants them."""
-        feeds = self._feeds(ids, np.ones_like(ids), None, 0)
+        if not self._pads:
+            self._open(True)
         # Copied: these arrays would outlive the memory that they look into.
-        return {name: value.numpy().copy() for name, value in feeds.items() if name != LOGITS_TO_KEEP}
+        return {
+            name: value.numpy().copy() for name, value in self._prefill(ids).items() if name != LOGITS_TO_KEEP
+        }
 
-    def _feeds(
-        self, ids: NDArray[np.int64], mask: NDArray[np.int64], past: Sequence[OrtValue] | None, keep: int
-    ) -> dict[str, OrtValue]:
-        feeds = {"input_ids": self._from_array(ids), "attention_mask": self._from_array(mask)}
+    def _prefill(self, ids: NDArray[np.int64]) -> dict[str, OrtValue]:
+        feeds = self._feeds(ids, np.ones_like(ids), 0)
+        return feeds | dict(zip(self._past, self._room(len(ids), 0), strict=True))
+
+    def _feeds(self, ids: NDArray[np.int64], mask: NDArray[np.int64], keep: int) -> dict[str, OrtValue]:
+        rows, total = mask.shape
+        found: dict[str, NDArray[Any]] = {"input_ids": ids}
+        if self._pads:
+            found["attention_mask"] = mask
+        else:
+            found |= {LAST: np.full(rows, total - 1, dtype=np.int32), TOTAL: np.array(total, dtype=np.int32)}
         if self.takes_positions:
-            feeds["position_ids"] = self._from_array(positions(mask)[:, -ids.shape[1] :].copy())
+            found["position_ids"] = positions(mask)[:, -ids.shape[1] :].copy()
         if self.trims_logits:
-            feeds[LOGITS_TO_KEEP] = self._from_array(np.array([keep], dtype=np.int64))
-        return feeds | dict(zip(self._past, past or self._empty_past(len(ids)), strict=True))
+            found[LOGITS_TO_KEEP] = np.array([keep], dtype=np.int64)
+        return {name: self._from_array(array) for name, array in found.items()}
 
-    def _empty_past(self, rows: int) -> list[OrtValue]:
+    def _with_room(self, past: Cache | None, shape: tuple[int, ...], places: int) -> Cache:
+        """Return a cache with places for a mask of a shape, in which what was read before is."""
+        rows, total = shape
+        if past is not None and past.places >= total and past.session is self.session:
+            return past
+        # Twice as many, so that copying stays rare where nobody said how many there are going to be.
+        cache = Cache([], max(places, total if past is None else 2 * total), self.session)
+        cache.values = self._room(rows, cache.places)
+        for old, new in zip(past.values if past else (), cache.values, strict=False):
+            new.numpy()[:, :, : total - 1] = old.numpy()[:, :, : total - 1]
+        cache.binding = self.session.io_binding()
+        for name, value in zip(self._past, cache.values, strict=True):
+            cache.binding.bind_ortvalue_input(name, value)
+            cache.binding.bind_ortvalue_output(name.replace("past_key_values", "present"), value)
+        if self._unpadded is not None and not self._pads:
+            tables = self._unpadded.angles(cache.places)
+            cache.angles = {name: self._from_array(table) for name, table in tables.items()}
+        for name, value in cache.angles.items():
+            cache.binding.bind_ortvalue_input(name, value)
+        return cache
+
+    def _room(self, rows: int, places: int) -> list[OrtValue]:
         return [
-            self._from_array(np.empty((rows, shape[1], 0, shape[3]), dtype=np.float32))
+            self._from_array(np.zeros((rows, shape[1], places, shape[3]), dtype=np.float32))
             for shape in self._past.values()
         ]
 
@@ -182,6 +282,15 @@ def next_token_logits(decoder: OnnxDecoder, ids: Sequence[int]) -> NDArray[np.fl
 def positions(mask: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the position of each token among the real tokens of its row, pads not counted."""
     return np.maximum(mask.cumsum(axis=1) - 1, 0)
+
+
+def _unpadded(path: Path, floats: bool) -> Unpadded | None:
+    """Return the graph for rows without pads; None where there is none, or products are of floats and must not be."""
+    from llmtrack.onnx import graph
+    from llmtrack.onnx.unpadded import unpadded
+
+    model = graph.load(path)
+    return unpadded(model) if floats or any(each.op_type in _QUANTIZED for each in model.graph.node) else None
 
 
 def _level(ort: Any, name: str) -> Any:

@@ -34,7 +34,7 @@ logger = logging.getLogger("llmtrack.quantize")
 CALIBRATION = CalibrationText.calibration
 """The calibration text where none is named: the corpus that experiments do not score by default."""
 
-EXPORT_VERSION = 3
+EXPORT_VERSION = 4
 """Raised when an export's result changes, so that cached ones are made anew."""
 
 EXPORT_FACTS = ("parity_max_difference", "parity_max_share", "parity_top1_agreement", "onnx_attention")

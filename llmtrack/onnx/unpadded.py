@@ -1,0 +1,122 @@
+"""The graph that rows without pads run in: fewer and larger operators than the one that takes any mask.
+
+Where no row has a pad, the place of a token in the cache is its position, so that `GroupQueryAttention` rotates by itself
+and needs no mask, and takes queries, keys and values as one product makes them. The file holds the graph that takes any
+mask; this one is made of it on loading, as ONNX Runtime optimizes any graph, and says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from llmtrack.onnx import graph
+from llmtrack.onnx.merge import merge_products
+from llmtrack.onnx.names import COS, IN_PLACE, LAST, SIN, TOTAL
+from llmtrack.onnx.norms import fuse_norms
+
+_MASKS = frozenset({"attention_mask", "position_ids"})
+
+
+@dataclass(frozen=True)
+class Unpadded:
+    """A graph for rows without pads.
+
+    Attributes:
+        content: the serialized graph.
+        frequencies: (half the head's width) radians per position.
+        magnitude: factor of cosine and sine.
+    """
+
+    content: bytes
+    frequencies: NDArray[np.float32]
+    magnitude: float
+
+    def angles(self, places: int) -> dict[str, NDArray[np.float32]]:
+        """Return the (places, half the head's width) cosines and sines of the first places."""
+        turns = np.arange(places, dtype=np.float32)[:, None] * self.frequencies
+        factor = np.float32(self.magnitude)
+        return {COS: np.cos(turns) * factor, SIN: np.sin(turns) * factor}
+
+
+def unpadded(model: ModelProto) -> Unpadded | None:
+    """Return the graph for rows without pads of an exported, and maybe quantized, one, which is changed.
+
+    Returns:
+        None where attention is not that of one fused operator in every layer, or the weights do not fit into a message.
+    """
+    layers = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+    pasts = sum(each.name.endswith(".key") for each in model.graph.input)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    names = ("rotary.frequencies", "rotary.magnitude")
+    if not layers or len(layers) != pasts or any(name not in weights for name in names):
+        return None
+    if graph.weight_bytes(model) > graph.MAX_EMBEDDED_BYTES:
+        return None
+    frequencies, magnitude = (numpy_helper.to_array(weights[name]) for name in names)
+    _name_shared_weights(model)
+    made_by = {name: node for node in model.graph.node for name in node.output}
+    read = [[*(made_by[name].input[0] for name in node.input[:2]), node.input[2]] for node in layers]
+    merged = merge_products(model, read)
+    layers = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+    for node, parts in zip(layers, read, strict=True):
+        _rotate_inside(node, [merged[parts[0]], "", ""] if parts[0] in merged else parts)
+    fuse_norms(model)
+    _exchange_inputs(model, len(frequencies[0]))
+    graph.remove_unused(model)
+    if any(_MASKS & set(node.input) for node in model.graph.node):
+        return None
+    helper.set_model_props(model, {IN_PLACE: "yes"})
+    return Unpadded(model.SerializeToString(), frequencies[0], float(magnitude))
+
+
+def _name_shared_weights(model: ModelProto) -> None:
+    """Let nodes read a weight itself where the exporter, which stores equal ones once, named it anew."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    same = {
+        node.output[0]: node.input[0]
+        for node in model.graph.node
+        if node.op_type == "Identity" and node.input[0] in weights
+    }
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = same.get(name, name)
+
+
+def _rotate_inside(attention: NodeProto, read: Sequence[str]) -> None:
+    """Let attention rotate what it reads: queries, keys and values, or all of them in the first."""
+    settings: dict[str, Any] = {
+        each.name: helper.get_attribute_value(each) for each in attention.attribute
+    } | {"do_rotary": 1}
+    attention.CopyFrom(
+        helper.make_node(
+            attention.op_type,
+            [*read, *attention.input[3:5], LAST, TOTAL, COS, SIN],
+            list(attention.output),
+            name=attention.name,
+            domain=attention.domain,
+            **settings,
+        )
+    )
+
+
+def _exchange_inputs(model: ModelProto, half: int) -> None:
+    kept = [each for each in model.graph.input if each.name not in _MASKS]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.graph.input.extend(
+        [
+            helper.make_tensor_value_info(LAST, TensorProto.INT32, ["batch_size"]),
+            helper.make_tensor_value_info(TOTAL, TensorProto.INT32, []),
+            *(
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, ["places", half])
+                for name in (COS, SIN)
+            ),
+        ]
+    )
+    graph.replace_nodes(model, {node.name: [] for node in model.graph.node if {COS, SIN} & set(node.output)})
