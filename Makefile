@@ -6,7 +6,7 @@ VENV ?= .venv
 # The wheel of torch to install first. On Linux with a GPU: make TORCH=torch, or install your own build.
 TORCH ?= torch==2.13.0
 # What is installed beside llmtrack, and in which versions. With transformers 5: make test EXTRAS=dev CONSTRAINTS=
-EXTRAS ?= onnx,genai,openvino,dev
+EXTRAS ?= onnx,genai,openvino,ray,dev
 CONSTRAINTS ?= constraints.txt
 # Processes that share the tests. Each may hold a model of half a GB.
 WORKERS ?= 2
@@ -70,7 +70,7 @@ bench: $(STAMP)
 lock: $(STAMP)
 	( sed -n '/^#/p' constraints.txt; \
 	  printf 'torch==2.13.0\n' | $(BIN)/uv pip compile pyproject.toml --constraint - --universal \
-	    --python-version 3.10 --extra onnx --extra genai --extra openvino --extra torchao --extra dev --no-annotate --no-header --quiet --upgrade \
+	    --python-version 3.10 --extra onnx --extra genai --extra openvino --extra ray --extra torchao --extra dev --no-annotate --no-header --quiet --upgrade \
 	    | grep -vE '^(nvidia-|cuda-|triton)' ) > constraints.new
 	mv constraints.new constraints.txt
 

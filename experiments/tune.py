@@ -267,6 +267,8 @@ def run(config: Config) -> None:
     """Tune and exit with the code of the study."""
     from llmtrack.quality.corpora import load_corpus
 
+    if config.executor == "ray":
+        raise UsageError("tune decides for one machine: run it there, with executor=process")
     began = time.monotonic()
     console = make_console(outlive=True)
     asked = Asked(

@@ -64,6 +64,7 @@ def examine() -> list[Finding]:
         _onnx,
         *map(_runtime, RUNTIMES),
         _torchao,
+        _ray,
         _recipes,
         _int8,
         _packaged_model,
@@ -206,6 +207,12 @@ def _torchao() -> Finding:
     if number := installed_version("torchao"):
         return Finding("torchao", "ok", number)
     return Finding("torchao", "missing", "recipes of the torch backend need it", INSTALL_TORCHAO)
+
+
+def _ray() -> Finding:
+    if number := installed_version("ray"):
+        return Finding("ray", "ok", f"{number}: executor=ray measures on a cluster")
+    return Finding("ray", "missing", "executor=ray needs it", install("ray"))
 
 
 def _llamacpp() -> str:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from llmtrack.engine import Engine
 from llmtrack.errors import LlmtrackError, UsageError
@@ -50,6 +50,18 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free what is loaded."""
+        ...
+
+
+@runtime_checkable
+class ManyAtOnce(Executor, Protocol):
+    """Measures several groups at once, each in a thread that calls `run`."""
+
+    at_once: int
+    """So many groups it takes at a time."""
+
+    def stop(self) -> None:
+        """Have all that is measured end soon; what is there already, and can be taken up again later, is kept."""
         ...
 
 

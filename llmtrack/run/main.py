@@ -7,14 +7,14 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
 from rich.console import Console
 from rich.text import Text
 
-from llmtrack.errors import LlmtrackError
+from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.measure.beside import Beside
 from llmtrack.output import protected_output
@@ -39,13 +39,16 @@ USAGE = 2
 def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
     """Run an experiment as a study and exit with its code (0 all good, 1 some failed); `exit_codes` knows the others."""
     console = make_console(outlive=True)
-    with open_executor(settings) as executor:
+    with open_executors(settings) as executors:
         tracker = open_tracker(settings)
-        result = run_study(
-            experiment, tracker=tracker, executor=executor, console=console, resume=settings.resume
-        )
-        say_where(console, tracker, result.study)
-        sys.exit(result.exit_code)
+        codes = []
+        for executor in executors:
+            result = run_study(
+                experiment, tracker=tracker, executor=executor, console=console, resume=settings.resume
+            )
+            say_where(console, tracker, result.study)
+            codes.append(result.exit_code)
+        sys.exit(max(codes))
 
 
 def open_tracker(settings: RunOptions) -> Tracker:
@@ -58,24 +61,53 @@ def open_tracker(settings: RunOptions) -> Tracker:
 
 
 def make_executor(settings: RunOptions) -> Executor:
-    """Return the executor that the settings name; whoever asks closes it."""
+    """Return the executor that the settings name; whoever asks closes it.
+
+    Raises:
+        UsageError: they ask for several, one for each kind of hardware.
+    """
+    if settings.executor == "ray" and settings.nodes == "each":
+        raise UsageError("nodes=each makes a study for each kind of hardware: use it on the command line")
+    return make_executors(settings)[0]
+
+
+def make_executors(settings: RunOptions) -> Sequence[Executor]:
+    """Return the executors that the settings name, one for each kind of hardware; to close one is to close all."""
+    patience = Patience(settings.time_limit)
+    if settings.executor == "ray":
+        from llmtrack.run.cluster.opening import open_cluster
+
+        return open_cluster(settings.address, settings.nodes, settings.resources, patience)
     if settings.executor == "inline":
-        return InlineExecutor(time_limit=settings.time_limit)
-    return ProcessExecutor(Patience(settings.time_limit))
+        return [InlineExecutor(time_limit=settings.time_limit)]
+    return [ProcessExecutor(patience)]
 
 
 @contextmanager
 def open_executor(settings: RunOptions) -> Iterator[Executor]:
     """Open the executor that the settings name, and close it at the end."""
-    executor = make_executor(settings)
+    with _closed_at_end([make_executor(settings)], settings) as executors:
+        yield executors[0]
+
+
+@contextmanager
+def open_executors(settings: RunOptions) -> Iterator[Sequence[Executor]]:
+    """Open the executors that the settings name, and close them at the end."""
+    with _closed_at_end(make_executors(settings), settings) as executors:
+        yield executors
+
+
+@contextmanager
+def _closed_at_end(executors: Sequence[Executor], settings: RunOptions) -> Iterator[Sequence[Executor]]:
     if settings.executor == "inline" and settings.time_limit:
         to_stderr(
             "time_limit is kept between calls only with executor=inline: what hangs in this process cannot be ended"
         )
     try:
-        yield executor
+        yield executors
     finally:
-        executor.close()
+        for executor in executors:
+            executor.close()
 
 
 @contextmanager

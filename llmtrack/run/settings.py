@@ -96,8 +96,25 @@ class RunOptions(Checked):
 
     resume: Annotated[bool, Option("Skip scenarios that are measured already, and report them all.")] = False
     executor: Annotated[
-        str, Option("Measure in a worker process per variant, or in this one.", choices=("process", "inline"))
+        str,
+        Option(
+            "Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).",
+            choices=("process", "inline", "ray"),
+        ),
     ] = "process"
+    address: Annotated[
+        str, Option("executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.", min=1, tracked=False)
+    ] = "auto"
+    nodes: Annotated[
+        str,
+        Option("executor=ray: on nodes of one kind of hardware, or on each kind.", choices=("same", "each")),
+    ] = "same"
+    resources: Annotated[
+        str,
+        Option(
+            "executor=ray: what a measurement has alone: a whole node, or amounts such as CPU=4,GPU=1.", min=1
+        ),
+    ] = "node"
     time_limit: Annotated[
         float,
         Option(

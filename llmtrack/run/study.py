@@ -18,12 +18,12 @@ from llmtrack.report.escape import on_one_line
 from llmtrack.report.place import Place
 from llmtrack.report.study import Written, write_study
 from llmtrack.report.terminal import say
-from llmtrack.run.again import run_undisturbed
 from llmtrack.run.ending import end_study
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan, model_folders
 from llmtrack.run.progress import StudyProgress, SuiteProgress
 from llmtrack.run.resume import finished_already
+from llmtrack.run.together import run_groups
 from llmtrack.scenario import Failure, Measurement
 from llmtrack.stopping import stop_in_order
 from llmtrack.tracking.checkpoints import fetch_checkpoints
@@ -162,8 +162,7 @@ def run_study(
                 tracker.log(study, first)
                 progress.line(f"{outcome_line(first)}: disturbed, so it is measured once more")
 
-            for group in plan.groups:
-                run_undisturbed(executor, group, on_event, on_disturbed)
+            run_groups(executor, plan.groups, on_event, on_disturbed)
             for same in plan.same:
                 note = f"same as {same.measured.name}: {same.dtype_label}"
                 tracker.log_same_as(

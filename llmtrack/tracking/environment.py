@@ -49,7 +49,7 @@ NOT_SPEED = frozenset(
         "llmtrack_git_commit",
         "llmtrack_git_dirty",
         "mlflow_version",
-        "hostname",
+        "node",
         "os",
     }
 )
@@ -69,13 +69,15 @@ def environment(
     Never fails: what cannot be found out is left out.
 
     Args:
-        worker_facts: what the worker says of itself.
+        worker_facts: what the worker says of itself, and of its machine where that is another one.
         model_folders: where the models lie: `git_branch` and its like are of the user's repository, which may be theirs.
     """
     # The branch that a build server names is the user's.
     own = {f"llmtrack_{key}": value for key, value in _git((_OWN_FOLDER,)).items() if key != "git_branch"}
-    facts = {**_machine(), **_git(_user_folders(model_folders)), **own}
-    return {**facts, **{key: str(value) for key, value in (worker_facts or {}).items()}}
+    worker = {key: str(value) for key, value in (worker_facts or {}).items()}
+    # A worker elsewhere tells of its own machine; of this one nothing may be mixed in.
+    here = {} if "machine" in worker else machine_facts()
+    return {**here, **_git(_user_folders(model_folders)), **own, **worker}
 
 
 def environment_id(facts: Mapping[str, str]) -> str:
@@ -96,7 +98,8 @@ def environment_tags(facts: Mapping[str, str]) -> dict[str, str]:
 
 
 @cache
-def _machine() -> dict[str, str]:
+def machine_facts() -> dict[str, str]:
+    """Return facts about the machine and the versions here; what cannot be found out is left out."""
     import psutil
 
     memory_gib = psutil.virtual_memory().total / 2**30

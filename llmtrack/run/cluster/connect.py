@@ -1,0 +1,236 @@
+"""A Ray cluster as this driver sees it: its nodes, tasks on them, and letters from the tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from llmtrack.errors import LlmtrackError, MissingDependencyError, UsageError
+from llmtrack.installed import install, installed_version
+from llmtrack.run.cluster import node
+from llmtrack.run.cluster.kinds import KIND_LABEL, Node
+from llmtrack.run.cluster.post import Boxes, Post
+
+PROBE_SECONDS = 120.0
+"""How long a node may take to say what it is: Ray starts a Python there first."""
+
+_TAKE_SECONDS = 30.0
+_NODE = "ray.io/node-id"
+
+
+@dataclass
+class Task:
+    """A task that was handed to Ray.
+
+    Attributes:
+        key: what its letters are addressed by.
+        letters: what it told so far; `{"lost": reason, "final": ...}` where it ended without saying so.
+        ref: Ray's own.
+    """
+
+    key: str
+    letters: queue.SimpleQueue[dict[str, Any]]
+    ref: Any = None
+
+
+class Cluster:
+    """A connection to a cluster; one at a time in a process.
+
+    Args:
+        address: `auto` (the one that this machine is part of), `local` (one of its own on this machine, for as long as it is
+            open), `HOST:PORT` or `ray://HOST:PORT`.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        UsageError: there is no cluster at the address, or it is of another Ray or Python.
+    """
+
+    def __init__(self, address: str) -> None:
+        if not installed_version("ray"):
+            raise MissingDependencyError(f"executor=ray needs Ray, which is not installed: {install('ray')}")
+        # Of a cluster that is started here: it reports to nobody, and its workers run as any other process would.
+        for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
+            os.environ.setdefault(name, "0")
+        import ray
+
+        self._ray = ray
+        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        if address == "local":
+            options["include_dashboard"] = False
+        try:
+            ray.init(address=address, **options)
+        except Exception as error:
+            raise UsageError(
+                f"no Ray cluster can be used at address={address}: {_first_line(error)}; start one with `ray start "
+                "--head`, or use address=local for this machine alone"
+            ) from error
+        self._boxes = Boxes()
+        self._closed = threading.Event()
+        # Where the driver is: it is lost with the driver only.
+        here = ray.get_runtime_context().get_node_id()
+        self._post = self._remote(Post, num_cpus=0, label_selector={_NODE: here}).remote()
+        self._sorter = threading.Thread(target=self._sort, name="llmtrack-post", daemon=True)
+        self._sorter.start()
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes that live and answer, with what they are."""
+        there = self._alive()
+        probed = {each["NodeID"]: self.call(node.probe, {}, [each["NodeID"]]) for each in there}
+        refs = list(probed.values())
+        self._ray.wait(refs, num_returns=len(refs), timeout=PROBE_SECONDS)
+        found = []
+        for each in there:
+            try:
+                told = self._ray.get(probed[each["NodeID"]], timeout=0)
+            except Exception as error:
+                raise LlmtrackError(
+                    f"node {each['NodeManagerHostname']} ({each['NodeManagerAddress']}) cannot measure: "
+                    f"{_first_line(error)}; is llmtrack installed there, in the same version?"
+                ) from error
+            found.append(_node(each, told))
+        return found
+
+    def alive(self) -> set[str]:
+        """Return the ids of the nodes that live."""
+        return {each["NodeID"] for each in self._alive()}
+
+    def call(
+        self, function: Callable[..., Any], needs: Mapping[str, float], nodes: Sequence[str], *args: Any
+    ) -> Any:
+        """Have a function called on one of several nodes, with so much of it; return Ray's promise of its result."""
+        asked = dict(needs)
+        return (
+            self._remote(
+                function,
+                num_cpus=asked.pop("CPU", 0),
+                num_gpus=asked.pop("GPU", 0),
+                resources=asked,
+                label_selector={_NODE: f"in({','.join(nodes)})"},
+                max_retries=0,
+            )
+        ).remote(*args)
+
+    def answer(self, ref: Any) -> Any:
+        """Wait for a result.
+
+        Raises:
+            LlmtrackError: what the function raised, or why there will be no result.
+        """
+        try:
+            return self._ray.get(ref)
+        except self._ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, LlmtrackError) else LlmtrackError(_first_line(error)) from error
+        except self._ray.exceptions.RayError as error:
+            raise LlmtrackError(_first_line(error)) from error
+
+    def start(self, needs: Mapping[str, float], nodes: Sequence[str], *args: Any) -> Task:
+        """Have scenarios measured on one of several nodes (see `node.measure`)."""
+        key = secrets.token_hex(8)
+        task = Task(key, self._boxes.open(key))
+        task.ref = self.call(_measure, needs, nodes, self._post, key, *args)
+        task.ref.future().add_done_callback(partial(self._over, key))
+        return task
+
+    def interrupt(self, task: Task) -> None:
+        """Ask a task to keep what it has and end."""
+        with contextlib.suppress(Exception):
+            self._ray.cancel(task.ref)
+
+    def end(self, task: Task) -> None:
+        """End a task whatever it does, and hear no more of it."""
+        self._boxes.close(task.key)
+        with contextlib.suppress(Exception):
+            self._ray.cancel(task.ref, force=True)
+
+    def close(self) -> None:
+        """Leave the cluster; what still runs there for this driver is ended."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        # Whoever still waits for Ray when it is shut down crashes.
+        with contextlib.suppress(Exception):
+            self._post.put.remote("", {})
+        self._sorter.join(_TAKE_SECONDS)
+        self._ray.shutdown()
+
+    def _remote(self, what: Any, **options: Any) -> Any:
+        return self._ray.remote(**options)(what)
+
+    def _alive(self) -> list[dict[str, Any]]:
+        return [each for each in self._ray.nodes() if each["Alive"]]
+
+    def _over(self, key: str, future: Any) -> None:
+        """Write a letter for a task that ended without one; it comes after those that it wrote itself."""
+        error = future.exception()
+        if error is not None and not self._closed.is_set():
+            with contextlib.suppress(Exception):
+                self._post.put.remote(key, self._loss(error))
+
+    def _loss(self, error: BaseException) -> dict[str, Any]:
+        exceptions = self._ray.exceptions
+        memory = isinstance(error, exceptions.OutOfMemoryError)
+        if memory:
+            reason = "Ray ended it, since the node's memory was used up: use a smaller model, dtype or batch"
+        elif isinstance(error, exceptions.NodeDiedError):
+            reason = "the node died"
+        elif isinstance(error, exceptions.WorkerCrashedError):
+            reason = "Ray's worker process died"
+        else:
+            reason = _first_line(error)
+        return {"lost": reason, "final": memory}
+
+    def _sort(self) -> None:
+        while not self._closed.is_set():
+            try:
+                for key, message in self._ray.get(self._post.take.remote(_TAKE_SECONDS)):
+                    self._boxes.sort(key, message)
+            except Exception as error:
+                if not self._closed.is_set():
+                    self._boxes.tell_all({"gone": _first_line(error)})
+                return
+
+
+def _measure(post: Any, key: str, *args: Any) -> None:
+    """Measure, and write letters to the driver of what happens; the last has arrived when this ends."""
+    import ray
+
+    here = ray.get_runtime_context().get_node_id()
+    sent: list[Any] = []
+
+    def tell(message: dict[str, Any]) -> None:
+        sent[:] = [post.put.remote(key, {"node": here, **message})]
+
+    try:
+        node.measure(tell, *args)
+    finally:
+        ray.get(sent, timeout=_TAKE_SECONDS)
+
+
+def _node(told_by_ray: Mapping[str, Any], told: Mapping[str, Any]) -> Node:
+    resources = dict(told_by_ray["Resources"])
+    facts = dict(told["facts"])
+    # Ray finds GPUs without torch, and tells their type by the name of a resource.
+    gpus = resources.get("GPU", 0)
+    if gpus:
+        types = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
+        facts["gpus"] = f"{gpus:g} x {types[0] if types else 'GPU'}"
+    if label := told_by_ray.get("Labels", {}).get(KIND_LABEL):
+        facts["node_kind"] = label
+    name = f"{told['hostname']} ({told_by_ray['NodeManagerAddress']}, {told_by_ray['NodeID'][:6]})"
+    return Node(told_by_ray["NodeID"], name, resources, facts, told["versions"])
+
+
+def _first_line(error: BaseException) -> str:
+    """Return what an error of Ray's says, without its remote traceback."""
+    cause = getattr(error, "cause", None)
+    lines = [line for line in str(cause or error).strip().splitlines() if line.strip()]
+    return " ".join((lines[0] if lines else type(cause or error).__name__).split()).rstrip(".")

@@ -1,0 +1,145 @@
+"""What is done on a node of a cluster, each function as a task of Ray's: the work is that of the process executor."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import llmtrack
+from llmtrack.events import event_to_json
+from llmtrack.installed import installed_version
+from llmtrack.plain import from_json
+from llmtrack.run.executors import ProcessExecutor
+from llmtrack.run.patience import Patience
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.tracking.environment import machine_facts
+
+BEAT_SECONDS = 10.0
+"""How often a task says that it is there while it measures."""
+
+Tell = Callable[[dict[str, Any]], None]
+
+# A worker that has answered questions and holds no model: what is asked or measured next by this process of Ray's need
+# not start another one.
+_idle: ProcessExecutor | None = None
+
+
+def probe() -> dict[str, Any]:
+    """Return what tells a node from others, without starting a worker or importing torch."""
+    return {"hostname": socket.gethostname(), "facts": dict(machine_facts()), "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that driver and workers must have in common."""
+    return {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "llmtrack": f"{llmtrack.__version__} ({_code()})",
+        **{name: installed_version(name) for name in ("torch", "transformers")},
+    }
+
+
+def describe(patience: Patience, alone: bool, facts: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts of the environment that a worker on this node measures in.
+
+    Args:
+        patience: how long a worker may tell nothing.
+        alone: whether the node is the measurement's alone.
+        facts: what only the cluster knows of the node.
+    """
+    with _worker(patience, alone) as executor:
+        return _environment(executor, facts)
+
+
+def check(patience: Patience, alone: bool, variants: Sequence[Any]) -> None:
+    """Refuse what no run can mend, as a worker on this node sees it; see `Executor.check`."""
+    with _worker(patience, alone) as executor:
+        executor.check([from_json(each, Variant) for each in variants])
+
+
+def identify(patience: Patience, alone: bool, scenario: Any) -> dict[str, str]:
+    """Return the tags that a run of a scenario would have of its model, as a worker on this node finds them."""
+    with _worker(patience, alone) as executor:
+        return dict(executor.identify(from_json(scenario, Scenario)))
+
+
+def measure(
+    tell: Tell, patience: Patience, alone: bool, facts: Mapping[str, str], scenarios: Sequence[Any]
+) -> None:
+    """Measure scenarios of one variant and tell where, each event as it happens, and that this is all.
+
+    Interrupted, a worker that trains keeps what it has first, as when its parent is interrupted.
+
+    Args:
+        tell: passes a message to the driver.
+        patience: how long a worker may tell nothing.
+        alone: whether the node is the measurement's alone.
+        facts: what only the cluster knows of the node.
+        scenarios: as JSON.
+    """
+    with _beating(tell), _worker(patience, alone) as executor:
+        try:
+            tell({"where": _environment(executor, facts)})
+            executor.run(
+                [from_json(each, Scenario) for each in scenarios],
+                lambda event: tell({"event": event_to_json(event)}),
+            )
+        finally:
+            executor.close()
+    tell({"ended": True})
+
+
+def _environment(executor: ProcessExecutor, facts: Mapping[str, str]) -> dict[str, str]:
+    return {**machine_facts(), **executor.machine(), **facts}
+
+
+@contextmanager
+def _worker(patience: Patience, alone: bool) -> Iterator[ProcessExecutor]:
+    """Take the idle worker, or a new one; it is idle again at the end."""
+    global _idle
+    # A machine alone is used as a worker outside of Ray would: with as many threads as torch takes by itself. Ray sets as
+    # many as the task has CPUs, which is right for a part of a machine.
+    if alone and "OMP_NUM_THREADS" not in psutil.Process().environ():
+        os.environ.pop("OMP_NUM_THREADS", None)
+    executor, _idle = _idle or ProcessExecutor(patience), None
+    try:
+        yield executor
+    except BaseException:
+        executor.close()
+        raise
+    _idle = executor
+
+
+@contextmanager
+def _beating(tell: Tell) -> Iterator[None]:
+    """Tell every few seconds that this task is there."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT_SECONDS):
+            tell({})
+
+    threading.Thread(target=beat, name="llmtrack-beat", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+@cache
+def _code() -> str:
+    """Return a digest of llmtrack's own files: a checkout changes without another version."""
+    root = Path(llmtrack.__file__).parent
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()[:8]

@@ -1,0 +1,48 @@
+"""Open a Ray cluster to measure on: an executor for each kind of its nodes that is asked for."""
+
+from __future__ import annotations
+
+from llmtrack.errors import UsageError
+from llmtrack.run.cluster import node
+from llmtrack.run.cluster.connect import Cluster
+from llmtrack.run.cluster.executor import RayExecutor
+from llmtrack.run.cluster.kinds import kinds_of, read_resources, split_by_version
+from llmtrack.run.patience import Patience
+from llmtrack.tracking.spool import Notify, to_stderr
+from llmtrack.words import plural
+
+
+def open_cluster(
+    address: str, nodes: str, resources: str, patience: Patience, notify: Notify = to_stderr
+) -> list[RayExecutor]:
+    """Return executors on a cluster, one for each kind of node that is to measure; closing one closes all.
+
+    Args:
+        address: see `Cluster`.
+        nodes: `same` (those of the commonest kind) or `each` (of every kind).
+        resources: see `kinds.read_resources`.
+        patience: how long a worker may tell nothing.
+        notify: is told which nodes measure, and which do not and why.
+
+    Raises:
+        LlmtrackError: there is no cluster, or none of its nodes can measure.
+    """
+    asked = read_resources(resources)
+    cluster = Cluster(address)
+    try:
+        fit, differing = split_by_version(cluster.nodes(), node.versions())
+        for line in differing:
+            notify(line)
+        if not fit:
+            raise UsageError(f"no node of the cluster runs what this driver does: {'; '.join(differing)}")
+        kinds = kinds_of(fit, asked)
+        if nodes == "same":
+            for other in kinds[1:]:
+                notify(f"not measured on: {other.name} ({plural(len(other.nodes), 'node')}); use nodes=each")
+            kinds = kinds[:1]
+        for kind in kinds:
+            notify(f"measures on {plural(len(kind.nodes), 'node')}: {kind.name}")
+    except BaseException:
+        cluster.close()
+        raise
+    return [RayExecutor(cluster, kind, patience, alone=asked is None) for kind in kinds]

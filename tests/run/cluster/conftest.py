@@ -1,0 +1,130 @@
+"""A real cluster of Ray's on this machine: a head that measures nothing, and two nodes of one CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from llmtrack.run.cluster.executor import RayExecutor
+from llmtrack.run.patience import Patience
+from tests.conftest import HANG_S
+
+NODES = 2
+HEAD = {"num_cpus": 0, "include_dashboard": False}
+WORKER = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+
+
+def install(site: Path) -> None:
+    """Install the backend `paced` (see paced.py) for worker processes."""
+    info = site / "paced-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "paced.py").write_text(Path(__file__).with_name("paced.py").read_text())
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: paced\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[llmtrack.engines]\npaced = paced:load\n")
+
+
+class TwoNodes:
+    """A cluster whose nodes can be killed; `fill` starts others in their place."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.ray = Cluster(initialize_head=True, head_node_args=HEAD)
+        self.fill()
+
+    @property
+    def address(self) -> str:
+        return self.ray.address
+
+    def fill(self, **options: object) -> None:
+        while len(self.ray.worker_nodes) < NODES:
+            self.ray.add_node(**{**WORKER, **options})
+
+    def kill(self, node: str) -> None:
+        """Kill the node that a name tells, as a power cut would."""
+        (found,) = (each for each in self.ray.worker_nodes if each.node_id[:6] in node)
+        self.ray.remove_node(found, allow_graceful=False)
+
+
+@pytest.fixture(scope="session")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install llmtrack[ray]")
+    folder = tmp_path_factory.mktemp("ray")
+    install(folder / "site")
+    told = {
+        "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(Path(__file__).parents[3])]),
+        "PACED_LOG": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_worker_niceness": "0",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in told.items():
+            patch.setenv(name, value)
+        patch.syspath_prepend(str(folder / "site"))
+        cluster = TwoNodes()
+        try:
+            yield cluster
+        finally:
+            cluster.ray.shutdown()
+
+
+@pytest.fixture
+def cluster(two_nodes: TwoNodes) -> TwoNodes:
+    """The cluster with both of its nodes."""
+    two_nodes.fill()
+    return two_nodes
+
+
+@pytest.fixture
+def executor(cluster: TwoNodes) -> Iterator[RayExecutor]:
+    from llmtrack.run.cluster.opening import open_cluster
+
+    said: list[str] = []
+    patience = Patience(starting=HANG_S, step=HANG_S)
+    (opened,) = open_cluster(cluster.address, "same", "node", patience, said.append)
+    assert [line.partition(":")[0] for line in said] == ["measures on 2 nodes"]
+    yield opened
+    opened.close()
+
+
+class FakeCluster:
+    """Hands out tasks that tell what is scripted: each attempt's letters, the last of which may be an exception to raise.
+
+    Args:
+        attempts: letters of each attempt, in order.
+        alive: ids of the nodes that live at each attempt; the last of them from then on.
+    """
+
+    def __init__(self, *attempts: list[object], alive: tuple[set[str], ...] = ({"a", "b"},)) -> None:
+        self.attempts, self.lives = list(attempts), list(alive)
+        self.asked: list[tuple[list[str], list[str]]] = []
+        self.interrupted: list[str] = []
+        self.ended: list[str] = []
+
+    def alive(self) -> set[str]:
+        return self.lives[0]
+
+    def start(self, needs, nodes, patience, alone, facts, scenarios):
+        import queue
+
+        from llmtrack.run.cluster.connect import Task
+
+        self.asked.append((list(nodes), [each["name"] for each in scenarios]))
+        letters: queue.SimpleQueue = queue.SimpleQueue()
+        for letter in self.attempts.pop(0):
+            letters.put(letter)
+        if len(self.lives) > 1:
+            self.lives.pop(0)
+        return Task(f"task {len(self.asked)}", letters, SimpleNamespace())
+
+    def interrupt(self, task):
+        self.interrupted.append(task.key)
+
+    def end(self, task):
+        self.ended.append(task.key)

@@ -1,0 +1,46 @@
+"""A backend whose calls take as long as the model's name says, and which does once what else it says."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+
+
+class RealClock(FakeClock):
+    """A clock that lets time really pass."""
+
+    def advance(self, seconds):
+        time.sleep(seconds)
+
+
+class PacedEngine(ScriptedEngine):
+    """Takes so many seconds for a call of two tokens; 13 new tokens hang it, always or the first time."""
+
+    def __init__(self, model):
+        words = dict(word.split("-") for word in model.split("."))
+        super().__init__(RealClock(), Script(float(words["s"]) / 100, 0.0))
+        self.hangs = words.get("hangs", "")
+
+    def generate(self, request, on_step):
+        if request.max_new_tokens == 13 and self.hangs == "always":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if request.max_new_tokens == 13 and once(self.hangs):
+            time.sleep(600)
+        return super().generate(request, on_step)
+
+
+def once(name):
+    """Whether this is the first time on the machine that it is asked."""
+    if not name:
+        return False
+    try:
+        (Path(os.environ["PACED_LOG"]) / f"once {name}").mkdir()
+    except FileExistsError:
+        return False
+    return True
+
+
+def load(variant):
+    return PacedEngine("s-1" if variant.model.startswith("synthetic:") else variant.model)

@@ -1,0 +1,146 @@
+"""What becomes of a group whose nodes are lost, by a cluster that follows a script."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmtrack.errors import LlmtrackError
+from llmtrack.events import Log, Progress, SoFar, event_to_json
+from llmtrack.run.cluster.executor import RayExecutor
+from llmtrack.run.cluster.kinds import Kind, Node
+from llmtrack.run.patience import Patience
+from llmtrack.scenario import Failure, Measurement
+from llmtrack.tracking.environment import environment_id
+from tests.run.cluster.conftest import FakeCluster
+from tests.run.scenarios import generating
+
+ONE, TWO, THREE = (generating(name) for name in ("one", "two", "three"))
+FACTS = {"machine": "x86_64", "cpu": "A", "threads": "4"}
+DIED = {"lost": "the node died", "final": False}
+
+
+def at(node):
+    return {"where": FACTS, "node": node}
+
+
+def event(told):
+    return {"event": event_to_json(told)}
+
+
+def measured(scenario):
+    return event(Measurement(scenario, "w", {}, {"total_latency_s": 1.0}, tags={"weights_digest": "d"}))
+
+
+def run(cluster, *scenarios):
+    kind = Kind("A", tuple(Node(each, f"node {each}") for each in "ab"), {"CPU": 1.0})
+    events = []
+    RayExecutor(cluster, kind, Patience(), True).run(scenarios, events.append)
+    return events
+
+
+def outcomes(events):
+    return [each for each in events if isinstance(each, (Measurement, Failure))]
+
+
+def names(events):
+    return [(each.scenario.name, type(each).__name__) for each in outcomes(events)]
+
+
+ENDED = {"ended": True}
+
+
+def test_an_outcome_says_where_it_was_measured():
+    events = run(FakeCluster([at("b"), measured(ONE), ENDED]), ONE)
+    (found,) = outcomes(events)
+    assert found.tags == {
+        "weights_digest": "d",
+        **FACTS,
+        "node": "node b",
+        "llmtrack.environment_id": environment_id(FACTS),
+    }
+
+
+def test_a_group_that_is_lost_goes_on_elsewhere_with_what_is_unfinished():
+    cluster = FakeCluster(
+        [at("a"), measured(ONE), event(Progress("two", "repeat 1")), DIED],
+        [at("b"), measured(TWO), measured(THREE), ENDED],
+    )
+    events = run(cluster, ONE, TWO, THREE)
+    assert names(events) == [("one", "Measurement"), ("two", "Measurement"), ("three", "Measurement")]
+    assert cluster.asked == [(["a", "b"], ["one", "two", "three"]), (["b"], ["two", "three"])]
+    told = [each.text for each in events if isinstance(each, Log)]
+    assert told == ["  two: the node died on node a; what is unfinished is tried again elsewhere"]
+    assert cluster.ended == ["task 1", "task 2"], "no letter of a lost task is heard any more"
+
+
+def test_what_is_lost_three_times_in_a_row_has_failed_and_the_others_go_on():
+    lost = [event(Progress("two", "repeat 1")), DIED]
+    cluster = FakeCluster(
+        [at("a"), measured(ONE), *lost], [at("b"), *lost], [at("a"), *lost], [at("b"), measured(THREE), ENDED]
+    )
+    events = run(cluster, ONE, TWO, THREE)
+    assert names(events) == [("one", "Measurement"), ("two", "Failure"), ("three", "Measurement")]
+    failed = outcomes(events)[1]
+    assert failed.kind == "killed"
+    assert failed.reason == "lost 3 times in a row: the node died on node a; the node died on node b"
+    assert failed.tags["node"] == "node a"
+    assert [nodes for nodes, _ in cluster.asked] == [["a", "b"], ["b"], ["a"], ["b"]]
+
+
+def test_what_is_lost_while_its_model_is_loaded_is_lost_for_all_its_scenarios():
+    cluster = FakeCluster([at("a"), DIED], [at("b"), DIED], [at("a"), DIED])
+    events = run(cluster, ONE, TWO)
+    assert names(events) == [("one", "Failure"), ("two", "Failure")]
+
+
+def test_losses_between_which_something_ended_are_not_in_a_row():
+    scenarios = [generating(str(number)) for number in range(5)]
+    attempts = [[at("ab"[number % 2]), measured(each), DIED] for number, each in enumerate(scenarios[:4])]
+    cluster = FakeCluster(*attempts, [at("a"), measured(scenarios[4]), ENDED])
+    assert names(run(cluster, *scenarios)) == [(each.name, "Measurement") for each in scenarios]
+
+
+def test_without_a_node_all_that_is_unfinished_has_failed_and_says_so():
+    cluster = FakeCluster([at("a"), measured(ONE), DIED], alive=({"a"}, set()))
+    events = run(cluster, ONE, TWO, THREE)
+    assert names(events) == [("one", "Measurement"), ("two", "Failure"), ("three", "Failure")]
+    assert "no node of its kind (A) is left" in outcomes(events)[1].reason
+    assert len(cluster.asked) == 1
+
+
+def test_the_only_node_that_is_left_is_used_again():
+    cluster = FakeCluster([at("a"), DIED], [at("a"), measured(ONE), ENDED], alive=({"a"},))
+    assert names(run(cluster, ONE)) == [("one", "Measurement")]
+
+
+def test_memory_that_is_used_up_would_be_so_elsewhere():
+    out = {"lost": "Ray ended it, since the node's memory was used up", "final": True}
+    cluster = FakeCluster([at("a"), event(Progress("one", "repeat 1")), out], [at("b"), measured(TWO), ENDED])
+    events = run(cluster, ONE, TWO)
+    assert names(events) == [("one", "Failure"), ("two", "Measurement")]
+    assert outcomes(events)[0].reason.startswith("Ray ended it, since the node's memory was used up")
+
+
+def test_what_counts_is_kept_although_what_is_scored_beside_it_is_lost():
+    whole = Measurement(ONE, "w", {}, {"total_latency_s": 1.0})
+    lost = [event(SoFar(whole)), DIED]
+    cluster = FakeCluster([at("a"), *lost], [at("b"), *lost], [at("a"), *lost])
+    (found,) = outcomes(run(cluster, ONE))
+    assert isinstance(found, Measurement)
+    assert found.tags["node"] == "node a"
+    assert "what is measured after it is missing: lost 3 times in a row" in found.warnings[-1]
+
+
+def test_an_outcome_that_comes_twice_counts_once():
+    events = run(FakeCluster([at("a"), measured(ONE), measured(ONE), measured(TWO), ENDED]), ONE, TWO)
+    assert names(events) == [("one", "Measurement"), ("two", "Measurement")]
+
+
+def test_a_task_that_ends_without_telling_of_all_is_tried_again():
+    cluster = FakeCluster([at("a"), measured(ONE), ENDED], [at("b"), measured(TWO), ENDED])
+    assert names(run(cluster, ONE, TWO)) == [("one", "Measurement"), ("two", "Measurement")]
+
+
+def test_a_cluster_that_is_lost_ends_the_study():
+    with pytest.raises(LlmtrackError, match="the Ray cluster is lost: connection refused"):
+        run(FakeCluster([at("a"), {"gone": "connection refused"}]), ONE)
