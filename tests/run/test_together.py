@@ -41,6 +41,7 @@ class Many:
 
     def stop(self):
         self.stopped.set()
+        self.together.abort()
 
     def close(self):
         pass
