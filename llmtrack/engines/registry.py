@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import is_dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint
@@ -15,24 +16,24 @@ from llmtrack.options import refuse_unknown
 from llmtrack.quantize.recipe import recipes
 from llmtrack.scenario import Scalar, Variant
 
+
+def _module(name: str) -> Callable[[Variant], Engine]:
+    """Return the `load` of a module, which is imported when it is called."""
+
+    def load(variant: Variant) -> Engine:
+        engine: Engine = import_module(name).load(variant)
+        return engine
+
+    return load
+
+
 # Known without an installation: `mlflow run` may start the project from its folder, where it is not installed.
-BUILTIN = {
-    "genai": "llmtrack.engines.genai",
-    "llamacpp": "llmtrack.engines.llamacpp",
-    "onnx": "llmtrack.engines.onnx",
-    "openvino": "llmtrack.engines.openvino",
-    "torch": "llmtrack.engines.pytorch",
-}
-
-# Of those that can be asked for more than float32.
-PRECISIONS: dict[str, tuple[str, ...]] = {"torch": ("float32", "bfloat16", "float16")}
-
-OPTIONS: dict[str, type] = {
-    "genai": GenaiOptions,
-    "llamacpp": LlamacppOptions,
-    "onnx": OnnxOptions,
-    "openvino": OpenvinoOptions,
-    "torch": TorchOptions,
+BUILTIN: dict[str, Backend] = {
+    "genai": Backend(_module("llmtrack.engines.genai"), GenaiOptions),
+    "llamacpp": Backend(_module("llmtrack.engines.llamacpp"), LlamacppOptions),
+    "onnx": Backend(_module("llmtrack.engines.onnx"), OnnxOptions),
+    "openvino": Backend(_module("llmtrack.engines.openvino"), OpenvinoOptions),
+    "torch": Backend(_module("llmtrack.engines.pytorch"), TorchOptions, ("float32", "bfloat16", "float16")),
 }
 
 
@@ -48,33 +49,21 @@ def check_variant(variant: Variant) -> None:
         UsageError: no such backend is there, or neither it nor the recipe takes an option, or not such a value.
         ExtensionError: it is there, and its package is broken.
     """
-    options = options_of(variant.backend)
+    options = backend_of(variant.backend).options
     asked = (variant.backend, variant.quantization)
     recipe = next((each for each in recipes() if (each.backend, each.name) == asked), None)
     who = f"the {variant.backend} backend" + (f" with {recipe.name}" if recipe else "")
     refuse_unknown(who, (options, *(recipe.takes if recipe else ())), variant.options)
 
 
-def options_of(backend: str) -> type:
-    """Return what a backend can be told: a dataclass whose fields have an `Option` each.
+def backend_of(name: str) -> Backend:
+    """Return a backend: how it loads, what it can be told, and the precisions that it can be asked for.
 
     Raises:
         UsageError: no such backend is there.
         ExtensionError: it is there, and its package is broken.
     """
-    return OPTIONS.get(backend) or extension_backend(_point(backend)).options
-
-
-def precisions_of(backend: str) -> tuple[str, ...]:
-    """Return the precisions that a backend can be asked for, the most exact first.
-
-    Raises:
-        UsageError: no such backend is there.
-        ExtensionError: it is there, and its package is broken.
-    """
-    if backend in BUILTIN:
-        return PRECISIONS.get(backend, ("float32",))
-    return extension_backend(_point(backend)).precisions
+    return BUILTIN.get(name) or extension_backend(_point(name))
 
 
 def load_variant(variant: Variant) -> Engine:
@@ -86,13 +75,9 @@ def load_variant(variant: Variant) -> Engine:
         ModelLoadError: no model could be loaded.
     """
     check_variant(variant)
-    if variant.backend in BUILTIN:
-        engine: Engine = import_module(BUILTIN[variant.backend]).load(variant)
-        return engine
-    point = _point(variant.backend)
-    engine = extension_backend(point).load(variant)
-    if why := incomplete(engine):
-        raise broken(point, why)
+    engine = backend_of(variant.backend).load(variant)
+    if variant.backend not in BUILTIN and (why := incomplete(engine)):
+        raise broken(_point(variant.backend), why)
     return engine
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +19,8 @@ ACCEPTED = (
     "a hub id (org/name), a folder, a .gguf file, packaged:NAME, synthetic:PRESET or runs:/RUN_ID/checkpoint"
 )
 
+# What follows `packaged:` and `synthetic:`.
+_NAMED: Mapping[str, Mapping[str, object]] = {"packaged": PACKAGED, "synthetic": PRESETS}
 # The hub's own rule: letters, digits, - _ . with no doubled or outer separators, at most 96 characters.
 _HUB_ID = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9_]([\w.-]*\w)?(/[A-Za-z0-9_]([\w.-]*\w)?)?", re.ASCII)
 # As MLflow writes the address of a run's artifact.
@@ -121,7 +124,7 @@ def _parse_one(spec: str) -> ModelSource:
     if _exists(spec) or _LOOKS_LOCAL.search(spec):
         return ModelSource("folder", path, spec)
     if colon and re.fullmatch(r"[A-Za-z]{2,}", prefix):
-        hint = _suggest(prefix.lower(), tuple(_NAMED))
+        hint = _suggest(prefix.lower(), _NAMED)
         raise UsageError(f"unknown kind of model {prefix + ':'!r} in {spec!r}{hint}: give {ACCEPTED}")
     if not _HUB_ID.fullmatch(spec) or len(spec) > 96:
         raise UsageError(f"{spec!r} is neither an existing path nor a valid hub id: give {ACCEPTED}")
@@ -144,7 +147,7 @@ def _named(kind: Literal["packaged", "synthetic"], name: str, spec: str) -> Mode
     return ModelSource(kind, name, spec)
 
 
-def _suggest(name: str, known: tuple[str, ...]) -> str:
+def _suggest(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, known, n=2, cutoff=0.5)
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
@@ -154,6 +157,3 @@ def _exists(spec: str) -> bool:
         return Path(spec).expanduser().exists()
     except (OSError, RuntimeError, ValueError):  # too long for a path, no home folder, a NUL
         return False
-
-
-_NAMED: dict[str, tuple[str, ...]] = {"packaged": tuple(PACKAGED), "synthetic": tuple(PRESETS)}

@@ -29,7 +29,7 @@ class Executor(Protocol):
     """Measures groups of scenarios that share a variant."""
 
     def machine(self) -> Mapping[str, str]:
-        """Return facts about the machine and the installation that measure (see `run.machine.describe`)."""
+        """Return facts about the machine and the installation that measure (see `worker.machine.describe`)."""
         ...
 
     def check(self, variants: Sequence[Variant]) -> None:
@@ -41,7 +41,7 @@ class Executor(Protocol):
         ...
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
-        """Return the tags that a run of a scenario would have of its model (see `run.identity.identify`)."""
+        """Return the tags that a run of a scenario would have of its model (see `worker.identity.identify`)."""
         ...
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from llmtrack.engines.registry import options_of
+from llmtrack.engines.registry import backend_of
 from llmtrack.errors import LlmtrackError
 from llmtrack.options import parameters
 from llmtrack.quantize.recipe import NONE, find_recipe
@@ -64,7 +64,7 @@ def variant_of(run: pd.Series) -> Variant:
     backend = ask.text(run, "backend") or Variant.backend
     quantization = ask.text(run, "quantization") or NONE
     configs = [
-        options_of(backend),
+        backend_of(backend).options,
         *(() if quantization == NONE else find_recipe(backend, quantization).takes),
     ]
     told: dict[str, Scalar] = {}

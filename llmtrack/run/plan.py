@@ -46,7 +46,7 @@ def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan
 
     Args:
         scenarios: the scenarios of a study, in order.
-        machine: facts from `run.machine.describe`; `devices` and `bfloat16` are used.
+        machine: facts from `worker.machine.describe`; `devices` and `bfloat16` are used.
 
     Raises:
         UsageError: two scenarios have one name, or a model, backend, device or dtype is not there.

@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from llmtrack.devices import choose_dtype
-from llmtrack.engines.registry import backends, options_of, precisions_of
+from llmtrack.engines.registry import backend_of, backends
 from llmtrack.errors import LlmtrackError, UsageError, in_words
 from llmtrack.installed import missing_modules
 from llmtrack.measure.gpus import capability
@@ -112,16 +112,16 @@ def make_space(
     known = set(KNOWN)
     for backend in backends():
         try:
-            options, precisions = options_of(backend), precisions_of(backend)
+            there = backend_of(backend)
         except LlmtrackError as error:
             left_out.append((backend, in_words(error)))
             continue
-        known |= {each.name for each in parameters(options)}
+        known |= {each.name for each in parameters(there.options)}
         if not _fits(backend, narrowed.get("backend")):
             continue
-        told = list(_options(options, cpus, narrowed))
+        told = list(_options(there.options, cpus, narrowed))
         own = replace(variant, backend=backend, quantization=NONE)
-        for loaded, label, exact in _loaded(own, precisions, device, machine, left_out):
+        for loaded, label, exact in _loaded(own, there.precisions, device, machine, left_out):
             if not _wanted(label, loaded.quantization == NONE, narrowed):
                 continue
             for (options_told, said), (call, how) in product(told, calls):

