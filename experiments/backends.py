@@ -9,7 +9,7 @@ from experiments.prompts import BASE_TEXT
 from experiments.quantization import ALL, BASELINE, advise, named, parsed
 from llmtrack.decide.points import gather_points
 from llmtrack.engines.options import MOST_THREADS
-from llmtrack.experiment import Declaration, Experiment, Focus, SeriesOf
+from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.installed import RUNTIMES, available, install, missing_modules
 from llmtrack.options import Option, tracked
 from llmtrack.quantize.recipe import recipes
@@ -36,7 +36,7 @@ OURS = {
 }
 SPEEDS = {"decode": "decode_tokens_per_sec", "prefill": "prefill_tokens_per_sec"}
 
-FOCUS = Focus(
+TABLE = OwnTable(
     columns=(
         "threads",
         "batch_size",
@@ -143,7 +143,7 @@ def build(config: Config) -> Experiment:
         plots=plots,
         reading=reading,
         settings=tracked(config, recipes=chosen),
-        focus=FOCUS,
+        table=TABLE,
     )
 
 

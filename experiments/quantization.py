@@ -12,7 +12,7 @@ from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.errors import UsageError
-from llmtrack.experiment import Declaration, Experiment, Focus, SeriesOf
+from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.installed import RUNTIMES, available, why_missing
 from llmtrack.measure.gpus import capability
 from llmtrack.options import Option, parameters, tracked
@@ -35,7 +35,7 @@ ALL = "all"
 BASELINE = "torch/float32"
 PRECISIONS = ("float32", "float16", "bfloat16")
 
-FOCUS = Focus(
+TABLE = OwnTable(
     columns=(
         "file_size_mib",
         "tokens_per_sec",
@@ -149,7 +149,7 @@ def build(config: Config) -> Experiment:
         plots=plots,
         reading=reading,
         settings=tracked(config, recipes=chosen),
-        focus=FOCUS,
+        table=TABLE,
     )
 
 

@@ -15,7 +15,7 @@ from llmtrack.decide.points import Points
 from llmtrack.decide.recommending import parse_percent, parse_size
 from llmtrack.decide.verdicts import tell
 from llmtrack.errors import UsageError
-from llmtrack.experiment import Declaration, Experiment, Focus, SeriesOf
+from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.options import Option, number, tracked
 from llmtrack.report import reading as say
 from llmtrack.report.pareto import pareto_plot
@@ -131,7 +131,7 @@ class Config(ModelOptions, RunOptions):
         return found
 
 
-FOCUS = Focus(
+TABLE = OwnTable(
     columns=(
         "race_place",
         "tokens_per_sec",
@@ -168,7 +168,7 @@ def build(config: Config) -> Experiment:
         plots=plots,
         reading=reading,
         settings=tracked(config),
-        focus=FOCUS,
+        table=TABLE,
     )
 
 

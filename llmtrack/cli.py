@@ -16,7 +16,7 @@ import click
 
 import llmtrack
 from llmtrack.errors import LlmtrackError, UsageError
-from llmtrack.options import Option, number, readable
+from llmtrack.options import NONE, Option, number, readable
 from llmtrack.scenario import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-NONE = "none"
 FORMATS = ("table", "csv", "json", "markdown", "html", "latex")
 SELECTORS = "a run id (or its first 8 characters), study:ID, latest, latest:EXPERIMENT, alias:NAME, branch:NAME or tag:KEY=VALUE, each also with #SCENARIO"
 

@@ -42,7 +42,7 @@ class Experiment:
         reading: 3 to 5 lines of what the tracked runs say.
         settings: resolved settings, tracked with the study as `cfg.NAME`.
         show_block: print every metric of each run, not only the table.
-        focus: what its own table is about; None: everything that is tracked.
+        table: what its own table is about; None: everything that is tracked.
         asked: parameters that are not as by default, as the command line takes them: by these it is measured again.
         follow: in a suite, returns what is really measured, from the runs that were tracked before it; the scenarios keep
             their names.
@@ -55,7 +55,7 @@ class Experiment:
     reading: Reading
     settings: Mapping[str, Scalar] = field(default_factory=dict)
     show_block: bool = False
-    focus: Focus | None = None
+    table: OwnTable | None = None
     asked: Mapping[str, str] = field(default_factory=dict)
     follow: Callable[[pd.DataFrame], Experiment] | None = None
 
@@ -94,7 +94,7 @@ class Declaration(Generic[Config]):
 
 
 @dataclass(frozen=True)
-class Focus:
+class OwnTable:
     """What an experiment's own table is about, instead of everything that is tracked.
 
     Attributes:

@@ -14,7 +14,7 @@ from llmtrack.tracking import ask
 if TYPE_CHECKING:
     import pandas as pd
 
-Place = Literal["on", "off", "open", "missing"]
+Position = Literal["on", "off", "open", "missing"]
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Standing:
         measure: the command that measures more, where that would tell; else empty.
     """
 
-    place: Place
+    place: Position
     why: str
     measure: str = ""
 
 
-def place(against: Mapping[int, Collection[Verdict]]) -> tuple[Place, list[int]]:
+def place(against: Mapping[int, Collection[Verdict]]) -> tuple[Position, list[int]]:
     """Return where a scenario stands, and the others that decide it.
 
     It is off the front if another is better in one respect, and better or no different in all; it is open if another could be

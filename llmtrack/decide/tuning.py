@@ -46,7 +46,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Scored:
+class PartScore:
     """What scoring one part of the text gave.
 
     Attributes:
@@ -69,7 +69,7 @@ class Hands(Protocol):
         """Measure a candidate once, within so many seconds."""
         ...
 
-    def score(self, name: str, part: int, seconds: float) -> Scored:
+    def score(self, name: str, part: int, seconds: float) -> PartScore:
         """Score a part of the text by a candidate, within so many seconds."""
         ...
 
@@ -83,7 +83,7 @@ class Hands(Protocol):
 
 
 @dataclass(frozen=True)
-class Task:
+class Goal:
     """What is asked.
 
     Attributes:
@@ -123,7 +123,7 @@ class Tuning:
         hands: what measures and scores.
     """
 
-    task: Task
+    task: Goal
     hands: Hands
     race: Race = field(init=False)
     quality: dict[str, Ratio] = field(init=False, default_factory=dict)
@@ -139,7 +139,7 @@ class Tuning:
         self._over: dict[str, dict[str, list[float]]] = {name: {} for name in task.names}
         self._first: dict[str, float] = {}
         self._last: dict[str, float] = {}
-        self._scores: dict[str, list[Scored]] = {}
+        self._scores: dict[str, list[PartScore]] = {}
         self._told: set[str] = set()
         if task.most_perplexity is not None:
             for name in task.names:

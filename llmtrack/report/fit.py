@@ -41,7 +41,7 @@ _TEXT, _NARROW_TEXT = 28, 14
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedTable:
     """A table that fits.
 
     Attributes:
@@ -55,7 +55,7 @@ class Fitted:
     left_out: tuple[str, ...] = ()
 
 
-def fit(table: Table, width: int) -> Fitted | None:
+def fit(table: Table, width: int) -> FittedTable | None:
     """Return what of a table fits, or None where a block for each row is better to read.
 
     Args:
@@ -69,11 +69,11 @@ def fit(table: Table, width: int) -> Fitted | None:
         leaving = _least(shown)
         if leaving is None:
             widths = _widths(shown, width, _NARROW_TEXT)
-            return None if widths is None else Fitted(shown, widths, tuple(left_out))
+            return None if widths is None else FittedTable(shown, widths, tuple(left_out))
         left_out.append(shown.keys[leaving])
         shown = keeping(shown, [index for index in range(len(shown.titles)) if index != leaving])
     order = {key: place for place, key in enumerate(table.keys)}
-    return Fitted(shown, widths, tuple(sorted(left_out, key=order.__getitem__)))
+    return FittedTable(shown, widths, tuple(sorted(left_out, key=order.__getitem__)))
 
 
 def without_constants(table: Table) -> Table:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from llmtrack.experiment import Experiment, Focus
+from llmtrack.experiment import Experiment, OwnTable
 from llmtrack.report.drawing import save
-from llmtrack.report.html import Plot, Report, Rows, Sample, Section
+from llmtrack.report.html import GeneratedText, Plot, Report, Rows, Section
 from llmtrack.report.phases import Call
 from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import plain_call
@@ -130,7 +130,7 @@ def section(study: Member, plots: Mapping[str, Figure], text_of: TextOf) -> Sect
         name=experiment.name,
         question=experiment.question,
         run_id=study.run_id or "",
-        rows=rows_of(study.runs, experiment.focus),
+        rows=rows_of(study.runs, experiment.table),
         reading=tuple(study.reading),
         plots=tuple(_plot(name, figure) for name, figure in plots.items()),
         samples=samples(study.runs, text_of),
@@ -138,9 +138,9 @@ def section(study: Member, plots: Mapping[str, Figure], text_of: TextOf) -> Sect
     )
 
 
-def rows_of(runs: pd.DataFrame, focus: Focus | None = None) -> Rows:
+def rows_of(runs: pd.DataFrame, own: OwnTable | None = None) -> Rows:
     """Return the summary table of runs, and what each row is."""
-    return Rows(summary_table(runs, focus=focus), tuple(_kind(run) for _, run in runs.iterrows()))
+    return Rows(summary_table(runs, own=own), tuple(_kind(run) for _, run in runs.iterrows()))
 
 
 def conditions(runs: pd.DataFrame) -> tuple[tuple[str, str], ...]:
@@ -173,7 +173,7 @@ def call_of(runs: pd.DataFrame) -> Call | None:
     )
 
 
-def samples(runs: pd.DataFrame, text_of: TextOf) -> tuple[Sample, ...]:
+def samples(runs: pd.DataFrame, text_of: TextOf) -> tuple[GeneratedText, ...]:
     """Return the texts that were generated first; scenarios that generated the same one share it.
 
     A text is read once for each output, and none beyond those that are shown: of a thousand runs, that would take minutes.
@@ -190,7 +190,7 @@ def samples(runs: pd.DataFrame, text_of: TextOf) -> tuple[Sample, ...]:
             known[output] = _shorten(text_of(run["run_id"], "sample.txt"))
         if known[output].strip():
             names.setdefault(known[output], []).append(str(run["scenario"]))
-    return tuple(Sample(tuple(each), text) for text, each in names.items())
+    return tuple(GeneratedText(tuple(each), text) for text, each in names.items())
 
 
 def _kind(run: pd.Series) -> str:

@@ -47,7 +47,7 @@ class Plot:
 
 
 @dataclass(frozen=True)
-class Sample:
+class GeneratedText:
     """A text that a model generated, and the scenarios that generated it."""
 
     scenarios: tuple[str, ...]
@@ -75,7 +75,7 @@ class Section:
     rows: Rows
     reading: tuple[str, ...]
     plots: tuple[Plot, ...] = ()
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[GeneratedText, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
-from llmtrack.decide.pareto import Place, Standing, pareto_front
+from llmtrack.decide.pareto import Position, Standing, pareto_front
 from llmtrack.decide.points import MEMORY, Points, gather_points
 from llmtrack.decide.verdicts import doubts
 from llmtrack.errors import UsageError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Inside and edge of a point by its place.
-COLORS: dict[Place, tuple[str, str]] = {
+COLORS: dict[Position, tuple[str, str]] = {
     "on": (COLOR, "white"),
     "open": ("white", COLOR),
     "off": (OTHER, "white"),
@@ -169,7 +169,7 @@ def _sizes(runs: pd.DataFrame) -> list[float]:
     return [30 + 130 * float(value) / float(memory.max()) for value in memory]
 
 
-def _key(places: Sequence[Place]) -> list[str]:
+def _key(places: Sequence[Position]) -> list[str]:
     """Return what line and hollow points stand for, where there are any."""
     line = ["the line joins what no other beats in both"] if "on" in places else []
     hollow = ["hollow: it cannot be told whether another does"] if "open" in places else []

@@ -22,13 +22,11 @@ from llmtrack.report.suite import write_suite
 from llmtrack.report.terminal import say
 from llmtrack.tracking.amend import add_report
 from llmtrack.tracking.filters import quoted
-from llmtrack.tracking.query import runs, study_run
+from llmtrack.tracking.query import SUITE, runs, study_run
 from llmtrack.tracking.store import experiment_of_run, open_existing, resolve_tracking_uri
 
 if TYPE_CHECKING:
     import pandas as pd
-
-SUITE = "suite"
 
 
 def remake_report(
@@ -83,8 +81,12 @@ def _suite(own: pd.Series, place: Place) -> Written:
             reading = experiment.reading(tracked)
         members.append(Member(experiment, str(study["run_id"]), tracked, tuple(reading)))
     quick = str(own.get(f"{SETTING_PREFIX}quick")).lower() == "true"
-    remark = getattr(named_experiment(SUITE), "QUICK_REMARK", "A quick suite: a first look only.")
-    return write_suite(members, str(own["question"]), place, remarks=[remark] if quick else ())
+    module = named_experiment(SUITE)
+    remarks = []
+    if quick and module is not None:
+        with parts.part("remarks"):
+            remarks = [module.quick_remark([member.experiment.name for member in members])]
+    return write_suite(members, str(own["question"]), place, remarks)
 
 
 def _experiment(own: pd.Series, parts: Parts) -> Experiment:
@@ -108,7 +110,7 @@ def _experiment(own: pd.Series, parts: Parts) -> Experiment:
         plots=getattr(module, "plots", lambda runs, series: {}),
         reading=reading,
         settings=settings,
-        focus=getattr(module, "FOCUS", None),
+        table=getattr(module, "TABLE", None),
     )
 
 

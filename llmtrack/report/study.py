@@ -65,7 +65,7 @@ def write_study(experiment: Experiment, tracked: pd.DataFrame, place: Place) -> 
         reading = experiment.reading(tracked)
     told = [*reading, *say_floor(tracked, *told_by_default())]
     with parts.part("table"):
-        table = summary_table(tracked, focus=experiment.focus)
+        table = summary_table(tracked, own=experiment.table)
         if experiment.show_block:
             for _, run in tracked.iterrows():
                 say(console, "\n".join(metrics_block(run, width_of(console))))
@@ -87,7 +87,7 @@ def write_study(experiment: Experiment, tracked: pd.DataFrame, place: Place) -> 
         files["report.html"] = write_html(folder, page)
     note = ""
     with parts.part("note"):
-        table = narrow(summary_table(tracked, focus=experiment.focus))
+        table = narrow(summary_table(tracked, own=experiment.table))
         linked = to_markdown(table, place.links(table.run_ids))
         head = f"**{in_markdown(experiment.question)}**"
         # The answer first; what it rests on below.

@@ -10,7 +10,7 @@ from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.floor import say_floor
 from llmtrack.decide.verdicts import tell
-from llmtrack.experiment import Focus
+from llmtrack.experiment import OwnTable
 from llmtrack.report.drawing import new_figure
 from llmtrack.report.escape import in_markdown, in_plot, on_one_line, plain
 from llmtrack.tracking import ask
@@ -100,7 +100,9 @@ def told_by_default() -> list[str]:
 _SPIKE = 1.1
 
 
-def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None, focus: Focus | None = None) -> Table:
+def summary_table(
+    runs: pd.DataFrame, among: pd.DataFrame | None = None, own: OwnTable | None = None
+) -> Table:
     """Lay out tracked runs (`llmtrack.runs`) as one table.
 
     Conditions that all runs share go above the table and columns that no run has are left out. The last
@@ -109,7 +111,7 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None, focus: 
     Args:
         runs: the rows of the table.
         among: where to look for the baselines, if not among these rows.
-        focus: what the table is about; None: everything that the runs have.
+        own: what the table is about; None: everything that the runs have.
     """
     shared, differing = [], []
     for column in condition_columns():
@@ -122,12 +124,12 @@ def summary_table(runs: pd.DataFrame, among: pd.DataFrame | None = None, focus: 
     several = len(set(_values(runs, "experiment"))) > 1
     names = [Column("experiment", "experiment", str, False)] if several else []
     names.append(Column("scenario", "scenario", str, False))
-    wanted = (each for each in metric_columns() if (each.key in focus.columns if focus else not each.quiet))
+    wanted = (each for each in metric_columns() if (each.key in own.columns if own else not each.quiet))
     metrics = [each for each in wanted if _worth_a_column(_values(runs, each.key))]
-    if focus:
-        differing = [column for column in differing if column.key in focus.columns]
+    if own:
+        differing = [column for column in differing if column.key in own.columns]
     columns = [*names, *differing, *metrics]
-    compared = focus.compared if focus else None
+    compared = own.compared if own else None
     everyone = runs if among is None else among
     changes = [change_from_baseline(run, everyone, compared) for _, run in runs.iterrows()]
     rows = [

@@ -10,11 +10,9 @@ import click
 from llmtrack.experiment import Declaration
 from llmtrack.options import click_options, parameters
 from llmtrack.report.terminal import make_console
-from llmtrack.run.main import exit_codes, run_experiment
+from llmtrack.run.main import USAGE, exit_codes, run_experiment
 from llmtrack.run.settings import Settings
 from llmtrack.tracking.refusal import explain_refusal
-
-USAGE = 2
 
 
 class ConfigCommand(click.Command):

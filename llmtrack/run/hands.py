@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.decide.racing import Rules
-from llmtrack.decide.tuning import Scored, Seen, Task, Tuning
+from llmtrack.decide.tuning import Goal, PartScore, Seen, Tuning
 from llmtrack.engines.options import ThreadOption
 from llmtrack.events import Event, Log, Progress, Warn
 from llmtrack.metrics import metric
@@ -99,10 +99,10 @@ class Hands:
             path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
             self._parts.append(path)
 
-    def task(self) -> Task:
+    def task(self) -> Goal:
         """Return what is asked, as the race takes it."""
         asked = self.asked
-        return Task(
+        return Goal(
             names=tuple(self.of),
             objective=asked.objective,
             better=metric(asked.objective).better,
@@ -132,19 +132,19 @@ class Hands:
         outcome, took = self._act(["fresh", name, len(done)], scenario_of(self.of[name], policy), seconds)
         return self._seen(outcome, took, done)
 
-    def score(self, name: str, part: int, seconds: float) -> Scored:
+    def score(self, name: str, part: int, seconds: float) -> PartScore:
         """Score a part of the text by a candidate, within so many seconds."""
         task = replace(self.asked.scoring, corpus=str(self._parts[part]))
         outcome, took = self._act(
             ["score", name, part], Scenario(name, self.of[name].variant, task), seconds, quiet=True
         )
         if isinstance(outcome, Failure):
-            return Scored(0.0, 0, took, outcome.reason)
+            return PartScore(0.0, 0, took, outcome.reason)
         text = outcome.facts.get("scored_tokens_digest", "")
         if text != self._text_digests.setdefault(part, text):
-            return Scored(0.0, 0, took, "its tokenizer makes other tokens of the text than the baseline's")
+            return PartScore(0.0, 0, took, "its tokenizer makes other tokens of the text than the baseline's")
         tokens = int(outcome.metrics["tokens_scored"])
-        return Scored(outcome.metrics["loss"] * tokens, tokens, took)
+        return PartScore(outcome.metrics["loss"] * tokens, tokens, took)
 
     def score_answer(self, tuning: Tuning) -> None:
         """Score all of the text by the answer and the baseline, so that both have figures that compare with any run's."""

@@ -50,7 +50,7 @@ class Finished:
     @property
     def table(self) -> Table:
         """Its table, as the study's report has it."""
-        return summary_table(self.runs, focus=self.asked.focus)
+        return summary_table(self.runs, own=self.asked.table)
 
     def __str__(self) -> str:
         """Return the table and the reading as text."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrack.decide.tuning import Scored, Seen, Task, Tuning
+from llmtrack.decide.tuning import Goal, PartScore, Seen, Tuning
 
 
 class Table:
@@ -22,8 +22,8 @@ class Table:
         self.spent += took
         return Seen({"tokens_per_sec": self.speeds[name]}, took, again=again)
 
-    def score(self, name: str, part: int, seconds: float) -> Scored:
-        return Scored(10.0, 10, 0.0)
+    def score(self, name: str, part: int, seconds: float) -> PartScore:
+        return PartScore(10.0, 10, 0.0)
 
     measure_afresh = measure
 
@@ -33,7 +33,7 @@ class Table:
 
 def tuned(speeds: dict[str, float], first: float, seconds: float) -> tuple[Tuning, Table]:
     hands = Table(speeds, first)
-    tuning = Tuning(Task(tuple(speeds), "tokens_per_sec", "higher", seconds, {}), hands)
+    tuning = Tuning(Goal(tuple(speeds), "tokens_per_sec", "higher", seconds, {}), hands)
     tuning.run()
     return tuning, hands
 

@@ -21,7 +21,7 @@ from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.rules import check_samples, decide, parse_rules
 from llmtrack.doctor import Finding
 from llmtrack.doctor import render as render_findings
-from llmtrack.experiment import Focus
+from llmtrack.experiment import OwnTable
 from llmtrack.report.columns import with_differing_params
 from llmtrack.report.differences import differences_table
 from llmtrack.report.fit import STAY, fit, without_constants
@@ -115,9 +115,9 @@ TABLES = {
     "of one experiment, with every param": lambda: with_differing_params(
         summary_table(_many().iloc[:5]), _many().iloc[:5]
     ),
-    "focus": lambda: summary_table(
+    "own table": lambda: summary_table(
         _many().iloc[:5],
-        focus=Focus(("file_size_mib", "tokens_per_sec", "perplexity"), ("tokens_per_sec", "perplexity")),
+        own=OwnTable(("file_size_mib", "tokens_per_sec", "perplexity"), ("tokens_per_sec", "perplexity")),
     ),
     "one run": lambda: summary_table(_many().iloc[:1]),
     "no rows": lambda: listing_table(_many().iloc[:0]),

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from llmtrack.experiment import Experiment
 from llmtrack.report.gather import Member, conditions, rows_of, samples, section, study_report, suite_report
-from llmtrack.report.html import Plot, Report, Sample, Section, render_report
+from llmtrack.report.html import GeneratedText, Plot, Report, Section, render_report
 from llmtrack.report.phases import MOST_STEPS, WIDTH, Call, timeline
 from tests.report.frames import frame, interval, run
 
@@ -88,7 +88,7 @@ def part(name: str, **values: object) -> Section:
         "rows": rows_of(RUNS),
         "reading": (f"It says {ATTACK}.",),
         "plots": (Plot("one", f"{ATTACK} drawn", PNG), Plot("two", "two drawn", PNG + b" two")),
-        "samples": (Sample(("plain", "float32"), f"{ATTACK}\n  second line"),),
+        "samples": (GeneratedText(("plain", "float32"), f"{ATTACK}\n  second line"),),
         "settings": {"prompt": ATTACK, "model": "packaged:smollm2"},
     }
     return Section(**{**given, **values})  # type: ignore[arg-type]
@@ -229,7 +229,9 @@ def test_conditions_are_read_from_the_runs():
 
 def test_equal_texts_are_shown_once_and_long_ones_are_cut():
     texts = {"id-plain": "once upon", "id-float32": "once upon"}
-    assert samples(RUNS, lambda run_id, _: texts[run_id]) == (Sample(("plain", "float32"), "once upon"),)
+    assert samples(RUNS, lambda run_id, _: texts[run_id]) == (
+        GeneratedText(("plain", "float32"), "once upon"),
+    )
     (long,) = samples(RUNS.iloc[:1], lambda *_: "a" * 5000)
     assert len(long.text) == 1200
     assert long.text.endswith("…")

@@ -11,7 +11,9 @@ import pytest
 from click.testing import CliRunner
 from mlflow import MlflowClient
 
+from experiments.suite import quick_remark
 from llmtrack.cli import main
+from llmtrack.report.escape import in_markdown
 from llmtrack.report.parts import Parts
 from llmtrack.tracking import store
 from llmtrack.tracking.query import runs, studies
@@ -134,13 +136,15 @@ def test_the_report_of_a_study_whose_store_was_away_is_made_after_sync(
 @pytest.mark.slow(3)
 def test_the_report_of_a_suite_is_made_again(tracker, uri, console, monkeypatch):
     monkeypatch.setattr("llmtrack.run.suite.write_suite", breaks)
-    result = suite(tracker, console, lengths(4, 8))
+    result = suite(tracker, console, lengths(4, 8), quick=True)
     assert result.exit_code == 1
     monkeypatch.undo()
     done = report(result.study.study_id, "--tracking-uri", uri)
     assert done.exit_code == 0, done.output
     assert "report.html" in artifacts(uri, result.study.run_id)
     assert "plots/prompt_length/latency.png" in artifacts(uri, result.study.run_id)
+    note = MlflowClient(tracking_uri=uri).get_run(result.study.run_id).data.tags["mlflow.note.content"]
+    assert f"- {in_markdown(quick_remark(['prompt_length']))}" in note
 
 
 @pytest.mark.slow(3)

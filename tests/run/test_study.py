@@ -187,11 +187,11 @@ def test_brackets_in_texts_are_printed_as_they_are(tracker, console):
     assert "What of [bold]this[/bold] and [/]?" in console.file.getvalue()
 
 
-def suite(tracker, console, *experiments, executor=None):
+def suite(tracker, console, *experiments, executor=None, quick=False):
     return run_suite(
         experiments,
         question="All?",
-        settings={},
+        settings={"quick": quick},
         tracker=tracker,
         executor=executor or scripted(),
         console=console,
