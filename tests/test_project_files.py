@@ -59,6 +59,14 @@ def test_every_folder_of_modules_is_a_package_that_a_wheel_takes_along():
     assert {folder for folder in folders if not (folder / "__init__.py").is_file()} == set()
 
 
+def test_the_picture_of_the_rooms_has_each_and_tests_are_in_rooms_of_the_same_names():
+    rooms = {path.parent.name for path in (ROOT / "llmtrack").glob("*/__init__.py")}
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert {room for room in rooms if f"{room}/" not in page} == set()
+    tested = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert tested - rooms == {"browser", "docs", "e2e", "experiments"}
+
+
 def test_no_file_is_named_after_a_value_that_some_test_gave_to_an_option():
     named = {path.name for path in ROOT.iterdir() if path.is_file()}
     assert {name for name in named if not re.search("[A-Za-z]{5}", name)} <= {".git"}

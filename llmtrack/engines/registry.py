@@ -13,7 +13,7 @@ from llmtrack.engines.options import GenaiOptions, LlamacppOptions, OnnxOptions,
 from llmtrack.errors import UsageError
 from llmtrack.extensions import ENGINES, broken, extensions, load_extension
 from llmtrack.options import refuse_unknown
-from llmtrack.quantize.recipe import recipes
+from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.scenario import Scalar, Variant
 
 
@@ -50,10 +50,14 @@ def check_variant(variant: Variant) -> None:
         ExtensionError: it is there, and its package is broken.
     """
     options = backend_of(variant.backend).options
-    asked = (variant.backend, variant.quantization)
-    recipe = next((each for each in recipes() if (each.backend, each.name) == asked), None)
+    recipe = _recipe(variant)
     who = f"the {variant.backend} backend" + (f" with {recipe.name}" if recipe else "")
     refuse_unknown(who, (options, *(recipe.takes if recipe else ())), variant.options)
+
+
+def _recipe(variant: Variant) -> Recipe | None:
+    asked = (variant.backend, variant.quantization)
+    return next((each for each in recipes() if (each.backend, each.name) == asked), None)
 
 
 def backend_of(name: str) -> Backend:
@@ -73,8 +77,12 @@ def load_variant(variant: Variant) -> Engine:
         UsageError: no such backend is there, or it takes no such option.
         ExtensionError: the backend's package is broken.
         ModelLoadError: no model could be loaded.
+        ScenarioError: the recipe cannot do here what it is told.
     """
     check_variant(variant)
+    # Before an export or a conversion, which takes long.
+    if recipe := _recipe(variant):
+        recipe.check(recipe.settled(variant.options))
     engine = backend_of(variant.backend).load(variant)
     if variant.backend not in BUILTIN and (why := incomplete(engine)):
         raise broken(_point(variant.backend), why)

@@ -87,7 +87,7 @@ class Recipe:
         arithmetic: what its matrix products are computed in, as in `EngineInfo`; empty: in that dtype.
         capability: compute capability that a GPU must have for it; None: it runs on a CPU, too.
         needs: modules beside the backend's own without which it cannot be applied.
-        check: refuses, before a model is exported for it, what it cannot do here with these options (a `ScenarioError`).
+        check: refuses, before a model is loaded for it, what it cannot do here with these options (a `ScenarioError`).
     """
 
     name: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from llmtrack.doctor import examine
 from llmtrack.engine import Engine
 from llmtrack.engines import registry
 from llmtrack.engines.registry import load_engine
-from llmtrack.errors import ExtensionError, UsageError
+from llmtrack.errors import ExtensionError, ScenarioError, UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.models.folder import model_folder
 from llmtrack.quantize import recipe
@@ -75,6 +76,16 @@ def test_its_recipe_is_found_and_applied():
         UsageError, match="the plugin backend has no quantization 'halved': use none, rounded"
     ):
         load_engine("synthetic:tiny", backend="plugin", quantization="halved")
+
+
+def test_what_its_recipe_refuses_is_refused_before_a_model_is_loaded(monkeypatch):
+    def check(options):
+        raise ScenarioError("no such rounding here", "unsupported")
+
+    refusing = tuple(replace(each, check=check) for each in recipe.recipes())
+    monkeypatch.setattr(registry, "recipes", lambda: refusing)
+    with pytest.raises(ScenarioError, match="no such rounding here"):
+        load_engine("synthetic:nothing-of-the-kind", backend="plugin", quantization="rounded")
 
 
 @pytest.mark.slow(12)

@@ -19,6 +19,7 @@ import pytest
 
 from llmtrack import installed as available
 from llmtrack.child import environment
+from llmtrack.engines.registry import load_variant
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
 from llmtrack.models.load import identify
 from llmtrack.quantize import build
@@ -312,4 +313,4 @@ def test_what_can_be_refused_is_refused_before_the_export(recipe, options, cpu, 
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     variant = Variant("synthetic:tiny", backend="onnx", quantization=recipe, options=options)
     with pytest.raises((ScenarioError, UsageError), match=why):
-        build.onnx_folder(variant, identify("synthetic:tiny", None, "cpu"))
+        load_variant(variant)
