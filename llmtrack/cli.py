@@ -5,168 +5,31 @@ Only parses and prints; everything it does is an importable function. Imports no
 
 from __future__ import annotations
 
-import functools
-import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 import llmtrack
-from llmtrack.errors import LlmtrackError, UsageError
-from llmtrack.options import NONE, Option, number, readable
+from llmtrack.command_options import (
+    SELECTORS,
+    Commands,
+    filters,
+    key_values,
+    layout,
+    optional,
+    tracking_uri_option,
+    write_text,
+)
+from llmtrack.errors import UsageError
+from llmtrack.options import Option, number
 from llmtrack.scenario import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from llmtrack.report.show import Layout
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-FORMATS = ("table", "csv", "json", "markdown", "html", "latex")
-SELECTORS = "a run id (or its first 8 characters), study:ID, latest, latest:EXPERIMENT, alias:NAME, branch:NAME or tag:KEY=VALUE, each also with #SCENARIO"
-
-
-class Commands(click.Group):
-    """A group that shows a user's errors as one line, with exit code 2."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line."""
-        try:
-            return super().parse_args(ctx, [readable(each) for each in args])
-        except UsageError as error:
-            click.echo(f"error: {error}", err=True)
-            ctx.exit(2)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
-        from llmtrack.output import replace_unknown
-
-        replace_unknown(sys.stdout)
-        try:
-            return super().invoke(ctx)
-        except LlmtrackError as error:
-            from llmtrack.report.escape import on_one_line
-
-            click.echo(f"error: {on_one_line(str(error))}", err=True)
-            ctx.exit(2)
-        except BrokenPipeError:
-            # The reader of a pipe has seen enough, as `head` does; nothing must be written at exit either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(0)
-        except OSError as error:
-            if error.filename is None:
-                raise
-            # A file or folder that the user named is missing, too long, or not theirs.
-            click.echo(f"error: cannot use {error.filename}: {error.strerror}", err=True)
-            ctx.exit(2)
-
-
-def optional(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Read `none` as not given: MLproject parameters cannot be empty."""
-    return None if value is None or value.strip().lower() in ("", NONE) else value
-
-
-def comma_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """Read names that are separated by commas."""
-    given = optional(ctx, param, value)
-    return None if given is None else tuple(filter(None, (name.strip() for name in given.split(","))))
-
-
-def key_values(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """Read `KEY=VALUE` pairs."""
-    pairs = [value.partition("=") for value in values]
-    for key, sign, _ in pairs:
-        if not sign or not key:
-            raise click.BadParameter("write KEY=VALUE", ctx, param)
-    return {key: value for key, _, value in pairs}
-
-
-def layout(*styles: str, sort: bool = False) -> Callable[[F], F]:
-    """Return what adds the options that say how a table is shown, which the command gets as `shown`."""
-    options = [
-        click.option(
-            "--format", "style", type=click.Choice(styles or FORMATS), default="table", show_default=True
-        ),
-        click.option("--columns", callback=comma_list, help="Only these columns, separated by commas."),
-        click.option("--wide", is_flag=True, help="Every column, even where the terminal is too narrow."),
-    ]
-    if sort:
-        options.append(
-            click.option("--sort", callback=optional, help="Column to sort by; -COLUMN from high to low.")
-        )
-
-    def add(command: F) -> F:
-        @functools.wraps(command)
-        def laid_out(
-            *args: Any,
-            style: str,
-            columns: tuple[str, ...] | None,
-            wide: bool,
-            sort: str | None = None,
-            **given: Any,
-        ) -> Any:
-            from llmtrack.report.show import Layout
-
-            return command(*args, shown=Layout(style, sort, columns, wide), **given)
-
-        for option in reversed(options):
-            laid_out = option(laid_out)
-        return cast("F", laid_out)
-
-    return add
-
-
-def tracking_uri_option(command: F) -> F:
-    """Add the option that names the store."""
-    return click.option(
-        "--tracking-uri",
-        callback=optional,
-        help="MLflow tracking URI; else MLFLOW_TRACKING_URI, else mlflow.db here.",
-    )(command)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file that the user named.
-
-    Raises:
-        UsageError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
-
-
-def filters(command: F) -> F:
-    """Add the options that choose tracked runs."""
-    options = [
-        click.option("--experiment", callback=optional, help="Name of an llmtrack or MLflow experiment."),
-        click.option(
-            "--study",
-            callback=optional,
-            help="Id of a study, suite or its run; latest, latest:EXPERIMENT or alias:NAME.",
-        ),
-        click.option("--model", callback=optional, help="Part of the model's name."),
-        click.option("--search", callback=optional, help="A word, or an MLflow filter string."),
-        click.option(
-            "--tag",
-            multiple=True,
-            callback=key_values,
-            metavar="KEY=VALUE",
-            help="A tag that the runs must have.",
-        ),
-        click.option(
-            "--since", callback=optional, help="Started then or later: 2026-11-28, or 7d for a week ago."
-        ),
-        click.option("--until", callback=optional, help="Started before then."),
-        tracking_uri_option,
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -202,14 +65,6 @@ def main() -> None:
 )
 @layout(sort=True)
 def compare(
-    experiment: str | None,
-    study: str | None,
-    model: str | None,
-    search: str | None,
-    tag: dict[str, str],
-    since: str | None,
-    until: str | None,
-    tracking_uri: str | None,
     every: bool,
     output: str | None,
     baseline: tuple[str, ...],
@@ -217,6 +72,7 @@ def compare(
     metric: tuple[str, ...],
     across_environments: bool,
     shown: Layout,
+    **chosen: Any,
 ) -> None:
     """Put tracked runs side by side in one table, or against a baseline with what is noise told.
 
@@ -226,33 +82,27 @@ def compare(
     from llmtrack.report.comparison import compare_runs, compare_with_baseline
 
     if baseline:
-        if model or search or tag or since or until or every or output:
+        others = ("model", "search", "tags", "since", "until")
+        if every or output or any(chosen[name] for name in others):
             raise UsageError("with --baseline, choose runs by --candidate, --study and --experiment only")
         compare_with_baseline(
             baseline,
-            candidate or (as_selector(study or "latest"),),
+            candidate or (as_selector(chosen["study"] or "latest"),),
             metric or None,
-            experiment=experiment,
+            experiment=chosen["experiment"],
             across_environments=across_environments,
             layout=shown,
-            tracking_uri=tracking_uri,
+            tracking_uri=chosen["tracking_uri"],
         )
         return
     if candidate or metric or across_environments:
         raise UsageError("--candidate, --metric and --across-environments need a --baseline")
     compare_runs(
-        experiment=experiment,
-        study=study,
-        model=model,
-        search=search,
-        tags=tag,
-        since=since,
-        until=until,
-        tracking_uri=tracking_uri,
         every=every,
         output=Path(output).expanduser() if output else None,
         layout=shown,
         progress=sys.stderr.isatty(),
+        **chosen,
     )
 
 
@@ -265,38 +115,11 @@ def compare(
     help="Only runs in this state.",
 )
 @layout("table", "csv", "json")
-def runs(
-    experiment: str | None,
-    study: str | None,
-    model: str | None,
-    search: str | None,
-    tag: dict[str, str],
-    since: str | None,
-    until: str | None,
-    tracking_uri: str | None,
-    kind: str,
-    status: str | None,
-    shown: Layout,
-) -> None:
+def runs(kind: str, status: str | None, shown: Layout, **chosen: Any) -> None:
     """List tracked runs, newest first."""
     from llmtrack.report.listing import show_runs
-    from llmtrack.tracking.query import runs as query
 
-    found = query(
-        experiment,
-        study,
-        model,
-        kind,
-        search,
-        status,
-        tracking_uri,
-        progress=sys.stderr.isatty(),
-        tags=tag,
-        since=since,
-        until=until,
-        columns=shown.columns,
-    )
-    show_runs(found, shown)
+    show_runs(_found(kind=kind, status=status, columns=shown.columns, **chosen), shown)
 
 
 @main.command()
@@ -395,7 +218,7 @@ def pareto(speed: str, quality: str, memory: bool, output: Path | None, shown: L
     from llmtrack.decide.verdicts import with_samples
     from llmtrack.report.pareto import show_pareto
 
-    runs = with_samples(_runs_of(chosen), chosen["tracking_uri"])
+    runs = with_samples(_found(**chosen), chosen["tracking_uri"])
     show_pareto(runs, speed, quality, memory=memory, layout=shown, output=output)
 
 
@@ -434,7 +257,7 @@ def recommend(
         None if max_perplexity_increase is None else parse_percent(max_perplexity_increase),
         None if max_memory is None else parse_size(max_memory),
     )
-    runs = with_samples(_runs_of(chosen), chosen["tracking_uri"])
+    runs = with_samples(_found(**chosen), chosen["tracking_uri"])
     found = choose(runs, limits, objective, baseline)
     click.echo(render_recommendation(found, style, width_of(make_console())), nl=False)
     if found.scenario is None:
@@ -446,11 +269,10 @@ def recommend(
             click.echo("\n".join(["To run it that way:", *(f"  {line}".rstrip() for line in lines)]))
 
 
-def _runs_of(chosen: dict[str, Any]) -> Any:
-    from llmtrack.tracking.query import runs as query
+def _found(**chosen: Any) -> pd.DataFrame:
+    from llmtrack.tracking.query import runs
 
-    tags = chosen.pop("tag")
-    return query(**chosen, tags=tags, progress=sys.stderr.isatty())
+    return runs(progress=sys.stderr.isatty(), **chosen)
 
 
 @main.command()

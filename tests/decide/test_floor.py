@@ -14,7 +14,7 @@ from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.verdicts import DISTURBED, is_disturbed, tell
 from llmtrack.measure import interference
 from llmtrack.measure.statistics import findings
-from llmtrack.report.differences import differences_table
+from llmtrack.report.comparison import differences_table
 from llmtrack.report.show import Layout, show
 from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import takeaways

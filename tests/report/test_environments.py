@@ -7,7 +7,7 @@ import pytest
 
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.matching import Pair
-from llmtrack.report.differences import _what_differs
+from llmtrack.report.comparison import _what_differs
 from tests.report.frames import frame, run
 
 

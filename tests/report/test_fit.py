@@ -23,7 +23,7 @@ from llmtrack.doctor import Finding
 from llmtrack.doctor import render as render_findings
 from llmtrack.experiment import OwnTable
 from llmtrack.report.columns import with_differing_params
-from llmtrack.report.differences import differences_table
+from llmtrack.report.comparison import differences_table
 from llmtrack.report.fit import STAY, fit, without_constants
 from llmtrack.report.gate import gate_table
 from llmtrack.report.listing import listing_table

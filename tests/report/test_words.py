@@ -9,7 +9,7 @@ from llmtrack.decide.comparing import compare_pairs
 from llmtrack.decide.matching import match
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.report import reading as say
-from llmtrack.report.differences import differences_table
+from llmtrack.report.comparison import differences_table
 from llmtrack.report.takeaways import takeaways
 from llmtrack.tracking import ask
 from llmtrack.words import plural
