@@ -295,14 +295,18 @@ def _found(**chosen: Any) -> pd.DataFrame:
     "--max-new-tokens", type=click.IntRange(1), default=32, show_default=True, help="New tokens at most."
 )
 @click.option("--no-cache", is_flag=True, help="Compute without the KV cache.")
-def generate(prompt: str, max_new_tokens: int, no_cache: bool, options: dict[str, str], **asked: Any) -> None:
+@click.option("--chat", is_flag=True, help="PROMPT is a message, put to the model by its chat template.")
+def generate(
+    prompt: str, max_new_tokens: int, no_cache: bool, chat: bool, options: dict[str, str], **asked: Any
+) -> None:
     """Say what a model goes on with after PROMPT, run the way that `tune` or `recommend` has named."""
     from llmtrack.engines.registry import load_engine
     from llmtrack.engines.text import generate_text
 
     engine = load_engine(**asked, **options)
     try:
-        click.echo(generate_text(engine, prompt, max_new_tokens, not no_cache))
+        put = [{"role": "user", "content": prompt}] if chat else prompt
+        click.echo(generate_text(engine, put, max_new_tokens, not no_cache))
     finally:
         engine.close()
 

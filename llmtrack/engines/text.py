@@ -2,27 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.errors import UsageError
 from llmtrack.measure.room import check_batch
 
+Messages = Sequence[Mapping[str, str]]
+"""A conversation as transformers takes it: messages with a `role` (system, user, assistant) and a `content`."""
 
-def generate_text(engine: Engine, prompt: str, max_new_tokens: int = 32, use_cache: bool = True) -> str:
+
+def generate_text(
+    engine: Engine, prompt: str | Messages, max_new_tokens: int = 32, use_cache: bool = True
+) -> str:
     """Return what a model says after a prompt, greedily, up to the end of its text.
 
     Args:
         engine: a loaded engine.
-        prompt: what it goes on from.
+        prompt: what it goes on from; or the messages of a conversation, to which it answers by its chat template.
         max_new_tokens: new tokens at most.
         use_cache: whether the KV cache is used.
 
     Raises:
-        UsageError: the prompt has no tokens.
+        UsageError: the prompt has no tokens, or the model has no template for messages.
         ScenarioError: prompt and new tokens do not fit into the model's context, or into memory.
     """
-    ids = tuple(engine.encode(prompt))
+    ids = tuple(engine.encode(prompt if isinstance(prompt, str) else chat_text(engine, prompt)))
     if not ids:
         raise UsageError("the prompt has no tokens: give some text")
     check_batch(engine.info, 1, len(ids), max_new_tokens, cached=use_cache)
     request = GenerateRequest((ids,), max_new_tokens, use_cache=use_cache, ignore_eos=False)
     return engine.decode(engine.generate(request, lambda: None).new_ids[0])
+
+
+def chat_text(engine: Engine, messages: Messages) -> str:
+    """Return a conversation as the text that the model was trained to answer to, by its tokenizer's chat template.
+
+    Args:
+        engine: a loaded engine.
+        messages: each with its `role` and `content`; the last is usually the user's.
+
+    Raises:
+        UsageError: a message lacks one of them, the tokenizer has no chat template, or its template refuses them.
+    """
+    if not all(isinstance(each, Mapping) and {"role", "content"} <= each.keys() for each in messages):
+        raise UsageError('a message is {"role": ..., "content": ...}: give a list of such, or a text')
+    # What a backend of another package reads texts with is its own affair.
+    tokenizer: Any = getattr(engine, "tokenizer", None)
+    if not getattr(tokenizer, "chat_template", None):
+        raise UsageError(
+            f"{engine.info.model_id} has no chat template: it is no model for conversations, or its tokenizer's files "
+            "lack it; give plain text"
+        )
+    from jinja2 import TemplateError
+
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+    except (TemplateError, KeyError, TypeError) as error:
+        raise UsageError(f"the chat template refuses these messages: {error}") from error

@@ -34,6 +34,9 @@ PARAMETERS = {
 # Only where the document gives a value, since others forbid one.
 WHERE_GIVEN = {"max_tokens": "500"}
 
+# Random weights have no chat template: pieces of code in which this stands run as they are.
+REAL_MODEL = "messages = "
+
 CODE = {
     '"packaged:smollm2"': '"synthetic:tiny"',
     "max_new_tokens=32": "max_new_tokens=2, policy=llmtrack.RepeatPolicy(max_seconds=1)",

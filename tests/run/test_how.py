@@ -8,7 +8,10 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
+import llmtrack
 from llmtrack.cli import main
+from llmtrack.engines.text import chat_text
+from llmtrack.errors import UsageError
 from llmtrack.run.how import command_line, how_to_run, python_lines, variant_of
 from llmtrack.scenario import GenerateTask, Variant
 
@@ -67,7 +70,25 @@ def test_a_prompt_without_tokens_and_an_unknown_option_are_refused_in_one_line()
     for words, why in (
         (["generate", "--model", "synthetic:tiny", "--option", "colour=red", "a"], "takes no option"),
         (["generate", "--model", "nowhere:x", "a"], "error"),
+        (["generate", "--model", "synthetic:tiny", "--chat", "a"], "no chat template"),
     ):
         said = CliRunner().invoke(main, words)
         assert said.exit_code == 2
         assert why in said.output
+
+
+def test_messages_are_put_to_a_model_by_its_chat_template():
+    engine = llmtrack.load_engine("synthetic:tiny", device="cpu")
+    engine.tokenizer.chat_template = (
+        "{% for each in messages %}{% if each.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+        "<{{ each.role }}>{{ each.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    text = "<system>Be brief.<user>Hello<assistant>"
+    assert chat_text(engine, messages) == text
+    assert llmtrack.generate_text(engine, messages, 4) == llmtrack.generate_text(engine, text, 4) != ""
+    with pytest.raises(UsageError, match="the chat template refuses these messages: no tools here"):
+        chat_text(engine, [{"role": "tool", "content": "x"}])
+    for wrong in ([{"content": "x"}], [*messages, "x"], [3]):
+        with pytest.raises(UsageError, match="a message is"):
+            chat_text(engine, wrong)
