@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from llmtrack.convert.environment import BuildEnvironment, pinned
+from llmtrack.convert.environment import BuildEnvironment, apart, last_error, pinned
+from llmtrack.errors import LlmtrackError
 
-REQUIREMENTS = Path(__file__).with_name("requirements")
+REQUIREMENTS, SCRIPTS = Path(__file__).with_name("requirements"), Path(__file__).with_name("scripts")
+
+
+class PeerError(LlmtrackError):
+    """A peer that failed; says why in one line."""
 
 
 def environment(name: str) -> BuildEnvironment:
@@ -22,19 +29,59 @@ def environment(name: str) -> BuildEnvironment:
     return BuildEnvironment(name, pinned(name, REQUIREMENTS))
 
 
+def program(name: str) -> Path:
+    """Return the Python that runs a peer: of its environment where it has one, else our own.
+
+    Raises:
+        MissingDependencyError: the environment cannot be made.
+    """
+    return environment(name).python() if (REQUIREMENTS / f"{name}.txt").is_file() else Path(sys.executable)
+
+
 def version(name: str) -> str:
     """Return a peer and its pinned version, in words."""
     (line,) = (each for each in environment(name).requirements if each.startswith(f"{name}=="))
     return line.partition(" ")[0].replace("==", " ")
 
 
-def ask(name: str, script: Path, arguments: Sequence[str]) -> Any:
-    """Run a script by a peer's Python and return what it left, as JSON, in the file that its last argument names.
+class Worker:
+    """A script that goes on answering: for each line that it is given, a line of JSON.
+
+    Args:
+        python: runs it.
+        script: its path.
+        arguments: its arguments.
 
     Raises:
-        LlmtrackError: the environment cannot be made, or the script failed; says why in one line.
+        PeerError: it ended instead of answering.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        left = Path(folder, "left.json")
-        environment(name).run(f"running {name}", [str(script), *arguments, str(left)], Path(folder))
-        return json.loads(left.read_text(encoding="utf-8"))
+
+    def __init__(self, python: Path, script: Path, arguments: Sequence[str]) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
+        self._process = subprocess.Popen(
+            [str(python), str(script), *arguments],
+            env=apart(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+        )
+
+    def ask(self, line: str) -> dict[str, float]:
+        """Give it a line, and return its answer."""
+        assert self._process.stdin
+        assert self._process.stdout
+        with suppress(BrokenPipeError):
+            print(line, file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._log.seek(0)
+            raise PeerError(last_error(self._log.read().decode(errors="replace")))
+        found: dict[str, float] = json.loads(answer)
+        return found
+
+    def close(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()

@@ -104,7 +104,7 @@ class BuildEnvironment:
         command = [str(self.python()), str(_GUARD), *arguments]
         logger.info("%s (once, then kept in the cache) ...", what)
         started = time.perf_counter()
-        code, said = _run(command, folder, {**_without_paths(), **_QUIET}, timeout=None)
+        code, said = _run(command, folder, apart(), timeout=None)
         if code:
             kind = "out_of_memory" if code < 0 else "unsupported"
             why = "it was killed, most likely for want of memory" if code < 0 else last_error(said)
@@ -166,6 +166,11 @@ def last_error(said: str) -> str:
     errors = [line for line in lines if line.lower().startswith(("error", "×", "╰─▶", "cause:"))]
     chosen = " ".join(errors[-2:]) if errors else (lines or ["it said nothing"])[-1]
     return " ".join(word for word in chosen.split() if "://" not in word)[:300]
+
+
+def apart() -> dict[str, str]:
+    """Return the environment variables of a program that imports none of our packages, fetches nothing, and tells nobody."""
+    return {**_without_paths(), **_QUIET}
 
 
 def _run(

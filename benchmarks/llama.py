@@ -1,0 +1,58 @@
+"""A GGUF file, against llama.cpp's own llama-bench: prefill and decoding by its definition, in both."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from benchmarks.llama_bench import PHASES, compare
+from benchmarks.results import Found, Goal, benchmark, row
+from llmtrack.installed import missing_modules
+from llmtrack.models import packaged
+
+BINARY = "LLAMA_BENCH"
+"""Variable that names the program, where it is not on the path."""
+
+AGREES = Goal(0.98, 1.02)
+PROMPT, NEW, ROUNDS, WIDTH = 256, 32, 15, 0.04
+
+
+def measure(small: bool) -> Found:
+    """Measure the same file by both, in turn, until the intervals are narrow."""
+    named = os.environ.get(BINARY) or shutil.which("llama-bench")
+    if not named:
+        return Found(
+            left_out=(
+                f"llama-bench: it is not there; build it from the source of llama-cpp-python (benchmarks/llama_bench.py) "
+                f"and name it in {BINARY}",
+            )
+        )
+    if absent := missing_modules("llamacpp"):
+        return Found(left_out=(f"llama-bench: {', '.join(absent)} is not installed",))
+    file, prompt, new, rounds = packaged.gguf_file("smollm2"), PROMPT, NEW, ROUNDS
+    if small:
+        prompt, new, rounds = 16, 4, 1
+    rows = []
+    for threads in (1,) if small else (1, 2):
+        found = compare(Path(named), file, threads, prompt, new, rounds, WIDTH)
+        where = f"{file.name}, {prompt} + {new} tokens, threads: {threads}"
+        rows += [
+            row(
+                f"{phase} tokens/s",
+                "",
+                found[phase].ours,
+                found[phase].theirs,
+                where=where,
+                peer="llama-bench",
+                goal=AGREES,
+            )
+            for phase in PHASES
+        ]
+    return Found(tuple(rows))
+
+
+main = benchmark("A GGUF file")(measure)
+
+if __name__ == "__main__":
+    main()

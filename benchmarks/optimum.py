@@ -1,0 +1,245 @@
+"""Generating, against optimum-benchmark: the same latencies at the same shapes, and what the whole tool costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.models import smollm2, tiny
+from benchmarks.peers import PeerError, environment, version
+from benchmarks.results import Found, Row, Samples, benchmark, rounds, row
+from llmtrack import runs
+from llmtrack.convert.environment import apart, last_error
+from llmtrack.errors import LlmtrackError
+from llmtrack.models.load import identify
+from llmtrack.quantize.build import onnx_folder
+from llmtrack.scenario import Variant
+from llmtrack.tracking.artifacts import raw_samples
+
+PEER = "optimum-benchmark"
+MODEL = "packaged:smollm2"
+"""What is exported: by this name it may have been already."""
+
+ROOT = Path(__file__).parents[1]
+TEXT = "The harbour wakes before the town does: boats come in, and the gulls know it."
+
+CONFIG = """\
+defaults:
+  - benchmark
+  - scenario: inference
+  - launcher: {launcher}
+  - backend: {backend}
+  - _self_
+name: side_by_side
+backend:
+  device: cpu
+  model: {folder}
+  task: text-generation
+  {precision}
+  inter_op_num_threads: {threads}
+  intra_op_num_threads: {threads}
+scenario:
+  input_shapes: {{batch_size: 1, sequence_length: {prompt}}}
+  generate_kwargs: {{max_new_tokens: {new}, min_new_tokens: {new}}}
+  iterations: {repeats}
+  duration: 0
+  warmup_runs: 1
+"""
+"""What its user writes; threads are given twice, since its pytorch backend exchanges the two."""
+
+UNITS = {
+    "total latency": "s",
+    "time to first token": "ms",
+    "inter-token latency": "ms",
+    "wall time": "s",
+    "wall time per measured second": "",
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is generated: tokens of the prompt, new tokens, counted calls."""
+
+    prompt: int
+    new: int
+    repeats: int
+
+
+def measure(small: bool) -> Found:
+    """Run both tools whole, each as its user does, in turn."""
+    try:
+        environment(PEER).python()
+    except LlmtrackError as error:
+        return Found(left_out=(f"{version(PEER)}: {error}",))
+    shape = Shape(16, 4, 2) if small else Shape(128, 32, 5)
+    folder = tiny() if small else smollm2()
+    left_out: list[str] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        arms = dict(_arms(folder, Path(scratch), shape, (1,) if small else (1, 2), onnx=not small))
+        usable = {}
+        for name, arm in arms.items():
+            # Whatever is made once (an export) is made now, and what does not work here is left out.
+            try:
+                if "onnx" in name:
+                    arm()
+                usable[name] = arm
+            except LlmtrackError as error:
+                left_out.append(f"{name}: {error}")
+        samples = rounds(usable, 1 if small else 3)
+    lines = CONFIG.count("\n") + 1
+    rows = [
+        row(
+            "lines to write",
+            "",
+            [1.0],
+            [float(lines)],
+            peer=version(PEER),
+            where="a command; a file and a command",
+        )
+    ]
+    return Found((*_compared(samples, shape), *rows), tuple(left_out))
+
+
+def _arms(
+    folder: Path, scratch: Path, shape: Shape, threads: tuple[int, ...], onnx: bool
+) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
+    """Yield what is compared, by a name that says backend, threads and, of the peer, how it is launched."""
+    for count in threads:
+        yield f"torch, threads: {count}", lambda n=count: ours(folder, scratch, shape, n, "torch")
+        for launcher in ("process", "inline"):
+            yield (
+                f"torch, threads: {count}, {launcher}",
+                lambda n=count, how=launcher: theirs(folder, shape, n, "pytorch", how),
+            )
+    if onnx:
+        yield f"onnx, threads: {count}", lambda: ours(folder, scratch, shape, threads[-1], "onnx")
+        yield (
+            f"onnx, threads: {count}, inline",
+            lambda: theirs(_exported(), shape, threads[-1], "onnxruntime", "inline"),
+        )
+
+
+def _compared(samples: Samples, shape: Shape) -> Iterator[Row]:
+    for name, figures in samples.items():
+        mine = samples.get(name.rpartition(", ")[0])
+        if mine is None:
+            continue
+        for what, unit in UNITS.items():
+            where = f"{name.rpartition(', ')[0]}, {shape.prompt} + {shape.new} tokens"
+            peer = f"{version(PEER)}, launcher {name.rpartition(', ')[2]}"
+            yield row(what, unit, mine[what], figures[what], where=where, peer=peer)
+
+
+def ours(folder: Path, scratch: Path, shape: Shape, threads: int, backend: str) -> dict[str, float]:
+    """Run the experiment `baseline` as a user does, and read what it tracked.
+
+    Raises:
+        PeerError: it failed.
+    """
+    uri = f"sqlite:///{scratch / 'mlflow.db'}"
+    asked: Mapping[str, object] = {
+        "model": MODEL if backend == "onnx" else folder,
+        "backend": backend,
+        "device": "cpu",
+        "threads": threads,
+        "prompt": _prompt(folder, shape.prompt),
+        "max-new-tokens": shape.new,
+        "min-repeats": shape.repeats,
+        "min-seconds": 0,
+        "tracking-uri": uri,
+        "experiment-name": "side-by-side",
+    }
+    options = [part for key, value in asked.items() for part in (f"--{key}", str(value))]
+    start = time.perf_counter()
+    _run([sys.executable, "-m", "experiments.baseline", *options], ROOT, dict(os.environ))
+    wall = time.perf_counter() - start
+    run_id = runs("side-by-side", tracking_uri=uri).iloc[0]["run_id"]
+    found = raw_samples(run_id, uri)
+    sampled = ("total_latency_s", "time_to_first_token_ms", "inter_token_latency_ms")
+    return figures_of(*(found[name] for name in sampled), wall)
+
+
+def theirs(folder: Path, shape: Shape, threads: int, backend: str, launcher: str) -> dict[str, float]:
+    """Run optimum-benchmark as a user does, and read its report.
+
+    Raises:
+        PeerError: it failed.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        config = configuration(folder, shape, threads, backend, launcher)
+        Path(scratch, "config.yaml").write_text(config, encoding="utf-8")
+        command = [
+            str(environment(PEER).python().with_name(PEER)),
+            "--config-dir",
+            scratch,
+            "--config-name",
+            "config",
+        ]
+        start = time.perf_counter()
+        _run(command, Path(scratch), apart())
+        wall = time.perf_counter() - start
+        report: dict[str, Any] = json.loads(
+            Path(scratch, "benchmark_report.json").read_text(encoding="utf-8")
+        )
+    total, prefill, decode = (report[part]["latency"]["values"] for part in ("generate", "prefill", "decode"))
+    gaps = [1000 * seconds / (shape.new - 1) for seconds in decode]
+    return figures_of(total, [1000 * seconds for seconds in prefill], gaps, wall)
+
+
+def configuration(folder: Path, shape: Shape, threads: int, backend: str, launcher: str) -> str:
+    """Return the file that optimum-benchmark is given."""
+    return CONFIG.format(
+        folder=folder,
+        launcher=launcher,
+        backend=backend,
+        precision="torch_dtype: float32" if backend == "pytorch" else "export: false",
+        threads=threads,
+        prompt=shape.prompt,
+        new=shape.new,
+        repeats=shape.repeats,
+    )
+
+
+def figures_of(
+    total: Sequence[float], first: Sequence[float], gap: Sequence[float], wall: float
+) -> dict[str, float]:
+    """Return medians over the counted calls, and what the whole tool took: in all, and per second of them."""
+    return dict(zip(UNITS, (median(total), median(first), median(gap), wall, wall / sum(total)), strict=True))
+
+
+def _run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace"
+    )
+    if done.returncode:
+        raise PeerError(last_error(done.stderr or done.stdout))
+
+
+def _prompt(folder: Path, tokens: int) -> str:
+    """Return a text of so many tokens."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ids = tokenizer(f"{TEXT} ", add_special_tokens=False).input_ids
+    return str(tokenizer.decode(list(islice(cycle(ids), tokens))))
+
+
+def _exported() -> Path:
+    """Return the folder of the graph that llmtrack has exported."""
+    return onnx_folder(Variant(MODEL, backend="onnx"), identify(MODEL))
+
+
+main = benchmark("Generating, by the whole tool")(measure)
+
+if __name__ == "__main__":
+    main()

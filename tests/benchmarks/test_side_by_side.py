@@ -1,0 +1,130 @@
+"""Each comparison: what it compares, and its small form."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from benchmarks import __main__ as bench
+from benchmarks import llama, lm_eval, optimum
+from benchmarks.models import tiny
+from benchmarks.peers import SCRIPTS, PeerError, Worker, environment, program, version
+from benchmarks.results import Goal, load
+
+
+def test_each_benchmark_of_make_bench_is_one():
+    for name in bench.NAMES:
+        module = importlib.import_module(f"benchmarks.{name}")
+        assert {option.name for option in module.main.params} == {"small", "file"}
+
+
+@pytest.mark.parametrize("name", ["lm-eval", "optimum-benchmark"])
+def test_a_peer_is_pinned_and_never_brings_its_own_pytorch(name):
+    requirements = environment(name).requirements
+    assert all("==" in each for each in requirements)
+    assert not [each for each in requirements if each.startswith(("torch==", "nvidia-", "triton"))]
+    assert version(name).startswith(f"{name} 0.")
+
+
+def test_what_optimum_benchmark_is_given_is_what_llmtrack_is_asked():
+    shape = optimum.Shape(128, 32, 5)
+    given = yaml.safe_load(optimum.configuration(Path("folder"), shape, 2, "pytorch", "process"))
+    assert given["scenario"]["input_shapes"] == {"batch_size": 1, "sequence_length": 128}
+    assert given["scenario"]["generate_kwargs"] == {"max_new_tokens": 32, "min_new_tokens": 32}
+    assert (given["backend"]["inter_op_num_threads"], given["backend"]["intra_op_num_threads"]) == (2, 2)
+    assert given["backend"]["torch_dtype"] == "float32"
+    assert (
+        "torch_dtype"
+        not in yaml.safe_load(optimum.configuration(Path("folder"), shape, 2, "onnxruntime", "inline"))[
+            "backend"
+        ]
+    )
+
+
+def test_a_tool_s_figures_are_medians_and_its_wall_time_is_shared_out_over_what_it_measured():
+    found = optimum.figures_of([1.0, 2.0, 3.0], [100.0, 300.0, 200.0], [10.0, 30.0, 20.0], 12.0)
+    assert found == {
+        "total latency": 2.0,
+        "time to first token": 200.0,
+        "inter-token latency": 20.0,
+        "wall time": 12.0,
+        "wall time per measured second": 2.0,
+    }
+
+
+def samples(**speeds: float) -> dict[str, dict[str, list[float]]]:
+    return {
+        name: {"tokens/s": [speed], "loss": [2.0], "MiB above the model": [speed / 10]}
+        for name, speed in speeds.items()
+    }
+
+
+def test_scoring_is_held_to_the_loop_in_float32():
+    found = samples(plain=100.0, float32=120.0, bfloat16=150.0)
+    rows = {
+        (row.where.split(",")[0], row.what): row
+        for row in lm_eval.compared(found, "text", ["plain"], Goal(most=0.5))
+    }
+    assert rows["float32", "tokens/s"].verdict == "met"
+    assert rows["bfloat16", "tokens/s"].verdict == "missed"  # 1.5 of 1.7
+    assert rows["float32", "loss"].verdict == "met"
+    assert rows["float32", "MiB above the model"].verdict == "missed"
+    assert ("bfloat16", "MiB above the model") not in rows
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("The harbour wakes before the town does. " * 5, encoding="utf-8")
+    return path
+
+
+def test_llmtrack_and_the_loop_score_the_same(text):
+    scorers = runpy.run_path(str(SCRIPTS / "score.py"))
+    sums = [scorers[who](str(tiny()), "float32", 64)(text.read_text()) for who in ("plain", "ours")]
+    assert sums[0][1] == sums[1][1] == 200
+    assert sums[0][0] == pytest.approx(sums[1][0], rel=1e-6)
+
+
+def test_a_worker_that_ends_says_why(text):
+    worker = Worker(
+        program("plain"), SCRIPTS / "score.py", ["nobody", str(tiny()), "float32", "64", str(text)]
+    )
+    try:
+        with pytest.raises(PeerError, match="nobody"):
+            worker.ask("1")
+    finally:
+        worker.close()
+
+
+def test_without_llama_bench_its_comparison_is_left_out_with_the_way_to_it(monkeypatch, tmp_path):
+    monkeypatch.delenv(llama.BINARY, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = llama.measure(small=True)
+    assert not found.rows
+    assert llama.BINARY in found.left_out[0]
+
+
+@pytest.mark.slow(45)
+@pytest.mark.parametrize(
+    ("name", "peer"), [("plain_loop", None), ("lm_eval", "lm-eval"), ("optimum", "optimum-benchmark")]
+)
+def test_the_small_form_fills_its_table(name, peer, tmp_path):
+    if peer and not environment(peer).made:
+        pytest.skip(f"the environment of {peer} is not there: python -m benchmarks {name} makes it")
+    module = importlib.import_module(f"benchmarks.{name}")
+    done = CliRunner().invoke(
+        module.main, ["--small", "--json", str(tmp_path / "made.json")], catch_exceptions=False
+    )
+    assert done.exit_code == 0
+    result = load(tmp_path / "made.json")
+    assert result.small
+    assert result.found.rows
+    assert not result.found.left_out
+    assert json.loads((tmp_path / "made.json").read_text())["machine"]["cpu_threads"]
