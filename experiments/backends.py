@@ -17,7 +17,7 @@ from llmtrack.report import reading as say
 from llmtrack.report.pareto import pareto_plot
 from llmtrack.report.plots import measured
 from llmtrack.run.command import command
-from llmtrack.run.settings import RunOptions, TimingOptions, WhichModel
+from llmtrack.run.settings import QualityOptions, RunOptions, TimingOptions, WhichModel
 from llmtrack.scenario import GenerateTask, PerplexityTask, QualityCheck, Scenario, Variant
 from llmtrack.tracking import ask
 
@@ -56,7 +56,7 @@ TABLE = OwnTable(
 
 
 @dataclass(frozen=True)
-class Config(WhichModel, TimingOptions, RunOptions):
+class Config(QualityOptions, WhichModel, TimingOptions, RunOptions):
     """What the experiment takes."""
 
     recipes: Annotated[
@@ -70,13 +70,6 @@ class Config(WhichModel, TimingOptions, RunOptions):
     sizes: Annotated[
         tuple[int, ...], Option("Batch sizes; all but the first of the first length only.", min=1)
     ] = (1, 4)
-    corpus: Annotated[str, Option("Text that quality is judged by.", min=1)] = PerplexityTask.corpus
-    max_length: Annotated[int, Option("Tokens of a document that are scored at most.", min=2)] = (
-        PerplexityTask.max_length
-    )
-    reference_tokens: Annotated[int, Option("Tokens on which distributions are compared.", min=1)] = (
-        QualityCheck.reference_tokens
-    )
     # So many tell among all the arms that there are where everything is installed.
     min_repeats: Annotated[int, Option("Counted calls at least.", min=1)] = 7
 

@@ -21,7 +21,7 @@ from llmtrack.quantize.recipe import find_recipe, recipes
 from llmtrack.report import reading as say
 from llmtrack.report.plots import curves_plot, measured, scatter_plot
 from llmtrack.run.command import command
-from llmtrack.run.settings import ManyTimingOptions, ModelOptions, RunOptions
+from llmtrack.run.settings import ManyTimingOptions, ModelOptions, QualityOptions, RunOptions
 from llmtrack.scenario import GenerateTask, PerplexityTask, QualityCheck, Scalar, Scenario, Variant
 from llmtrack.tracking import ask
 
@@ -96,21 +96,14 @@ class Options(OnnxOptions):
 
 
 @dataclass(frozen=True)
-class Config(Options, ModelOptions, ManyTimingOptions, RunOptions):
+class Config(Options, QualityOptions, ModelOptions, ManyTimingOptions, RunOptions):
     """What the experiment takes."""
 
     recipes: Annotated[
         tuple[str, ...],
         Option("BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION each; all: what can run here."),
     ] = (ALL,)
-    corpus: Annotated[str, Option("Text that quality is judged by.", min=1)] = PerplexityTask.corpus
-    max_length: Annotated[int, Option("Tokens of a document that are scored at most.", min=2)] = (
-        PerplexityTask.max_length
-    )
     prompt_tokens: Annotated[int, Option("Tokens of the timed prompt.", min=1)] = 256
-    reference_tokens: Annotated[int, Option("Tokens on which distributions are compared.", min=1)] = (
-        QualityCheck.reference_tokens
-    )
     log_model: Annotated[
         bool,
         Option("Keep each model of the onnx backend in its MLflow run, to be loaded by mlflow.pyfunc."),

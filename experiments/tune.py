@@ -27,7 +27,7 @@ from llmtrack.run.hands import Asked
 from llmtrack.run.how import how_to_run
 from llmtrack.run.main import make_executor, open_tracker, say_where
 from llmtrack.run.pool import MOST_ON_GPU, Pool
-from llmtrack.run.settings import ModelOptions, RunOptions
+from llmtrack.run.settings import JudgedText, ModelOptions, RunOptions
 from llmtrack.run.space import BATCHED, Space, make_space, parse_space
 from llmtrack.run.tune import run_tune
 from llmtrack.scenario import GenerateTask, PerplexityTask, Scenario
@@ -64,7 +64,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
-class Config(ModelOptions, RunOptions):
+class Config(JudgedText, ModelOptions, RunOptions):
     """What tuning takes."""
 
     objective: Annotated[
@@ -93,7 +93,6 @@ class Config(ModelOptions, RunOptions):
             min=1,
         ),
     ] = None
-    corpus: Annotated[str, Option("Text that quality is judged by.", min=1)] = PerplexityTask.corpus
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -51,13 +51,13 @@ def why_not(
         return found
     if "reference" in entry.needs and (found := _differing(baseline, candidate, _REFERENCE)):
         return f"compared with different references ({found})"
-    if "work" in entry.needs and not across_work and not _equal(baseline, candidate, "workload_id"):
+    if "work" in entry.needs and not across_work and not ask.equal(baseline, candidate, "workload_id"):
         found = _differing(baseline, candidate, WORK) or "the texts of the prompts"
         return f"the workloads differ ({found})"
     if (
         "machine" in entry.needs
         and not across_environments
-        and not _equal(baseline, candidate, "environment_id")
+        and not ask.equal(baseline, candidate, "environment_id")
     ):
         return f"measured in different environments ({differing_facts(baseline, candidate)})"
     return ""
@@ -92,7 +92,7 @@ def _scored_by(run: pd.Series, metric: str) -> tuple[str, ...]:
 def _other_text(baseline: pd.Series, candidate: pd.Series, metric: str) -> str:
     if found := _differing(baseline, candidate, CONVENTION):
         return f"scored by different conventions ({found})"
-    differing = [name for name in _scored_by(baseline, metric) if not _equal(baseline, candidate, name)]
+    differing = [name for name in _scored_by(baseline, metric) if not ask.equal(baseline, candidate, name)]
     if not differing:
         return ""
     found = _differing(baseline, candidate, differing)
@@ -118,14 +118,10 @@ def _differing(baseline: pd.Series, candidate: pd.Series, names: Iterable[str]) 
     found = [
         f"{name.removeprefix(_ENV)}: {_shown(baseline.get(name))} against {_shown(candidate.get(name))}"
         for name in names
-        if not _equal(baseline, candidate, name)
+        if not ask.equal(baseline, candidate, name)
     ]
     more = len(found) - _MOST_NAMED
     return ", ".join(found[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _equal(baseline: pd.Series, candidate: pd.Series, name: str) -> bool:
-    return ask.equal(baseline, candidate, name)
 
 
 def _shown(value: Any) -> str:

@@ -195,16 +195,11 @@ def known_metric(name: str, among: Sequence[str] = ()) -> str:
     raise UsageError(f"there is no metric {name!r}: {hint}")
 
 
-def value_of(run: pd.Series, metric: str) -> float | None:
-    """Return a metric of a run, or None."""
-    return ask.number(run, metric)
-
-
 def _chosen(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
     runs = [run for pair in pairs for run in (pair.baseline, pair.candidate)]
     if metrics is None:
         headlines = [entry.name for entry in schema.in_place(schema.METRICS) if entry.headline]
-        return [name for name in headlines if any(value_of(run, name) is not None for run in runs)]
+        return [name for name in headlines if any(ask.number(run, name) is not None for run in runs)]
     return [known_metric(name, list(map(str, runs[0].index))) for name in metrics]
 
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from llmtrack.decide.comparing import value_of
 from llmtrack.decide.gate import GATE_FAILED, NOT_CHECKED, GateResult, PairCheck
 from llmtrack.report.table import DASH, Table
 from llmtrack.tracking import ask
@@ -88,7 +87,7 @@ def to_junit(result: GateResult) -> str:
 
 
 def _row(each: PairCheck) -> tuple[str, ...]:
-    values = (value_of(run, each.check.rule.metric) for run in (each.pair.baseline, each.pair.candidate))
+    values = (ask.number(run, each.check.rule.metric) for run in (each.pair.baseline, each.pair.candidate))
     shown = (DASH if value is None else f"{value:,.4g}" for value in values)
     check = each.check
     scenario = ask.name(each.pair.candidate)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import CompileOption, DevicesOption, ThreadOption
 from llmtrack.options import Checked, Option, taken
-from llmtrack.scenario import RepeatPolicy, Variant
+from llmtrack.scenario import PerplexityTask, QualityCheck, RepeatPolicy, Variant
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,25 @@ class ManyTimingOptions(TimingOptions):
     """
 
     min_repeats: Annotated[int, Option("Counted calls at least.", min=1)] = 6
+
+
+@dataclass(frozen=True)
+class JudgedText(Checked):
+    """By which text quality is judged."""
+
+    corpus: Annotated[str, Option("Text that quality is judged by.", min=1)] = PerplexityTask.corpus
+
+
+@dataclass(frozen=True)
+class QualityOptions(JudgedText):
+    """By how much of it quality is judged."""
+
+    max_length: Annotated[int, Option("Tokens of a document that are scored at most.", min=2)] = (
+        PerplexityTask.max_length
+    )
+    reference_tokens: Annotated[int, Option("Tokens on which distributions are compared.", min=1)] = (
+        QualityCheck.reference_tokens
+    )
 
 
 @dataclass(frozen=True)

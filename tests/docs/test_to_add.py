@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import re
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -110,6 +111,19 @@ def test_a_backend_of_this_package_is_a_module_and_its_line(monkeypatch):
 def test_a_recipe_of_this_package_is_a_module_and_its_line(monkeypatch):
     monkeypatch.setattr(recipe, "BUILTIN", (*recipe.BUILTIN, "tests.plugin_engine"))
     assert "plugin/rounded" in [each.label for each in recipe._found()]
+
+
+def test_what_may_be_reused_is_there():
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    table = page.partition("## What may be reused")[2].partition("## The conformance kit")[0]
+    rows = [
+        [each.strip() for each in line.split("|")[1:3]] for line in table.splitlines() if "`llmtrack." in line
+    ]
+    assert len(rows) > 10
+    for names, module in rows:
+        place = importlib.import_module(module.strip("`"))
+        for name in re.findall(r"`(\w+)", names):
+            assert hasattr(place, name), f"{module} has no {name}"
 
 
 def test_a_param_is_a_condition_unless_it_says_otherwise():
