@@ -28,7 +28,7 @@ from llmtrack.events import Event, Progress, event_to_json
 from llmtrack.measure.statistics import bootstrap_median_ci, summarize
 from llmtrack.scenario import Failure, Scenario, TrainTask, Variant
 from llmtrack.train.loop import BETAS
-from llmtrack.train.session import open_session
+from llmtrack.train.opening import open_session
 from llmtrack.worker.train import measure_training
 
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.models import bytelevel, synthetic
+from llmtrack.models.digests import ModelDigests, config_digest, tokenizer_digest
+from llmtrack.models.load import clean_generation
+from llmtrack.models.source import parse_candidates
+from llmtrack.scenario import TrainTask
+from llmtrack.train.split import Split
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -45,7 +55,6 @@ def new_model(preset: synthetic.Preset, tokenizer: PreTrainedTokenizerFast, seed
     trained weights: with those, training would begin from confident guesses. torch's global random state is left
     as it was.
     """
-    import torch
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):
@@ -54,3 +63,34 @@ def new_model(preset: synthetic.Preset, tokenizer: PreTrainedTokenizerFast, seed
             synthetic.config_of(preset, tokenizer), dtype=torch.float32
         )
     return model.eval()
+
+
+def fresh_engine(model: str, task: TrainTask, split: Split, device: str) -> TorchEngine:
+    """Return a preset's shape with fresh weights, and a tokenizer of the text to train on, as an engine."""
+    source = parse_candidates(model)[0]
+    preset = synthetic.PRESETS[source.location]
+    tokenizer = train_tokenizer(split.train, preset.vocab, preset.context)
+    fresh = new_model(preset, tokenizer, task.seed)
+    fresh.to(torch.device(device))  # type: ignore[arg-type] # it hides torch's own signature
+    clean_generation(fresh, tokenizer)
+    return TorchEngine(
+        fresh,
+        tokenizer,
+        model_id=source.spec,
+        facts={
+            "architecture": type(fresh).__name__,
+            "parameters": sum(weight.numel() for weight in fresh.parameters()),
+            "model_source": source.kind,
+            "weights_format": "fresh",
+            "tokenizer_tokens": len(tokenizer),
+        },
+        tags=_fresh_digests(fresh, tokenizer, f"fresh:{source.location}:{task.seed}").tags,
+    )
+
+
+def _fresh_digests(model: Any, tokenizer: Any, weights: str) -> ModelDigests:
+    """Return the digests of a model that is in no folder yet: of its config and tokenizer as they would be saved."""
+    with tempfile.TemporaryDirectory() as name:
+        for part in (model.config, model.generation_config, tokenizer):
+            part.save_pretrained(name)
+        return ModelDigests(weights, config_digest(Path(name)), tokenizer_digest(Path(name)))

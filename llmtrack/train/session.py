@@ -1,34 +1,24 @@
-"""One training, ready to be run: model, data, optimizer, and how far it is; made anew or taken up from a checkpoint."""
+"""One training, ready to be run: model, data, optimizer, and how far it is."""
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from llmtrack.devices import resolve_device, resolve_dtype
 from llmtrack.engines.options import TorchOptions
 from llmtrack.engines.pytorch import TorchEngine
-from llmtrack.engines.pytorch import load_whole as load_engine
 from llmtrack.errors import UsageError, in_words
-from llmtrack.measure.room import check_batch
-from llmtrack.models import synthetic
-from llmtrack.models.digests import ModelDigests, config_digest, tokenizer_digest
-from llmtrack.models.load import clean_generation, load_folder
-from llmtrack.models.source import parse_candidates
+from llmtrack.models.load import load_folder
 from llmtrack.options import chosen
-from llmtrack.plain import from_json, to_json
+from llmtrack.plain import to_json
 from llmtrack.quality import perplexity
-from llmtrack.quality.corpora import Corpus, load_corpus
-from llmtrack.quality.encoding import encode_text, lost_warning, unknown_warning
-from llmtrack.quality.perplexity import SEPARATOR, Quality, score_rolling
+from llmtrack.quality.encoding import encode_text
+from llmtrack.quality.perplexity import Quality, score_rolling
 from llmtrack.scenario import (
     PerplexityTask,
     Scalar,
@@ -41,10 +31,8 @@ from llmtrack.train import checkpoint
 from llmtrack.train.data import TrainingBatch, WindowDataset, batches
 from llmtrack.train.explain import explain_window
 from llmtrack.train.flops import counted_flops_per_token, flops_per_token, peak_flops
-from llmtrack.train.loop import Nll, State, autocast_for, make_optimizer
-from llmtrack.train.scratch import new_model, train_tokenizer
-from llmtrack.train.split import Split, split_texts
-from llmtrack.train.windows import plan_training_windows
+from llmtrack.train.loop import Nll, State, autocast_for
+from llmtrack.train.split import Split
 
 FORMAT = 1
 
@@ -129,7 +117,7 @@ class Session:
         """Keep a checkpoint, and remove those that are neither the newest nor the best."""
         data = {
             "format": FORMAT,
-            "asked": _asked(self.variant, self.task),
+            "asked": asked(self.variant, self.task),
             "run_key": self.run_key,
             "started_at": self.started_at,
             "state": to_json(self.state),
@@ -200,197 +188,7 @@ class Session:
         return peak_flops(torch.cuda.get_device_name(device), "bfloat16" if self.autocast else "float32")
 
 
-def open_session(variant: Variant, task: TrainTask) -> Session:
-    """Prepare a training, or take it up from the newest checkpoint in its output folder.
-
-    torch's global random state is set: by the seed, or to what it was at the checkpoint.
-
-    Raises:
-        UsageError: a setting is not possible, or the checkpoints are of a training with other settings.
-        ModelLoadError: the model or the checkpoint cannot be loaded.
-    """
-    if variant.backend != "torch" or variant.quantization != "none":
-        raise UsageError("only the torch backend can train, without quantization: use backend=torch")
-    if variant.option("tensor_parallel", 1) != 1 or variant.option("device_map", "none") != "none":
-        raise UsageError("a model is trained on one device: use tensor_parallel=1 and device_map=none")
-    device = resolve_device(variant.device)
-    dtype, label = resolve_dtype(variant.dtype, device)
-    if dtype == torch.float16:
-        raise UsageError("float16 gradients underflow without loss scaling: use dtype=bfloat16 or float32")
-    autocast = dtype == torch.bfloat16
-    corpus = load_corpus(task.corpus)
-    split = split_texts(corpus.texts, task.validation_share, task.split)
-    kept = checkpoint.newest(Path(task.output))
-    saved = _read(kept, variant, task) if kept else None
-    if kept and saved:
-        engine = _engine_of(kept, device, saved)
-    elif starts_from_scratch(variant.model, task.start):
-        engine = _fresh_engine(variant.model, task, split, device)
-    else:
-        told = tuple(each for each in variant.options if each[0] != "compile")
-        engine = load_engine(replace(variant, dtype="float32", device=device, options=told))
-    torch.manual_seed(task.seed)
-    dataset, unknown = _windows(engine, split, task)
-    session = Session(
-        variant=variant,
-        task=task,
-        engine=engine,
-        optimizer=make_optimizer(engine.model, task.weight_decay),
-        dataset=dataset,
-        split=split,
-        warnings=corpus.warnings + unknown,
-        scoring=replace(task.scoring, bos_rule=_bos_rule(engine)),
-        autocast=autocast,
-        facts={},
-        run_key=uuid.uuid4().hex,
-        started_at=time.time(),
-    )
-    session.facts = _facts(session, corpus, "bfloat16 (autocast over float32 weights)" if autocast else label)
-    if kept and saved:
-        _take_up(session, kept, saved)
-    return session
-
-
-def starts_from_scratch(model: str, start: str) -> bool:
-    """Return whether a training begins with fresh weights; see `TrainTask.start`.
-
-    Raises:
-        UsageError: it is to, and the model is not a `synthetic:` preset, or is not understood.
-    """
-    is_preset = parse_candidates(model)[0].kind == "synthetic"
-    if start == "scratch" and not is_preset:
-        raise UsageError(
-            f"start=scratch needs a synthetic:PRESET to take the shape of, not {model!r}: use model=synthetic:1m"
-        )
-    return is_preset if start == "auto" else start == "scratch"
-
-
-def _fresh_engine(model: str, task: TrainTask, split: Split, device: str) -> TorchEngine:
-    source = parse_candidates(model)[0]
-    preset = synthetic.PRESETS[source.location]
-    tokenizer = train_tokenizer(split.train, preset.vocab, preset.context)
-    fresh = new_model(preset, tokenizer, task.seed)
-    fresh.to(torch.device(device))  # type: ignore[arg-type] # it hides torch's own signature
-    clean_generation(fresh, tokenizer)
-    return TorchEngine(
-        fresh,
-        tokenizer,
-        model_id=source.spec,
-        facts={
-            "architecture": type(fresh).__name__,
-            "parameters": sum(weight.numel() for weight in fresh.parameters()),
-            "model_source": source.kind,
-            "weights_format": "fresh",
-            "tokenizer_tokens": len(tokenizer),
-        },
-        tags=_fresh_digests(fresh, tokenizer, f"fresh:{source.location}:{task.seed}").tags,
-    )
-
-
-def _fresh_digests(model: Any, tokenizer: Any, weights: str) -> ModelDigests:
-    """Return the digests of a model that is in no folder yet: of its config and tokenizer as they would be saved."""
-    with tempfile.TemporaryDirectory() as name:
-        for part in (model.config, model.generation_config, tokenizer):
-            part.save_pretrained(name)
-        return ModelDigests(weights, config_digest(Path(name)), tokenizer_digest(Path(name)))
-
-
-def _engine_of(kept: Path, device: str, saved: dict[str, Any]) -> TorchEngine:
-    model, tokenizer = load_folder(kept, device=device, dtype=torch.float32)
-    clean_generation(model, tokenizer)
-    return TorchEngine(model, tokenizer, model_id=saved["facts"]["model_id"], tags=saved["tags"])
-
-
-def _windows(engine: TorchEngine, split: Split, task: TrainTask) -> tuple[WindowDataset, tuple[str, ...]]:
-    """Return the windows to train on, and what must be said of their text."""
-    context = engine.info.context_length
-    if context is not None and task.sequence_length > context:
-        raise UsageError(
-            f"sequence_length {task.sequence_length} is over the model's context of {context}: use at most {context}"
-        )
-    # The way back needs keys and values of every layer, so no training takes less.
-    check_batch(engine.info, task.batch_size, task.sequence_length)
-    encoded = encode_text(engine, SEPARATOR.join(split.train), _bos_rule(engine))
-    windows = plan_training_windows(len(encoded.ids), task.sequence_length, task.window_stride)
-    if not windows:
-        raise UsageError("the text to train on has no token to predict: use a longer corpus")
-    warnings = unknown_warning(
-        encoded.unknown,
-        encoded.predicted,
-        "tokens to train on",
-        "the model learns that something unknown comes, and not what",
-    ) + lost_warning(encoded.lost, "nothing is learned of them")
-    return WindowDataset(encoded.ids, windows), warnings
-
-
-def _bos_rule(engine: TorchEngine) -> str:
-    return "none" if engine.info.special_tokens.start_id is None else "model"
-
-
-def _facts(session: Session, corpus: Corpus, label: str) -> dict[str, Scalar]:
-    info, scoring = session.engine.info, session.scoring
-    facts: dict[str, Scalar] = {
-        **info.facts,
-        "model_id": info.model_id,
-        "device": info.device,
-        "dtype": label,
-        "vocab_size": info.vocab_size,
-        "threads": torch.get_num_threads(),
-        "corpus": corpus.name,
-        "corpus_digest": corpus.digest,
-        "corpus_blank_rows": corpus.blank,
-        "split": session.split.how,
-        "start": "scratch" if starts_from_scratch(session.variant.model, session.task.start) else "weights",
-        "train_windows": len(session.dataset),
-        "compile": session.compile,
-        "protocol": scoring.protocol,
-        "max_length": scoring.max_length,
-        "stride": scoring.window_stride,
-        "bos_rule": scoring.bos_rule,
-        "max_tokens": scoring.max_tokens,
-    }
-    if info.context_length is not None:
-        facts["context_length"] = info.context_length
-    return facts
-
-
-def _asked(variant: Variant, task: TrainTask) -> dict[str, Any]:
-    asked = {**to_json(variant), **to_json(task)}
-    return {name: value for name, value in asked.items() if name not in not_asked(task)}
-
-
-def _read(kept: Path, variant: Variant, task: TrainTask) -> dict[str, Any]:
-    """Return the data of a checkpoint, if it is of this training."""
-    saved = checkpoint.read_state(kept)
-    if saved.get("format") != FORMAT:
-        raise UsageError(f"{kept} was written by another version of llmtrack: train anew with resume=false")
-    now, then = _asked(variant, task), saved["asked"]
-    now = json.loads(json.dumps(now))
-    differing = [
-        f"{name} {then.get(name)!r}, now {now.get(name)!r}"
-        for name in sorted(now | then)
-        if now.get(name) != then.get(name)
-    ]
-    if differing:
-        raise UsageError(
-            f"{kept.parent} holds a training with other settings ({'; '.join(differing)}): "
-            "give the same settings, or another output"
-        )
-    return saved
-
-
-def _take_up(session: Session, kept: Path, saved: dict[str, Any]) -> None:
-    then = saved["facts"].get("corpus_digest")
-    if then != session.facts["corpus_digest"]:
-        raise UsageError(
-            f"the corpus {session.facts['corpus']} is another one than when this training began: "
-            "give the same text, or train anew with resume=false"
-        )
-    session.state = from_json(saved["state"], State)
-    session.run_key, session.started_at = saved["run_key"], saved["started_at"]
-    session.history = from_json(saved["history"], list[StepValues])
-    session.samples, session.before = saved["samples"], saved["before"]
-    # Params cannot be changed once tracked; where something differs now, tags of the environment tell.
-    session.facts = saved["facts"]
-    session.resumed = True
-    checkpoint.restore(kept, session.optimizer, torch.device(session.engine.info.device))
+def asked(variant: Variant, task: TrainTask) -> dict[str, Any]:
+    """Return what must be the same for a training to be taken up."""
+    settings = {**to_json(variant), **to_json(task)}
+    return {name: value for name, value in settings.items() if name not in not_asked(task)}

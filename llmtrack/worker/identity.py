@@ -20,7 +20,7 @@ def identify(scenario: Scenario) -> dict[str, str]:
 
     What is trained from scratch is told by the scenario itself, and has none.
     """
-    from llmtrack.train.session import starts_from_scratch
+    from llmtrack.train.opening import starts_from_scratch
 
     variant, task, check = scenario.variant, scenario.task, scenario.quality
     try:

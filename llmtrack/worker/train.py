@@ -22,7 +22,8 @@ from llmtrack.scenario import Failure, Measurement, Outcome, Scenario, StepValue
 from llmtrack.stopping import stop_in_order
 from llmtrack.train import checkpoint
 from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, compiled_nll, fit
-from llmtrack.train.session import Session, open_session
+from llmtrack.train.opening import open_session
+from llmtrack.train.session import Session
 from llmtrack.worker.outcomes import MIB, Emit, engine_metrics, failure_of
 from llmtrack.worker.perplexity import quality_warnings
 from llmtrack.worker.power import device_warnings

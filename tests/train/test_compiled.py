@@ -9,7 +9,7 @@ from llmtrack.errors import UsageError
 from llmtrack.scenario import TrainTask, Variant
 from llmtrack.train.flops import counted_flops_per_token
 from llmtrack.train.loop import batch_nll, compiled_nll
-from llmtrack.train.session import open_session
+from llmtrack.train.opening import open_session
 
 
 @pytest.fixture

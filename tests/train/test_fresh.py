@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from llmtrack.models.digests import tokenizer_digest
 from llmtrack.scenario import TrainTask
-from llmtrack.train.session import _fresh_engine
+from llmtrack.train.scratch import fresh_engine
 from llmtrack.train.split import Split
 
 
 def test_a_fresh_model_has_all_three_digests(tmp_path):
     def fresh(text, seed=0):
         split = Split((text * 40,), (text,), "document")
-        return _fresh_engine("synthetic:tiny", TrainTask(output=str(tmp_path), seed=seed), split, "cpu")
+        return fresh_engine("synthetic:tiny", TrainTask(output=str(tmp_path), seed=seed), split, "cpu")
 
     one, again = fresh("the tide comes in. "), fresh("the tide comes in. ")
     assert sorted(one.info.tags) == ["config_digest", "tokenizer_digest", "weights_digest"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmtrack.scenario import TrainTask
-from llmtrack.train.session import _windows
+from llmtrack.train.opening import _windows
 from llmtrack.train.split import Split
 from tests.quality.tokenizers import byte_fallback, unigram, without_unknown, word_piece, wrap
 
