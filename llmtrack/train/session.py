@@ -17,8 +17,9 @@ from llmtrack.models.load import load_folder
 from llmtrack.options import chosen
 from llmtrack.plain import to_json
 from llmtrack.quality import perplexity
+from llmtrack.quality.asked import score_as_asked
 from llmtrack.quality.encoding import encode_text
-from llmtrack.quality.perplexity import Quality, score_rolling
+from llmtrack.quality.perplexity import Quality
 from llmtrack.scenario import (
     PerplexityTask,
     Scalar,
@@ -92,16 +93,7 @@ class Session:
 
     def score(self, on_batch: Callable[[perplexity.Batch], None] = lambda batch: None) -> Quality:
         """Score the held-out part as it is by the `rolling` protocol of perplexity, telling of each batch."""
-        scoring = self.scoring
-        return score_rolling(
-            self.engine,
-            self.split.validation,
-            max_length=scoring.max_length,
-            bos_rule=scoring.bos_rule,
-            max_tokens=scoring.max_tokens,
-            batch_size=scoring.batch_size,
-            on_batch=on_batch,
-        )
+        return score_as_asked(self.engine, self.split.validation, self.scoring, on_batch)
 
     def prompt(self, tokens: int) -> tuple[int, ...]:
         """Return the beginning of the held-out text."""

@@ -17,10 +17,11 @@ from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.timing import Clock
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
+from llmtrack.quality.asked import score_as_asked
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.drift import Drift, compare_distributions
 from llmtrack.quality.encoding import lost_warning, unknown_warning
-from llmtrack.quality.perplexity import Batch, Quality, score_documents, score_rolling
+from llmtrack.quality.perplexity import Batch, Quality
 from llmtrack.scenario import (
     Failure,
     Measurement,
@@ -212,7 +213,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
         beside.get("its power when idle", partial(idle_watts, device), None)
     began = beside.get("the state of the device", gauge.read, None) if gauge else None
     start = clock()
-    quality = _score(task, engine, corpus, on_batch)
+    quality = score_as_asked(engine, corpus.texts, task, on_batch)
     seconds = clock() - start
     ended = beside.get("the state of the device", gauge.read, None) if gauge else None
     readings = ((began, ended),) if began is not None and ended is not None else ()
@@ -265,23 +266,6 @@ def _warm_up(engine: Engine) -> None:
     if engine.info.device.startswith("cuda"):
         ids = torch.zeros((2, 8), dtype=torch.int64)
         engine.score(ids, torch.ones_like(ids))
-
-
-def _score(
-    task: PerplexityTask, engine: Engine, corpus: Corpus, on_batch: Callable[[Batch], None]
-) -> Quality:
-    score: Callable[..., Quality] = score_documents
-    if task.protocol == "rolling":
-        score = partial(score_rolling, stride=task.stride, max_tokens=task.max_tokens)
-    return score(
-        engine,
-        corpus.texts,
-        max_length=task.max_length,
-        bos_rule=task.bos_rule,
-        batch_size=task.batch_size,
-        padding_side=task.padding_side,
-        on_batch=on_batch,
-    )
 
 
 def quality_warnings(quality: Quality) -> tuple[str, ...]:
