@@ -15,7 +15,12 @@ from llmtrack.options import NoOptions
 from llmtrack.scenario import Scalar, Variant
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
+
+    Spans = Sequence[tuple[int, int]] | NDArray[np.int64]
+    """Begin and end of stretches; of many, an array (stretches, 2)."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,13 @@ class Generated:
     Attributes:
         new_ids: the new token ids of each row, up to and including its first end-of-sequence token
             (when that is not suppressed); pads after it are not counted.
-        step_seconds: seconds from the beginning of the call to each step, by the device's clock, where it works ahead
-            of the host; None: `on_step` was called when each was there.
+        step_seconds: returns the seconds from the beginning of the call to each step, where the device works ahead of
+            the host; called after the call, since to read its clock takes time. None: `on_step` was called when each
+            was there.
     """
 
     new_ids: tuple[tuple[int, ...], ...]
-    step_seconds: tuple[float, ...] | None = None
+    step_seconds: Callable[[], tuple[float, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ class Tokenized:
     """
 
     ids: list[int]
-    spans: tuple[tuple[int, int], ...] | None
+    spans: Spans | None
     added: int = 0
 
 

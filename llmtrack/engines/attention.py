@@ -17,6 +17,8 @@ _GROUP = 16
 
 
 def attend(
+    heads: int,
+    scale: float,
     fused: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -24,12 +26,12 @@ def attend(
     mask: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    heads: int,
-    scale: float,
 ) -> torch.Tensor:
     """Return what each query head sees, (rows, 1, heads x width), and put the new keys and values into the cache.
 
     Args:
+        heads: number of query heads.
+        scale: of the scores.
         fused: (rows, 1, (heads + 2 x key heads) x width), the queries, keys and values of one token.
         cos: (rows, 1, 1, width).
         sin: (rows, 1, 1, width).
@@ -37,8 +39,6 @@ def attend(
         mask: (rows, 1, 1, length) booleans.
         keys: (rows, key heads, length, width).
         values: likewise.
-        heads: number of query heads.
-        scale: of the scores.
     """
     rows, key_heads, length, width = keys.shape
     seen = torch.empty((rows, 1, heads * width), dtype=fused.dtype, device=fused.device)

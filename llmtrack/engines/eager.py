@@ -48,6 +48,7 @@ class EagerDecoding:
             generation_config=config,
             stopping_criteria=StoppingCriteriaList([_Stamping(stamps)]),
         )
+        stamps.wait()
         return output[:, ids.shape[1] :].cpu()
 
 

@@ -5,6 +5,7 @@ What a model says of a text must not depend on the texts before it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -56,17 +57,30 @@ class ModuleState:
         self._model.base_model.register_forward_pre_hook(forget, with_kwargs=True)
 
 
-def reset_rope(model: Any) -> None:
+def rescaling_ropes(model: Any) -> list[Any]:
+    """Return the rotary embeddings that remember the longest sequence that they have seen."""
+    return [
+        module
+        for module in model.modules()
+        if hasattr(module, "original_max_seq_len") and _original_angles(module)
+    ]
+
+
+def reset_rope(ropes: Iterable[Any]) -> None:
     """Make rotary embeddings forget the longest sequence that they have seen.
 
     transformers keeps the angles of dynamic scaling from one call to the next.
+
+    Args:
+        ropes: as found once for a model: to look through its modules takes a millisecond, which each call would pay.
     """
-    for module in model.modules():
-        names = [name for name in (*vars(module), *module._buffers) if name.endswith("original_inv_freq")]
-        if not names or not hasattr(module, "original_max_seq_len"):
-            continue
-        for name in names:
+    for module in ropes:
+        for name in _original_angles(module):
             buffer = name.replace("original_", "")
             module.register_buffer(buffer, getattr(module, name), persistent=False)
         for name in [name for name in vars(module) if name.endswith("max_seq_len_cached")]:
             setattr(module, name, module.original_max_seq_len)
+
+
+def _original_angles(module: Any) -> list[str]:
+    return [name for name in (*vars(module), *module._buffers) if name.endswith("original_inv_freq")]

@@ -85,7 +85,7 @@ class FusedModel:
 
     def compiled(self, compiler: Callable[[Any], Any]) -> Callable[..., torch.Tensor]:
         """Return `logits` with its parts compiled: a layer once for all of them, which have the same shapes."""
-        parts = {part: compiler(part) for part in (_begin, _layer, _layer_in_one, _end)}
+        parts = {part: compiler(part) for part in (_begin, _attended, _activated, _down, _end)}
         return lambda *inputs: self._run(parts.__getitem__, *inputs)
 
     def _run(
@@ -98,11 +98,14 @@ class FusedModel:
         cache: FusedCache,
     ) -> torch.Tensor:
         in_one = self._in_one and ids.shape[1] == 1 and cache.keys[0].shape[2] <= _LONGEST
-        begin, run_layer, end = use(_begin), use(_layer_in_one if in_one else _layer), use(_end)
-        hidden, cos, sin = begin(self._embedding, ids, positions, cache.cos, cache.sin)
+        attend = _attend_in_one if in_one else _attend_in_many
+        # Apart from the product behind it: compiled into that, the activation would be computed anew for each of its rows.
+        attended, activated, down = use(_attended), use(_activated), use(_down)
+        hidden, cos, sin = use(_begin)(self._embedding, ids, positions, cache.cos, cache.sin)
         for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
-            hidden = run_layer(layer, hidden, cos, sin, slots, mask, keys, values)
-        logits: torch.Tensor = end(self._norm, self._head, hidden)
+            hidden = attended(attend, layer, hidden, cos, sin, slots, mask, keys, values)
+            hidden = down(layer, hidden, activated(layer, hidden))
+        logits: torch.Tensor = use(_end)(self._norm, self._head, hidden)
         return logits
 
 
@@ -139,9 +142,17 @@ def _begin(
     return embedding(ids), cos[positions][:, None], sin[positions][:, None]
 
 
-def _layer(
+def _attended(
+    attend: Callable[..., torch.Tensor], layer: FusedLayer, hidden: torch.Tensor, *where: torch.Tensor
+) -> torch.Tensor:
+    """Add to the (rows, columns, width) states what each token sees, and keep its key and value."""
+    fused = linear(layer.before_attention(hidden), layer.qkv, layer.qkv_bias)
+    return hidden + layer.o_proj(attend(layer, fused, *where))
+
+
+def _attend_in_many(
     layer: FusedLayer,
-    hidden: torch.Tensor,
+    fused: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
     slots: torch.Tensor,
@@ -149,9 +160,8 @@ def _layer(
     keys: torch.Tensor,
     values: torch.Tensor,
 ) -> torch.Tensor:
-    rows, length, _ = hidden.shape
-    fused = linear(layer.before_attention(hidden), layer.qkv, layer.qkv_bias)
-    parts = fused.view(rows, length, -1, layer.width)
+    rows, columns, _ = fused.shape
+    parts = fused.view(rows, columns, -1, layer.width)
     query, key, value = parts.split((layer.heads, layer.key_heads, layer.key_heads), dim=2)
     if layer.q_norm is not None:
         query, key = layer.q_norm(query), layer.k_norm(key)
@@ -161,31 +171,24 @@ def _layer(
     seen = scaled_dot_product_attention(
         query, keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=layer.heads != layer.key_heads
     )
-    return _after_attention(layer, hidden, seen.transpose(1, 2).reshape(rows, length, -1))
+    return seen.transpose(1, 2).reshape(rows, columns, -1)
 
 
-def _layer_in_one(
-    layer: FusedLayer,
-    hidden: torch.Tensor,
-    cos: torch.Tensor,
-    sin: torch.Tensor,
-    slots: torch.Tensor,
-    mask: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-) -> torch.Tensor:
-    """Do the same for one token, all of its attention in one kernel."""
+def _attend_in_one(layer: FusedLayer, fused: torch.Tensor, *where: torch.Tensor) -> torch.Tensor:
+    """Do the same for one token, all of it in one kernel."""
     from llmtrack.engines.attention import attend
 
-    fused = linear(layer.before_attention(hidden), layer.qkv, layer.qkv_bias)
-    seen = attend(fused, cos, sin, slots, mask, keys, values, layer.heads, layer.scale)
-    return _after_attention(layer, hidden, seen)
+    return attend(layer.heads, layer.scale, fused, *where)
 
 
-def _after_attention(layer: FusedLayer, hidden: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    hidden = hidden + layer.o_proj(seen)
+def _activated(layer: FusedLayer, hidden: torch.Tensor) -> torch.Tensor:
     gate, up = linear(layer.before_mlp(hidden), layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-    return hidden + layer.down_proj(layer.act_fn(gate) * up)
+    activated: torch.Tensor = layer.act_fn(gate) * up
+    return activated
+
+
+def _down(layer: FusedLayer, hidden: torch.Tensor, activated: torch.Tensor) -> torch.Tensor:
+    return hidden + layer.down_proj(activated)
 
 
 def _end(norm: nn.Module, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:

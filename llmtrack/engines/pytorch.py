@@ -17,7 +17,7 @@ from llmtrack.engine import CacheGrowth, Engine, EngineInfo, Generated, Generate
 from llmtrack.engines.compiled import Compiler
 from llmtrack.engines.decoding import NO_COMPILE, choose_decoding
 from llmtrack.engines.eager import EagerDecoding
-from llmtrack.engines.forgetting import reset_rope
+from llmtrack.engines.forgetting import rescaling_ropes, reset_rope
 from llmtrack.engines.options import TorchOptions
 from llmtrack.engines.rows import sharing_of, sharing_of_generation
 from llmtrack.engines.stamps import Stamps
@@ -155,6 +155,7 @@ class TorchEngine:
         self._stateful: list[Any] = [
             module for module in model.modules() if hasattr(module, "recurrent_states")
         ]
+        self._ropes = rescaling_ropes(model)
         self._pad_id = tokens.pad_id(tokenizer, int(model.config.get_text_config().vocab_size))
         self._eos_ids = tokens.eos_ids(model.generation_config, tokenizer)
         self._head: torch.nn.Module | None = None
@@ -264,13 +265,13 @@ class TorchEngine:
         Raises:
             ScenarioError: the rows have pads, which would change what this model says.
         """
-        self._check(request)
-        reset_rope(self.model)
         stamps = Stamps(self._device, on_step)
+        self._check(request)
+        reset_rope(self._ropes)
         with threads_set(self._threads):
             rows = self._decoding.generate(request, stamps)
         eos_ids = frozenset() if request.ignore_eos else self._eos_ids
-        return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows.tolist()), stamps.seconds())
+        return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows.tolist()), stamps.seconds)
 
     def _check(self, request: GenerateRequest) -> None:
         lengths = [len(row) for row in request.prompt_ids]
@@ -306,7 +307,7 @@ class TorchEngine:
         if not valid.any():
             return torch.zeros(len(valid), dtype=torch.float64)
         input_ids, attention_mask = input_ids.to(self._device), attention_mask.to(self._device)
-        reset_rope(self.model)
+        reset_rope(self._ropes)
         # The last column is nobody's context, so it is not read.
         with threads_set(self._threads):
             hidden, head = self._hidden_states(input_ids[:, :-1], attention_mask[:, :-1])
@@ -317,7 +318,7 @@ class TorchEngine:
     @torch.inference_mode()
     def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
         """Return the logits after each token of one row; see `Engine.next_token_logits`."""
-        reset_rope(self.model)
+        reset_rope(self._ropes)
         row = torch.tensor([list(ids)], device=self._device)
         with threads_set(self._threads):
             return self._forward(self.model, row, torch.ones_like(row)).logits[0].float().cpu()
@@ -342,7 +343,7 @@ class TorchEngine:
 
     def close(self) -> None:
         """Free the model."""
-        del self.model, self._head, self._stateful, self._decoding
+        del self.model, self._head, self._ropes, self._stateful, self._decoding
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -1,11 +1,12 @@
 """When the tokens of each decode step were there: told by the host where it computes them, by events on a GPU.
 
 A GPU is given the next step while it still computes the last one. To ask it after each step would hold it up, so an
-event is left in its queue behind each step, and all are read once the last one has passed.
+event is left in its queue behind each step, and all are read once the call is over and has been timed.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -20,33 +21,32 @@ class Stamps:
     """
 
     def __init__(self, device: torch.device, on_step: Callable[[], None]) -> None:
+        self._begin = self._end = time.perf_counter()
         self._device, self._on_step = device, on_step
-        self._events: list[torch.cuda.Event] | None = None
-        if device.type == "cuda":
-            self._events = []
-            self._leave()
+        self._events: list[torch.cuda.Event] = []
 
     def step(self) -> None:
         """Stamp a step: what has been given to the device so far makes its tokens."""
-        if self._events is not None:
-            self._leave()
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._device))
+            self._events.append(event)
         self._on_step()
 
     def wait(self) -> None:
-        """Wait until the tokens of the last step are there."""
+        """Wait until the tokens of the last step are there; the last time, it is what the stamps hang on."""
         if self._events:
             self._events[-1].synchronize()
+            self._end = time.perf_counter()
 
-    def seconds(self) -> tuple[float, ...] | None:
-        """Wait, and return the seconds from the beginning to each step by the GPU's clock; None where the host tells."""
-        if self._events is None:
-            return None
-        self.wait()
-        first, *steps = self._events
-        return tuple(first.elapsed_time(each) / 1000 for each in steps)
+    @property
+    def seconds(self) -> Callable[[], tuple[float, ...]] | None:
+        """What returns the seconds from the beginning to each step; None where the host told of each when it was there.
 
-    def _leave(self) -> None:
-        assert self._events is not None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        self._events.append(event)
+        The end is by the host's clock, as all of the call is; how long before it each step was, the GPU tells.
+        """
+        return self._read if self._device.type == "cuda" else None
+
+    def _read(self) -> tuple[float, ...]:
+        whole, last = self._end - self._begin, self._events[-1]
+        return tuple(whole - each.elapsed_time(last) / 1000 for each in self._events)

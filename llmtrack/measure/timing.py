@@ -196,7 +196,7 @@ def trace_generate(
 ) -> tuple[GenerationTrace, Generated]:
     """Run one generate call and return its time stamps and token counts, with what it generated.
 
-    Where the device stamps its steps itself, its seconds count from the start: it was idle, so it began at once.
+    Where the device stamps its steps itself, they are read after the end.
     """
     told: list[float] = []
     engine.synchronize()
@@ -205,7 +205,7 @@ def trace_generate(
     engine.synchronize()
     end = clock()
     by_device = generated.step_seconds
-    stamps = told if by_device is None else [start + seconds for seconds in by_device]
+    stamps = told if by_device is None else [start + seconds for seconds in by_device()]
     trace = GenerationTrace(
         start=start,
         stamps=tuple(stamps),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from llmtrack.engine import EngineInfo
@@ -37,19 +38,19 @@ def token_budget(info: EngineInfo, free: int | None = None) -> int:
 
 
 def in_batches(
-    rows: Sequence[Row],
+    rows: Iterable[Row],
     length_of: Callable[[Row], int],
     score: Callable[[Sequence[Row]], Scored],
     batch_size: int | None,
     budget: int,
-) -> Iterator[tuple[int, Scored]]:
-    """Score rows batch by batch, and yield how many rows each batch had, with what came of it.
+) -> Iterator[tuple[Sequence[Row], Scored]]:
+    """Score rows batch by batch, and yield the rows of each batch, with what came of it.
 
     Without a batch size each batch has as many rows as the budget allows; where memory does not suffice, the budget is
     halved, for good, and the batch tried again.
 
     Args:
-        rows: in the order in which they are scored.
+        rows: in the order in which they are scored; taken as they are needed.
         length_of: tokens of a row.
         score: scores a batch.
         batch_size: rows per batch; None: by the budget.
@@ -58,9 +59,8 @@ def in_batches(
     Raises:
         Exception: what `score` raises; that memory does not suffice, only of a single row or a batch of a given size.
     """
-    begin = 0
-    while begin < len(rows):
-        batch = _next_batch(rows, begin, length_of, batch_size, budget)
+    source, waiting = iter(rows), list[Row]()
+    while batch := _next_batch(waiting, source, length_of, batch_size, budget):
         scored: Scored | None = None
         try:
             scored = score(batch)
@@ -71,19 +71,26 @@ def in_batches(
             # Out of the handler, or its error would keep what was computed so far.
             budget = max(len(batch) * max(map(length_of, batch)) // 2, 1)
             continue
-        yield len(batch), scored
-        begin += len(batch)
+        yield batch, scored
+        del waiting[: len(batch)]
 
 
 def _next_batch(
-    rows: Sequence[Row], begin: int, length_of: Callable[[Row], int], batch_size: int | None, budget: int
+    waiting: list[Row],
+    source: Iterator[Row],
+    length_of: Callable[[Row], int],
+    batch_size: int | None,
+    budget: int,
 ) -> Sequence[Row]:
-    if batch_size is not None:
-        return rows[begin : begin + batch_size]
-    end, longest = begin + 1, length_of(rows[begin])
-    while end < len(rows):
-        longest = max(longest, length_of(rows[end]))
-        if longest * (end + 1 - begin) > budget:
+    """Return the next rows, which go on waiting; none if there are no more."""
+    size = longest = 0
+    while batch_size is None or size < batch_size:
+        if size == len(waiting):
+            waiting.extend(islice(source, 1))
+        if size == len(waiting):
             break
-        end += 1
-    return rows[begin:end]
+        longest = max(longest, length_of(waiting[size]))
+        if batch_size is None and size and longest * (size + 1) > budget:
+            break
+        size += 1
+    return waiting[:size]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from llmtrack.engine import Engine, Tokenized
 from llmtrack.errors import UsageError
 
@@ -99,11 +102,18 @@ def encode_text(engine: Engine, text: str, bos_rule: str, keep: int | None = Non
     if tokens.spans is None:
         # Of what is known to be all of the text nothing else must be known.
         return Encoded(ids, given, text.encode() if tokens.added and not cut else None, cut, unknown)
-    data, spans = text.encode(), tokens.spans[: len(ids)]
-    predicted = b"".join(data[begin:end] for begin, end in spans[given:])
-    first = spans[0][1] if spans and not tokens.added else 0
-    last = spans[-1][1] if cut else len(data)
+    data, spans = text.encode(), np.reshape(tokens.spans[: len(ids)], (-1, 2))
+    predicted = _covered(data, spans[given:])
+    first = int(spans[0, 1]) if len(spans) and not tokens.added else 0
+    last = int(spans[-1, 1]) if cut else len(data)
     return Encoded(ids, given, predicted, cut, unknown, last - first - len(predicted))
+
+
+def _covered(data: bytes, spans: NDArray[np.int64]) -> bytes:
+    """Return the bytes in some spans, (spans, 2): as one piece where nothing is between them, as it mostly is."""
+    if len(spans) and (spans[1:, 0] == spans[:-1, 1]).all():
+        return data[spans[0, 0] : spans[-1, 1]]
+    return b"".join(data[begin:end] for begin, end in spans)
 
 
 def _unknown(engine: Engine, text: str, tokens: Tokenized, predicted: range) -> int:
@@ -128,7 +138,7 @@ def _with_start(engine: Engine, text: str) -> Tokenized:
     bare = engine.tokenize(text, special_tokens=False)
     if bare.ids[:1] == [start]:
         return bare
-    spans = None if bare.spans is None else ((0, 0), *bare.spans)
+    spans = None if bare.spans is None else np.concatenate([[(0, 0)], np.reshape(bare.spans, (-1, 2))])
     return Tokenized([start, *bare.ids], spans, added=1)
 
 

@@ -9,6 +9,8 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.measure.finite import not_finite
 from llmtrack.measure.room import check_memory
+from llmtrack.quality import ahead
 from llmtrack.quality.batching import in_batches, token_budget
 from llmtrack.quality.bootstrap import gather_blocks, stderr_of_ratio
 from llmtrack.quality.encoding import Encoded, encode_text
@@ -36,7 +39,7 @@ class Batch:
 
     Attributes:
         number: 1 for the first batch.
-        of: number of batches.
+        of: number of batches; while a text is still read, as many as it looks like.
         loss: mean negative log-likelihood of its predicted tokens in nats.
         tokens: number of predicted tokens.
     """
@@ -160,7 +163,7 @@ def score_documents(
     rows: list[Row] = [
         (each.ids, Window(0, len(each.ids), each.given)) for each in (scorable[index] for index in order)
     ]
-    scored = _score_rows(engine, rows, batch_size, padding_side, on_batch)
+    scored = _score_rows(engine, rows, lambda: len(rows), batch_size, padding_side, on_batch)
     # Back in the documents' own order, in which the bootstrap draws them.
     sums = [total for _, total in sorted(zip(order, scored.sums, strict=True))]
     counts = [each.predicted for each in scorable]
@@ -193,7 +196,8 @@ def score_rolling(
     """Score texts as one stream, through windows that overlap where `stride` is under `max_length`.
 
     The texts are joined by two line feeds. Each token of the stream is scored exactly once (see
-    `llmtrack.quality.windows`); only the first, where nothing is put before it, is given.
+    `llmtrack.quality.windows`); only the first, where nothing is put before it, is given. A GPU begins before all of it
+    is read (`llmtrack.quality.ahead`); should the stream begin otherwise than it seemed, `on_batch` is told of batch 1 again.
 
     Args:
         engine: a loaded engine.
@@ -212,20 +216,30 @@ def score_rolling(
         ScenarioError: the stream has no token to predict, or a loss is not finite.
     """
     _check(engine, max_length, batch_size)
-    stream = encode_text(engine, SEPARATOR.join(texts), bos_rule, keep=max_tokens or None)
-    windows = plan_windows(len(stream.ids), max_length, stride or max_length, stream.given)
-    if not windows:
-        raise ScenarioError("the text has no token to predict: use a longer one", "unsupported")
-    rows: list[Row] = [(stream.ids, window) for window in windows]
-    scored = _score_rows(engine, rows, batch_size, padding_side, on_batch)
+    encode = partial(encode_text, engine, bos_rule=bos_rule, keep=max_tokens or None)
+
+    def plan(tokens: int, given: int) -> tuple[Window, ...]:
+        return plan_windows(tokens, max_length, stride or max_length, given)
+
+    def score(stream: ahead.Stream) -> _ScoredRows:
+        rows = stream.rows()
+        return _score_rows(engine, rows, lambda: stream.expected, batch_size, padding_side, on_batch)
+
+    on_gpu = engine.info.device.startswith("cuda")
+    with ahead.read(SEPARATOR.join(texts), encode, plan, ahead=on_gpu) as stream:
+        try:
+            scored = score(stream)
+        except ahead.WrongGuessError:
+            scored = score(stream)
+        tokens, windows = stream.tokens, stream.windows
     counts = [window.scored for window in windows]
     return _quality(
         scored.sums,
         counts,
-        [stream],
+        [tokens],
         stderr=stderr_of_ratio(*gather_blocks(scored.sums, counts, max_length)),
-        lost=stream.lost,
-        tokens_truncated=stream.cut,
+        lost=tokens.lost,
+        tokens_truncated=tokens.cut,
         batch_losses=scored.losses,
         tokens_read=scored.read,
         windows_scored=len(windows),
@@ -253,36 +267,45 @@ class _ScoredRows:
 
 def _score_rows(
     engine: Engine,
-    rows: Sequence[Row],
+    rows: Iterable[Row],
+    number_of_rows: Callable[[], int],
     batch_size: int | None,
     padding_side: str,
     on_batch: Callable[[Batch], None],
 ) -> _ScoredRows:
     """Return the summed negative log-likelihood of each row, and what is known of each batch.
 
+    Args:
+        rows: the longest first.
+        number_of_rows: returns how many there are, as far as it is known.
+
     Raises:
-        ScenarioError: a batch cannot be held, or a loss is not finite.
+        ScenarioError: there is no row, a batch cannot be held, or a loss is not finite.
     """
-    longest = max(map(_tokens_of, rows))
-    check_memory(engine.info, min(batch_size or 1, len(rows)), longest, cached=False, scored=True)
+    source = iter(rows)
+    first = next(source, None)
+    if first is None:
+        raise ScenarioError("the text has no token to predict: use a longer one", "unsupported")
+    together = min(batch_size or 1, number_of_rows())
+    check_memory(engine.info, together, _tokens_of(first), cached=False, scored=True)
     sums: list[float] = []
     losses: list[float] = []
     read: list[tuple[int, ...]] = []
     batches = in_batches(
-        rows,
+        chain([first], source),
         _tokens_of,
         lambda batch: engine.score(*_collate(batch, padding_side)),
         batch_size,
         token_budget(engine.info),
     )
-    for number, (size, (row_sums, row_counts)) in enumerate(batches, start=1):
+    for number, (batch, (row_sums, row_counts)) in enumerate(batches, start=1):
         total, tokens = float(row_sums.sum()), int(row_counts.sum())
-        left = len(rows) - len(sums) - size
-        of = number + -(-left // size)
+        left = number_of_rows() - len(sums) - len(batch)
+        of = number + max(0, -(-left // len(batch)))
         if not math.isfinite(total):
             raise not_finite(f"the loss of batch {number}/{of} is", engine)
         # The last token of a row is only predicted.
-        read.append(tuple(_tokens_of(row) - 1 for row in rows[len(sums) : len(sums) + size]))
+        read.append(tuple(_tokens_of(row) - 1 for row in batch))
         sums += row_sums.tolist()
         losses.append(total / tokens)
         on_batch(Batch(number, of, losses[-1], tokens))

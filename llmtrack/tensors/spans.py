@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llmtrack.models.bytelevel import byte_symbols
 
@@ -13,8 +16,10 @@ Span = tuple[int, int]
 _BYTE_OF_SYMBOL = {symbol: byte for byte, symbol in enumerate(byte_symbols())}
 
 
-def byte_spans(text: str, pieces: Sequence[str], offsets: Sequence[Span] | None) -> tuple[Span, ...] | None:
-    """Return the UTF-8 bytes of a text that each token covers, in order and apart; None if nothing tells.
+def byte_spans(
+    text: str, pieces: Sequence[str], offsets: Callable[[], Sequence[Span]] | None
+) -> NDArray[np.int64] | None:
+    """Return the UTF-8 bytes of a text that each token covers, (tokens, 2), in order and apart; None if nothing tells.
 
     Where the tokens are spelled in the very bytes of the text, that is all there is to know. Otherwise a tokenizer's
     offsets tell: they count characters, may leave white space out or share a character. Here white space before a
@@ -25,12 +30,13 @@ def byte_spans(text: str, pieces: Sequence[str], offsets: Sequence[Span] | None)
     Args:
         text: the original text, before it was normalized.
         pieces: each token as the vocabulary spells it.
-        offsets: first character and one past the last of each token; None where the tokenizer does not tell.
+        offsets: returns the first character and one past the last of each token; None where the tokenizer does not tell.
     """
     own = _own_bytes(pieces, text.encode())
     if own is not None:
-        return tuple(pairwise(accumulate(own, initial=0)))
-    return None if offsets is None else _from_offsets(text, pieces, offsets)
+        ends = np.cumsum(own)
+        return np.stack([ends - own, ends], axis=1)
+    return None if offsets is None else np.reshape(_from_offsets(text, pieces, offsets()), (-1, 2))
 
 
 def _from_offsets(text: str, pieces: Sequence[str], offsets: Sequence[Span]) -> tuple[Span, ...]:

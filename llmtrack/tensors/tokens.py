@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from llmtrack.engine import SpecialTokens, Tokenized
 from llmtrack.tensors.spans import byte_spans
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 _PROBES = ("a", "0", ".", "\n", "中")
 # Characters that few vocabularies have: of Egyptian, Linear B and runes.
 _RARE = ("\U00013000", "\U00010080", "\u16a0")
+# Of a long text, lists that nobody reads take as long to make as its ids.
+_ONLY_IDS = {"return_attention_mask": False, "return_token_type_ids": False}
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
@@ -74,15 +78,16 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool) 
 def tokenize(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool) -> Tokenized:
     """Return the same token ids, and the part of the text that each covers; see `Engine.tokenize`."""
     tells = bool(getattr(tokenizer, "is_fast", False))
-    encoded = tokenizer(text, add_special_tokens=False, verbose=False, return_offsets_mapping=tells)
+    encoded = tokenizer(text, add_special_tokens=False, verbose=False, **_ONLY_IDS)
     ids = list(encoded["input_ids"])
     known = list(set(ids))
     spelled = dict(zip(known, tokenizer.convert_ids_to_tokens(known), strict=True))
     pieces = [spelled[each] for each in ids]
-    spans = byte_spans(text, pieces, encoded["offset_mapping"] if tells else None)
+    spans = byte_spans(text, pieces, (lambda: encoded.encodings[0].offsets) if tells else None)
     before = _before(tokenizer, ids) if special_tokens else []
-    empty = ((0, 0),) * len(before)
-    return Tokenized([*before, *ids], None if spans is None else (*empty, *spans), len(before))
+    if spans is not None:
+        spans = np.concatenate([np.zeros((len(before), 2), dtype=np.int64), spans])
+    return Tokenized([*before, *ids], spans, len(before))
 
 
 def _before(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
@@ -96,7 +101,7 @@ def _before(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool) -> list[int]:
     # Not verbose: a text longer than the context is no mistake, it is cut into windows later.
-    return list(tokenizer(text, add_special_tokens=special_tokens, verbose=False)["input_ids"])
+    return list(tokenizer(text, add_special_tokens=special_tokens, verbose=False, **_ONLY_IDS)["input_ids"])
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -193,7 +194,7 @@ def test_seconds_of_the_device_are_stamps_from_the_start():
         def generate(self, request, on_step):
             for _ in range(3):
                 on_step()
-            return Generated(((1, 2, 3),), (0.25, 0.5, 1.0))
+            return Generated(((1, 2, 3),), lambda: (0.25, 0.5, 1.0))
 
     times = iter([10.0, 10.001, 10.002, 10.003, 11.5])
     trace, _ = trace_generate(Ahead(), GenerateRequest(((1,),), 3), lambda: next(times))
@@ -205,7 +206,37 @@ def test_on_a_cpu_the_host_stamps():
     stamps = Stamps(torch.device("cpu"), lambda: told.append(1))
     stamps.step()
     stamps.wait()
-    assert (stamps.seconds(), told) == (None, [1])
+    assert (stamps.seconds, told) == (None, [1])
+
+
+def test_a_gpu_stamps_backwards_from_what_the_host_saw(monkeypatch):
+    """The host waited until 10.5 for the last of three steps, which the GPU had done 400 and 150 ms after the others."""
+    now = iter([10.0, 10.2, 10.5])
+    done = iter([1600.0, 1850.0, 2000.0])
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            self.at = next(done)
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, other):
+            return other.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    stamps = Stamps(torch.device("cuda:0"), lambda: None)
+    for _ in range(2):
+        stamps.step()
+    stamps.wait()  # for the end of a sequence, which might have come
+    stamps.step()
+    stamps.wait()
+    assert stamps.seconds() == pytest.approx((0.1, 0.35, 0.5))
 
 
 def test_the_option_reaches_the_engine_and_is_tracked():

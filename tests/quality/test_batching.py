@@ -17,7 +17,8 @@ TEXTS = ("The harbour is quiet.", "Boats come in with the tide, and go out with 
 
 
 def batches(rows, score=len, batch_size=None, budget=100):
-    return list(in_batches(rows, lambda row: row, score, batch_size, budget))
+    scored = in_batches(rows, lambda row: row, score, batch_size, budget)
+    return [(len(batch), value) for batch, value in scored]
 
 
 def test_a_batch_fills_the_budget_with_its_longest_row():
