@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,12 +38,14 @@ from llmtrack.quality.corpora import load_corpus
 from llmtrack.quality.perplexity import score_rolling
 from llmtrack.scenario import RepeatPolicy, TrainTask, Variant
 from llmtrack.tensors import likelihood
+from llmtrack.train.session import Session, open_session
+from llmtrack.worker.perplexity import warm_up
 
 GIB, MIB = 2**30, 2**20
 PROMPT, NEW = 128, 128
 PARTS = ("decode", "stamps", "scoring", "perplexity", "training")
 
-SIZES = (1, 4, 16, 64, None)
+SIZES = (8, 64, None)
 """Rows of a batch of perplexity; None: found by itself."""
 
 Row = dict[str, Any]
@@ -200,14 +203,17 @@ def stamps(shape: str, device: str) -> list[Row]:
 
 
 def scoring(shape: str, device: str) -> list[Row]:
-    """Time scoring 8 x 2,048 tokens: as it is, and by the plain formula in chunks of 64 MiB as on a CPU."""
-    engine = engines(shape, device, ["none"])["none"]
+    """Time scoring 8 x 2,048 tokens: as it is, by the plain formula in chunks of 64 MiB as on a CPU, and compiled."""
+    both = engines(shape, device, ["none", "default"])
     ids = torch.randint(0, 256, (8, 2049), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
-    operations = scoring_work(engine.info, [[2048] * 8]).operations or 0.0
+    operations = scoring_work(both["none"].info, [[2048] * 8]).operations or 0.0
     table = []
-    for name, plain in (("as it is", False), ("plain, 64 MiB", True)):
-        with plain_scoring() if plain else patch.object(likelihood, "SHARE", likelihood.SHARE):
+    ways = {"as it is": "none", "plain, 64 MiB": "none", "layers compiled": "default"}
+    for name, mode in ways.items():
+        engine = both[mode]
+        with plain_scoring() if name.startswith("plain") else nullcontext():
+            warm_up(engine)
             engine.score(ids, mask)
             engine.reset_peak_memory()
             seconds = []
@@ -221,7 +227,7 @@ def scoring(shape: str, device: str) -> list[Row]:
         table.append(
             {
                 "shape": shape,
-                "loss": name,
+                "scored": name,
                 "s": median(seconds),
                 "tokens/s": int(counts.sum()) / median(seconds),
                 "TFLOP/s": rate / 1e12,
@@ -248,14 +254,14 @@ def plain_scoring() -> Iterator[None]:
         yield
 
 
-def perplexity(shape: str, device: str) -> list[Row]:
+def perplexity(shape: str, device: str, modes: tuple[str, ...]) -> list[Row]:
     """Time a rolling perplexity of pydoc, tokenizing included, at fixed batch sizes and at the one found by itself."""
-    engine = engines(shape, device, ["none"])["none"]
     texts = load_corpus("pydoc").texts
     table = []
-    for window in (512, 2048):
-        score_rolling(engine, texts, max_length=window, max_tokens=4 * window, batch_size=1)
-        for size in SIZES:
+    for mode, engine in engines(shape, device, modes).items():
+        warm_up(engine)
+        for window, size in product((512, 2048), SIZES):
+            score_rolling(engine, texts[:4], max_length=window, batch_size=4)
             engine.reset_peak_memory()
             start = time.perf_counter()
             quality = score_rolling(engine, texts, max_length=window, bos_rule="model", batch_size=size)
@@ -263,6 +269,7 @@ def perplexity(shape: str, device: str) -> list[Row]:
             table.append(
                 {
                     "shape": shape,
+                    "compile": mode,
                     "window": window,
                     "batch size": "auto" if size is None else str(size),
                     "rows": max(map(len, quality.tokens_read)),
@@ -287,24 +294,34 @@ def training(shape: str, device: str, modes: tuple[str, ...], rounds: int = 2) -
         log_checkpoint="none",
         start="weights",
     )
+    variant = Variant(f"synthetic:{shape}", device=device, dtype="bfloat16")
+    session = open_session(variant, task)
+    counts = session.flops_per_token(), session.counted_flops_per_token()
+    del session
     table = []
     for mode in modes:
-        variant = Variant(f"synthetic:{shape}", device=device, dtype="bfloat16")
-        if mode != "none":
-            variant = replace(variant, options=(("compile", mode),))
+        asked = variant if mode == "none" else replace(variant, options=(("compile", mode),))
         seconds: dict[str, list[float]] = {"plain loop": [], "llmtrack": []}
         for _ in range(rounds):
             for name, side in (("plain loop", plain_training), ("llmtrack", our_training)):
-                seconds[name].append(side(variant, task))
+                # A checkpoint of this size takes longer than the steps.
+                with patch.object(Session, "save", lambda session: None):
+                    seconds[name].append(side(asked, task))
+                torch.compiler.reset()
         tokens = (task.steps - 1) * task.batch_size * task.sequence_length
         for name, found in seconds.items():
+            rate = tokens / median(found)
+            by_formula, counted = (100 * rate * each / matrix_rate(device, "bfloat16") for each in counts)
             table.append(
                 {
                     "shape": shape,
                     "compile": mode,
                     "loop": name,
-                    "tokens/s": tokens / median(found),
+                    "tokens/s": rate,
                     "x plain": median(seconds["plain loop"]) / median(found),
+                    "MFU % by formula": by_formula,
+                    "MFU % as counted": counted,
+                    "all tokens/s": [tokens / each for each in found],
                 }
             )
             print(table[-1], flush=True)
@@ -356,7 +373,7 @@ def main(
         "decode": lambda shape: decode(shape, place, modes, sizes, profile),
         "stamps": lambda shape: stamps(shape, place),
         "scoring": lambda shape: scoring(shape, place),
-        "perplexity": lambda shape: perplexity(shape, place),
+        "perplexity": lambda shape: perplexity(shape, place, modes),
         "training": lambda shape: training(shape, place, modes),
     }
     tables: dict[str, list[Row]] = {}

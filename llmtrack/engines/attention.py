@@ -19,6 +19,7 @@ _GROUP = 16
 def attend(
     heads: int,
     scale: float,
+    norms: tuple[torch.Tensor, torch.Tensor, float] | None,
     fused: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
@@ -32,6 +33,8 @@ def attend(
     Args:
         heads: number of query heads.
         scale: of the scores.
+        norms: (width,) weights of the norms of queries and of keys before they are rotated, and what is added to their mean
+            square; None: there are none.
         fused: (rows, 1, (heads + 2 x key heads) x width), the queries, keys and values of one token.
         cos: (rows, 1, 1, width).
         sin: (rows, 1, 1, width).
@@ -42,8 +45,11 @@ def attend(
     """
     rows, key_heads, length, width = keys.shape
     seen = torch.empty((rows, 1, heads * width), dtype=fused.dtype, device=fused.device)
+    query_norm, key_norm, epsilon = norms or (fused, fused, 0.0)
     _attend[(rows, key_heads)](
         fused,
+        query_norm,
+        key_norm,
         cos,
         sin,
         slots,
@@ -54,6 +60,8 @@ def attend(
         length,
         mask.stride(0),
         scale=scale,
+        normed=norms is not None,
+        epsilon=epsilon,
         key_heads=key_heads,
         group=heads // key_heads,
         padded=_GROUP,
@@ -64,8 +72,33 @@ def attend(
 
 
 @triton.jit
+def _rotated(  # type: ignore[no-untyped-def]
+    place,
+    real,
+    at,
+    other,
+    turn,
+    cross,
+    norm,
+    normed: tl.constexpr,
+    epsilon: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """Return the (heads, width) states at (heads, 1) places, normed where they are to be, and rotated."""
+    states = tl.load(place + at[None], mask=real, other=0.0).to(tl.float32)
+    twins = tl.load(place + other[None], mask=real, other=0.0).to(tl.float32)
+    if normed:
+        factor = tl.rsqrt(tl.sum(states * states, 1)[:, None] / at.shape[0] + epsilon)
+        states = ((states * factor).to(dtype) * tl.load(norm + at)[None]).to(tl.float32)
+        twins = ((twins * factor).to(dtype) * tl.load(norm + other)[None]).to(tl.float32)
+    return (states * turn[None] + twins * cross[None]).to(dtype)
+
+
+@triton.jit
 def _attend(  # type: ignore[no-untyped-def] # Triton reads the names itself
     fused,
+    query_norm,
+    key_norm,
     cos,
     sin,
     slots,
@@ -76,6 +109,8 @@ def _attend(  # type: ignore[no-untyped-def] # Triton reads the names itself
     length,
     mask_stride,
     scale: tl.constexpr,
+    normed: tl.constexpr,
+    epsilon: tl.constexpr,
     key_heads: tl.constexpr,
     group: tl.constexpr,
     padded: tl.constexpr,
@@ -95,8 +130,9 @@ def _attend(  # type: ignore[no-untyped-def] # Triton reads the names itself
 
     # The new key and value: kept for the steps to come, and the first that the queries look at.
     key_at = own + (key_heads * group + head) * width
-    new_key = tl.load(key_at + at).to(tl.float32) * turn + tl.load(key_at + other).to(tl.float32) * cross
-    new_key = new_key.to(dtype)
+    alone = tl.zeros((1, 1), tl.int32)
+    new_key = _rotated(key_at + alone, alone == 0, at, other, turn, cross, key_norm, normed, epsilon, dtype)
+    new_key = tl.reshape(new_key, (width,))
     new_value = tl.load(key_at + key_heads * width + at)
     cache = (row * key_heads + head) * length * width
     tl.store(keys + cache + slot * width + at, new_key)
@@ -105,9 +141,7 @@ def _attend(  # type: ignore[no-untyped-def] # Triton reads the names itself
     each = tl.arange(0, padded)
     real = (each < group)[:, None]
     query_at = own + (head * group + each)[:, None] * width
-    query = tl.load(query_at + at[None], mask=real, other=0.0).to(tl.float32) * turn[None]
-    query += tl.load(query_at + other[None], mask=real, other=0.0).to(tl.float32) * cross[None]
-    query = query.to(dtype)
+    query = _rotated(query_at, real, at, other, turn, cross, query_norm, normed, epsilon, dtype)
 
     # The softmax as it goes on: the highest score so far, and sums relative to it.
     top = tl.sum(query.to(tl.float32) * new_key.to(tl.float32)[None], 1) * scale

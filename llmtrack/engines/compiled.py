@@ -30,7 +30,7 @@ MOST_SHAPES = 8
 _LENGTHS = 64
 """The length of a cache is a multiple of this, so that prompts of like lengths share what is compiled."""
 
-_RECOMPILATIONS = 1024
+RECOMPILATIONS = 1024
 """More than there are shapes: beyond its own limit, torch would go on without compiling."""
 
 _PARTS = 256
@@ -161,7 +161,7 @@ class CompiledDecoding:
         while len(self._loops) >= MOST_SHAPES:
             self._loops.popitem(last=False)
         try:
-            with torch._dynamo.config.patch(recompile_limit=_RECOMPILATIONS):
+            with torch._dynamo.config.patch(recompile_limit=RECOMPILATIONS):
                 self._loops[shape] = self._made(shape)
         except torch._dynamo.exc.TorchDynamoException as error:
             raise ScenarioError(

@@ -58,7 +58,7 @@ class FusedModel:
         self._embedding, self._rotary = body.embed_tokens, body.rotary_emb
         self._layers = [FusedLayer(layer) for layer in body.layers]
         self._norm, self._head = body.norm, model.get_output_embeddings()
-        self._in_one = _has_kernel(self._layers[0])
+        self._by_kernels = _has_kernels(self._layers[0])
 
     def new_cache(self, rows: int, length: int, first_position: int) -> FusedCache:
         """Return an empty cache of so many rows and tokens."""
@@ -85,7 +85,7 @@ class FusedModel:
 
     def compiled(self, compiler: Callable[[Any], Any]) -> Callable[..., torch.Tensor]:
         """Return `logits` with its parts compiled: a layer once for all of them, which have the same shapes."""
-        parts = {part: compiler(part) for part in (_begin, _attended, _activated, _down, _end)}
+        parts = {part: compiler(part) for part in (_begin, _layer, _end)}
         return lambda *inputs: self._run(parts.__getitem__, *inputs)
 
     def _run(
@@ -97,14 +97,14 @@ class FusedModel:
         mask: torch.Tensor,
         cache: FusedCache,
     ) -> torch.Tensor:
-        in_one = self._in_one and ids.shape[1] == 1 and cache.keys[0].shape[2] <= _LONGEST
-        attend = _attend_in_one if in_one else _attend_in_many
-        # Apart from the product behind it: compiled into that, the activation would be computed anew for each of its rows.
-        attended, activated, down = use(_attended), use(_activated), use(_down)
+        one = self._by_kernels and ids.shape[1] == 1
+        short = self._layers[0].has_kernel and cache.keys[0].shape[2] <= _LONGEST
+        attend = _attend_in_one if one and short else _attend
+        add = _add_in_one if one and len(ids) == 1 else _add
+        run_layer = use(_layer)
         hidden, cos, sin = use(_begin)(self._embedding, ids, positions, cache.cos, cache.sin)
         for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
-            hidden = attended(attend, layer, hidden, cos, sin, slots, mask, keys, values)
-            hidden = down(layer, hidden, activated(layer, hidden))
+            hidden = run_layer(attend, add, layer, hidden, cos, sin, slots, mask, keys, values)
         logits: torch.Tensor = use(_end)(self._norm, self._head, hidden)
         return logits
 
@@ -131,6 +131,16 @@ class FusedLayer(nn.Module):
         self.q_norm: Any = getattr(attention, "q_norm", None)
         self.k_norm: Any = getattr(attention, "k_norm", None)
 
+    @property
+    def has_kernel(self) -> bool:
+        """Whether one kernel can do a token's attention: for heads of a usual width and norm, few of which share a key."""
+        norms = (each for each in (self.q_norm, self.k_norm) if each is not None)
+        return (
+            self.width in (32, 64, 128)
+            and self.heads // self.key_heads <= _LARGEST_GROUP
+            and all(_is_rms_norm(each, self.width) for each in norms)
+        )
+
 
 def _begin(
     embedding: nn.Module,
@@ -142,15 +152,29 @@ def _begin(
     return embedding(ids), cos[positions][:, None], sin[positions][:, None]
 
 
-def _attended(
-    attend: Callable[..., torch.Tensor], layer: FusedLayer, hidden: torch.Tensor, *where: torch.Tensor
+def _layer(
+    attend: Callable[..., torch.Tensor],
+    add: Callable[..., torch.Tensor],
+    layer: FusedLayer,
+    hidden: torch.Tensor,
+    *where: torch.Tensor,
 ) -> torch.Tensor:
-    """Add to the (rows, columns, width) states what each token sees, and keep its key and value."""
+    """Return the (rows, columns, width) states after a layer, and keep the key and value of each token.
+
+    Args:
+        attend: turns the layer, queries, keys and values in one, and `where` into what each head sees.
+        add: adds the product of a module with its second input to the first.
+        layer: the weights.
+        hidden: the states before it.
+        where: cos, sin, slots, mask, and keys and values of the layer so far.
+    """
     fused = linear(layer.before_attention(hidden), layer.qkv, layer.qkv_bias)
-    return hidden + layer.o_proj(attend(layer, fused, *where))
+    hidden = add(hidden, attend(layer, fused, *where), layer.o_proj)
+    gate, up = linear(layer.before_mlp(hidden), layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+    return add(hidden, layer.act_fn(gate) * up, layer.down_proj)
 
 
-def _attend_in_many(
+def _attend(
     layer: FusedLayer,
     fused: torch.Tensor,
     cos: torch.Tensor,
@@ -175,20 +199,26 @@ def _attend_in_many(
 
 
 def _attend_in_one(layer: FusedLayer, fused: torch.Tensor, *where: torch.Tensor) -> torch.Tensor:
-    """Do the same for one token, all of it in one kernel."""
+    """Do the same for one token of each row, all of it in one kernel."""
     from llmtrack.engines.attention import attend
 
-    return attend(layer.heads, layer.scale, fused, *where)
+    norms = None
+    if layer.q_norm is not None:
+        norms = layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.variance_epsilon
+    return attend(layer.heads, layer.scale, norms, fused, *where)
 
 
-def _activated(layer: FusedLayer, hidden: torch.Tensor) -> torch.Tensor:
-    gate, up = linear(layer.before_mlp(hidden), layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
-    activated: torch.Tensor = layer.act_fn(gate) * up
-    return activated
+def _add(hidden: torch.Tensor, states: torch.Tensor, product: nn.Module) -> torch.Tensor:
+    added: torch.Tensor = hidden + product(states)
+    return added
 
 
-def _down(layer: FusedLayer, hidden: torch.Tensor, activated: torch.Tensor) -> torch.Tensor:
-    return hidden + layer.down_proj(activated)
+def _add_in_one(hidden: torch.Tensor, states: torch.Tensor, product: nn.Linear) -> torch.Tensor:
+    """Do the same for one token of one row, in one kernel."""
+    from llmtrack.engines.row_product import added
+
+    base = hidden if product.bias is None else hidden + product.bias
+    return added(base, states, product.weight)
 
 
 def _end(norm: nn.Module, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
@@ -196,16 +226,16 @@ def _end(norm: nn.Module, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor
     return logits
 
 
-def _has_kernel(layer: FusedLayer) -> bool:
-    """Return whether one kernel can do a token's attention: on a GPU, for plain heads of a usual width."""
+def _has_kernels(layer: FusedLayer) -> bool:
+    """Return whether there are kernels of our own for one token: on a GPU, in 16 bits."""
     weight = layer.qkv
-    if weight.device.type != "cuda" or layer.q_norm is not None or find_spec("triton") is None:
-        return False
-    return (
-        layer.width in (32, 64, 128)
-        and layer.heads // layer.key_heads <= _LARGEST_GROUP
-        and weight.dtype in (torch.float16, torch.bfloat16)
-    )
+    half = weight.dtype in (torch.float16, torch.bfloat16)
+    return half and weight.device.type == "cuda" and find_spec("triton") is not None
+
+
+def _is_rms_norm(module: Any, width: int) -> bool:
+    """Return whether a norm divides by the root of the mean square; that it is no other kind is tried with the step."""
+    return hasattr(module, "variance_epsilon") and tuple(module.weight.shape) == (width,)
 
 
 def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

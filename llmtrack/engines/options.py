@@ -34,12 +34,13 @@ class ThreadOption(Checked):
 
 @dataclass(frozen=True)
 class CompileOption(Checked):
-    """Whether decoding and training are compiled."""
+    """Whether decoding, scoring and training are compiled."""
 
     compile: Annotated[
         str,
         Option(
-            "Compile decoding over a static KV cache (on a GPU one CUDA graph a step), and training; torch backend only.",
+            "Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and "
+            "training; torch backend only.",
             choices=COMPILE_MODES,
             # On a CPU compiling takes minutes, and one step's work hides what it saves.
             tries=lambda cpus: () if cpus else ("default",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from llmtrack.engines.compiled import Compiler
 from llmtrack.engines.decoding import NO_COMPILE, choose_decoding
 from llmtrack.engines.eager import EagerDecoding
 from llmtrack.engines.forgetting import rescaling_ropes, reset_rope
+from llmtrack.engines.layers import CompiledLayers
 from llmtrack.engines.options import TorchOptions
 from llmtrack.engines.rows import sharing_of, sharing_of_generation
 from llmtrack.engines.stamps import Stamps
@@ -123,7 +124,8 @@ class TorchEngine:
         warnings: findings in words.
         threads: threads that compute one operation on the CPU, in its own calls only; 0: as many as PyTorch takes.
         arithmetic: what matrix products are computed in, where it is not the dtype of the parameters.
-        compile: whether and how decoding is compiled: `none`, `default` or `max-autotune`.
+        compile: whether and how decoding is compiled: `none`, `default` or `max-autotune`; on a GPU, where it is, so are the
+            layers of scoring.
         compiler: compiles a function; None: `torch.compile`.
     """
 
@@ -179,6 +181,9 @@ class TorchEngine:
             step=step,
             compiler=compiler,
         )
+        compiled = self._decoding.name != EagerDecoding.name
+        scored_compiled = compiled and (self._device.type == "cuda" or compiler is not None)
+        self._scoring = CompiledLayers(model, compiler).used if scored_compiled else nullcontext
         self._info = EngineInfo(
             model_id=model_id or getattr(model.config, "_name_or_path", "") or type(model).__name__,
             device=str(self._device),
@@ -199,7 +204,7 @@ class TorchEngine:
             file_size_bytes=file_size_bytes,
             facts={
                 **(facts or {}),
-                "compile": NO_COMPILE if self._decoding.name == EagerDecoding.name else compile,
+                "compile": compile if compiled else NO_COMPILE,
                 "decode_step": self._decoding.name,
             },
             tags=tags or {},
@@ -343,7 +348,7 @@ class TorchEngine:
 
     def close(self) -> None:
         """Free the model."""
-        del self.model, self._head, self._ropes, self._stateful, self._decoding
+        del self.model, self._head, self._ropes, self._stateful, self._decoding, self._scoring
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -359,9 +364,10 @@ class TorchEngine:
         if not self._head_checked:
             self._head = self._plain_head(input_ids, attention_mask)
             self._head_checked = True
-        if self._head is None:
-            return self._forward(self.model, input_ids, attention_mask).logits, lambda logits: logits
-        return self._forward(self.model.base_model, input_ids, attention_mask)[0], self._head
+        with self._scoring():
+            if self._head is None:
+                return self._forward(self.model, input_ids, attention_mask).logits, lambda logits: logits
+            return self._forward(self.model.base_model, input_ids, attention_mask)[0], self._head
 
     def _plain_head(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.nn.Module | None:
         """Return the head if all that the model does after its body is to apply it."""

@@ -200,7 +200,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
 
     corpus = load_corpus(task.corpus)
     beside = Beside()
-    beside.get("the first pass", partial(_warm_up, engine), None)
+    beside.get("the first pass", partial(warm_up, engine), None)
     before = beside.get("the load of the machine", read_cpu, None)
     beside.get("the peak memory", engine.reset_peak_memory, None)
     device = engine.info.device
@@ -261,11 +261,17 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     )
 
 
-def _warm_up(engine: Engine) -> None:
-    """Score a few tokens before the time runs: what the first pass makes on a GPU (kernels, handles) is no part of the rest."""
+def warm_up(engine: Engine) -> None:
+    """Score a few tokens before the time runs: what the first pass makes on a GPU (kernels, handles) is no part of the rest.
+
+    Compiled code is another one for rows with pads, and for a single row.
+    """
     if engine.info.device.startswith("cuda"):
         ids = torch.zeros((2, 8), dtype=torch.int64)
-        engine.score(ids, torch.ones_like(ids))
+        padded = torch.ones_like(ids)
+        padded[1, 5:] = 0
+        for rows, mask in ((2, torch.ones_like(ids)), (2, padded), (1, padded[:1])):
+            engine.score(ids[:rows], mask)
 
 
 def quality_warnings(quality: Quality) -> tuple[str, ...]:
