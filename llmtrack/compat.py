@@ -15,21 +15,21 @@ TRANSFORMERS_MAJOR = int(version("transformers").split(".")[0])
 
 
 def import_transformers() -> None:
-    """Import what of transformers every model needs, without scikit-learn: a third less for a process to start with.
+    """Import what of transformers every model needs, and what it looks for only since MLflow brings it: a third less.
 
-    MLflow brings scikit-learn, with SciPy and pandas behind it, and transformers imports it wherever it is there, for
-    assisted generation only. Whoever imports it afterwards finds it.
+    It imports scikit-learn (with pandas behind it) for assisted generation and SciPy for the losses of object detection,
+    wherever they are. Whoever imports them afterwards finds them.
     """
-    # Where transformers has already looked what there is, it would miss it.
-    if not {"sklearn", "transformers.utils.import_utils"}.isdisjoint(sys.modules):
-        importlib.import_module("transformers.generation.utils")
-        return
+    # Where transformers has already looked what there is, it would miss what is hidden now.
+    looked = "transformers.utils.import_utils" in sys.modules
+    hidden = [] if looked else [name for name in ("sklearn", "scipy") if name not in sys.modules]
     # What is None is found nowhere, which is how transformers asks.
-    sys.modules["sklearn"] = None  # type: ignore[assignment]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         importlib.import_module("transformers.generation.utils")
     finally:
-        del sys.modules["sklearn"]
+        for name in hidden:
+            del sys.modules[name]
 
 
 def no_init_weights() -> AbstractContextManager[Any]:

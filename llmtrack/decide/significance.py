@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 Alternative = Literal["two-sided", "less", "greater"]
 
@@ -38,6 +39,8 @@ def ratio_of_medians(
     Raises:
         ValueError: a side has no samples, or samples that are not positive.
     """
+    import numpy as np
+
     base, other = (np.asarray(side, dtype=np.float64) for side in (baseline, candidate))
     if not len(base) or not len(other):
         raise ValueError("no samples to compare")
@@ -104,6 +107,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def _doubled_ranks(values: Sequence[float]) -> np.ndarray:
     """Return twice the rank of each value, from 2 on; ties share the mean of their ranks, so that all are whole."""
+    import numpy as np
+
     array = np.asarray(values, dtype=np.float64)
     _, inverse, counts = np.unique(array, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
@@ -113,6 +118,8 @@ def _doubled_ranks(values: Sequence[float]) -> np.ndarray:
 
 def _exact_tails(ranks: np.ndarray, n: int) -> tuple[float, float]:
     """Return P(sum <= seen) and P(sum >= seen) over all choices of n of the ranks; the first n are the seen ones."""
+    import numpy as np
+
     seen, total = int(ranks[:n].sum()), int(ranks.sum())
     # ways[k, s]: number of choices of k ranks with sum s.
     ways = np.zeros((n + 1, total + 1))
@@ -124,6 +131,8 @@ def _exact_tails(ranks: np.ndarray, n: int) -> tuple[float, float]:
 
 
 def _normal_tails(ranks: np.ndarray, n: int) -> tuple[float, float]:
+    import numpy as np
+
     size = len(ranks)
     m = size - n
     # Everything in ranks, not doubled ones.

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -24,6 +25,13 @@ def drawing() -> Iterator[None]:
         warnings.simplefilter("ignore")
         matplotlib.rcdefaults()
         yield
+
+
+def preload() -> None:
+    """Import what draws, while there is time: a second that a report need not wait for."""
+    _matplotlib()
+    import_module("matplotlib.backends.backend_agg")
+    import_module("matplotlib.figure")
 
 
 def new_figure(**settings: Any) -> Figure:

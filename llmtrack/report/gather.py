@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,7 @@ class Member:
     reading: Sequence[str] = ()
 
 
-def study_report(study: Member, plots: Mapping[str, Figure], text_of: TextOf) -> Report:
+def study_report(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Report:
     """Return the report of one study.
 
     Args:
@@ -123,7 +123,7 @@ def suite_report(
     )
 
 
-def section(study: Member, plots: Mapping[str, Figure], text_of: TextOf) -> Section:
+def section(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Section:
     """Return a report's section of one study; see `study_report`."""
     experiment = study.experiment
     return Section(
@@ -132,7 +132,7 @@ def section(study: Member, plots: Mapping[str, Figure], text_of: TextOf) -> Sect
         run_id=study.run_id or "",
         rows=rows_of(study.runs, experiment.table),
         reading=tuple(study.reading),
-        plots=tuple(_plot(name, figure) for name, figure in plots.items()),
+        plots=tuple(plots),
         samples=samples(study.runs, text_of),
         settings={name: str(value) for name, value in experiment.settings.items()},
     )
@@ -193,19 +193,20 @@ def samples(runs: pd.DataFrame, text_of: TextOf) -> tuple[GeneratedText, ...]:
     return tuple(GeneratedText(tuple(each), text) for text, each in names.items())
 
 
+def plot_of(name: str, figure: Figure) -> Plot:
+    """Draw a figure; its titles are the words for it."""
+    titles = [axes.get_title(loc) for axes in figure.axes for loc in ("left", "center")]
+    buffer = io.BytesIO()
+    save(figure, buffer)
+    return Plot(name, ". ".join(filter(None, titles)) or name, buffer.getvalue())
+
+
 def _kind(run: pd.Series) -> str:
     if not ask.is_finished(run):
         return "failed"
     if ask.text(run, "outcome") == "same_as":
         return "same_as"
     return "baseline" if ask.is_true(run, "baseline") else ""
-
-
-def _plot(name: str, figure: Figure) -> Plot:
-    titles = [axes.get_title(loc) for axes in figure.axes for loc in ("left", "center")]
-    buffer = io.BytesIO()
-    save(figure, buffer)
-    return Plot(name, ". ".join(filter(None, titles)) or name, buffer.getvalue())
 
 
 def _shorten(text: str) -> str:

@@ -17,7 +17,7 @@ from llmtrack.report.phases import Call, Timeline, timeline
 from llmtrack.report.table import Table, metric_columns
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Template
 
 
 @dataclass(frozen=True)
@@ -134,11 +134,12 @@ GLOSSARY = (
 def render_report(report: Report) -> str:
     """Return a report as the text of one HTML file."""
     drawn: Timeline | None = timeline(report.call) if report.call else None
-    return _templates().get_template("report.html.j2").render(report=report, drawn=drawn, glossary=GLOSSARY)
+    return page_template().render(report=report, drawn=drawn, glossary=GLOSSARY)
 
 
 @cache
-def _templates() -> Environment:
+def page_template() -> Template:
+    """Return the page's template, compiled."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     # Escaping is on for every template, whatever its name: texts come from models and prompts.
@@ -151,4 +152,4 @@ def _templates() -> Environment:
         lstrip_blocks=True,
     )
     templates.filters["base64"] = lambda data: base64.b64encode(data).decode("ascii")
-    return templates
+    return templates.get_template("report.html.j2")

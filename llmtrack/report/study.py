@@ -13,10 +13,11 @@ from rich.console import Console
 from llmtrack.decide.floor import say_floor
 from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
-from llmtrack.report.drawing import drawing, save
+from llmtrack.report.drawing import drawing
 from llmtrack.report.escape import in_markdown
 from llmtrack.report.fit import fit
-from llmtrack.report.gather import Member, study_report
+from llmtrack.report.gather import Member, plot_of, study_report
+from llmtrack.report.html import Plot
 from llmtrack.report.place import Place
 from llmtrack.report.roofline import roofline_plots
 from llmtrack.report.table import Table, summary_table, to_markdown, told_by_default
@@ -76,14 +77,16 @@ def write_study(experiment: Experiment, tracked: pd.DataFrame, place: Place) -> 
         figures = dict(experiment.plots(tracked, place.series))
     with parts.part("plot roofline"), drawing():
         figures |= roofline_plots(tracked)
-    for name, figure in tuple(figures.items()):
+    drawn: list[Plot] = []
+    for name, figure in figures.items():
         with parts.part(f"plot {name}"):
+            plot = plot_of(name, figure)
             path = folder / f"{name}.png"
-            del figures[name]  # Drawn anew in the page, where it would fail once more.
-            save(figure, path)
-            figures[name], files[f"plots/{name}.png"] = figure, path
+            path.write_bytes(plot.png)
+            files[f"plots/{name}.png"] = path
+            drawn.append(plot)
     with parts.part("report.html"):
-        page = study_report(Member(experiment, place.run_id, tracked, told), figures, place.text)
+        page = study_report(Member(experiment, place.run_id, tracked, told), drawn, place.text)
         files["report.html"] = write_html(folder, page)
     note = ""
     with parts.part("note"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from llmtrack.decide.floor import with_floors
 from llmtrack.report.drawing import drawing
 from llmtrack.report.escape import in_markdown
-from llmtrack.report.gather import Member, section, suite_report
+from llmtrack.report.gather import Member, plot_of, section, suite_report
 from llmtrack.report.html import Section
 from llmtrack.report.place import Place
 from llmtrack.report.roofline import roofline_plots
@@ -96,9 +96,10 @@ def _sections(members: Sequence[Member], place: Place) -> Iterator[Section]:
             figures |= roofline_plots(own)
         with parts.part(f"plots of {member.experiment.name}"), drawing():
             plots = member.experiment.plots(own, place.series) if member.run_id else {}
-            done = section(study, {**plots, **figures}, place.text)
+            drawn = [plot_of(name, figure) for name, figure in {**plots, **figures}.items()]
+            done = section(study, drawn, place.text)
         if done is None:
             with parts.part(f"section {member.experiment.name}"):
-                done = section(study, {}, place.text)
+                done = section(study, [], place.text)
         if done is not None:
             yield done

@@ -152,6 +152,10 @@ class ProcessExecutor:
         self.until = math.inf
         """When the worker is given up whatever it tells, by `time.monotonic`."""
 
+    def begin(self) -> None:
+        """Start a worker and do not wait for it: its imports take seconds, in which there is other work to do."""
+        self._start()
+
     def machine(self) -> Mapping[str, str]:
         """Return facts about the machine and the installation that measure, as a worker sees them.
 

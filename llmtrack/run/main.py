@@ -19,7 +19,9 @@ from llmtrack.experiment import Experiment
 from llmtrack.measure.beside import Beside
 from llmtrack.output import protected_output
 from llmtrack.processes import when_launcher_ends
+from llmtrack.report import drawing
 from llmtrack.report.escape import on_one_line
+from llmtrack.report.html import page_template
 from llmtrack.report.terminal import make_console, say
 from llmtrack.run.executors import Executor, InlineExecutor, ProcessExecutor
 from llmtrack.run.patience import Patience
@@ -52,11 +54,17 @@ def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
 
 
 def open_tracker(settings: RunOptions) -> Tracker:
-    """Open the tracker that the settings name, and end what killed processes of this machine left running there."""
+    """Open the tracker that the settings name, and end what killed processes of this machine left running there.
+
+    What the report is made with is imported, too: a worker that was begun before imports its own meanwhile, and later
+    it would disturb what is measured, or be waited for.
+    """
     tracker = Tracker.open(settings.tracking_uri, settings.experiment_name)
     closed = [] if tracker.offline else Beside().get("", lambda: close_abandoned(tracker.tracking_uri), [])
     if closed:
         to_stderr(f"ended as killed what killed processes had left RUNNING: {', '.join(closed)}")
+    drawing.preload()
+    page_template()
     return tracker
 
 
@@ -72,7 +80,10 @@ def make_executor(settings: RunOptions) -> Executor:
 
 
 def make_executors(settings: RunOptions) -> Sequence[Executor]:
-    """Return the executors that the settings name, one for each kind of hardware; to close one is to close all."""
+    """Return the executors that the settings name, one for each kind of hardware; to close one is to close all.
+
+    A worker of this machine is on its way.
+    """
     patience = Patience(settings.time_limit)
     if settings.executor == "ray":
         from llmtrack.run.cluster.opening import open_cluster
@@ -80,7 +91,9 @@ def make_executors(settings: RunOptions) -> Sequence[Executor]:
         return open_cluster(settings.address, settings.nodes, settings.resources, patience)
     if settings.executor == "inline":
         return [InlineExecutor(time_limit=settings.time_limit)]
-    return [ProcessExecutor(patience)]
+    executor = ProcessExecutor(patience)
+    executor.begin()
+    return [executor]
 
 
 @contextmanager

@@ -11,7 +11,16 @@ import pytest
 from matplotlib.figure import Figure
 
 from llmtrack.experiment import Experiment
-from llmtrack.report.gather import Member, conditions, rows_of, samples, section, study_report, suite_report
+from llmtrack.report.gather import (
+    Member,
+    conditions,
+    plot_of,
+    rows_of,
+    samples,
+    section,
+    study_report,
+    suite_report,
+)
 from llmtrack.report.html import GeneratedText, Plot, Report, Section, render_report
 from llmtrack.report.phases import MOST_STEPS, WIDTH, Call, timeline
 from tests.report.frames import frame, interval, run
@@ -268,7 +277,9 @@ EXPERIMENT = Experiment("baseline", "How fast?", (), lambda *_: {}, lambda _: []
 
 def test_a_section_has_a_plots_title_as_its_words():
     own = section(
-        Member(EXPERIMENT, "id", RUNS, ["one"]), {"latency": figure("Latency of the call")}, lambda *_: ""
+        Member(EXPERIMENT, "id", RUNS, ["one"]),
+        [plot_of("latency", figure("Latency of the call"))],
+        lambda *_: "",
     )
     (plot,) = own.plots
     assert (plot.name, plot.alt, plot.png[:4]) == ("latency", "Latency of the call", b"\x89PNG")
@@ -278,7 +289,7 @@ def test_a_section_has_a_plots_title_as_its_words():
 
 def test_the_report_of_one_study_has_one_table():
     page = Page(
-        render_report(study_report(Member(EXPERIMENT, "id", RUNS, ["It is fast."]), {}, lambda *_: ""))
+        render_report(study_report(Member(EXPERIMENT, "id", RUNS, ["It is fast."]), [], lambda *_: ""))
     )
     assert len(page.all("table")) == 1
     assert "It is fast." in page.text

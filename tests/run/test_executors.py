@@ -11,9 +11,11 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from experiments import declarations
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.errors import LlmtrackError
+from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.events import Log, Progress, SoFar, event_to_json
+from llmtrack.run import main as entry
 from llmtrack.run import worker_process
 from llmtrack.run.executors import InlineExecutor, ProcessExecutor
 from llmtrack.run.patience import Patience
@@ -167,6 +169,35 @@ def done(scenario):
 
 ONE, TWO, THREE = (generating(name) for name in ("one", "two", "three"))
 READY, DONE = {"ready": True}, {"done": True}
+
+
+def test_a_worker_that_was_begun_is_the_one_that_is_asked_and_is_ended_unasked():
+    first = FakeWorker(READY, {"machine": {"devices": "cpu"}})
+    executor = faked(first, FakeWorker())
+    executor.begin()
+    assert executor.machine() == {"devices": "cpu"}, "by the worker that was begun"
+    begun = FakeWorker()
+    executor = faked(begun)
+    executor.begin()
+    executor.close()
+    assert not begun.lives()
+
+
+@pytest.mark.parametrize("broken", [UsageError("no such store"), KeyboardInterrupt()])
+def test_the_worker_imports_while_the_store_is_opened_and_goes_where_that_fails(monkeypatch, broken):
+    worker, seen = FakeWorker(), []
+
+    def refused(settings):
+        seen.append(worker.lives())
+        raise broken
+
+    monkeypatch.setattr(entry, "ProcessExecutor", lambda patience: faked(worker, patience=patience))
+    monkeypatch.setattr(entry, "open_tracker", refused)
+    asked = declarations()["baseline"].experiment(declarations()["baseline"].config())
+    with pytest.raises(type(broken)):
+        entry.run_experiment(asked, declarations()["baseline"].config())
+    assert seen == [True]
+    assert not worker.lives()
 
 
 def test_a_death_between_two_scenarios_is_blamed_on_the_next_one():

@@ -50,7 +50,7 @@ def full_disk(*_: object, **__: object) -> None:
         ("llmtrack.report.study.print_report", {"table.csv", "table.md", "table.png", "reading.md"}),
         ("llmtrack.report.write.to_figure", {"table.png"}),
         ("llmtrack.report.write.to_csv", {"table.csv"}),
-        ("llmtrack.report.study.save", {"plots/latency.png", "plots/tokens_per_sec.png"}),
+        ("llmtrack.report.study.plot_of", {"plots/latency.png", "plots/tokens_per_sec.png"}),
         ("llmtrack.report.study.study_report", {"report.html"}),
         ("llmtrack.run.study.runs", FULL),
         ("tempfile.TemporaryDirectory", FULL),
