@@ -63,8 +63,11 @@ def open_tracker(settings: RunOptions) -> Tracker:
     closed = [] if tracker.offline else Beside().get("", lambda: close_abandoned(tracker.tracking_uri), [])
     if closed:
         to_stderr(f"ended as killed what killed processes had left RUNNING: {', '.join(closed)}")
-    drawing.preload()
-    page_template()
+    with contextlib.suppress(
+        Exception
+    ):  # What cannot be imported is told by the part of the report that wants it.
+        drawing.preload()
+        page_template()
     return tracker
 
 

@@ -49,34 +49,58 @@ class Wanted:
     since: Moment | None = None
     until: Moment | None = None
 
-    def filters(self) -> list[str]:
-        """Return MLflow filters whose results together hold every wanted run, and maybe some more.
+    @property
+    def in_mlflows_words(self) -> bool:
+        """Whether the search is a filter that only MLflow understands, and no word."""
+        return bool(self.search and _OPERATOR.search(self.search))
 
-        Raises:
-            UsageError: the status or a time is not understood, or a value cannot be quoted.
-        """
-        if self.status is not None and self.status.upper() not in STATUSES:
-            raise UsageError(f"unknown status {self.status!r}: use one of {', '.join(STATUSES)}")
+    @property
+    def equal_tags(self) -> dict[str, str]:
+        """Tags that a run must have, and their values."""
         tags = {
             "llmtrack.kind": self.kind,
             "llmtrack.experiment": self.experiment,
             "llmtrack.study_id": self.study_id,
             **self.tags,
         }
-        fixed = [f"tags.{key_quoted(tag)} = {quoted(value)}" for tag, value in tags.items() if value]
+        return {tag: value for tag, value in tags.items() if value}
+
+    @property
+    def limits(self) -> dict[str, str | int]:
+        """Attributes of a run, each with its operator, and what they must be.
+
+        Raises:
+            UsageError: the status or a time is not understood.
+        """
+        if self.status is not None and self.status.upper() not in STATUSES:
+            raise UsageError(f"unknown status {self.status!r}: use one of {', '.join(STATUSES)}")
+        limits: dict[str, str | int] = {}
         if self.status:
-            fixed.append(f"attributes.status = '{self.status.upper()}'")
+            limits["status ="] = self.status.upper()
         if self.since is not None:
-            fixed.append(f"attributes.start_time >= {milliseconds(self.since)}")
+            limits["start_time >="] = milliseconds(self.since)
         if self.until is not None:
-            fixed.append(f"attributes.start_time < {milliseconds(self.until)}")
-        if self.search and _OPERATOR.search(self.search):
+            limits["start_time <"] = milliseconds(self.until)
+        return limits
+
+    def filters(self) -> list[str]:
+        """Return MLflow filters whose results together hold every wanted run, and maybe some more.
+
+        Raises:
+            UsageError: the status or a time is not understood, or a value cannot be quoted.
+        """
+        fixed = [f"tags.{key_quoted(tag)} = {quoted(value)}" for tag, value in self.equal_tags.items()]
+        fixed += [
+            f"attributes.{text} {quoted(limit) if isinstance(limit, str) else limit}"
+            for text, limit in self.limits.items()
+        ]
+        if self.search and self.in_mlflows_words:
             fixed.append(self.search)
         # MLflow has no OR: one query for each place where a word may stand.
         places = [[""], [""]]
         if self.model:
             places[0] = [f"params.{key} ILIKE {_pattern(self.model)}" for key in ("model_id", "model")]
-        if self.search and not _OPERATOR.search(self.search):
+        if self.search and not self.in_mlflows_words:
             keys = ("attributes.run_name", "params.scenario", "params.model_id", "params.model")
             places[1] = [f"{key} ILIKE {_pattern(self.search)}" for key in keys]
         return [" and ".join(filter(None, [*fixed, *chosen])) for chosen in itertools.product(*places)]
@@ -86,7 +110,7 @@ class Wanted:
         models = [run.data.params.get("model_id", ""), run.data.params.get("model", "")]
         if self.model and not _contain(models, self.model):
             return False
-        if self.search and not _OPERATOR.search(self.search):
+        if self.search and not self.in_mlflows_words:
             names = [run.info.run_name or "", run.data.params.get("scenario", ""), *models]
             return _contain(names, self.search)
         return True

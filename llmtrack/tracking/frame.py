@@ -6,14 +6,15 @@ import difflib
 import math
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
 from llmtrack.tracking import spreads
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
     from mlflow.entities import Run
 
@@ -28,12 +29,17 @@ _TAG_COLUMNS = {
     "reason": "llmtrack.reason",
     "warnings": "llmtrack.warnings",
     "same_as": "llmtrack.same_as",
+    "baseline": "llmtrack.baseline",
     "question": "llmtrack.question",
     "asked": schema.ASKED_TAG,
     "scenario_id": "llmtrack.scenario_id",
     "workload_id": "llmtrack.workload_id",
     "environment_id": "llmtrack.environment_id",
 }
+
+_TAGS_WITH_COLUMN = frozenset(_TAG_COLUMNS.values())
+# What comes from the run itself, beside its id, in the order of `FrameBuilder.begin`.
+_INFO_COLUMNS = ("run_name", "status", "mlflow_experiment", "start_time", "end_time")
 
 # Column to dtype, in order.
 ID_COLUMNS: dict[str, str] = {
@@ -65,99 +71,155 @@ _DTYPE_OF_KIND = {str: "string", int: "Int64", float: "float64", bool: "boolean"
 PARAMS = "llmtrack.params"
 
 
+Value = TypeVar("Value")
+# Id of a run, key, and value of each.
+Values = Iterable[tuple[str, str, Value]]
+
+
 class FrameBuilder:
     """Turns runs into a typed table as they arrive; keeps their values by column and not the runs.
 
-    A text that many runs share is kept once.
+    A text is kept once, and a column holds its number: thousands of runs share a few texts, which are also read once.
     """
 
     def __init__(self, experiment_names: Mapping[str, str]) -> None:
         """Begin a table; `experiment_names` maps an MLflow experiment's id to its name."""
         self._experiment_names = experiment_names
-        self._run_ids: set[str] = set()
-        self._texts: dict[str, str] = {}
-        self._ids: dict[str, list[Any]] = {name: [] for name in ID_COLUMNS}
-        self._params: dict[str, list[str | None]] = {}
+        self._row_of: dict[str, int] = {}
+        self._texts: dict[str, int] = {}
+        self._infos: dict[str, list[Any]] = {name: [] for name in _INFO_COLUMNS}
+        self._params: dict[str, array[int]] = {}
+        self._tags: dict[str, array[int]] = {}
         self._metrics: dict[str, array[float]] = {}
-        self._facts: dict[str, list[str | None]] = {}
 
     def __len__(self) -> int:
-        return len(self._run_ids)
+        return len(self._row_of)
+
+    @property
+    def run_ids(self) -> Collection[str]:
+        """Ids of the runs that are there, in the order in which they came."""
+        return self._row_of.keys()
 
     def add(self, run: Run) -> None:
-        """Add a run, unless it is there already."""
-        row = len(self._run_ids)
-        self._run_ids.add(run.info.run_id)
-        if len(self._run_ids) == row:
+        """Add a run of MLflow's, unless it is there already."""
+        info, data = run.info, run.data
+        if info.run_id in self._row_of:
             return
-        for name, value in self._id_values(run).items():
-            self._ids[name].append(value)
-        for key, text in run.data.params.items():
-            self._put(self._params, key, row, text)
-        # Older versions have the spread among the metrics.
-        for key, number in {**run.data.metrics, **spreads.joined(run.data.tags)}.items():
-            # The last value of a series says nothing of the run as a whole.
-            if not key.startswith(schema.SERIES_PREFIX):
-                column = self._metrics.setdefault(key, array("d"))
-                column.extend([math.nan] * (row - len(column)))
-                column.append(number)
-        for key, text in run.data.tags.items():
-            if key.startswith(schema.ENV_TAG_PREFIX):
-                self._put(self._facts, key.removeprefix(schema.ENV_TAG_PREFIX), row, text)
+        run_id = info.run_id
+        self.begin(run_id, info.run_name, info.status, info.experiment_id, info.start_time, info.end_time)
+        of_run = (
+            [(run_id, *item) for item in each.items()] for each in (data.params, data.metrics, data.tags)
+        )
+        self.put(*of_run)
+
+    def begin(
+        self,
+        run_id: str,
+        name: str | None,
+        status: str,
+        experiment_id: str,
+        start_time: int | None,
+        end_time: int | None,
+    ) -> None:
+        """Add a run that is not there yet, and has no values yet."""
+        experiment = self._experiment_names.get(experiment_id)
+        values = (name, status, experiment, start_time, end_time)
+        for column, value in zip(self._infos.values(), values, strict=True):
+            column.append(value)
+        self._row_of[run_id] = len(self._row_of)
+
+    def put(self, params: Values[str], metrics: Values[float], tags: Values[str]) -> None:
+        """Put values of runs that are there; what is of another run is left out."""
+        # Older versions have the spread among the metrics, and digests among the params, which then count.
+        self._put_metrics(metrics)
+        self._put(self._tags, self._with_column(tags))
+        self._put(self._params, params)
+
+    def _with_column(self, tags: Values[str]) -> Iterator[tuple[str, str, str]]:
+        """Yield the tags that have a column, and put those that hold metrics or params."""
+        for each in tags:
+            run_id, key, text = each
+            if key in _TAGS_WITH_COLUMN or key.startswith(schema.ENV_TAG_PREFIX):
+                yield each
+            elif key == spreads.TAG:
+                self._put_metrics((run_id, *item) for item in spreads.joined({key: text}).items())
             elif key.startswith(schema.DIGEST_PREFIX):
-                # Older versions have it among the params.
-                name = key.removeprefix(schema.DIGEST_PREFIX)
-                if name not in run.data.params:
-                    self._put(self._params, name, row, text)
+                self._put(self._params, [(run_id, key.removeprefix(schema.DIGEST_PREFIX), text)])
+
+    def _put_metrics(self, values: Values[float]) -> None:
+        columns, row_of = self._metrics, self._row_of.get
+        for run_id, key, number in values:
+            if (row := row_of(run_id)) is None:
+                continue
+            column = columns.get(key)
+            if column is None:
+                # The last value of a series says nothing of the run as a whole.
+                if key.startswith(schema.SERIES_PREFIX):
+                    continue
+                column = columns[key] = array("d")
+            if row >= len(column):
+                column.extend([math.nan] * (len(self) - len(column)))
+            column[row] = number
 
     def frame(self) -> pd.DataFrame:
         """Return the table of all runs that were added, newest first."""
         import numpy as np
         import pandas as pd
 
-        starts = np.array([start or 0 for start in self._ids["start_time"]], dtype=np.int64)
-        order: list[int] = np.lexsort((np.array(self._ids["run_id"], dtype=str), starts))[::-1].tolist()
+        starts = np.array([start or 0 for start in self._infos["start_time"]], dtype=np.int64)
+        run_ids = np.array(list(self._row_of), dtype=object)
+        order = np.lexsort((run_ids.astype(str), starts))[::-1]
+        texts = np.array([*self._texts, None], dtype=object)
+
+        def column(numbers: array[int] | None) -> tuple[list[Any], np.ndarray]:
+            """Return the different texts of a column, and which of them each row has."""
+            filled = np.full(len(order), -1)
+            filled[: len(numbers or ())] = numbers or ()
+            different, which = np.unique(filled[order], return_inverse=True)
+            return texts[different].tolist(), which
+
         columns: dict[str, Any] = {}
-        for name, values in self._ids.items():
-            columns[name] = _id_column(_ordered(values, order), ID_COLUMNS[name])
+        for name, dtype in ID_COLUMNS.items():
+            if name in _TAG_COLUMNS:
+                found, which = column(self._tags.get(_TAG_COLUMNS[name]))
+                columns[name] = _taken(_id_column(name, found, dtype), which)
+            else:
+                values = run_ids if name == "run_id" else np.array(self._infos[name], dtype=object)
+                columns[name] = _id_column(name, values[order].tolist(), dtype)
         for name in _known_first(self._params, schema.PARAM_BY_NAME):
             known = schema.PARAM_BY_NAME.get(name)
             taken = name in ID_COLUMNS or name in schema.METRIC_BY_NAME
-            texts = _ordered(self._params.get(name, []), order)
-            columns[f"params.{name}" if taken else name] = _typed(texts, known.kind if known else None)
+            found, which = column(self._params.get(name))
+            columns[f"params.{name}" if taken else name] = _taken(
+                _typed(found, known.kind if known else None), which
+            )
         params = tuple(name for name in columns if name not in ID_COLUMNS)
         for name in _known_first(self._metrics, schema.METRIC_BY_NAME):
             numbers = np.full(len(order), np.nan)
             numbers[: len(self._metrics.get(name, ()))] = self._metrics.get(name, ())
-            column = f"metrics.{name}" if name in columns else name
-            columns[column] = pd.Series(numbers[order], dtype="float64")
-        for name in sorted(self._facts):
-            columns[f"env.{name}"] = pd.Series(_ordered(self._facts[name], order), dtype="string")
+            columns[f"metrics.{name}" if name in columns else name] = pd.Series(
+                numbers[order], dtype="float64"
+            )
+        for tag in sorted(self._tags):
+            if tag.startswith(schema.ENV_TAG_PREFIX):
+                found, which = column(self._tags[tag])
+                fact = pd.Series(found, dtype="string")
+                columns[f"env.{tag.removeprefix(schema.ENV_TAG_PREFIX)}"] = _taken(fact, which)
         table = pd.DataFrame(columns)
         table.attrs[PARAMS] = params
         return table
 
-    def _put(self, columns: dict[str, list[str | None]], key: str, row: int, text: str) -> None:
-        column = columns.setdefault(key, [])
-        column.extend([None] * (row - len(column)))
-        column.append(self._texts.setdefault(text, text))
-
-    def _id_values(self, run: Run) -> dict[str, Any]:
-        tags, info = run.data.tags, run.info
-        texts = {name: tags.get(tag) for name, tag in _TAG_COLUMNS.items()}
-        texts |= {
-            "run_id": info.run_id,
-            "run_name": info.run_name,
-            "status": info.status,
-            "mlflow_experiment": self._experiment_names.get(info.experiment_id),
-        }
-        shared = {name: text and self._texts.setdefault(text, text) for name, text in texts.items()}
-        baseline = tags.get("llmtrack.baseline")
-        return shared | {
-            "baseline": None if baseline is None else baseline == "true",
-            "start_time": info.start_time,
-            "end_time": info.end_time,
-        }
+    def _put(self, columns: dict[str, array[int]], values: Values[str]) -> None:
+        texts, row_of = self._texts, self._row_of.get
+        for run_id, key, text in values:
+            if (row := row_of(run_id)) is None:
+                continue
+            column = columns.get(key)
+            if column is None:
+                column = columns[key] = array("l")
+            if row >= len(column):
+                column.extend([-1] * (len(self) - len(column)))
+            column[row] = texts.setdefault(text, len(texts))
 
 
 def pick(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
@@ -179,16 +241,18 @@ def pick(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     return table[list(columns)]
 
 
-def _ordered(values: Sequence[Any], order: Sequence[int]) -> list[Any]:
-    """Return values in an order of rows; the rows behind the last value have none."""
-    return [values[row] if row < len(values) else None for row in order]
+def _taken(values: pd.Series, which: np.ndarray) -> pd.Series:
+    """Return the value that each row has of the different ones."""
+    return values.take(which).reset_index(drop=True)
 
 
-def _id_column(values: list[Any], dtype: str) -> pd.Series:
+def _id_column(name: str, values: list[Any], dtype: str) -> pd.Series:
     import pandas as pd
 
     if dtype.startswith("datetime"):
         return pd.Series(pd.to_datetime(values, unit="ms", utc=True), dtype=dtype)
+    if name == "baseline":
+        values = [None if text is None else text == "true" for text in values]
     return pd.Series(values, dtype=dtype)
 
 
@@ -202,16 +266,12 @@ def _typed(texts: Sequence[str | None], kind: type | None) -> pd.Series:
     """Return a column of the kind or, if that is unknown or wrong, of the narrowest that fits all values."""
     import pandas as pd
 
-    different = set(texts)
     for candidate in (kind,) if kind is str else (kind, int, float, bool):
         if candidate is None:
             continue
         try:
-            # Thousands of runs share a few values.
-            parsed = {
-                text: None if _is_missing(text, candidate) else _parse(text, candidate) for text in different
-            }
-            return pd.Series([parsed[text] for text in texts], dtype=_DTYPE_OF_KIND[candidate])
+            parsed = [None if _is_missing(text, candidate) else _parse(text, candidate) for text in texts]
+            return pd.Series(parsed, dtype=_DTYPE_OF_KIND[candidate])
         except (ValueError, OverflowError):
             continue
     return pd.Series(list(texts), dtype="string")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
-from llmtrack.tracking import store
+from llmtrack.tracking import direct, store
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.filters import Moment, Wanted, quoted
 from llmtrack.tracking.frame import FrameBuilder, pick
@@ -77,12 +77,11 @@ def runs(
         of_tags["llmtrack.suite_id"] = study_id
         study_id = None
     wanted = Wanted(experiment, study_id, model, kind, search, status, of_tags, since, until)
-    found = FrameBuilder(names)
     with _progress(progress) as on_page:
-        _gather(client, list(names), wanted, found, on_page)
+        found = _gather(client, names, list(names), wanted, on_page)
         if not len(found) and experiment is not None:
             by_name = _ids_by_mlflow_name(client, names, experiment)
-            _gather(client, by_name, dataclasses.replace(wanted, experiment=None), found, on_page)
+            found = _gather(client, names, by_name, dataclasses.replace(wanted, experiment=None), on_page)
     held = _taken_over(client, list(names), study_id) if study_id and kind in (None, "scenario") else {}
     if held:
         # Of any study and experiment.
@@ -128,17 +127,23 @@ def study_run(study: str, tracking_uri: str | None = None) -> pd.Series:
 
 def _gather(
     client: MlflowClient,
+    names: Mapping[str, str],
     experiment_ids: Sequence[str],
     wanted: Wanted,
-    found: FrameBuilder,
     on_page: Callable[[int], None],
-) -> None:
-    for text in wanted.filters():
+) -> FrameBuilder:
+    filters = wanted.filters()
+    read = direct.read(client.tracking_uri, names, experiment_ids, wanted, on_page)
+    if read is not None:
+        return read
+    found = FrameBuilder(names)
+    for text in filters:
         for page in read_pages(client, experiment_ids, text):
             for run in page:
                 if wanted.holds(run):
                     found.add(run)
             on_page(len(found))
+    return found
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -198,6 +199,15 @@ def test_the_worker_imports_while_the_store_is_opened_and_goes_where_that_fails(
         entry.run_experiment(asked, declarations()["baseline"].config())
     assert seen == [True]
     assert not worker.lives()
+
+
+def test_a_matplotlib_that_is_broken_keeps_nobody_from_measuring(monkeypatch):
+    def broken():
+        raise ImportError("numpy.core.multiarray failed to import")
+
+    monkeypatch.setattr(entry.drawing, "preload", broken)
+    monkeypatch.setattr(entry.Tracker, "open", lambda *_: SimpleNamespace(offline=True))
+    assert entry.open_tracker(declarations()["baseline"].config()).offline
 
 
 def test_a_death_between_two_scenarios_is_blamed_on_the_next_one():

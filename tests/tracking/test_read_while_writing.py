@@ -6,11 +6,15 @@ import pytest
 
 from benchmarks.read_runs import fill
 from benchmarks.read_while_writing import EXPERIMENT, read_while_writing
-from llmtrack.tracking import paging
+from llmtrack.tracking import direct, paging
 
 
-def test_every_reading_holds_what_was_there_before_it(uri, monkeypatch):
+@pytest.mark.parametrize("reader", ["llmtrack", "MLflow"])
+def test_every_reading_holds_what_was_there_before_it(uri, monkeypatch, reader):
     # Several pages, between which the other process writes.
+    monkeypatch.setattr(direct, "_SCANNED", 100)
+    if reader == "MLflow":
+        monkeypatch.setattr(direct, "read", lambda *_: None)
     monkeypatch.setattr(paging, "PAGE", 10)
     monkeypatch.setattr(paging, "_FIRST_PAGE", 10)
     fill(uri, EXPERIMENT, 40)

@@ -1,0 +1,226 @@
+"""What is read straight from the database is what MLflow reads, whatever has happened to the runs."""
+
+from __future__ import annotations
+
+import math
+import random
+import sqlite3
+
+import mlflow
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+from llmtrack.errors import UsageError
+from llmtrack.tracking import direct, store
+from llmtrack.tracking.query import runs
+from llmtrack.tracking.store import sqlite_path
+
+KEYS = ("llmtrack.kind", "llmtrack.experiment", "llmtrack.study_id", "llmtrack.env.cpu", "llmtrack.baseline")
+KEYS += (
+    "llmtrack.digest.dtype",
+    "llmtrack.digest.output_digest",
+    "llmtrack.spread",
+    "llmtrack.outcome",
+    "mlflow.note.content",
+    "mlflow.runName",
+    "LLMTRACK.kind",
+    "other",
+)
+TEXTS = (
+    "scenario",
+    "study",
+    "true",
+    "1",
+    "0.5",
+    "it's",
+    '"',
+    "a%b_c",
+    "  x\ny ",
+    "Ärger",
+    "None",
+    "",
+    '{"loss":{"sd":0.5,"n":3}}',
+)
+PARAMS = (
+    "model",
+    "model_id",
+    "scenario",
+    "batch_size",
+    "dtype",
+    "use_cache",
+    "tokens_per_sec",
+    "status",
+    "x y",
+)
+METRICS = ("tokens_per_sec", "loss", "series/loss", "theirs", "spread/loss.sd", "dtype")
+NUMBERS = (0.0, -1.5, 1e-300, math.nan, math.inf, -math.inf)
+ASKED = (
+    {"kind": None},
+    {},
+    {"kind": "study", "status": "finished"},
+    {"experiment": "study", "kind": None},
+    {"experiment": "second", "kind": None},
+    {"model": "ÄR", "kind": None},
+    {"model": "a%b", "kind": None},
+    {"search": " X", "kind": None},
+    {"search": "it's", "kind": None},
+    {"since": "1970-01-01T00:00:00.005", "until": "1970-01-01T00:00:00.020", "kind": None},
+    {"tags": {"other": "Ärger"}, "kind": None},
+)
+
+
+@pytest.fixture(autouse=True)
+def few_at_once(monkeypatch):
+    monkeypatch.setattr(direct, "_SCANNED", 7)
+    monkeypatch.setattr(direct, "_ASKED", 2)
+
+
+@pytest.fixture
+def by_mlflow(monkeypatch):
+    """Reads through MLflow alone."""
+
+    def read(**asked):
+        with monkeypatch.context() as patch:
+            patch.setattr(direct, "read", lambda *_: None)
+            return runs(**asked)
+
+    return read
+
+
+@pytest.fixture
+def was_direct(monkeypatch):
+    """Whether each reading so far was direct."""
+    seen, read = [], direct.read
+
+    def noticed(*asked):
+        found = read(*asked)
+        seen.append(found is not None)
+        return found
+
+    monkeypatch.setattr(direct, "read", noticed)
+    return seen
+
+
+def happen(chance: random.Random, client: MlflowClient, experiments: list[str], made: list[str]) -> None:
+    """Let something happen to a run: all that MLflow lets happen."""
+    run_id = chance.choice(made)
+    deleted = client.get_run(run_id).info.lifecycle_stage == "deleted"
+    what = (
+        "restore"
+        if deleted
+        else chance.choice(["new", "tag", "tag", "untag", "param", "metric", "end", "name", "delete"])
+    )
+    if what == "restore":
+        client.restore_run(run_id)
+    elif what == "new":
+        name = chance.choice(["", "it's", "Ärger_1", None])
+        started = chance.choice([0, 5, 10, 20, 10])
+        made.append(client.create_run(chance.choice(experiments), started, run_name=name).info.run_id)
+    elif what == "tag":
+        client.set_tag(run_id, chance.choice(KEYS), chance.choice(TEXTS))
+    elif what == "untag":
+        for tag in list(client.get_run(run_id).data.tags)[:1]:
+            client.delete_tag(run_id, tag)
+    elif what == "param":
+        if (key := chance.choice(PARAMS)) not in client.get_run(run_id).data.params:
+            client.log_param(run_id, key, chance.choice(TEXTS))
+    elif what == "metric":
+        metric = Metric(
+            chance.choice(METRICS), chance.choice(NUMBERS), chance.randrange(9), chance.randrange(3)
+        )
+        client.log_batch(run_id, metrics=[metric])
+    elif what == "end":
+        client.set_terminated(run_id, chance.choice(["FINISHED", "FAILED", "KILLED"]), chance.randrange(30))
+    elif what == "name":
+        client.update_run(run_id, name=chance.choice(["renamed", " x", "a%b_c"]))
+    else:
+        client.delete_run(run_id)
+
+
+def outcome(read, asked, uri):
+    try:
+        return read(**asked, tracking_uri=uri)
+    except UsageError as error:
+        return str(error)
+
+
+@pytest.mark.slow(4)
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happened_it_reads_what_mlflow_reads(uri, by_mlflow, was_direct, seed):
+    client, chance = store.connect(uri), random.Random(seed)
+    experiments = [client.create_experiment(name) for name in ("first", "second")]
+    made = [client.create_run(each, 5).info.run_id for each in experiments]
+    for step in range(60):
+        happen(chance, client, experiments, made)
+        for asked in ASKED if step % 15 == 14 else ASKED[:1]:
+            read, found = (outcome(each, asked, uri) for each in (by_mlflow, runs))
+            if isinstance(read, str):
+                assert found == read
+            else:
+                pd.testing.assert_frame_equal(found, read)
+                assert found.attrs == read.attrs
+    assert set(was_direct) == {True}, "with the release of MLflow that is tested"
+
+
+def test_of_a_deleted_experiment_nothing_is_read(uri, by_mlflow):
+    client = store.connect(uri)
+    number = client.create_experiment("gone")
+    client.create_run(number)
+    assert len(runs(kind=None, tracking_uri=uri)) == 1
+    client.delete_experiment(number)
+    assert runs(kind=None, tracking_uri=uri).empty
+    assert by_mlflow(kind=None, tracking_uri=uri).empty
+
+
+def alter(uri, statement):
+    database = sqlite3.connect(sqlite_path(uri))
+    database.execute(statement)
+    database.commit()
+    database.close()
+
+
+def newer(monkeypatch, uri):
+    monkeypatch.setattr(mlflow.version, "VERSION", f"{direct.NEWEST[0]}.{direct.NEWEST[1] + 1}.0")
+
+
+def another_column(monkeypatch, uri):
+    alter(uri, "ALTER TABLE params ADD COLUMN where_else TEXT")
+
+
+def moved_tags(monkeypatch, uri):
+    alter(uri, "ALTER TABLE tags RENAME TO run_tags")
+    alter(uri, "CREATE VIEW tags AS SELECT * FROM run_tags")
+
+
+def unreadable(monkeypatch, uri):
+    def refuse(*_, **__):
+        raise sqlite3.OperationalError("database is locked")
+
+    monkeypatch.setattr(direct.sqlite3, "connect", refuse)
+
+
+@pytest.mark.parametrize("strange", [newer, another_column, moved_tags, unreadable])
+def test_a_database_that_is_not_known_is_read_by_mlflow(uri, monkeypatch, was_direct, strange):
+    client = store.connect(uri)
+    client.create_run("0", tags={"llmtrack.env.cpu": "fast"})
+    strange(monkeypatch, uri)
+    assert list(runs(kind=None, tracking_uri=uri)["env.cpu"]) == ["fast"]
+    assert was_direct == [False]
+
+
+def test_what_only_mlflow_understands_is_asked_of_mlflow(uri, was_direct):
+    client = store.connect(uri)
+    client.log_metric(client.create_run("0").info.run_id, "loss", 1.0)
+    assert len(runs(kind=None, search="metrics.loss > 0.5", tracking_uri=uri)) == 1
+    assert was_direct == [False]
+
+
+def test_reading_writes_nothing(uri, was_direct):
+    store.connect(uri).create_run("0")
+    before = sqlite_path(uri).read_bytes()
+    runs(kind=None, tracking_uri=uri)
+    assert was_direct == [True]
+    assert sqlite_path(uri).read_bytes() == before
+    assert [path.name for path in sqlite_path(uri).parent.iterdir()] == ["mlflow.db"]
