@@ -71,6 +71,13 @@ _DTYPE_OF_KIND = {str: "string", int: "Int64", float: "float64", bool: "boolean"
 PARAMS = "llmtrack.params"
 
 
+class Names(tuple[str, ...]):
+    """Names of columns; pandas copies what is attached to a table deeply, with each row that is taken of it."""
+
+    def __deepcopy__(self, memo: object) -> Names:
+        return self
+
+
 Value = TypeVar("Value")
 # Id of a run, key, and value of each.
 Values = Iterable[tuple[str, str, Value]]
@@ -193,7 +200,7 @@ class FrameBuilder:
             columns[f"params.{name}" if taken else name] = _taken(
                 _typed(found, known.kind if known else None), which
             )
-        params = tuple(name for name in columns if name not in ID_COLUMNS)
+        params = Names(name for name in columns if name not in ID_COLUMNS)
         for name in _known_first(self._metrics, schema.METRIC_BY_NAME):
             numbers = np.full(len(order), np.nan)
             numbers[: len(self._metrics.get(name, ()))] = self._metrics.get(name, ())
