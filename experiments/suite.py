@@ -14,6 +14,7 @@ from llmtrack.experiment import Experiment
 from llmtrack.options import Option, parameters, tracked, written
 from llmtrack.report.terminal import make_console, say
 from llmtrack.run.command import ConfigCommand
+from llmtrack.run.common import HOW, MEASURE
 from llmtrack.run.main import open_executor, open_tracker, say_where
 from llmtrack.run.settings import Settings
 from llmtrack.run.suite import run_suite
@@ -48,6 +49,13 @@ class Config(Settings):
             choices=tuple(FOCUSES),
         ),
     ] = None
+    same: Annotated[
+        str,
+        Option(
+            "What experiments have in common: measure it in each, reuse one run of it, or pool the repeats.",
+            choices=HOW,
+        ),
+    ] = MEASURE
     quick: Annotated[bool, Option("A first look in minutes: fewer tokens, repeats and lengths.")] = False
 
 
@@ -161,6 +169,7 @@ def run(config: Config) -> None:
             console=console,
             remarks=(quick_remark(chosen),) if config.quick else (),
             resume=config.resume,
+            same=config.same,
         )
         say_where(console, tracker, result.study)
         if not tracker.offline:

@@ -1042,6 +1042,12 @@ PARAMS: tuple[Param, ...] = (
         "share by which perplexity of the calibration text rose",
         role="found",
     ),
+    Param(
+        "pooled",
+        str,
+        "where a suite pooled what its experiments have in common: what each of them measured, as JSON",
+        role="found",
+    ),
     Param("linear_layers", int, "linear layers of the model"),
     Param(
         "quantized_layers",
@@ -1090,7 +1096,7 @@ TAGS: tuple[Tag, ...] = (
     Tag("llmtrack.omitted", "what was shortened or left out to fit MLflow's limits"),
     Tag(
         "llmtrack.taken_over",
-        "runs of earlier studies that are this study's by `resume`: id to scenario and baseline",
+        "runs of earlier studies that are this study's by `resume`, or by `same=reuse` of a suite: id to scenario and baseline",
     ),
     Tag(
         ASKED_TAG,

@@ -6,10 +6,11 @@ minute, to the next. What differs by less is no difference here and now, however
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
@@ -87,7 +88,8 @@ def floors(runs: pd.DataFrame) -> dict[tuple[str, ...], dict[str, Floor]]:
     found: dict[tuple[str, ...], dict[str, Floor]] = {}
     sampled = [each.name for each in schema.METRICS if each.sampled and each.name in finished.columns]
     for rows in groups.values():
-        for one, other in combinations([finished.iloc[row] for row in rows], 2):
+        # With itself, too: a run in which a suite pooled several tells what each of them measured.
+        for one, other in combinations_with_replacement([finished.iloc[row] for row in rows], 2):
             if ask.equal(one, other, "study_id") and (
                 not ask.equal(one, other, "scenario") or _is_replaced(one) or _is_replaced(other)
             ):
@@ -156,13 +158,20 @@ def _known(run: pd.Series) -> Mapping[str, Floor]:
 
 
 def _between(one: pd.Series, other: pd.Series, metric: str) -> Floor | None:
-    values = [ask.number(run, metric) for run in (one, other)]
-    if values[0] is None or values[1] is None or min(values[0], values[1]) <= 0:
+    found = dict.fromkeys((*_measured(one, metric), *_measured(other, metric)))
+    if len(found) < 2 or min(value for value, _ in found) <= 0:
         return None
-    (low, first), (high, second) = sorted(
-        ((values[0], _name(one)), (values[1], _name(other))), key=lambda each: each[0]
-    )
+    (low, first), (high, second) = min(found), max(found)
     return Floor(high / low - 1, (first, second), (low, high))
+
+
+def _measured(run: pd.Series, metric: str) -> list[tuple[float, str]]:
+    """Return what was measured of a run, and what that is called: several values where a suite pooled them."""
+    if ask.has(run, "pooled"):
+        each = json.loads(str(run["pooled"])).items()
+        return [(values[metric], name) for name, values in each if metric in values]
+    value = ask.number(run, metric)
+    return [] if value is None else [(value, _name(run))]
 
 
 def _is_replaced(run: pd.Series) -> bool:

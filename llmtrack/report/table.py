@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.floor import say_floor
-from llmtrack.decide.verdicts import tell
+from llmtrack.decide.verdicts import is_disturbed, tell
 from llmtrack.experiment import OwnTable
 from llmtrack.report.drawing import new_figure
 from llmtrack.report.escape import in_markdown, in_plot, on_one_line, plain
@@ -177,7 +177,12 @@ def _note(run: pd.Series) -> str:
 
 
 def change_from_baseline(run: pd.Series, runs: pd.DataFrame, compared: Sequence[str] | None = None) -> str:
-    """Say how a run differs from the baseline of its study, in those of some metrics that both have."""
+    """Say how a run differs from the baseline of its study, in those of some metrics that both have, and if it is in doubt."""
+    change = _change_from_baseline(run, runs, compared)
+    return f"{change} (in doubt: disturbed)" if ask.is_finished(run) and is_disturbed(run) else change
+
+
+def _change_from_baseline(run: pd.Series, runs: pd.DataFrame, compared: Sequence[str] | None) -> str:
     if ask.text(run, "outcome") == "same_as":
         return f"= {ask.text(run, 'same_as')}"
     if not ask.is_finished(run):

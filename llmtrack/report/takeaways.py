@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,22 @@ CHOICES = (
     ("padding_side", "{} padding"),
     ("pad_to_multiple", "padding to a multiple of {}"),
     ("batch_size", "batch size {}"),
+    *(
+        (name, f"{name} {{}}")
+        for name in (
+            *("threads", "compile", "tensor_parallel", "device_map", "kv_cache"),
+            *("graph_optimization", "onnx_attention", "ubatch", "flash_attention", "cache_type"),
+            *(
+                "block_size",
+                "group_size",
+                "symmetric",
+                "accuracy_level",
+                "algorithm",
+                "ratio",
+                "keep_quality",
+            ),
+        )
+    ),
 )
 
 
@@ -62,6 +79,11 @@ class Gain:
         return self._ratio.high
 
     @property
+    def disturbed(self) -> list[str]:
+        """Those of both that were disturbed: nothing is learned from them."""
+        return [ask.name(each) for each in (self.run, self.base) if is_disturbed(each)]
+
+    @property
     def _ratio(self) -> Ratio:
         return self.found.ratio or Ratio(1.0, 1.0, 1.0)
 
@@ -77,22 +99,22 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
     compared = gains(runs)
     found = [gain for gain in compared if gain.found.verdict != "unknown"]
     wins = [gain for gain in found if gain.found.verdict == "better"]
-    losses = [gain for gain in found if gain.found.verdict == "worse" and not is_disturbed(gain.run)]
+    losses = [gain for gain in found if gain.found.verdict == "worse" and not gain.disturbed]
     lines = []
-    sure = [gain for gain in wins if not is_disturbed(gain.run)]
+    sure = [gain for gain in wins if not gain.disturbed]
     if sure:
-        best = _best(sure)
+        best = _plainest(sure, lambda gain: gain.ratio)
         lines += [_win(best), f"What it costs: {_cost(best, runs)}."]
     elif wins:
-        names = ", ".join(dict.fromkeys(ask.name(gain.run) for gain in wins))
+        names = list(dict.fromkeys(name for gain in wins for name in gain.disturbed))
         lines.append(
-            f"Whether anything beat its baseline is not known: {names} {'was' if len(wins) == 1 else 'were'} disturbed. "
+            f"Whether anything beat its baseline is not known: {', '.join(names)} {'was' if len(names) == 1 else 'were'} disturbed. "
             f"Measure again: {measure_more(wins[0].run)}"
         )
     elif found:
         lines.append("Nothing beat the baseline of its experiment beyond noise.")
     if losses:
-        lines.append(_loss(min(losses, key=lambda gain: gain.ratio)))
+        lines.append(_loss(_plainest(losses, lambda gain: -gain.ratio)))
     if compared and not wins and not losses:
         lines += _cannot_tell([gain for gain in compared if gain.found.verdict == "unknown"])
     return (
@@ -112,9 +134,12 @@ def headline(runs: pd.DataFrame) -> dict[str, float]:
         "scenarios_failed": float((~done).sum()),
     }
     timed = measured(runs, "tokens_per_sec")
+    # The luckiest of those that were disturbed is no speed of this machine.
+    steady = timed[[not is_disturbed(run) for _, run in timed.iterrows()]]
+    timed = steady if len(steady) else timed
     if len(timed):
         found["best_tokens_per_sec"] = float(timed["tokens_per_sec"].max())
-    wins = [gain.ratio for gain in gains(runs) if gain.found.verdict == "better"]
+    wins = [gain.ratio for gain in gains(runs) if gain.found.verdict == "better" and not gain.disturbed]
     return found | ({"best_gain": max(wins)} if wins else {})
 
 
@@ -149,18 +174,18 @@ def _cannot_tell(unknown: list[Gain]) -> list[str]:
     ]
 
 
-def _best(wins: list[Gain]) -> Gain:
-    """Return the biggest win.
+def _plainest(gains: list[Gain], size: Callable[[Gain], float]) -> Gain:
+    """Return the biggest of some wins, or losses.
 
     Among those that are not told from it, it is one that generates the same tokens, and that changes one thing at a time: of
     what is changed besides it is not known whether it helps.
     """
-    biggest = max(wins, key=lambda gain: gain.ratio)
-    others = [gain for gain in wins if gain is not biggest]
+    biggest = max(gains, key=size)
+    others = [gain for gain in gains if gain is not biggest]
     told = tell(biggest.run, [gain.run for gain in others], "tokens_per_sec")
     alike = [gain for gain, found in zip(others, told, strict=True) if found.verdict in ("same", "unknown")]
     return max(
-        [biggest, *alike], key=lambda gain: (_same_tokens(gain) is True, -len(_changed(gain)), gain.ratio)
+        [biggest, *alike], key=lambda gain: (_same_tokens(gain) is True, -len(_changed(gain)), size(gain))
     )
 
 
@@ -273,8 +298,8 @@ def plain_call(runs: pd.DataFrame) -> pd.Series | None:
 
 
 def _where_time_goes(runs: pd.DataFrame) -> list[str]:
-    """Say how a plain call divides into prefill and decoding, and what limits decoding."""
-    run = plain_call(runs)
+    """Say how a plain call divides into prefill and decoding, and what limits decoding; not of one that was disturbed."""
+    run = plain_call(runs[[not is_disturbed(run) for _, run in runs.iterrows()]])
     if run is None:
         return []
     share = float(run["time_to_first_token_ms"]) / 1000 / float(run["total_latency_s"])

@@ -1,13 +1,21 @@
-"""Measure a baseline once more that was disturbed, before anything is compared with it."""
+"""Give what was disturbed further repeats while its time allows; a baseline is measured once more, before anything is compared with it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from llmtrack.decide.verdicts import DISTURBED
 from llmtrack.events import Event
+from llmtrack.measure.statistics import NOISY_CV, bootstrap_median_ci
 from llmtrack.run.executors import Executor
-from llmtrack.scenario import REPLACED, Failure, Measurement, Scenario
+from llmtrack.run.merged import merged
+from llmtrack.scenario import REPLACED, Failure, Measurement, RepeatPolicy, Scenario
+
+# So often a disturbed arm gets further repeats.
+MOST_ROUNDS = 3
+_DURATION = "total_latency_s"
 
 
 def run_undisturbed(
@@ -16,7 +24,10 @@ def run_undisturbed(
     on_event: Callable[[Event], None],
     on_disturbed: Callable[[Measurement], None],
 ) -> None:
-    """Measure a group; a baseline in it that was disturbed is measured once more, and the newer one counts.
+    """Measure a group; what of it was disturbed is measured further.
+
+    A baseline is measured once more as a whole, and the newer one counts. Any other arm gets further repeats as long as they fit
+    into its `max_seconds`; all of its repeats count, so that none is discarded.
 
     Args:
         executor: what measures.
@@ -27,16 +38,24 @@ def run_undisturbed(
     disturbed: list[Measurement] = []
 
     def hold(event: Event) -> None:
-        if isinstance(event, Measurement) and event.scenario.baseline and event.disturbed:
+        if isinstance(event, Measurement) and event.disturbed:
             disturbed.append(event)
         else:
             on_event(event)
 
     try:
         executor.run(tuple(group), hold)
+        # The baseline first: the others are compared with it.
+        disturbed.sort(key=lambda each: not each.scenario.baseline)
         while disturbed:
-            newer = _again(executor, disturbed[0].scenario, on_event)
-            first = disturbed.pop(0)
+            first = disturbed[0]
+            if not first.scenario.baseline:
+                whole = _further(executor, first, on_event)
+                disturbed.pop(0)
+                on_event(whole)
+                continue
+            newer = _again(executor, first.scenario, on_event)
+            disturbed.pop(0)
             if newer is None:
                 on_event(first)
                 continue
@@ -48,6 +67,49 @@ def run_undisturbed(
         # Interrupted: what is measured stays measured.
         for event in disturbed:
             on_event(event)
+
+
+def _further(executor: Executor, first: Measurement, on_event: Callable[[Event], None]) -> Measurement:
+    """Return a disturbed measurement with the further repeats that its time allows, until they are steady."""
+    whole, policy = first, first.scenario.repeat
+    for _ in range(MOST_ROUNDS):
+        more = _left(policy, whole.samples.get(_DURATION, ()))
+        newer = more and _again(executor, replace(first.scenario, repeat=more), on_event)
+        if not newer:
+            break
+        both = merged((whole, newer), policy)
+        whole = replace(
+            both,
+            scenario=first.scenario,
+            texts={**first.texts, **newer.texts},
+            series={**first.series, **newer.series},
+        )
+        half = _half_width(whole.samples[_DURATION])
+        if not newer.disturbed and half <= NOISY_CV:
+            calm = tuple(line for line in whole.warnings if not line.startswith(DISTURBED))
+            told = (
+                f"disturbed at first and repeated further: the median of all repeats is known to {half:.1%}"
+            )
+            return replace(whole, disturbed=False, warnings=(*calm, told))
+    if whole is first:
+        return first
+    return replace(
+        whole, disturbed=True, warnings=(*whole.warnings, "it was repeated further, and stayed disturbed")
+    )
+
+
+def _left(policy: RepeatPolicy, durations: Sequence[float]) -> RepeatPolicy | None:
+    """Return how often to repeat further in the time that is left; None where it is used up, or nothing was timed."""
+    left = policy.max_seconds - math.fsum(durations)
+    if not durations or left < 2 * max(durations):
+        return None
+    return replace(policy, max_seconds=left)
+
+
+def _half_width(durations: Sequence[float]) -> float:
+    """Return half of the 95 % interval of the median as a share of it."""
+    low, high = bootstrap_median_ci(durations)
+    return (high - low) / (high + low)
 
 
 def _again(executor: Executor, scenario: Scenario, on_event: Callable[[Event], None]) -> Measurement | None:

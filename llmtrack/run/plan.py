@@ -60,18 +60,22 @@ def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan
     groups: dict[Variant, list[Scenario]] = {}
     same = []
     for scenario in scenarios:
-        device = device_of(scenario.variant.device, machine)
-        dtype, label = choose_dtype(
-            scenario.variant.dtype, device, device.split(":")[0] in _listed(machine, "bfloat16")
-        )
-        resolved = replace(scenario.variant, device=device, dtype=dtype)
-        identity = replace(scenario, name="", baseline=False, variant=resolved)
+        identity, label = resolved(scenario, machine)
         if identity in first_of:
             same.append(SameAs(scenario, first_of[identity], label))
             continue
         first_of[identity] = scenario
         groups.setdefault(scenario.variant, []).append(scenario)
     return Plan(tuple(tuple(group) for group in groups.values()), tuple(same))
+
+
+def resolved(scenario: Scenario, machine: Mapping[str, str]) -> tuple[Scenario, str]:
+    """Return what a scenario measures on a machine, whatever it is called, and the label of its dtype there."""
+    device = device_of(scenario.variant.device, machine)
+    able = device.split(":")[0] in _listed(machine, "bfloat16")
+    dtype, label = choose_dtype(scenario.variant.dtype, device, able)
+    variant = replace(scenario.variant, device=device, dtype=dtype)
+    return replace(scenario, name="", baseline=False, variant=variant), label
 
 
 def model_folders(scenarios: Sequence[Scenario]) -> tuple[Path, ...]:

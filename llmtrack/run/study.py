@@ -18,6 +18,7 @@ from llmtrack.report.escape import on_one_line
 from llmtrack.report.place import Place
 from llmtrack.report.study import Written, write_study
 from llmtrack.report.terminal import say
+from llmtrack.run.common import Common
 from llmtrack.run.ending import end_study
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan, model_folders
@@ -29,7 +30,7 @@ from llmtrack.stopping import stop_in_order
 from llmtrack.tracking.checkpoints import fetch_checkpoints
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
-from llmtrack.tracking.taken_over import taken_over_tag
+from llmtrack.tracking.taken_over import link_to, taken_over_tag
 from llmtrack.tracking.tracker import Study, Tracker
 from llmtrack.words import plural
 
@@ -85,6 +86,7 @@ def run_study(
     suite_id: str | None = None,
     resume: bool = False,
     suite_progress: SuiteProgress | None = None,
+    common: Common | None = None,
 ) -> StudyResult:
     """Measure every scenario of an experiment and track it.
 
@@ -99,11 +101,14 @@ def run_study(
         suite_id: id of the suite that the study is part of.
         resume: take over finished runs of the same scenario, work and machine instead of measuring again.
         suite_progress: how far the suite is.
+        common: what its suite has measured already, to reuse or pool it.
 
     Raises:
         UsageError: the scenarios cannot be planned, or a model is of a run that is not there.
         TrackingError: the store refuses the study.
     """
+    import pandas as pd
+
     machine = executor.machine()
     fetch_checkpoints(experiment.scenarios, tracker.tracking_uri)
     plan = make_plan(experiment.scenarios, machine)
@@ -122,6 +127,12 @@ def run_study(
             f"  resume: {len(earlier)} of {plural(len(experiment.scenarios), 'scenario')} "
             f"{'is' if len(earlier) == 1 else 'are'} measured already and skipped",
         )
+    reused = common.reused([each for group in plan.groups for each in group]) if common else []
+    for run in reused:
+        say(console, f"  {run['scenario'].iloc[0]}: not measured again, reused: {link_to(run.iloc[0])}")
+    if reused:
+        plan = plan.without({run["scenario"].iloc[0] for run in reused})
+        earlier = pd.concat([*([] if earlier is None else [earlier]), *reused], ignore_index=True)
     counts, refused = {Measurement: 0, Failure: 0}, 0
     start = partial(
         tracker.start_study,
@@ -149,6 +160,8 @@ def run_study(
                 elif isinstance(event, Steps):
                     tracker.log_steps(event.run_key, event.rows)
                 elif isinstance(event, (Measurement, Failure)):
+                    if isinstance(event, Measurement) and common is not None:
+                        event = common.pooled(experiment.name, event)
                     counts[type(event)] += 1
                     refused += isinstance(event, Failure) and event.kind == "extension"
                     tracker.log(study, event)

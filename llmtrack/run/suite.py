@@ -18,6 +18,7 @@ from llmtrack.report.place import Place
 from llmtrack.report.study import Written
 from llmtrack.report.suite import write_suite
 from llmtrack.report.terminal import say
+from llmtrack.run.common import MEASURE, Common
 from llmtrack.run.ending import end_study
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan
@@ -69,6 +70,7 @@ def run_suite(
     console: Console,
     remarks: Sequence[str] = (),
     resume: bool = False,
+    same: str = MEASURE,
 ) -> SuiteResult:
     """Run experiments one after the other; one that fails does not stop the rest.
 
@@ -83,6 +85,7 @@ def run_suite(
         console: where progress and the report are printed.
         remarks: what the reader of the report must know of how it was measured.
         resume: take over finished runs, as `run_study` does.
+        same: what becomes of cells that several experiments ask for; see `llmtrack.run.common`.
 
     Raises:
         TrackingError: the store refuses the suite's run.
@@ -93,6 +96,7 @@ def run_suite(
     reasons: dict[str, str] = {}
     for remark in remarks:
         say(console, remark)
+    common = Common(same, experiments, machine)
     progress = SuiteProgress({each.name: _planned(each, machine) for each in experiments})
     say(console, plan_of(experiments, progress.total))
     run: list[Experiment] = []
@@ -101,8 +105,8 @@ def run_suite(
             experiment = planned
             say(console, f"\n{progress.begin(experiment.name)}")
             try:
-                experiment = _following(planned, results)
-                results[experiment.name] = run_study(
+                experiment = common.prepared(_following(planned, results))
+                results[experiment.name] = done = run_study(
                     experiment,
                     tracker=tracker,
                     executor=executor,
@@ -110,7 +114,9 @@ def run_suite(
                     suite_id=suite.study_id,
                     resume=resume,
                     suite_progress=progress,
+                    common=common,
                 )
+                common.learn(experiment, done.tracked)
             except Exception as error:
                 # A mistake in one experiment's plots or reading must not cost the hours of the others.
                 if not isinstance(error, LlmtrackError):

@@ -25,6 +25,11 @@ def taken_over_tag(earlier: pd.DataFrame) -> dict[str, str]:
     return {TAG: json.dumps(held, separators=(",", ":"))}
 
 
+def link_to(run: pd.Series) -> str:
+    """Say which run is taken over."""
+    return f"{ask.text(run, 'experiment')}, run {ask.text(run, 'run_id')}"
+
+
 def taken_over(tags: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
     """Return the scenario's name, and whether it is the baseline, of each run that a study with these tags took over."""
     try:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
+from dataclasses import fields
 
 import pytest
 
+from llmtrack import metrics as schema
 from llmtrack.decide import floor, gate
 from llmtrack.decide.comparing import compare_pairs, with_known_floors
 from llmtrack.decide.floor import floor_of, floors, say_floor, with_floors
@@ -17,8 +20,8 @@ from llmtrack.measure.statistics import findings
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.show import Layout, show
 from llmtrack.report.table import summary_table
-from llmtrack.report.takeaways import takeaways
-from llmtrack.scenario import REPLACED, RepeatPolicy
+from llmtrack.report.takeaways import CHOICES, headline, takeaways
+from llmtrack.scenario import REPLACED, RepeatPolicy, TrainTask
 from tests.report.frames import frame, interval, run
 
 SUITE = {"suite_id": "suite-1", "workload_id": "w", "environment_id": "e", "output_digest": "d"}
@@ -177,11 +180,35 @@ def test_what_was_replaced_since_it_was_disturbed_is_no_evidence_of_the_floor():
     assert not any(floors(frame(first, timed("a", 23.0) | {"run_id": "again"})).values())
 
 
-def test_takeaways_change_one_thing_at_a_time_where_runs_allow_it():
-    base = timed("one", 10.0, baseline=True, pad_to_multiple=1)
-    both = timed("padded", 40.5, batch_size=8, pad_to_multiple=64)
-    alone = timed("plain", 40.0, batch_size=8, pad_to_multiple=1)
-    assert "Biggest win: batch size 8 instead of 1 gives 4.00x" in takeaways(frame(base, both, alone))[0]
+@pytest.mark.parametrize(("factor", "start"), [(4.0, "Biggest win"), (0.25, "To avoid")])
+@pytest.mark.parametrize(
+    ("besides", "before", "after"),
+    [
+        ("pad_to_multiple", 1, 64),
+        ("threads", 2, 1),
+        ("compile", "none", "default"),
+        ("graph_optimization", "all", "basic"),
+        ("use_cache", True, False),
+    ],
+)
+def test_takeaways_change_one_thing_at_a_time_where_runs_allow_it(factor, start, besides, before, after):
+    base = timed("one", 10.0, baseline=True, **{besides: before})
+    both = timed("both", 10.0 * factor * (1.002 if factor > 1 else 0.998), batch_size=8, **{besides: after})
+    alone = timed("alone", 10.0 * factor, batch_size=8, **{besides: before})
+    (line,) = [each for each in takeaways(frame(base, both, alone)) if each.startswith(start)]
+    assert line.startswith(f"{start}: batch size 8 instead of 1 gives {factor:.2f}x")
+
+
+def test_whatever_configures_a_run_is_a_choice_that_takeaways_count_or_is_of_the_model_and_what_was_made_of_it():
+    of_model = {
+        *("model_id", "reference", "reference_tokens", "tokenizer_tokens", "architecture", "parameters"),
+        *("context_length", "vocab_size", "linear_layers", "trust_remote_code", "provider", "arithmetic"),
+        *("weight_bits", "calibration", "calibration_digest", "calibration_tokens", "calibration_method"),
+        # Of the texts of a prompt, and of the only decoding that there is.
+        *("empty_prompt", "overlong_prompt", "decoding"),
+    }
+    trained = {field.name for field in fields(TrainTask)}
+    assert {*schema.params_of("configuration")} - trained == {*dict(CHOICES)} | of_model - trained
 
 
 @pytest.mark.parametrize(
@@ -194,8 +221,36 @@ def test_takeaways_are_never_from_a_run_that_was_disturbed(warning):
     assert takeaways(frame(base, wild))[0].startswith(
         "Whether anything beat its baseline is not known: wild was disturbed."
     )
+    assert takeaways(frame(base | {"warnings": warning}, calm))[0].startswith(
+        "Whether anything beat its baseline is not known: one was disturbed."
+    )
+    assert "best_gain" not in headline(frame(base, wild))
     slow = timed("slow", 1.0, dtype="float16", warnings=warning)
     assert not any("To avoid" in line for line in takeaways(frame(base, slow, calm)))
+
+
+def test_where_the_time_goes_is_told_of_no_call_that_was_disturbed():
+    call = {"time_to_first_token_ms": 200.0, "inter_token_latency_ms": 60.0, "total_latency_s": 2.0}
+    plain = timed("one", 10.0, baseline=True, **call)
+    assert any("Where the time goes" in line for line in takeaways(frame(plain)))
+    noisy = frame(plain | {"warnings": "noisy: repeats vary"})
+    assert not any("Where the time goes" in line for line in takeaways(noisy))
+
+
+def test_the_table_marks_what_stayed_disturbed():
+    noisy = {"warnings": "noisy: repeats vary by 30%"}
+    runs = frame(timed("one", 10.0, baseline=True) | noisy, timed("two", 20.0, dtype="bfloat16") | noisy)
+    changes = [row[-1] for row in summary_table(runs).rows]
+    assert changes[0] == "baseline (in doubt: disturbed)"
+    assert changes[1].endswith(" (in doubt: disturbed)")
+    assert not any("disturbed" in row[-1] for row in summary_table(frame(*EQUAL)).rows)
+
+
+def test_what_a_suite_pooled_still_tells_how_far_it_differed():
+    each = {"baseline/base": {"tokens_per_sec": 14.4}, "precision/float32": {"tokens_per_sec": 16.7}}
+    (known,) = floors(frame(timed("float32", 15.5, pooled=json.dumps(each)))).values()
+    assert known["tokens_per_sec"].share == pytest.approx(16.7 / 14.4 - 1)
+    assert known["tokens_per_sec"].names == ("baseline/base", "precision/float32")
 
 
 def test_what_says_disturbed_is_what_the_measuring_side_says():

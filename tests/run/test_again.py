@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from llmtrack.decide.verdicts import DISTURBED
 from llmtrack.events import Log
 from llmtrack.measure import interference, statistics
 from llmtrack.measure.statistics import disturbed
-from llmtrack.run.again import run_undisturbed
+from llmtrack.run.again import MOST_ROUNDS, run_undisturbed
 from llmtrack.scenario import QualityCheck
 from tests.tracking.samples import failure, measurement, scenario
 
@@ -21,7 +22,8 @@ FIRST = measurement(
     warnings=("the machine was busy: 82%",),
     started_at=1.0,
 )
-OTHER = measurement("other", disturbed=True)
+# Its repeats leave no time for further ones.
+OTHER = measurement("other", disturbed=True, samples={"total_latency_s": (29.0, 29.0)})
 QUIET = measurement(
     scenario=replace(BASE, quality=None), metrics={"tokens_per_sec": 23.0}, warnings=(), started_at=9.0
 )
@@ -86,6 +88,75 @@ def test_a_quiet_baseline_is_measured_once():
     executor, told, _ = measured([replace(FIRST, disturbed=False), OTHER])
     assert len(executor.asked) == 1
     assert len(told) == 2
+
+
+def rounds(*durations, disturbed_since=()):
+    """A disturbed arm that is no baseline, and what became of it after rounds of these durations."""
+    first = measurement(
+        "arm",
+        disturbed=True,
+        warnings=("noisy: repeats vary by 60%", "random weights: quality is meaningless"),
+        samples={"total_latency_s": (1.0, 3.0, 1.0, 4.0, 1.0)},
+        metrics={"total_latency_s": 1.0, "perplexity": 20.0},
+        scenario=replace(scenario("arm"), quality=QualityCheck()),
+    )
+    newer = [
+        [
+            measurement(
+                "arm",
+                samples={"total_latency_s": each},
+                warnings=(),
+                metrics={"total_latency_s": 1.0},
+                disturbed=place in disturbed_since,
+            )
+        ]
+        for place, each in enumerate(durations)
+    ]
+    executor, told = Scripted([first], *newer), []
+    run_undisturbed(executor, (first.scenario,), told.append, lambda first: None)
+    ((whole,), asked) = told, executor.asked[1:]
+    return first, whole, [each for (each,) in asked]
+
+
+STEADY = (1.0, 1.01, 0.99, 1.0, 1.0, 1.01, 0.99, 1.0)
+
+
+def test_an_arm_that_was_disturbed_gets_further_repeats_all_of_which_count():
+    first, whole, (asked,) = rounds(STEADY)
+    assert asked.quality is None, "its quality is known already"
+    assert asked.repeat == replace(first.scenario.repeat, max_seconds=50.0), "10 of 60 seconds are used"
+    assert whole.samples["total_latency_s"] == (1.0, 3.0, 1.0, 4.0, 1.0, *STEADY)
+    assert whole.summaries["total_latency_s"].n == 13
+    assert whole.metrics["perplexity"] == 20.0
+    assert whole.scenario == first.scenario
+    assert not whole.disturbed
+    assert whole.warnings == (
+        "random weights: quality is meaningless",
+        "disturbed at first and repeated further: the median of all repeats is known to 0.5%",
+    )
+
+
+def test_an_arm_that_stays_disturbed_is_repeated_a_few_times_and_says_so():
+    _, whole, asked = rounds(*[(1.0, 5.0)] * MOST_ROUNDS, disturbed_since=range(MOST_ROUNDS))
+    assert len(asked) == MOST_ROUNDS
+    assert whole.disturbed
+    assert whole.warnings[-1] == "it was repeated further, and stayed disturbed"
+    assert any(line.startswith(DISTURBED) for line in whole.warnings)
+    assert len(whole.samples["total_latency_s"]) == 5 + 2 * MOST_ROUNDS
+
+
+def test_an_arm_whose_time_is_used_up_stays_as_it_was_and_keeps_its_doubt():
+    _, whole, asked = rounds((20.0, 29.0), disturbed_since=(0,))
+    assert len(asked) == 1, "59 of 60 seconds are used"
+    assert whole.samples["total_latency_s"][-2:] == (20.0, 29.0)
+    assert whole.disturbed
+
+
+def test_what_was_not_timed_is_not_repeated():
+    told = []
+    untimed = measurement("scored", disturbed=True, samples={})
+    run_undisturbed(Scripted([untimed]), (untimed.scenario,), told.append, lambda first: None)
+    assert told == [untimed]
 
 
 @pytest.mark.parametrize(
