@@ -83,7 +83,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
     lines.append(f"Each further prompt token costs {extra / more:.2f} ms of the time to the first token.")
     if ask.has(short, "inter_token_latency_ms") and ask.has(long, "inter_token_latency_ms"):
         lines.append(
-            f"Decoding behind the longer prompt takes {say.change(short, long, 'inter_token_latency_ms', across_work=True)} per token "
+            f"Per token, decoding behind the longer prompt takes {say.change(short, long, 'inter_token_latency_ms', across_work=True)} "
             f"({short['inter_token_latency_ms']:.1f} ms to {long['inter_token_latency_ms']:.1f} ms)."
         )
     share = long["time_to_first_token_ms"] / 1000 / long["total_latency_s"]

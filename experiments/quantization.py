@@ -355,18 +355,18 @@ def _advice(best: pd.Series, base: pd.Series, done: pd.DataFrame, key: str, use:
     # The fastest was picked out of all of them, so that as many comparisons were made.
     found = say.compare(base, best, key, len(done) - 1)
     if found.verdict == "same":
-        return f"{start} nothing beats the baseline beyond noise ({found.words}){say.in_doubt(found)}."
+        return f"{start} nothing beats the baseline beyond noise: {found.words}{say.in_doubt(found)}."
     if not found.told or found.ratio is None:
         return (
-            f"{start} nothing can be told yet of {best['scenario']} against the baseline ({found.words}): "
+            f"{start} nothing can be told yet of {best['scenario']} against the baseline ({found.why}): "
             f"measure more: {measure_more(base, found.repeats_needed)}"
         )
     within = done[done["perplexity"] / base["perplexity"] - 1 <= cost]
     rivals = [run for _, run in within.iterrows() if run["run_id"] not in (best["run_id"], base["run_id"])]
     return (
         f"{start}: {best['scenario']}, {found.ratio.value:.2f} times the baseline's {phase} speed "
-        f"at {best['perplexity'] / base['perplexity'] - 1:+.2%} perplexity{say.all_behind(best, rivals, key)}"
-        f"{say.in_doubt(found)}."
+        f"at {best['perplexity'] / base['perplexity'] - 1:+.2%} perplexity{say.in_doubt(found)}"
+        f"{say.all_behind(best, rivals, key)}."
     )
 
 

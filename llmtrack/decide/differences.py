@@ -53,6 +53,11 @@ class Difference:
     repeats_needed: int = 0
 
     @property
+    def why(self) -> str:
+        """The words without what to do, for a sentence that says that itself."""
+        return self.words.partition(": measure at least")[0]
+
+    @property
     def repeated(self) -> bool:
         """Whether a side was repeated, so that noise is known."""
         return max(self.n_baseline, self.n_candidate) > 1
@@ -218,7 +223,7 @@ def too_few(n_baseline: int, n_candidate: int, tests: int, alpha: float = ALPHA,
     """
     enough = enough_repeats(tests, alpha, sides)
     among = f" among {tests} comparisons" if tests > 1 else ""
-    return f"too few repeats to tell{among} ({n_baseline} against {n_candidate}): measure at least {enough} of each"
+    return f"too few repeats to tell{among}, {n_baseline} against {n_candidate}: measure at least {enough} of each"
 
 
 def enough_repeats(tests: int, alpha: float = ALPHA, sides: int = 2) -> int:

@@ -289,7 +289,7 @@ def _cannot_tell(
     figures = [f"{name} {_amount(run, objective)}" for name, run in rivals.items() if ask.has(run, objective)]
     return (
         f"Nothing can be recommended yet{_of_model(best)}: {ask.name(best)} has {_amount(best, objective)} against "
-        f"{_listed(figures)}, and it cannot be told which is best ({why.words}): measure more: {command}"
+        f"{_listed(figures)}, and it cannot be told which is best ({why.why}): measure more: {command}"
     )
 
 

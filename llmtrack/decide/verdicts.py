@@ -214,7 +214,7 @@ def _above_floor(found: Difference, floor: float) -> Difference:
     """Return a difference, which is none where equal settings differed by as much."""
     if not found.told or found.ratio is None or not is_within(found.ratio.value, floor):
         return found
-    return dataclasses.replace(found, verdict="same", words=f"{in_words(floor)} ({found.words})")
+    return dataclasses.replace(found, verdict="same", words=f"{in_words(floor)}: {found.words}")
 
 
 def _samples(run: pd.Series, metric: str, known: Mapping[str, Samples]) -> Sequence[float]:

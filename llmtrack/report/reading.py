@@ -38,14 +38,15 @@ def compare(
 
 
 def change(before: pd.Series, after: pd.Series, key: str, among: int = 1, across_work: bool = False) -> str:
-    """Say how a time changed: `2.1x as long`, `12 % longer`, that it is within noise, or why it cannot be told."""
+    """Say what time a call takes beside another: `2.1x as long`, `12.0% longer`, no other, or why it cannot be told."""
     found = compare(before, after, key, among, across_work)
-    if found.verdict == "same" and not _is_alike(found):
-        return f"a time that cannot be told from the other's ({found.words}){in_doubt(found)}"
-    if found.verdict == "same":
-        return f"about as long (the difference is within noise){in_doubt(found)}"
+    if found.ratio is not None and found.verdict == "same":
+        if _is_alike(found):
+            return f"about as long, no different within the noise{in_doubt(found)}"
+        ends = (f"{100 * (end - 1):+.0f} %" for end in (found.ratio.low, found.ratio.high))
+        return f"a time that cannot be told from the other's: it may be {' to '.join(ends)}{in_doubt(found)}"
     if not found.told or found.ratio is None:
-        return f"a time that cannot be told from the other's ({found.words})"
+        return f"a time that cannot be told from the other's: {found.why}"
     ratio = found.ratio.value
     if ratio >= 2:
         return f"{ratio:.1f}x as long{in_doubt(found)}"
@@ -59,13 +60,17 @@ def _is_alike(found: Difference) -> bool:
 
 def times(found: Difference, what: str) -> str:
     """Say a ratio: `2.10x (1.98x to 2.20x) the tokens/s`, no other, or why it cannot be told."""
-    if found.verdict == "same" and not _is_alike(found):
-        return f"{what} of which nothing can be told ({found.words}){in_doubt(found)}"
-    if found.verdict == "same":
-        return f"no other {what} beyond noise{in_doubt(found)}"
-    if not found.told or found.ratio is None:
-        return f"{what} of which nothing can be told ({found.words})"
     ratio = found.ratio
+    if ratio is None:
+        return f"{what} that cannot be compared: {found.why}"
+    if found.verdict == "same" and not _is_alike(found):
+        return (
+            f"between {ratio.low:.2f}x and {ratio.high:.2f}x the {what}, which tells nothing{in_doubt(found)}"
+        )
+    if found.verdict == "same":
+        return f"about the {what}, no different within the noise{in_doubt(found)}"
+    if not found.told:
+        return f"{ratio.value:.2f}x the {what}, which tells nothing yet: {found.why}"
     interval = f" ({ratio.low:.2f}x to {ratio.high:.2f}x)" if found.repeated else ""
     return f"{ratio.value:.2f}x{interval} the {what}{in_doubt(found)}"
 
@@ -74,13 +79,13 @@ def all_behind(best: pd.Series, others: Sequence[pd.Series], key: str) -> str:
     """Return nothing if a run is told from all others in a metric; else which are like it, or cannot be told from it."""
     found = list(zip(others, tell(best, others, key), strict=True))
     same = [ask.name(run) for run, each in found if each.verdict == "same"]
-    unknown = [(ask.name(run), each.words) for run, each in found if not each.told and each.verdict != "same"]
+    unknown = [(ask.name(run), each.why) for run, each in found if not each.told and each.verdict != "same"]
     parts = [f"no different within the noise: {', '.join(same)}"] if same else []
     if unknown:
         command = measure_more(best, max(each.repeats_needed for _, each in found))
         names = ", ".join(name for name, _ in unknown)
         parts.append(f"it cannot be told from {names} ({unknown[0][1]}): measure more: {command}")
-    return f" ({'; '.join(parts)})" if parts else ""
+    return "".join(f"; {part}" for part in parts)
 
 
 def cannot_tell(base: pd.Series, others: Sequence[pd.Series], key: str) -> list[str]:
@@ -97,14 +102,14 @@ def cannot_tell(base: pd.Series, others: Sequence[pd.Series], key: str) -> list[
     command = measure_more(base, max(each.repeats_needed for _, each in unknown))
     return [
         f"How {names} compare{'s' if len(unknown) == 1 else ''} with {ask.name(base)} in {key} cannot be told "
-        f"({unknown[0][1].words}): measure more: {command}"
+        f"({unknown[0][1].why}): measure more: {command}"
     ]
 
 
 def in_doubt(found: Difference) -> str:
-    """Return ` (in doubt: ...)` where a run that a sentence rests on carries warnings; else nothing."""
+    """Return `, in doubt since ...` where a run that a sentence rests on carries warnings; else nothing."""
     runs = dict.fromkeys(line.partition(": ")[0] for line in found.doubts)
-    return f" (in doubt: {', '.join(runs)} carried warnings)" if runs else ""
+    return f", in doubt since {' and '.join(runs)} carried warnings" if runs else ""
 
 
 def speed(run: pd.Series) -> str:
@@ -155,7 +160,8 @@ def floors(run: pd.Series) -> list[str]:
         if not ask.has(run, f"{stage}_floor_share") or not ask.has(run, f"{stage}_bound"):
             continue
         share, bound = run[f"{stage}_floor_share"], run[f"{stage}_bound"]
-        words = f"{title} reaches {share:.0%} of its floor of {run[f'{stage}_floor_ms']:.3g} {unit}, which {bound} sets"
+        floor = f"its floor of {run[f'{stage}_floor_ms']:.3g} {unit}, which {bound} sets"
+        words = f"{title} takes {1 / share:.{0 if share < 0.01 else 1}f} times {floor}"
         if share < FAR_FROM_BOUND:
             words += ": the rest is overhead (launches, small operators, other programs)"
         lines.append(f"{words}.")

@@ -170,7 +170,7 @@ def _cannot_tell(unknown: list[Gain]) -> list[str]:
     first = unknown[0]
     return [
         f"Of {plural(len(unknown), 'comparison')} of speed nothing can be told, such as {ask.name(first.run)} against "
-        f"{ask.name(first.base)} ({first.found.words}): measure more: {measure_more(first.run, repeats)}"
+        f"{ask.name(first.base)} ({first.found.why}): measure more: {measure_more(first.run, repeats)}"
     ]
 
 

@@ -196,7 +196,7 @@ def test_machines_are_compared_only_if_asked(tracker, uri):
     ):
         compare(**chosen, metrics=["total_latency_s"])
     found = compare(**chosen, metrics=["total_latency_s"], across_environments=True)
-    assert found["words"].iloc[0] == "too few repeats to tell (3 against 3): measure at least 4 of each"
+    assert found["words"].iloc[0] == "too few repeats to tell, 3 against 3: measure at least 4 of each"
 
 
 def test_prompts_that_differ_in_their_words_only(tracker, uri):

@@ -61,7 +61,7 @@ def test_a_difference_up_to_the_floor_is_none_and_one_beyond_it_is_told():
     runs = frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"), timed("int8", 25.0, quantization="int8"))
     assert told(runs, "float32", "bf16").verdict == "same"
     assert (
-        "no more than equal settings differed here, 16% (faster by 10.8 %"
+        "no more than equal settings differed here, 16%: faster by 10.8 %"
         in told(runs, "float32", "bf16").words
     )
     assert told(runs, "float32", "int8").verdict == "better"
@@ -122,7 +122,7 @@ def test_a_comparison_of_two_runs_knows_how_far_equal_settings_differed_in_their
     pairs = with_known_floors(pairs, None)
     found = compare_pairs(pairs, ["tokens_per_sec"], samples={})
     assert list(found["verdict"]) == ["same", "better"]
-    assert found["words"][0].startswith("no more than equal settings differed here, 16% (faster by 10.8 %")
+    assert found["words"][0].startswith("no more than equal settings differed here, 16%: faster by 10.8 %")
     table = differences_table(found, pairs)
     for style in ("markdown", "html", "latex", "table"):
         show(console, "", table, Layout(style))
@@ -208,7 +208,7 @@ def test_whatever_configures_a_run_is_a_choice_that_takeaways_count_or_is_of_the
         *("empty_prompt", "overlong_prompt", "decoding"),
     }
     trained = {field.name for field in fields(TrainTask)}
-    assert {*schema.params_of("configuration")} - trained == {*dict(CHOICES)} | of_model - trained
+    assert {*schema.params_of("configuration")} - trained == ({*dict(CHOICES)} | of_model) - trained
 
 
 @pytest.mark.parametrize(

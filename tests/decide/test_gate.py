@@ -74,7 +74,7 @@ def test_three_repeats_cannot_break_a_gate():
     (found,) = decide([check_samples(SLOWER, [10.0, 10.1, 10.2], [5.0, 5.1, 5.2])])
     assert (found.outcome, found.why) == (
         "cannot tell",
-        "too few repeats to tell (3 against 3): measure at least 4 of each",
+        "too few repeats to tell, 3 against 3: measure at least 4 of each",
     )
 
 

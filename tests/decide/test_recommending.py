@@ -98,7 +98,7 @@ def test_one_baseline_repeat_of_a_busy_machine_recommends_nothing_and_says_how_t
     found = recommend(runs, Limits(0.01))
     assert (found.scenario, found.run_id) == (None, None)
     assert "14.1" not in found.sentence
-    assert f"too few repeats to tell ({n} against 8): measure at least 4 of each" in found.sentence
+    assert f"(too few repeats to tell, {n} against 8): measure more: mlflow run" in found.sentence
     assert found.measure == "mlflow run . -e quantization --env-manager local -P model=m -P min_repeats=4"
     assert found.sentence.endswith(f"measure more: {found.measure}")
     assert {f"read with care: torch-float32: {each}" for each in ("noisy: 134%", BUSY)} <= set(found.notes)

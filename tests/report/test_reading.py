@@ -19,7 +19,7 @@ def row(**values):
         ((1.0, 0.99, 1.01), (2.0, 1.9, 2.1), "2.0x as long"),
         ((1.0, 0.99, 1.01), (1.125, 1.1, 1.2), "12.5% longer"),
         ((1.0, 0.99, 1.01), (0.4, 0.39, 0.41), "60.0% less time"),
-        ((1.0, 0.9, 1.1), (1.15, 1.1, 1.2), "about as long (the difference is within noise)"),
+        ((1.0, 0.9, 1.1), (1.15, 1.1, 1.2), "about as long, no different within the noise"),
         ((1.0, 0.9, 1.1), (1.15, 1.11, 1.2), "15.0% longer"),
     ],
 )
@@ -35,7 +35,7 @@ def test_what_cannot_be_told_is_not_said(n):
         for value, count in ((1.0, n), (9.0, 3))
     )
     told = reading.change(one, other, "total_latency_s")
-    assert told.startswith("a time that cannot be told from the other's (too few repeats to tell")
+    assert told.startswith("a time that cannot be told from the other's: too few repeats to tell")
 
 
 def test_many_comparisons_ask_for_more():
@@ -49,7 +49,9 @@ def test_doubts_of_a_run_go_with_what_rests_on_it():
         row(**interval("total_latency_s", value, value, value, 5), warnings=warning)
         for value, warning in ((1.0, "noisy"), (9.0, None))
     )
-    assert reading.change(one, other, "total_latency_s") == "9.0x as long (in doubt: one carried warnings)"
+    assert (
+        reading.change(one, other, "total_latency_s") == "9.0x as long, in doubt since one carried warnings"
+    )
 
 
 def test_speed_has_its_conditions():

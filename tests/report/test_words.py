@@ -25,18 +25,18 @@ CHANGES = [
     ((1.0, 1.01, 1.02, 8), (2.5, 2.53, 2.55, 8), "2.5x as long"),
     ((1.0, 1.01, 1.02, 8), (1.2, 1.212, 1.22, 8), "20.0% longer"),
     ((1.0, 1.01, 1.02, 8), (0.8, 0.808, 0.82, 8), "20.0% less time"),
-    ((1.0, 1.05, 1.1, 8), (1.05, 1.1, 1.15, 8), "about as long (the difference is within noise)"),
+    ((1.0, 1.05, 1.1, 8), (1.05, 1.1, 1.15, 8), "about as long, no different within the noise"),
     # The intervals overlap, and one may still take four times as long as the other: not alike, only not known.
     ((0.05, 0.09, 0.3, 8), (0.1, 0.24, 0.3, 8), "a time that cannot be told from the other's"),
     (
         (0.08, 0.09, 0.1, 2),
         (0.23, 0.24, 0.25, 2),
-        "a time that cannot be told from the other's (too few repeats",
+        "a time that cannot be told from the other's: too few repeats",
     ),
     (
         (1.0, 1.0, 1.0, 1),
         (2.0, 2.0, 2.0, 1),
-        "a time that cannot be told from the other's (+100.0 %, one value each",
+        "a time that cannot be told from the other's: +100.0 %, one value each",
     ),
 ]
 
