@@ -38,7 +38,7 @@ def run_undisturbed(
     disturbed: list[Measurement] = []
 
     def hold(event: Event) -> None:
-        if isinstance(event, Measurement) and event.disturbed:
+        if isinstance(event, Measurement) and _is_to_be_repeated(event):
             disturbed.append(event)
         else:
             on_event(event)
@@ -67,6 +67,11 @@ def run_undisturbed(
         # Interrupted: what is measured stays measured.
         for event in disturbed:
             on_event(event)
+
+
+def _is_to_be_repeated(event: Measurement) -> bool:
+    is_open = _left(event.scenario.repeat, event.samples.get(_DURATION, ())) is not None
+    return event.disturbed and (event.scenario.baseline or is_open)
 
 
 def _further(executor: Executor, first: Measurement, on_event: Callable[[Event], None]) -> Measurement:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import random
+from dataclasses import replace
+from unittest.mock import patch
 
 from rich.console import Console
 
@@ -39,4 +41,11 @@ def measure(
     )
     experiment = prompt_length.build(taken(prompt_length.Config, settings, lengths=tuple(lengths)))
     console = Console(file=io.StringIO())
-    return run_study(experiment, tracker=tracker, executor=executor, console=console)
+    # What is decided needs no pictures, which take most of the time.
+    with patch("llmtrack.report.study.write_report", return_value={}):
+        return run_study(
+            replace(experiment, plots=lambda runs, series: {}),
+            tracker=tracker,
+            executor=executor,
+            console=console,
+        )

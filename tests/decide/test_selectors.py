@@ -34,7 +34,6 @@ def chosen(selector, uri, **more):
     return sorted(select(selector, tracking_uri=uri, **more)["scenario"])
 
 
-@pytest.mark.slow(3)
 def test_selectors(studies, uri):
     one, other, ids = studies
     assert chosen(ids["b"], uri) == ["b"]
@@ -95,24 +94,25 @@ def test_a_suite_means_the_runs_of_all_its_studies(tracker, uri):
     assert study_run("latest:suite", uri)["run_id"] == suite.run_id
 
 
-@pytest.mark.parametrize(
-    ("selector", "message"),
-    [
-        ("newest", "names no runs: use a run id, study:ID"),
-        ("tag:a", "names no runs"),
-        ("latest:precision#c", "'latest:precision' has no scenario 'c': it has"),
-        ("branch:", "names no runs"),
-        ("branch:nope", "no tracked scenario run.*only finished ones"),
-        ("tag:a=b", "no tracked scenario run"),
-        ("alias:nope", "give it by `llmtrack alias nope RUN_ID`"),
-        ("alias:no pe", "no name of an alias"),
-        ("study:nope", "there is no study 'nope'"),
-        ("0" * 32, "no tracked scenario run"),
-    ],
-)
-def test_what_names_nothing_is_one_line(studies, uri, selector, message):
-    with pytest.raises(UsageError, match=message):
-        select(selector, tracking_uri=uri)
+NOTHING = [
+    ("newest", "names no runs: use a run id, study:ID"),
+    ("tag:a", "names no runs"),
+    ("latest:precision#c", "'latest:precision' has no scenario 'c': it has"),
+    ("branch:", "names no runs"),
+    ("branch:nope", "no tracked scenario run.*only finished ones"),
+    ("tag:a=b", "no tracked scenario run"),
+    ("alias:nope", "give it by `llmtrack alias nope RUN_ID`"),
+    ("alias:no pe", "no name of an alias"),
+    ("study:nope", "there is no study 'nope'"),
+    ("0" * 32, "no tracked scenario run"),
+]
+
+
+@pytest.mark.usefixtures("studies")
+def test_what_names_nothing_is_one_line(uri):
+    for selector, message in NOTHING:
+        with pytest.raises(UsageError, match=message):
+            select(selector, tracking_uri=uri)
 
 
 @pytest.mark.slow(1)
