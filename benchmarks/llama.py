@@ -15,7 +15,7 @@ BINARY = "LLAMA_BENCH"
 """Variable that names the program, where it is not on the path."""
 
 AGREES = Goal(0.98, 1.02)
-PROMPT, NEW, ROUNDS, WIDTH = 256, 32, 15, 0.04
+PROMPT, NEW, ROUNDS, WIDTH = 256, 32, 6, 0.04
 
 
 def measure(small: bool) -> Found:

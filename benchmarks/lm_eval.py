@@ -49,7 +49,7 @@ def full_cases() -> list[Case]:
     """Return SmolLM2, on one thread and on two, and a model with a large vocabulary."""
     wide = large_vocabulary(smollm2(), VOCABULARY, 576, 6)
     return [
-        Case("SmolLM2", smollm2(), 4 * CONTEXT, CONTEXT, (1, 2)),
+        Case("SmolLM2", smollm2(), 3 * CONTEXT, CONTEXT, (1, 2)),
         Case(f"vocabulary of {VOCABULARY:,}", wide, 2 * CONTEXT, CONTEXT, (2,), MEMORY),
     ]
 

@@ -57,6 +57,8 @@ scenario:
 """
 """What its user writes; threads are given twice, since its pytorch backend exchanges the two."""
 
+ROUNDS = 2
+
 UNITS = {
     "total latency": "s",
     "time to first token": "ms",
@@ -81,21 +83,26 @@ def measure(small: bool) -> Found:
         environment(PEER).python()
     except LlmtrackError as error:
         return Found(left_out=(f"{version(PEER)}: {error}",))
-    shape = Shape(16, 4, 2) if small else Shape(128, 32, 5)
+    shape, threads = (Shape(16, 4, 2), 1) if small else (Shape(128, 16, 3), 2)
     folder = tiny() if small else smollm2()
+    launchers = ("inline",) if small else ("inline", "process")
     left_out: list[str] = []
     with tempfile.TemporaryDirectory() as scratch:
-        arms = dict(_arms(folder, Path(scratch), shape, (1,) if small else (1, 2), onnx=not small))
-        usable = {}
-        for name, arm in arms.items():
-            # Whatever is made once (an export) is made now, and what does not work here is left out.
+        arms: dict[str, Callable[[], dict[str, float]]] = {
+            "torch": lambda: ours(folder, Path(scratch), shape, threads, "torch"),
+            **{
+                f"torch, {launcher}": lambda how=launcher: theirs(folder, shape, threads, "pytorch", how)
+                for launcher in launchers
+            },
+        }
+        if not small:
             try:
-                if "onnx" in name:
-                    arm()
-                usable[name] = arm
+                theirs(_exported(), Shape(16, 4, 1), threads, "onnxruntime", "inline")
+                arms["onnx"] = lambda: ours(folder, Path(scratch), shape, threads, "onnx")
+                arms["onnx, inline"] = lambda: theirs(_exported(), shape, threads, "onnxruntime", "inline")
             except LlmtrackError as error:
-                left_out.append(f"{name}: {error}")
-        samples = rounds(usable, 1 if small else 3)
+                left_out.append(f"{version(PEER)}, backend onnxruntime: {error}")
+        samples = rounds(arms, 1 if small else ROUNDS)
     lines = CONFIG.count("\n") + 1
     rows = [
         row(
@@ -107,37 +114,18 @@ def measure(small: bool) -> Found:
             where="a command; a file and a command",
         )
     ]
-    return Found((*_compared(samples, shape), *rows), tuple(left_out))
+    return Found((*_compared(samples, shape, threads), *rows), tuple(left_out))
 
 
-def _arms(
-    folder: Path, scratch: Path, shape: Shape, threads: tuple[int, ...], onnx: bool
-) -> Iterator[tuple[str, Callable[[], dict[str, float]]]]:
-    """Yield what is compared, by a name that says backend, threads and, of the peer, how it is launched."""
-    for count in threads:
-        yield f"torch, threads: {count}", lambda n=count: ours(folder, scratch, shape, n, "torch")
-        for launcher in ("process", "inline"):
-            yield (
-                f"torch, threads: {count}, {launcher}",
-                lambda n=count, how=launcher: theirs(folder, shape, n, "pytorch", how),
-            )
-    if onnx:
-        yield f"onnx, threads: {count}", lambda: ours(folder, scratch, shape, threads[-1], "onnx")
-        yield (
-            f"onnx, threads: {count}, inline",
-            lambda: theirs(_exported(), shape, threads[-1], "onnxruntime", "inline"),
-        )
-
-
-def _compared(samples: Samples, shape: Shape) -> Iterator[Row]:
+def _compared(samples: Samples, shape: Shape, threads: int) -> Iterator[Row]:
     for name, figures in samples.items():
-        mine = samples.get(name.rpartition(", ")[0])
-        if mine is None:
+        backend, _, launcher = name.partition(", ")
+        if not launcher:
             continue
         for what, unit in UNITS.items():
-            where = f"{name.rpartition(', ')[0]}, {shape.prompt} + {shape.new} tokens"
-            peer = f"{version(PEER)}, launcher {name.rpartition(', ')[2]}"
-            yield row(what, unit, mine[what], figures[what], where=where, peer=peer)
+            where = f"{backend}, threads: {threads}, {shape.prompt} + {shape.new} tokens"
+            peer = f"{version(PEER)}, launcher {launcher}"
+            yield row(what, unit, samples[backend][what], figures[what], where=where, peer=peer)
 
 
 def ours(folder: Path, scratch: Path, shape: Shape, threads: int, backend: str) -> dict[str, float]:
@@ -186,7 +174,7 @@ def theirs(folder: Path, shape: Shape, threads: int, backend: str, launcher: str
             "config",
         ]
         start = time.perf_counter()
-        _run(command, Path(scratch), apart())
+        _run(command, Path(scratch), {**apart(), "HYDRA_FULL_ERROR": "1"})
         wall = time.perf_counter() - start
         report: dict[str, Any] = json.loads(
             Path(scratch, "benchmark_report.json").read_text(encoding="utf-8")
@@ -222,7 +210,8 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
         command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace"
     )
     if done.returncode:
-        raise PeerError(last_error(done.stderr or done.stdout))
+        said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise PeerError(last_error(said[-1] if said else ""))
 
 
 def _prompt(folder: Path, tokens: int) -> str:

@@ -15,7 +15,7 @@ from llmtrack.measure.timing import trace_generate
 FIDELITY = Goal(0.99, 1.01, width=0.01)
 UNITS = {"total": "s", "time to first token": "ms", "inter-token latency": "ms"}
 TEXT = "The harbour wakes before the town does: boats come in, and the gulls know it."
-LEAST_ROUNDS, MOST_ROUNDS = 12, 70
+LEAST_ROUNDS, MOST_ROUNDS = 12, 60
 
 
 def measure(small: bool) -> Found:
