@@ -15,7 +15,7 @@ from llmtrack.options import Option, parameters, tracked, written
 from llmtrack.report.terminal import make_console, say
 from llmtrack.run.command import ConfigCommand
 from llmtrack.run.common import HOW, MEASURE
-from llmtrack.run.main import open_executor, open_tracker, say_where
+from llmtrack.run.main import open_executors, open_tracker, say_hardware, say_where
 from llmtrack.run.settings import Settings
 from llmtrack.run.suite import run_suite
 from llmtrack.scenario import GenerateTask, Scenario
@@ -158,26 +158,30 @@ def run(config: Config) -> None:
     """Run the suite and exit with its code."""
     console = make_console(outlive=True)
     chosen = chosen_names(config)
-    with open_executor(config) as executor:
+    codes = []
+    with open_executors(config) as executors:
         tracker = open_tracker(config)
-        result = run_suite(
-            experiments_of(chosen, config),
-            question=QUESTION,
-            settings=tracked(quicker(config) if config.quick else config, experiments=chosen),
-            tracker=tracker,
-            executor=executor,
-            console=console,
-            remarks=(quick_remark(chosen),) if config.quick else (),
-            resume=config.resume,
-            same=config.same,
-        )
-        say_where(console, tracker, result.study)
-        if not tracker.offline:
-            say(
-                console,
-                f"Next: llmtrack recommend --study {result.study.study_id} --max-perplexity-increase 1%",
+        for executor in executors:
+            say_hardware(console, executor, executors)
+            result = run_suite(
+                experiments_of(chosen, config),
+                question=QUESTION,
+                settings=tracked(quicker(config) if config.quick else config, experiments=chosen),
+                tracker=tracker,
+                executor=executor,
+                console=console,
+                remarks=(quick_remark(chosen),) if config.quick else (),
+                resume=config.resume,
+                same=config.same,
             )
-        sys.exit(result.exit_code)
+            say_where(console, tracker, result.study)
+            if not tracker.offline:
+                say(
+                    console,
+                    f"Next: llmtrack recommend --study {result.study.study_id} --max-perplexity-increase 1%",
+                )
+            codes.append(result.exit_code)
+    sys.exit(max(codes))
 
 
 main = ConfigCommand("suite", Config, run, help=__doc__)

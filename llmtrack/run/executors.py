@@ -60,6 +60,9 @@ class ManyAtOnce(Executor, Protocol):
     at_once: int
     """So many groups it takes at a time."""
 
+    where: str
+    """The hardware that it measures on, for a person."""
+
     def stop(self) -> None:
         """Have all that is measured end soon; what is there already, and can be taken up again later, is kept."""
         ...

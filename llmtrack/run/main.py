@@ -23,7 +23,7 @@ from llmtrack.report import drawing
 from llmtrack.report.escape import on_one_line
 from llmtrack.report.html import page_template
 from llmtrack.report.terminal import make_console, say
-from llmtrack.run.executors import Executor, InlineExecutor, ProcessExecutor
+from llmtrack.run.executors import Executor, InlineExecutor, ManyAtOnce, ProcessExecutor
 from llmtrack.run.patience import Patience
 from llmtrack.run.settings import RunOptions
 from llmtrack.run.study import run_study
@@ -45,12 +45,19 @@ def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
         tracker = open_tracker(settings)
         codes = []
         for executor in executors:
+            say_hardware(console, executor, executors)
             result = run_study(
                 experiment, tracker=tracker, executor=executor, console=console, resume=settings.resume
             )
             say_where(console, tracker, result.study)
             codes.append(result.exit_code)
         sys.exit(max(codes))
+
+
+def say_hardware(console: Console, executor: Executor, executors: Sequence[Executor]) -> None:
+    """Say what is measured on next where it is one of several kinds of hardware, each with a study and table of its own."""
+    if len(executors) > 1 and isinstance(executor, ManyAtOnce):
+        say(console, f"\nOn {executor.where}:")
 
 
 def open_tracker(settings: RunOptions) -> Tracker:

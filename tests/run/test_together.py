@@ -15,6 +15,8 @@ from tests.run.scenarios import generating
 class Many:
     """Measures a group once all groups that it takes at a time are there, or it is stopped."""
 
+    where = "here"
+
     def __init__(self, at_once, error=None):
         self.at_once = at_once
         self.error = error

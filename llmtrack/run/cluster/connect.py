@@ -140,6 +140,10 @@ class Cluster:
         task.ref.future().add_done_callback(partial(self._over, key))
         return task
 
+    def send(self, content: Any) -> Any:
+        """Keep something where tasks can take it from; return Ray's reference to it, which they are given."""
+        return self._ray.put(content)
+
     def interrupt(self, task: Task) -> None:
         """Ask a task to keep what it has and end."""
         with contextlib.suppress(Exception):

@@ -8,13 +8,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.events import Begun, Log, Progress, SoFar, event_from_json
 from llmtrack.plain import to_json
 from llmtrack.run.cluster import node
 from llmtrack.run.cluster.connect import Cluster, Task
+from llmtrack.run.cluster.files import Parcel, named_files, parcel_of, within_reach
 from llmtrack.run.cluster.kinds import Kind
 from llmtrack.run.executors import BESIDE, INTERRUPTED, Emit
 from llmtrack.run.kept import Kept
@@ -33,6 +34,9 @@ SILENT_SECONDS = 300.0
 WAITING = "waiting for a free node"
 
 _LOOK_SECONDS = 2.0
+
+
+Told = TypeVar("Told", bound=Measurement | Failure | Begun)
 
 
 class Stopped(BaseException):
@@ -57,11 +61,13 @@ class RayExecutor:
 
     def __init__(self, cluster: Cluster, kind: Kind, patience: Patience, alone: bool) -> None:
         self.kind = kind
+        self.where = kind.name
         self._cluster = cluster
         self._patience = patience
         self._alone = alone
         self._machine: dict[str, str] | None = None
         self._names = {each.id: each.name for each in kind.nodes}
+        self._sent: dict[str, Parcel] = {}
         self._stopping = threading.Event()
         self._running: dict[str, Task] = {}
         self._lock = threading.Lock()
@@ -78,7 +84,7 @@ class RayExecutor:
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
         """Return the tags that a run of a scenario would have of its model, as a worker on a node finds them."""
-        return dict(self._ask(node.identify, to_json(scenario)))
+        return dict(self._ask(node.identify, to_json(scenario), self._parcels([scenario])))
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
         """Measure scenarios of one variant on a node that is free.
@@ -114,6 +120,14 @@ class RayExecutor:
         """What only the cluster knows of nodes of this kind."""
         label = self.kind.nodes[0].facts.get("node_kind")
         return {"node_kind": label} if label else {}
+
+    def _parcels(self, scenarios: Sequence[Scenario]) -> list[Parcel]:
+        """Return the files of this machine that scenarios name; each is sent once, however many nodes want it."""
+        files = named_files(scenarios)
+        for written, path in files.items():
+            if written not in self._sent:
+                self._sent[written] = parcel_of(written, path, self._cluster.send)
+        return [self._sent[written] for written in files]
 
     def _ask(self, function: Any, *args: Any) -> Any:
         ref = self._cluster.call(
@@ -152,8 +166,9 @@ class RayExecutor:
         with self._lock:
             if self._stopping.is_set():
                 raise Stopped
+            parcels = self._parcels(tuple(group.waiting.values()))
             task = self._cluster.start(
-                self.kind.needs, nodes, self._patience, self._alone, self._facts, group.begin()
+                self.kind.needs, nodes, self._patience, self._alone, self._facts, group.begin(), parcels
             )
             self._running[task.key] = task
             return task
@@ -198,6 +213,7 @@ class _Group:
 
     def __init__(self, scenarios: Sequence[Scenario], emit: Emit, names: Mapping[str, str]) -> None:
         self.waiting = {scenario.name: scenario for scenario in scenarios}
+        self._asked = dict(self.waiting)
         self.kept = Kept(emit)
         self.lost_on = ""
         self._emit = emit
@@ -279,10 +295,16 @@ class _Group:
             self._at = event
         elif isinstance(event, SoFar):
             self._at = Progress(event.measurement.scenario.name, BESIDE)
-            event = SoFar(replace(event.measurement, tags={**event.measurement.tags, **self._tags}))
+            event = SoFar(self._placed(event.measurement))
         elif isinstance(event, (Measurement, Failure, Begun)):
-            event = replace(event, tags={**event.tags, **self._tags})
+            event = self._placed(event)
+        if isinstance(event, Measurement):
+            event = within_reach(event, self._tags["node"])
         self.kept(event)
+
+    def _placed(self, told: Told) -> Told:
+        """Return what was told of a scenario as it was asked here, with where it was measured."""
+        return replace(told, scenario=self._asked[told.scenario.name], tags={**told.tags, **self._tags})
 
 
 class _LostError(Exception):

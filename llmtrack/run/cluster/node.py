@@ -7,6 +7,7 @@ import os
 import platform
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -16,13 +17,16 @@ from typing import Any
 import psutil
 
 import llmtrack
-from llmtrack.events import event_to_json
+from llmtrack.errors import LlmtrackError
+from llmtrack.events import Event, event_to_json
 from llmtrack.installed import installed_version
 from llmtrack.plain import from_json
+from llmtrack.run.cluster.files import Parcel, arrive, named_back, renamed
 from llmtrack.run.executors import ProcessExecutor
 from llmtrack.run.patience import Patience
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.tracking.environment import machine_facts
+from llmtrack.worker.outcomes import failure_of
 
 BEAT_SECONDS = 10.0
 """How often a task says that it is there while it measures."""
@@ -66,14 +70,20 @@ def check(patience: Patience, alone: bool, variants: Sequence[Any]) -> None:
         executor.check([from_json(each, Variant) for each in variants])
 
 
-def identify(patience: Patience, alone: bool, scenario: Any) -> dict[str, str]:
+def identify(patience: Patience, alone: bool, scenario: Any, parcels: Sequence[Parcel]) -> dict[str, str]:
     """Return the tags that a run of a scenario would have of its model, as a worker on this node finds them."""
+    here = {each.written: arrive(each) for each in parcels}
     with _worker(patience, alone) as executor:
-        return dict(executor.identify(from_json(scenario, Scenario)))
+        return dict(executor.identify(from_json(renamed(scenario, here), Scenario)))
 
 
 def measure(
-    tell: Tell, patience: Patience, alone: bool, facts: Mapping[str, str], scenarios: Sequence[Any]
+    tell: Tell,
+    patience: Patience,
+    alone: bool,
+    facts: Mapping[str, str],
+    scenarios: Sequence[Any],
+    parcels: Sequence[Parcel],
 ) -> None:
     """Measure scenarios of one variant and tell where, each event as it happens, and that this is all.
 
@@ -85,14 +95,24 @@ def measure(
         alone: whether the node is the measurement's alone.
         facts: what only the cluster knows of the node.
         scenarios: as JSON.
+        parcels: the files that they name.
     """
+    here: dict[str, str] = {}
+
+    def emit(event: Event) -> None:
+        tell({"event": named_back(event_to_json(event), here)})
+
     with _beating(tell), _worker(patience, alone) as executor:
         try:
             tell({"where": _environment(executor, facts)})
-            executor.run(
-                [from_json(each, Scenario) for each in scenarios],
-                lambda event: tell({"event": event_to_json(event)}),
-            )
+            started = time.time()
+            try:
+                here.update({each.written: arrive(each) for each in parcels})
+            except LlmtrackError as error:
+                for each in scenarios:
+                    emit(failure_of(from_json(each, Scenario), error, started, kind="load"))
+            else:
+                executor.run([from_json(renamed(each, here), Scenario) for each in scenarios], emit)
         finally:
             executor.close()
     tell({"ended": True})

@@ -110,7 +110,7 @@ class FakeCluster:
     def alive(self) -> set[str]:
         return self.lives[0]
 
-    def start(self, needs, nodes, patience, alone, facts, scenarios):
+    def start(self, needs, nodes, patience, alone, facts, scenarios, parcels):
         import queue
 
         from llmtrack.run.cluster.connect import Task

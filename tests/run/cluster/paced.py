@@ -3,9 +3,11 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.models.load import identify
 
 
 class RealClock(FakeClock):
@@ -43,4 +45,9 @@ def once(name):
 
 
 def load(variant):
-    return PacedEngine("s-1" if variant.model.startswith("synthetic:") else variant.model)
+    if not variant.model.startswith("synthetic:"):
+        return PacedEngine(variant.model)
+    engine = PacedEngine("s-1.hangs-killed")
+    tags = identify(variant.model, None, "cpu").digests.tags
+    engine._info = replace(engine.info, tags=tags)
+    return engine

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 import threading
+import time
 
+import psutil
 import pytest
 
+from llmtrack.errors import UsageError
 from llmtrack.events import Progress
 from llmtrack.experiment import Experiment
 from llmtrack.run.cluster.executor import Stopped
 from llmtrack.run.patience import Patience
 from llmtrack.run.study import run_study
 from llmtrack.scenario import Failure, Measurement, RepeatPolicy, Variant
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.query import runs, studies
 from tests.conftest import HANG_S
 from tests.run.scenarios import generating
 
@@ -113,3 +120,95 @@ def test_stopped_it_ends_the_workers_and_keeps_what_was_measured(executor):
     assert [each.scenario.name for each in outcomes(events)] == ["done"]
     with pytest.raises(Stopped):
         executor.run([paced("too late")], events.append)
+
+
+DRIVER = """
+import sys
+from llmtrack.report.terminal import make_console
+from llmtrack.run.main import open_executor, open_tracker
+from llmtrack.run.settings import RunOptions
+from llmtrack.run.study import run_study
+from tests.run.cluster.test_cluster import ROUND, experiment
+
+settings = RunOptions(executor="ray", address=sys.argv[1], tracking_uri=sys.argv[2], resume=True)
+with open_executor(settings) as executor:
+    tracker = open_tracker(settings)
+    result = run_study(experiment(*ROUND), tracker=tracker, executor=executor, console=make_console(), resume=True)
+    sys.exit(result.exit_code)
+"""
+
+# The second hangs the first time that it is measured.
+ROUND = [paced(name, "synthetic:tiny", new) for name, new in (("one", 2), ("two", 13), ("three", 4))]
+
+
+def statuses(uri):
+    tracked = runs(tracking_uri=uri)
+    return sorted(zip(tracked["scenario"], tracked["status"], strict=True))
+
+
+def workers():
+    """Worker processes on this machine that were started for this cluster."""
+    found = []
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if (
+                "llmtrack.worker.process" in each.cmdline()
+                and each.environ().get("PACED_LOG") == os.environ["PACED_LOG"]
+            ):
+                found.append(each)
+    return found
+
+
+@pytest.mark.slow(45)
+def test_a_driver_that_is_killed_and_started_again_measures_what_is_missing_once(cluster, uri, tmp_path):
+    command = [sys.executable, "-c", DRIVER, cluster.address, uri]
+    settings = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    first = subprocess.Popen(command, **settings)
+    until = time.monotonic() + HANG_S
+    while statuses(uri) != [("one", "FINISHED")]:
+        assert first.poll() is None, first.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.5)
+    assert workers()
+    first.kill()
+    first.wait()
+    while workers():
+        assert time.monotonic() < until, "workers end with the driver"
+        time.sleep(0.5)
+    again = subprocess.run(command, timeout=HANG_S, **settings)
+    assert again.returncode == 0, again.stdout
+    assert "resume: 1 of 3 scenarios is measured already" in again.stdout
+    assert statuses(uri) == [("one", "FINISHED"), ("three", "FINISHED"), ("two", "FINISHED")]
+    assert sorted(studies(tracking_uri=uri)["outcome"]) == ["finished", "killed"]
+
+
+@pytest.mark.slow(30)
+def test_each_kind_of_hardware_is_measured_and_told_apart(cluster, uri, tracker, console):
+    """A label makes one of the nodes another kind of machine."""
+    from llmtrack.decide.comparing import compare
+    from llmtrack.run.cluster.opening import open_cluster
+
+    cluster.kill(cluster.ray.list_all_nodes()[-1].node_id[:6])
+    cluster.fill(labels={"llmtrack-kind": "cooled"})
+    executors = open_cluster(cluster.address, "each", "node", Patience(starting=HANG_S), lambda line: None)
+    try:
+        results = [
+            run_study(
+                experiment(paced("one"), paced("two", new=3)), tracker=tracker, executor=each, console=console
+            )
+            for each in executors
+        ]
+    finally:
+        executors[0].close()
+        for each in cluster.ray.worker_nodes.copy():
+            cluster.kill(each.node_id[:6])
+    tracked = runs(tracking_uri=uri)
+    assert len(tracked) == 4
+    kinds = {study: set(group["env.node_kind"].fillna("")) for study, group in tracked.groupby("study_id")}
+    assert sorted(map(tuple, kinds.values())) == [("",), ("cooled",)]
+    assert tracked["environment_id"].nunique() == 2
+    one, other = (f"study:{result.study.study_id}" for result in results)
+    with pytest.raises(UsageError, match=r"different environments .*node_kind: (not given|cooled) against"):
+        compare(one, other, ["total_latency_s"], tracking_uri=uri)
+    asked = compare(one, other, ["total_latency_s"], across_environments=True, tracking_uri=uri)
+    assert "not comparable" not in set(asked["verdict"])

@@ -1,0 +1,157 @@
+"""Files that scenarios name, on their way to a node: in a folder that it shares, or sent where they are small."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llmtrack.errors import LlmtrackError
+from llmtrack.models.cache import build_once, file_digest
+from llmtrack.models.source import parse_candidates
+from llmtrack.scenario import GenerateTask, Measurement, Scenario
+
+MIB = 2**20
+
+MOST_SENT_MIB = 512
+"""Larger models reach nodes by a shared folder or the hub: what is sent passes through the memory of both sides."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A file or folder of the driver's that a scenario names.
+
+    Attributes:
+        written: how the scenario names it.
+        path: where it is for the driver.
+        digest: of all it holds.
+        size: bytes.
+        content: Ray's reference to what `packed` returned, or None where it is too big to be sent.
+    """
+
+    written: str
+    path: str
+    digest: str
+    size: int
+    content: Any = None
+
+
+def named_files(scenarios: Sequence[Scenario]) -> dict[str, Path]:
+    """Return the models and texts of scenarios that are files here, by how they are written."""
+    found: dict[str, Path] = {}
+    for scenario in scenarios:
+        check = scenario.quality
+        reference = check.reference if check else None
+        for variant in filter(None, (scenario.variant, reference)):
+            for source in parse_candidates(variant.model):
+                if source.kind in ("folder", "gguf", "run"):
+                    found[source.spec] = Path(source.location)
+        texts = [str(scenario.variant.option("calibration", ""))]
+        texts += [] if isinstance(scenario.task, GenerateTask) else [scenario.task.corpus]
+        texts += [check.perplexity.corpus] if check else []
+        found |= {text: Path(text).expanduser() for text in texts if text.endswith((".txt", ".jsonl"))}
+    return {written: path.absolute() for written, path in found.items() if path.exists()}
+
+
+def digest_of(path: Path) -> str:
+    """Return a digest of a file, or of the names and contents of all files in a folder."""
+    if path.is_file():
+        return file_digest(path)
+    found = hashlib.sha256()
+    for each in _files(path):
+        found.update(f"{each.relative_to(path).as_posix()} {file_digest(each)}\n".encode())
+    return found.hexdigest()
+
+
+def parcel_of(written: str, path: Path, send: Callable[[Any], Any]) -> Parcel:
+    """Return a file or folder as a parcel; what is small enough is handed to `send`."""
+    size = sum(each.stat().st_size for each in _files(path))
+    content = send(packed(path)) if size <= MOST_SENT_MIB * MIB else None
+    return Parcel(written, str(path), digest_of(path), size, content)
+
+
+def packed(path: Path) -> dict[str, bytes]:
+    """Return the contents of a file or folder by their names within its parent."""
+    return {each.relative_to(path.parent).as_posix(): each.read_bytes() for each in _files(path)}
+
+
+def fetched(content: Any) -> Mapping[str, bytes]:
+    """Return what Ray's reference stands for."""
+    import ray
+
+    found: Mapping[str, bytes] = ray.get(content)
+    return found
+
+
+def arrive(parcel: Parcel, fetch: Callable[[Any], Mapping[str, bytes]] = fetched) -> str:
+    """Return where a parcel is on this node: under its own path if it is the same there, else where it was sent to.
+
+    Args:
+        parcel: what a scenario names.
+        fetch: returns what was sent, by the parcel's content.
+
+    Raises:
+        LlmtrackError: it is not here and too big to be sent, or what arrived is not what was sent.
+    """
+    path = Path(parcel.path)
+    if path.exists() and digest_of(path) == parcel.digest:
+        return parcel.path
+    if parcel.content is None:
+        there = "holds other files there" if path.exists() else "is not there"
+        raise LlmtrackError(
+            f"{parcel.written} {there}, and its {parcel.size / MIB:,.0f} MiB are too many to be sent (at most "
+            f"{MOST_SENT_MIB}): put it under {parcel.path} into a folder that all nodes share, or name a model of the hub"
+        )
+
+    def write(folder: Path) -> dict[str, Any]:
+        for name, content in fetch(parcel.content).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        if digest_of(folder / path.name) != parcel.digest:
+            raise LlmtrackError(f"{parcel.written} changed on its way to the node: measure again")
+        return {"sent": parcel.digest}
+
+    return str(build_once(f"sent-{parcel.digest[:16]}", write) / path.name)
+
+
+def renamed(data: Any, names: Mapping[str, str]) -> Any:
+    """Return JSON-ready data with other names of files, where one stands alone or in a comma list."""
+    if isinstance(data, dict):
+        return {key: renamed(value, names) for key, value in data.items()}
+    if isinstance(data, list):
+        return [renamed(value, names) for value in data]
+    if isinstance(data, str):
+        return names.get(data) or ",".join(names.get(part.strip(), part) for part in data.split(","))
+    return data
+
+
+def named_back(data: Any, names: Mapping[str, str]) -> Any:
+    """Return JSON-ready data of an event with the names as they were written, but where it says where files are."""
+    if isinstance(data, dict):
+        kept = ("files", "model_folder")
+        return {key: value if key in kept else named_back(value, names) for key, value in data.items()}
+    if isinstance(data, list):
+        return [named_back(value, names) for value in data]
+    if isinstance(data, str):
+        for written, here in names.items():
+            data = data.replace(here, written) if written != here else data
+    return data
+
+
+def within_reach(done: Measurement, node: str) -> Measurement:
+    """Return a measurement without the files that a worker wrote where the driver does not see them, with a warning of it."""
+    files = {name: path for name, path in done.files.items() if Path(path).exists()}
+    model = done.model_folder if Path(done.model_folder).is_dir() else ""
+    left = [*(done.files.keys() - files.keys()), *(["the model"] if model != done.model_folder else [])]
+    if not left:
+        return done
+    warning = (
+        f"{', '.join(sorted(left))} stayed on {node}: write into a folder that it shares with this machine"
+    )
+    return replace(done, files=files, model_folder=model, warnings=(*done.warnings, warning))
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
