@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-import llmtrack
+from llmtrack.version import FOLDER
 
 
 def environment() -> dict[str, str]:
     """Return this process's environment, with the folder of this llmtrack first on the path of imports."""
-    source = str(Path(llmtrack.__file__).parents[1])
+    source = str(FOLDER.parent)
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     return os.environ | {"PYTHONPATH": path}

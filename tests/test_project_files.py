@@ -68,6 +68,11 @@ def test_the_picture_of_the_rooms_has_each_and_tests_are_in_rooms_of_the_same_na
     assert tested - rooms - beside == {"browser", "e2e"}
 
 
+def test_no_room_reaches_back_to_the_front_of_the_package():
+    rooms = [path for path in (ROOT / "llmtrack").rglob("*.py") if path.parent.name != "llmtrack"]
+    assert [path for path in rooms if re.search(r"^import llmtrack$", path.read_text("utf-8"), re.M)] == []
+
+
 def test_no_file_is_named_after_a_value_that_some_test_gave_to_an_option():
     named = {path.name for path in ROOT.iterdir() if path.is_file()}
     assert {name for name in named if not re.search("[A-Za-z]{5}", name)} <= {".git"}

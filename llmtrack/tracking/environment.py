@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-import llmtrack
 from llmtrack import metrics as schema
 from llmtrack.scenario import digest
+from llmtrack.version import FOLDER, __version__
 
 # Instruction sets that decide which kernels an inference library picks.
 INSTRUCTION_SETS = (
@@ -58,7 +58,6 @@ NOT_SPEED = frozenset(
 _BRANCH_VARIABLES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME", "BRANCH_NAME")
 
 _GIT_TIMEOUT_S = 10
-_OWN_FOLDER = Path(llmtrack.__file__).absolute().parent
 
 
 def environment(
@@ -73,7 +72,7 @@ def environment(
         model_folders: where the models lie: `git_branch` and its like are of the user's repository, which may be theirs.
     """
     # The branch that a build server names is the user's.
-    own = {f"llmtrack_{key}": value for key, value in _git((_OWN_FOLDER,)).items() if key != "git_branch"}
+    own = {f"llmtrack_{key}": value for key, value in _git((FOLDER,)).items() if key != "git_branch"}
     worker = {key: str(value) for key, value in (worker_facts or {}).items()}
     # A worker elsewhere tells of its own machine; of this one nothing may be mixed in.
     here = {} if "machine" in worker else machine_facts()
@@ -89,7 +88,7 @@ def environment_tags(facts: Mapping[str, str]) -> dict[str, str]:
     """Return the facts as tags, with the environment's id and the tag that MLflow shows as the version."""
     tags = {schema.ENV_TAG_PREFIX + key: str(value) for key, value in facts.items()}
     tags["llmtrack.environment_id"] = environment_id(facts)
-    tags["llmtrack.version"] = llmtrack.__version__
+    tags["llmtrack.version"] = __version__
     if "git_commit" in facts:
         tags["mlflow.source.git.commit"] = facts["git_commit"]
     if "git_branch" in facts:
@@ -104,7 +103,7 @@ def machine_facts() -> dict[str, str]:
 
     memory_gib = psutil.virtual_memory().total / 2**30
     facts = {
-        "llmtrack_version": llmtrack.__version__,
+        "llmtrack_version": __version__,
         "mlflow_version": _version("mlflow"),
         "python_version": platform.python_version(),
         "os": platform.platform(),
@@ -152,7 +151,7 @@ def _user_folders(model_folders: Sequence[Path]) -> tuple[Path, ...]:
     program = getattr(sys.modules.get("__main__"), "__file__", None)
     folders = [Path.cwd(), *model_folders, *([Path(program).absolute().parent] if program else [])]
     found = list(dict.fromkeys(folder if folder.is_dir() else folder.parent for folder in folders))
-    own = _repository(_OWN_FOLDER)
+    own = _repository(FOLDER)
     return tuple(sorted(found, key=lambda folder: own != "" and _repository(folder) == own))
 
 

@@ -49,7 +49,7 @@ def test_the_repository_is_the_users_and_llmtracks_own_is_told_apart(tmp_path, m
         (folder / "file").write_text(folder.name)
     commits = {folder.name: commit_in(folder) for folder in (theirs, models, own)}
     subprocess.run(["git", "checkout", "-q", "-b", "main"], cwd=models, check=False)
-    monkeypatch.setattr(module, "_OWN_FOLDER", own)
+    monkeypatch.setattr(module, "FOLDER", own)
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
 
     def commit(folder: Path, *model_folders: Path) -> str | None:

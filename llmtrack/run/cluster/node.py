@@ -11,12 +11,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import psutil
 
-import llmtrack
 from llmtrack.errors import LlmtrackError
 from llmtrack.events import Event, event_to_json
 from llmtrack.installed import installed_version
@@ -26,6 +24,7 @@ from llmtrack.run.executors import ProcessExecutor
 from llmtrack.run.patience import Patience
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.tracking.environment import machine_facts
+from llmtrack.version import FOLDER, __version__
 from llmtrack.worker.outcomes import failure_of
 
 BEAT_SECONDS = 10.0
@@ -47,7 +46,7 @@ def versions() -> dict[str, str]:
     """Return the versions that driver and workers must have in common."""
     return {
         "python": ".".join(platform.python_version_tuple()[:2]),
-        "llmtrack": f"{llmtrack.__version__} ({_code()})",
+        "llmtrack": f"{__version__} ({_code()})",
         **{name: installed_version(name) for name in ("torch", "transformers")},
     }
 
@@ -158,7 +157,7 @@ def _beating(tell: Tell) -> Iterator[None]:
 @cache
 def _code() -> str:
     """Return a digest of llmtrack's own files: a checkout changes without another version."""
-    root = Path(llmtrack.__file__).parent
+    root = FOLDER
     found = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
