@@ -28,7 +28,7 @@ from llmtrack.run.how import how_to_run
 from llmtrack.run.main import make_executor, open_tracker, say_where
 from llmtrack.run.pool import MOST_ON_GPU, Pool
 from llmtrack.run.settings import JudgedText, ModelOptions, RunOptions
-from llmtrack.run.space import BATCHED, Space, make_space, parse_space
+from llmtrack.run.space import Space, make_space, parse_space, rows_of_work
 from llmtrack.run.tune import run_tune
 from llmtrack.scenario import GenerateTask, PerplexityTask, Scenario
 from llmtrack.tracking import ask
@@ -45,8 +45,6 @@ MORE = (
     "count in one race, and the winner measured afresh against PyTorch in float32; see [docs/tune.md](docs/tune.md)"
 )
 QUALITY = "reference_perplexity_ratio"
-# Rows of work where what is asked for gains by batches.
-ROWS = 4
 # Those that this version measures.
 OBJECTIVES = tuple(
     name
@@ -89,7 +87,7 @@ class Config(JudgedText, ModelOptions, RunOptions):
         str | None,
         Option(
             "Only these, such as 'backend=onnx recipe=int8* threads=1,2': also precision, batch_size, use_cache, "
-            "pad_to_multiple, and what a backend takes; none: all that can run here.",
+            "pad_to_multiple, and what a backend or a recipe takes (block_size=32,128); none: all that can run here.",
             min=1,
         ),
     ] = None
@@ -150,12 +148,14 @@ def space_of(config: Config, machine: Mapping[str, str]) -> Space:
     Raises:
         UsageError: nothing can be tried.
     """
-    rows = ROWS if config.objective in BATCHED else 1
+    narrowed = parse_space(config.space or "")
     task = GenerateTask(
-        (BASE_TEXT,) * rows, prompt_tokens=config.prompt_tokens, max_new_tokens=config.new_tokens
+        (BASE_TEXT,) * rows_of_work(config.objective, narrowed),
+        prompt_tokens=config.prompt_tokens,
+        max_new_tokens=config.new_tokens,
     )
     variant = config.variant(options=())
-    return make_space(variant, task, config.objective, machine, parse_space(config.space or ""))
+    return make_space(variant, task, config.objective, machine, narrowed)
 
 
 def build(config: Config) -> Experiment:
@@ -186,7 +186,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
     done = measured(runs, objective) if objective else runs[:0]
     winners = done[ask.where(done, "race_place", "winner")]
     if winners.empty:
-        return ["There is no answer: raise the budget, or widen the space.", *ask.unfinished(runs)]
+        return [_no_answer(runs), *ask.unfinished(runs)]
     best = winners.iloc[0]
     bases = runs[ask.marked(runs, "baseline")]
     lines = [_answer(best, bases.iloc[0] if len(bases) else None, objective)]
@@ -208,6 +208,12 @@ def reading(runs: pd.DataFrame) -> list[str]:
     if how:
         lines += [f"Run it: {how[0]}", f"In Python: {'; '.join(line for line in how[1:] if line)}"]
     return lines
+
+
+def _no_answer(runs: pd.DataFrame) -> str:
+    why = dict.fromkeys(ask.text(run, "race_reason") for _, run in runs.iterrows())
+    remedy = f"{next(iter(why))}." if len(why) == 1 else "raise the budget, or widen the space or the limits."
+    return f"There is no answer: {remedy}"
 
 
 def _answer(best: pd.Series, base: pd.Series | None, objective: str) -> str:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llmtrack.decide.comparing import compare
     from llmtrack.devices import resolve_dtype
     from llmtrack.engines.registry import load_engine
-    from llmtrack.engines.text import generate_text
+    from llmtrack.engines.text import generate_text, generate_texts
     from llmtrack.errors import LlmtrackError
     from llmtrack.measure.timing import time_generate
     from llmtrack.quality.corpora import load_corpus
@@ -33,6 +33,7 @@ _HOME = {
     "compare": "llmtrack.decide.comparing",
     "compute_perplexity": "llmtrack.quality.perplexity",
     "generate_text": "llmtrack.engines.text",
+    "generate_texts": "llmtrack.engines.text",
     "load_corpus": "llmtrack.quality.corpora",
     "load_engine": "llmtrack.engines.registry",
     "measurements": "llmtrack.tracking.artifacts",
@@ -50,6 +51,7 @@ __all__ = [
     "compare",
     "compute_perplexity",
     "generate_text",
+    "generate_texts",
     "load_corpus",
     "load_engine",
     "measurements",

@@ -276,7 +276,7 @@ def _found(**chosen: Any) -> pd.DataFrame:
 
 
 @main.command()
-@click.argument("prompt")
+@click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
 @click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Model, or comma list of candidates.")
 @click.option("--revision", callback=optional, help="Revision of a hub model.")
 @click.option("--backend", default="torch", show_default=True, help="Engine.")
@@ -296,17 +296,30 @@ def _found(**chosen: Any) -> pd.DataFrame:
 )
 @click.option("--no-cache", is_flag=True, help="Compute without the KV cache.")
 @click.option("--chat", is_flag=True, help="PROMPT is a message, put to the model by its chat template.")
+@click.option(
+    "--pad-to-multiple",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Pad to a multiple of so many tokens.",
+)
 def generate(
-    prompt: str, max_new_tokens: int, no_cache: bool, chat: bool, options: dict[str, str], **asked: Any
+    prompts: tuple[str, ...],
+    max_new_tokens: int,
+    no_cache: bool,
+    chat: bool,
+    pad_to_multiple: int,
+    options: dict[str, str],
+    **asked: Any,
 ) -> None:
-    """Say what a model goes on with after PROMPT, run the way that `tune` or `recommend` has named."""
+    """Say what a model goes on with after PROMPT, run the way that `tune` or `recommend` has named; several make one batch."""
     from llmtrack.engines.registry import load_engine
-    from llmtrack.engines.text import generate_text
+    from llmtrack.engines.text import generate_texts
 
     engine = load_engine(**asked, **options)
     try:
-        put = [{"role": "user", "content": prompt}] if chat else prompt
-        click.echo(generate_text(engine, put, max_new_tokens, not no_cache))
+        put = [[{"role": "user", "content": each}] if chat else each for each in prompts]
+        click.echo("\n".join(generate_texts(engine, put, max_new_tokens, not no_cache, pad_to_multiple)))
     finally:
         engine.close()
 

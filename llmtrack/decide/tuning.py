@@ -159,7 +159,8 @@ class Tuning:
         if self.winner is None or self.winner == task.baseline:
             return
         pair = (task.baseline, self.winner)
-        if metric(task.objective).sampled and self._claim_seconds(pair) <= self._left():
+        # What has no noise needs no second look.
+        if metric(task.objective).sureness != "exact" and self._claim_seconds(pair) <= self._left():
             self.fresh = duel(pair, self._afresh, self._left() / _ROOM)
         self.claim = self._claim(*pair)
         # One that is not told from the baseline is no win: the simpler of both is recommended.
@@ -210,7 +211,10 @@ class Tuning:
         self._took(name, seen)
         why, value = seen.why, seen.values.get(self.task.objective)
         if not why and value is None:
-            why = f"no {self.task.objective} could be measured"
+            why = f"no {self.task.objective} can be measured here"
+            if name == self.task.baseline:  # Nor can it be of any other way.
+                for other in self.task.names:
+                    self.race.drop(other, why)
         why = why or self._beyond(name, seen.values)
         if why:
             value = None

@@ -16,24 +16,39 @@ Messages = Sequence[Mapping[str, str]]
 def generate_text(
     engine: Engine, prompt: str | Messages, max_new_tokens: int = 32, use_cache: bool = True
 ) -> str:
-    """Return what a model says after a prompt, greedily, up to the end of its text.
+    """Return what a model says after a prompt, greedily, up to the end of its text; see `generate_texts`."""
+    return generate_texts(engine, (prompt,), max_new_tokens, use_cache)[0]
+
+
+def generate_texts(
+    engine: Engine,
+    prompts: Sequence[str | Messages],
+    max_new_tokens: int = 32,
+    use_cache: bool = True,
+    pad_to_multiple: int = 1,
+) -> list[str]:
+    """Return what a model says after each of several prompts, in one batch.
 
     Args:
         engine: a loaded engine.
-        prompt: what it goes on from; or the messages of a conversation, to which it answers by its chat template.
-        max_new_tokens: new tokens at most.
+        prompts: what it goes on from, one at least; or the messages of a conversation, to which it answers by its chat template.
+        max_new_tokens: new tokens at most, of each.
         use_cache: whether the KV cache is used.
+        pad_to_multiple: the batch is padded to a multiple of so many tokens.
 
     Raises:
-        UsageError: the prompt has no tokens, or the model has no template for messages.
-        ScenarioError: prompt and new tokens do not fit into the model's context, or into memory.
+        UsageError: a prompt has no tokens, or the model has no template for messages.
+        ScenarioError: prompts and new tokens do not fit into the model's context, or into memory.
     """
-    ids = tuple(engine.encode(prompt if isinstance(prompt, str) else chat_text(engine, prompt)))
-    if not ids:
+    texts = [prompt if isinstance(prompt, str) else chat_text(engine, prompt) for prompt in prompts]
+    rows = tuple(tuple(engine.encode(text)) for text in texts)
+    if not rows or not all(rows):
         raise UsageError("the prompt has no tokens: give some text")
-    check_batch(engine.info, 1, len(ids), max_new_tokens, cached=use_cache)
-    request = GenerateRequest((ids,), max_new_tokens, use_cache=use_cache, ignore_eos=False)
-    return engine.decode(engine.generate(request, lambda: None).new_ids[0])
+    check_batch(engine.info, len(rows), max(map(len, rows)), max_new_tokens, cached=use_cache)
+    request = GenerateRequest(
+        rows, max_new_tokens, use_cache=use_cache, ignore_eos=False, pad_to_multiple=pad_to_multiple
+    )
+    return list(map(engine.decode, engine.generate(request, lambda: None).new_ids))
 
 
 def chat_text(engine: Engine, messages: Messages) -> str:

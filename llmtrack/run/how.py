@@ -33,12 +33,13 @@ def python_lines(variant: Variant, task: GenerateTask | None = None) -> str:
         ]
     )
     call = "".join(f", {key}={value!r}" for key, value in _call(task).items())
-    tokens = task.max_new_tokens if task else 32
-    return (
-        "import llmtrack\n\n"
-        f"engine = llmtrack.load_engine({arguments})\n"
-        f"print(llmtrack.generate_text(engine, {PROMPT!r}, max_new_tokens={tokens}{call}))\n"
+    tokens, rows = (task.max_new_tokens, task.batch_size or 1) if task else (32, 1)
+    said = (
+        f"print(llmtrack.generate_text(engine, {PROMPT!r}, max_new_tokens={tokens}{call}))"
+        if rows == 1 and "pad_to_multiple" not in _call(task)
+        else f"print(*llmtrack.generate_texts(engine, [{PROMPT!r}] * {rows}, max_new_tokens={tokens}{call}), sep='\\n')"
     )
+    return f"import llmtrack\n\nengine = llmtrack.load_engine({arguments})\n{said}\n"
 
 
 def command_line(variant: Variant, task: GenerateTask | None = None) -> str:
@@ -51,7 +52,10 @@ def command_line(variant: Variant, task: GenerateTask | None = None) -> str:
         words += ["--option", f"{key}={value}"]
     if "use_cache" in _call(task):
         words += ["--no-cache"]
-    words += ["--max-new-tokens", str(task.max_new_tokens if task else 32), PROMPT]
+    if "pad_to_multiple" in _call(task):
+        words += ["--pad-to-multiple", str(_call(task)["pad_to_multiple"])]
+    words += ["--max-new-tokens", str(task.max_new_tokens if task else 32)]
+    words += [PROMPT] * ((task.batch_size or 1) if task else 1)
     return shlex.join(words)
 
 
@@ -93,9 +97,18 @@ def how_to_run(run: pd.Series) -> list[str]:
     except (LlmtrackError, ValueError):
         return []
     cache = not ask.has(run, "use_cache") or ask.is_true(run, "use_cache")
-    task = GenerateTask((), max_new_tokens=int(run["max_new_tokens"]), use_cache=cache)
+    task = GenerateTask(
+        (),
+        max_new_tokens=int(run["max_new_tokens"]),
+        use_cache=cache,
+        batch_size=int(ask.number(run, "batch_size") or 1),
+        pad_to_multiple=int(ask.number(run, "pad_to_multiple") or 1),
+    )
     return [command_line(variant, task), *python_lines(variant, task).splitlines()]
 
 
 def _call(task: GenerateTask | None) -> dict[str, Scalar]:
-    return {"use_cache": False} if task is not None and not task.use_cache else {}
+    if task is None:
+        return {}
+    told: dict[str, Scalar] = {} if task.use_cache else {"use_cache": False}
+    return told | ({} if task.pad_to_multiple == 1 else {"pad_to_multiple": task.pad_to_multiple})

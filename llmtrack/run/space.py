@@ -20,14 +20,16 @@ from llmtrack.run.plan import device_of
 from llmtrack.scenario import GenerateTask, Scalar, Variant
 
 BASELINE = ("torch", "float32")
-BATCH_SIZES = (1, 2, 4, 8)
+BATCH_SIZES = (1, 2, 4)
 # Without a cache each token is computed anew: of more new tokens than this nobody need try that.
 FEW_TOKENS = 8
 
 # Objectives that gain by what is shared among the rows of a batch, and those that a cache may cost more than it saves.
 BATCHED = ("tokens_per_sec", "latency_per_sample_s", "joules_per_token")
 CACHED = ("tokens_per_sec", "latency_per_sample_s", "joules_per_token", "time_to_first_token_ms")
-# What a call is, beside the loaded model that makes it; a backend's options come besides.
+# Objectives of the loaded model alone: neither how it is called nor how fast it computes matters.
+OF_MODEL = ("model_size_mib",)
+# What a call is, beside the loaded model that makes it; the options of a backend and of its recipes come besides.
 CALL = ("batch_size", "use_cache", "pad_to_multiple")
 KNOWN = ("backend", "precision", "recipe", *CALL)
 
@@ -109,21 +111,21 @@ def make_space(
     simplest = replace(variant, backend=backend, dtype=precision, quantization=NONE)
     found = [Candidate("-".join(BASELINE), simplest, replace(task, batch_size=1), 0)]
     left_out: list[tuple[str, str]] = []
-    known = set(KNOWN)
+    known = {*KNOWN, *(name for recipe in recipes() for name in _names(*recipe.takes))}
     for backend in backends():
         try:
             there = backend_of(backend)
         except LlmtrackError as error:
             left_out.append((backend, in_words(error)))
             continue
-        known |= {each.name for each in parameters(there.options)}
+        known |= _names(there.options)
         if not _fits(backend, narrowed.get("backend")):
             continue
-        told = list(_options(there.options, cpus, narrowed))
         own = replace(variant, backend=backend, quantization=NONE)
-        for loaded, label, exact in _loaded(own, there.precisions, device, machine, left_out):
+        for loaded, label, exact, takes in _loaded(own, there.precisions, device, machine, left_out):
             if not _wanted(label, loaded.quantization == NONE, narrowed):
                 continue
+            told = _options((there.options, *takes), cpus, narrowed, objective not in OF_MODEL)
             for (options_told, said), (call, how) in product(told, calls):
                 if (backend, label) == BASELINE and not said and not how:
                     continue
@@ -132,7 +134,9 @@ def make_space(
                 changes = exact + len(said) + len(how)
                 found.append(Candidate(name, replace(loaded, options=asked), call, changes))
     if unknown := sorted(set(narrowed) - known):
-        raise UsageError(f"space has no {', '.join(unknown)}: use {', '.join(sorted(known))}")
+        raise UsageError(
+            f"space has no {', '.join(unknown)}: use {', '.join((*KNOWN, *sorted(known - {*KNOWN})))}"
+        )
     if len(found) == 1:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out)
         raise UsageError(
@@ -154,8 +158,8 @@ def _loaded(
     device: str,
     machine: Mapping[str, str],
     left_out: list[tuple[str, str]],
-) -> Iterator[tuple[Variant, str, int]]:
-    """Yield the models of a backend, their labels, and how far each is from the baseline's."""
+) -> Iterator[tuple[Variant, str, int, tuple[type, ...]]]:
+    """Yield the models of a backend, their labels, how far each is from the baseline's, and what its recipe can be told."""
     backend = variant.backend
     able = device.split(":")[0] in machine.get("bfloat16", "").split(",")
     if missing := missing_modules(backend):
@@ -167,7 +171,7 @@ def _loaded(
         if used != precision:
             left_out.append((f"{backend}/{precision}", f"it would be {label}"))
         else:
-            yield replace(variant, dtype=precision), precision, other + int(precision != BASELINE[1])
+            yield replace(variant, dtype=precision), precision, other + int(precision != BASELINE[1]), ()
     for recipe in recipes():
         if recipe.backend != backend:
             continue
@@ -182,20 +186,28 @@ def _loaded(
                 )
             )
         else:
-            yield replace(variant, quantization=recipe.name, dtype=recipe.computes), recipe.name, other + 1
+            quantized = replace(variant, quantization=recipe.name, dtype=recipe.computes)
+            yield quantized, recipe.name, other + 1, recipe.takes
             # What is not quantized is computed fast on a card in 16 bits only.
             if on_gpu and able and recipe.computes == "float32" and "bfloat16" in precisions:
                 label = f"{recipe.name}@bfloat16"
-                yield replace(variant, quantization=recipe.name, dtype="bfloat16"), label, other + 2
+                yield replace(quantized, dtype="bfloat16"), label, other + 2, recipe.takes
 
 
 def _options(
-    options: type, cpus: int, narrowed: Mapping[str, Sequence[str]]
+    options: Sequence[type], cpus: int, narrowed: Mapping[str, Sequence[str]], timed: bool
 ) -> Iterator[tuple[tuple[tuple[str, Scalar], ...], tuple[str, ...]]]:
-    """Yield what a backend may be told, and the same in words; what is as by default is not told."""
+    """Yield what a backend and its recipe may be told, and the same in words; what is as by default is not told.
+
+    Args:
+        options: all that they take.
+        cpus: that may compute; 0: another device does.
+        narrowed: values by name, instead of those that are worth trying.
+        timed: whether those are tried at all that only make it compute otherwise.
+    """
     axes: list[list[tuple[str, Any, bool]]] = []
-    for each in parameters(options):
-        tried: tuple[Any, ...] = () if each.option.tries is None else each.option.tries(cpus)
+    for each in (each for taken in options for each in parameters(taken)):
+        tried: tuple[Any, ...] = each.option.tries(cpus) if timed and each.option.tries else ()
         values = [each.default, *(value for value in tried if value != each.default)]
         if each.name in narrowed:
             values = [each.parse(text) for text in narrowed[each.name]]
@@ -224,6 +236,15 @@ def _calls(
         }
         call = replace(task, batch_size=size, use_cache=cache, pad_to_multiple=pad)
         yield call, tuple(name for name, is_one in changed.items() if is_one)
+
+
+def _names(*configs: type) -> set[str]:
+    return {each.name for config in configs for each in parameters(config)}
+
+
+def rows_of_work(objective: str, narrowed: Mapping[str, Sequence[str]]) -> int:
+    """Return how many prompts the work has: enough for the largest batch that is tried."""
+    return max(_numbers("batch_size", narrowed) or (BATCH_SIZES if objective in BATCHED else [1]))
 
 
 def _numbers(name: str, narrowed: Mapping[str, Sequence[str]]) -> list[int]:

@@ -6,7 +6,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -18,6 +18,7 @@ from rich.console import Console
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.tuning import Tuning
 from llmtrack.experiment import Experiment
+from llmtrack.measure.statistics import summarize
 from llmtrack.report.terminal import say
 from llmtrack.run.hands import FRESH, SAMPLE, Asked, Hands, scenario_of
 from llmtrack.run.how import command_line, python_lines
@@ -30,6 +31,7 @@ from llmtrack.run.space import Space
 from llmtrack.run.study import StudyResult, opened, report_study
 from llmtrack.scenario import (
     Failure,
+    Measurement,
     Outcome,
     Scalar,
     digest,
@@ -132,6 +134,7 @@ def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
     whole = merged(
         done, replace(FRESH if tuning.fresh else SAMPLE, min_repeats=min(5, len(done)), max_repeats=200)
     )
+    whole = _with_fresh(whole, tuning.task.objective, tuning.fresh.get(name, ()))
     quality = tuning.quality.get(tuning.task.model_of[name])
     metrics = dict(whole.metrics)
     if is_base or quality is not None:
@@ -163,6 +166,19 @@ def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
         metrics=metrics,
         facts={**whole.facts, **facts},
         texts=texts,
+    )
+
+
+def _with_fresh(whole: Measurement, objective: str, values: Sequence[float]) -> Measurement:
+    """Return a measurement with what was measured afresh as samples, where a call has one figure only (its energy)."""
+    if not values or objective in whole.samples:
+        return whole
+    summary = summarize(values)
+    return replace(
+        whole,
+        samples={**whole.samples, objective: tuple(values)},
+        summaries={**whole.summaries, objective: summary},
+        metrics={**whole.metrics, objective: summary.median},
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -12,7 +13,7 @@ import llmtrack
 from llmtrack.cli import main
 from llmtrack.engines.text import chat_text
 from llmtrack.errors import UsageError
-from llmtrack.run.how import command_line, how_to_run, python_lines, variant_of
+from llmtrack.run.how import PROMPT, command_line, how_to_run, python_lines, variant_of
 from llmtrack.scenario import GenerateTask, Variant
 
 VARIANT = Variant("synthetic:tiny", device="cpu", dtype="bfloat16", options=(("threads", 1),))
@@ -31,15 +32,19 @@ def run():
             "threads": 1,
             "max_new_tokens": 3,
             "use_cache": False,
+            "batch_size": 1,
             "revision": None,
         }
     )
 
 
-def test_the_python_lines_and_the_command_say_the_same_text(capsys):
-    exec(python_lines(VARIANT, TASK), {})
+@pytest.mark.parametrize(
+    "task", [TASK, replace(TASK, use_cache=True, batch_size=3, pad_to_multiple=16)], ids=["one", "batch"]
+)
+def test_the_python_lines_and_the_command_say_the_same_text(task, capsys):
+    exec(python_lines(VARIANT, task), {})
     printed = capsys.readouterr().out
-    program, *words = shlex.split(command_line(VARIANT, TASK))
+    program, *words = shlex.split(command_line(VARIANT, task))
     assert program == "llmtrack"
     said = CliRunner().invoke(main, words, catch_exceptions=False)
     assert said.exit_code == 0
@@ -52,6 +57,15 @@ def test_a_tracked_run_tells_the_variant_that_it_measured(run):
     command, *lines = how_to_run(run)
     assert command == command_line(VARIANT, TASK)
     assert lines == python_lines(VARIANT, TASK).splitlines()
+
+
+def test_a_run_of_batches_is_run_in_batches(run):
+    run["batch_size"], run["pad_to_multiple"] = 4, 16
+    command, *lines = how_to_run(run)
+    assert command.count(PROMPT) == 4
+    assert "--pad-to-multiple 16" in command
+    assert f"generate_texts(engine, [{PROMPT!r}] * 4," in lines[-1]
+    assert "pad_to_multiple=16" in lines[-1]
 
 
 def test_a_recipe_keeps_the_options_that_are_not_its_defaults(run):

@@ -11,10 +11,10 @@ from llmtrack.engine import Backend
 from llmtrack.engines import registry
 from llmtrack.engines.options import ThreadOption
 from llmtrack.errors import UsageError
-from llmtrack.options import Option
+from llmtrack.options import Option, parameters, written
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.run import space
-from llmtrack.run.space import make_space, parse_space
+from llmtrack.run.space import make_space, parse_space, rows_of_work
 from llmtrack.scenario import GenerateTask, Variant
 
 MACHINE = {"devices": "cpu", "bfloat16": "cpu", "threads": "4"}
@@ -91,6 +91,38 @@ def test_batches_are_tried_where_the_objective_gains_by_them(objective):
     assert [each.task.batch_size for each in found.candidates] == [1, 2, 4]
 
 
+@pytest.mark.parametrize("option", ["block_size", "symmetric", "calibration"])
+def test_what_a_recipe_can_be_told_is_tried_where_the_space_names_it(option):
+    asked = {"block_size": "64,256", "symmetric": "true,false", "calibration": "builtin,pydoc"}[option]
+    found = tried(narrowed=f"backend=onnx recipe=* threads=0 {option}={asked}").candidates
+    for recipe in (each for each in recipes() if each.backend == "onnx"):
+        defaults = {each.name: each.default for config in recipe.takes for each in parameters(config)}
+        own = [each for each in found if each.variant.quantization == recipe.name]
+        told = [dict(each.variant.options).get(option, defaults.get(option)) for each in own]
+        # One that takes no such option is tried as it is.
+        assert sorted(map(written, told)) == (sorted(asked.split(",")) if option in defaults else ["none"])
+    assert len({each.name for each in found}) == len(found)
+
+
+def test_what_only_computes_otherwise_is_not_tried_for_the_size_of_a_model():
+    found = names(tried("model_size_mib"))
+    assert {f"onnx-{each.name}" for each in recipes() if each.backend == "onnx"} <= set(found)
+    assert not any("threads" in name or "batch" in name or "no_cache" in name for name in found)
+
+
+@pytest.mark.parametrize(
+    ("objective", "narrowed", "rows"),
+    [
+        ("tokens_per_sec", "", 4),
+        ("decode_tokens_per_sec", "", 1),
+        ("decode_tokens_per_sec", "batch_size=1,16", 16),
+        ("tokens_per_sec", "batch_size=1", 1),
+    ],
+)
+def test_the_work_has_prompts_enough_for_the_largest_batch(objective, narrowed, rows):
+    assert rows_of_work(objective, parse_space(narrowed)) == rows
+
+
 def test_a_call_without_cache_is_tried_for_few_new_tokens_only():
     few = GenerateTask(("a",), max_new_tokens=4)
     assert "torch-float32-no_cache" in names(tried("time_to_first_token_ms", task=few))
@@ -116,7 +148,7 @@ def test_a_space_is_narrowed_by_patterns_and_the_baseline_stays():
 @pytest.mark.parametrize(
     ("narrowed", "why"),
     [
-        ("colour=red", "space has no colour: use backend, batch_size"),
+        ("colour=red", "space has no colour: use backend, precision, recipe, batch_size"),
         ("backend", "space 'backend' is not understood"),
         ("backend=nowhere", "nothing but the baseline is left"),
         ("batch_size=two", "space batch_size=two is not possible"),
