@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
+from rich.console import Console
+
 from experiments import declarations, quantization
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
@@ -15,10 +17,19 @@ from llmtrack.options import Option, parameters, tracked, written
 from llmtrack.report.terminal import make_console, say
 from llmtrack.run.command import ConfigCommand
 from llmtrack.run.common import HOW, MEASURE
-from llmtrack.run.main import open_executors, open_tracker, say_hardware, say_where
+from llmtrack.run.executors import Executor
+from llmtrack.run.main import (
+    Performed,
+    open_executor,
+    open_executors,
+    open_tracker,
+    say_hardware,
+    say_where,
+)
 from llmtrack.run.settings import Settings
-from llmtrack.run.suite import run_suite
+from llmtrack.run.suite import SuiteResult, run_suite
 from llmtrack.scenario import GenerateTask, Scenario
+from llmtrack.tracking.tracker import Tracker
 
 QUESTION = "How should this model run on this machine?"
 MORE = (
@@ -154,26 +165,37 @@ def _few_repeats(experiment: Experiment) -> Experiment:
     return replace(experiment, scenarios=tuple(map(few, experiment.scenarios)))
 
 
+def _measure(config: Config, tracker: Tracker, executor: Executor, console: Console) -> SuiteResult:
+    chosen = chosen_names(config)
+    return run_suite(
+        experiments_of(chosen, config),
+        question=QUESTION,
+        settings=tracked(quicker(config) if config.quick else config, experiments=chosen),
+        tracker=tracker,
+        executor=executor,
+        console=console,
+        remarks=(quick_remark(chosen),) if config.quick else (),
+        resume=config.resume,
+        same=config.same,
+    )
+
+
+def perform(config: Config, console: Console) -> Performed:
+    """Run the suite in one place, and return what came of it."""
+    with open_executor(config) as executor:
+        tracker = open_tracker(config)
+        return Performed(tracker, _measure(config, tracker, executor, console))
+
+
 def run(config: Config) -> None:
     """Run the suite and exit with its code."""
     console = make_console(outlive=True)
-    chosen = chosen_names(config)
     codes = []
     with open_executors(config) as executors:
         tracker = open_tracker(config)
         for executor in executors:
             say_hardware(console, executor, executors)
-            result = run_suite(
-                experiments_of(chosen, config),
-                question=QUESTION,
-                settings=tracked(quicker(config) if config.quick else config, experiments=chosen),
-                tracker=tracker,
-                executor=executor,
-                console=console,
-                remarks=(quick_remark(chosen),) if config.quick else (),
-                resume=config.resume,
-                same=config.same,
-            )
+            result = _measure(config, tracker, executor, console)
             say_where(console, tracker, result.study)
             if not tracker.offline:
                 say(

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import sys
 import time
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
+
+from rich.console import Console
 
 from experiments.prompts import BASE_TEXT
 from llmtrack import metrics as schema
@@ -25,7 +28,7 @@ from llmtrack.report.terminal import say as tell_user
 from llmtrack.run.command import ConfigCommand
 from llmtrack.run.hands import Asked
 from llmtrack.run.how import how_to_run
-from llmtrack.run.main import make_executor, open_tracker, say_where
+from llmtrack.run.main import Performed, make_executor, open_tracker, say_where
 from llmtrack.run.pool import MOST_ON_GPU, Pool
 from llmtrack.run.settings import JudgedText, ModelOptions, RunOptions
 from llmtrack.run.space import Space, make_space, parse_space, rows_of_work
@@ -268,14 +271,13 @@ def _objective(runs: pd.DataFrame) -> str:
     return next((ask.text(run, "tuned_for") for _, run in runs.iterrows() if ask.has(run, "tuned_for")), "")
 
 
-def run(config: Config) -> None:
-    """Tune and exit with the code of the study."""
+def perform(config: Config, console: Console) -> Performed:
+    """Tune, and return what came of it."""
     from llmtrack.quality.corpora import load_corpus
 
     if config.executor == "ray":
         raise UsageError("tune decides for one machine: run it there, with executor=process")
     began = time.monotonic()
-    console = make_console(outlive=True)
     asked = Asked(
         config.objective,
         config.seconds,
@@ -285,8 +287,7 @@ def run(config: Config) -> None:
         config.limits,
         config.near,
     )
-    pool = Pool(lambda: make_executor(config))
-    try:
+    with closing(Pool(lambda: make_executor(config))) as pool:
         machine = pool.machine()
         space = space_of(config, machine)
         if space.candidates[0].variant.device != "cpu" and "cuda:0" in machine.get("devices", ""):
@@ -308,13 +309,19 @@ def run(config: Config) -> None:
             resume=config.resume,
             began=began,
         )
-        if result.tracked is not None:
-            for _, winner in result.tracked[ask.where(result.tracked, "race_place", "winner")].iterrows():
-                tell_user(console, "\n".join(["Run it that way:", "", *how_to_run(winner), ""]))
-        say_where(console, tracker, result.study)
-        sys.exit(result.exit_code)
-    finally:
-        pool.close()
+        return Performed(tracker, result, experiment)
+
+
+def run(config: Config) -> None:
+    """Tune and exit with the code of the study."""
+    console = make_console(outlive=True)
+    done = perform(config, console)
+    tracked = done.result.tracked
+    if tracked is not None:
+        for _, winner in tracked[ask.where(tracked, "race_place", "winner")].iterrows():
+            tell_user(console, "\n".join(["Run it that way:", "", *how_to_run(winner), ""]))
+    say_where(console, done.tracker, done.result.study)
+    sys.exit(done.result.exit_code)
 
 
 DECLARED = Declaration(NAME, QUESTION, Config, build, more=MORE)

@@ -13,6 +13,7 @@ from llmtrack.report.html import GeneratedText, Plot, Report, Rows, Section
 from llmtrack.report.phases import Call
 from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import plain_call
+from llmtrack.report.tasks import split_by_task, tables_by_task
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -117,7 +118,12 @@ def suite_report(
         conditions=conditions(runs),
         takeaways=tuple(takeaways),
         sections=tuple(sections),
-        summary=rows_of(runs),
+        summary={
+            title: Rows(table, _kinds(own))
+            for (title, table), own in zip(
+                tables_by_task(runs).items(), split_by_task(runs).values(), strict=True
+            )
+        },
         call=call_of(runs),
         remarks=tuple(remarks),
     )
@@ -140,7 +146,7 @@ def section(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Section:
 
 def rows_of(runs: pd.DataFrame, own: OwnTable | None = None) -> Rows:
     """Return the summary table of runs, and what each row is."""
-    return Rows(summary_table(runs, own=own), tuple(_kind(run) for _, run in runs.iterrows()))
+    return Rows(summary_table(runs, own=own), _kinds(runs))
 
 
 def conditions(runs: pd.DataFrame) -> tuple[tuple[str, str], ...]:
@@ -199,6 +205,10 @@ def plot_of(name: str, figure: Figure) -> Plot:
     buffer = io.BytesIO()
     save(figure, buffer)
     return Plot(name, ". ".join(filter(None, titles)) or name, buffer.getvalue())
+
+
+def _kinds(runs: pd.DataFrame) -> tuple[str, ...]:
+    return tuple(_kind(run) for _, run in runs.iterrows())
 
 
 def _kind(run: pd.Series) -> str:

@@ -90,7 +90,7 @@ class Report:
         conditions: label and value of what was measured, where, and with which versions.
         takeaways: the few lines to read first.
         sections: one for each experiment.
-        summary: all runs in one table; None where a section's table is all there is.
+        summary: all runs, a table for each task under its title; none where a section's table is all there is.
         call: the timed call that the diagram of prefill and decoding is drawn from, if one was timed.
         remarks: what the reader must know of how it was measured, such as what a quick run leaves out.
     """
@@ -101,7 +101,7 @@ class Report:
     conditions: tuple[tuple[str, str], ...]
     takeaways: tuple[str, ...]
     sections: tuple[Section, ...]
-    summary: Rows | None = None
+    summary: Mapping[str, Rows] = field(default_factory=dict)
     call: Call | None = None
     remarks: tuple[str, ...] = ()
 

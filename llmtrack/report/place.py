@@ -42,4 +42,9 @@ class Place:
 
     def links(self, run_ids: Sequence[str]) -> tuple[str, ...]:
         """Return where MLflow shows each run."""
-        return tuple(f"#/experiments/{self.experiment_id}/runs/{run_id}" for run_id in run_ids)
+        return links_to(self.experiment_id, run_ids)
+
+
+def links_to(experiment_id: str | None, run_ids: Sequence[str]) -> tuple[str, ...]:
+    """Return where MLflow shows each run, from within its pages."""
+    return tuple(f"#/experiments/{experiment_id}/runs/{run_id}" for run_id in run_ids)

@@ -57,7 +57,7 @@ def remake_report(
         run_id = str(own["run_id"])
         experiment_id, _ = experiment_of_run(open_existing(uri), run_id)
         written = make(own, Place(run_id, experiment_id, uri, folder, console, parts))
-        add_report(run_id, written.note, written.files, parts.problems, uri)
+        add_report(run_id, written.note, written.files, parts.problems, uri, written.metrics)
     if output is not None:
         say(console, f"Written: {', '.join(map(str, written.files.values()))}")
     return tuple(parts.problems)

@@ -18,15 +18,15 @@ from llmtrack.report.escape import in_markdown
 from llmtrack.report.fit import fit
 from llmtrack.report.gather import Member, plot_of, study_report
 from llmtrack.report.html import Plot
-from llmtrack.report.place import Place
+from llmtrack.report.place import Place, links_to
 from llmtrack.report.roofline import roofline_plots
 from llmtrack.report.table import Table, summary_table, to_markdown, told_by_default
 from llmtrack.report.takeaways import headline
 from llmtrack.report.terminal import metrics_block, say, width_of
-from llmtrack.report.views import as_text, chart_view, table_view
+from llmtrack.report.views import as_text, chart_view
 from llmtrack.report.write import print_report, write_html, write_report
 from llmtrack.tracking import ask
-from llmtrack.tracking.views import CHARTS, keep_views
+from llmtrack.tracking.views import keep_views
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,15 +90,31 @@ def write_study(experiment: Experiment, tracked: pd.DataFrame, place: Place) -> 
         files["report.html"] = write_html(folder, page)
     note = ""
     with parts.part("note"):
-        table = narrow(summary_table(tracked, own=experiment.table))
-        linked = to_markdown(table, place.links(table.run_ids))
-        head = f"**{in_markdown(experiment.question)}**"
-        # The answer first; what it rests on below.
-        note = "\n".join([head, "", *(f"- {in_markdown(line)}" for line in told), "", linked])
+        tables = {"": summary_table(tracked, own=experiment.table)}
+        note = page_note(experiment.question, told, tables, place.experiment_id)
     figures_of_its_own: dict[str, float] = {}
     with parts.part("headline"):
         figures_of_its_own = headline(tracked)
     return Written(tuple(reading), note, files, figures_of_its_own)
+
+
+def page_note(
+    question: str, lines: Sequence[str], tables: Mapping[str, Table], experiment_id: str | None
+) -> str:
+    """Return what stands on the page of a study's run, of which MLflow shows three lines until it is unfolded: the answer first.
+
+    Args:
+        question: what was asked.
+        lines: the answer, and what else is to be said.
+        tables: by their titles, which may be empty; each row is linked to its run.
+        experiment_id: the MLflow experiment, for links.
+    """
+    answer, *rest = map(in_markdown, lines or ["Nothing was found."])
+    parts = [f"**{answer}**", f"*{in_markdown(question)}*", "\n".join(f"- {line}" for line in rest)]
+    for title, table in tables.items():
+        linked = to_markdown(narrow(table), links_to(experiment_id, table.run_ids))
+        parts.append(f"**{title}**\n\n{linked}" if title else linked)
+    return "\n\n".join(filter(None, parts))
 
 
 # Characters across that MLflow's page of a run has room for.
@@ -119,12 +135,9 @@ def prepare_views(
     if experiment_id is None or len(ids) != 1:
         return
     own = ids.pop()
-    views = {
-        own: as_text(table_view(table, f"llmtrack.{key}", own)),
-        own + CHARTS: as_text(chart_view(table, tracked, f"llmtrack.{key}", own)),
-    }
+    view = as_text(chart_view(table, tracked, f"llmtrack.{key}", own))
     with contextlib.suppress(LlmtrackError):
-        keep_views(views, experiment_id, tracking_uri)
+        keep_views({own: view}, experiment_id, tracking_uri)
 
 
 def more(tracked: pd.DataFrame, key: str) -> str:

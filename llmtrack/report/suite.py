@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 from llmtrack.decide.floor import with_floors
 from llmtrack.report.drawing import drawing
-from llmtrack.report.escape import in_markdown
 from llmtrack.report.gather import Member, plot_of, section, suite_report
 from llmtrack.report.html import Section
 from llmtrack.report.place import Place
 from llmtrack.report.roofline import roofline_plots
-from llmtrack.report.study import Written, more, narrow, prepare_views
-from llmtrack.report.table import summary_table, to_markdown
+from llmtrack.report.study import Written, more, page_note, prepare_views
+from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import headline, takeaways
 from llmtrack.report.tasks import tables_by_task
 from llmtrack.report.write import print_report, write_html, write_report
@@ -59,11 +58,7 @@ def write_suite(
             print_report(
                 place.console, f"suite: {title}", table, lines if last else (), more=more(tracked, "suite_id")
             )
-        note = "".join(f"- {in_markdown(line)}\n" for line in (*remarks, *lines)) + "\n"
-        note += "\n".join(
-            f"**{title}**\n\n{to_markdown(narrow(table), place.links(table.run_ids))}"
-            for title, table in tables.items()
-        )
+        note = page_note(question, (*lines, *remarks), tables, place.experiment_id)
         files |= write_report(folder, "llmtrack suite", tables, tracked, lines, parts)
         prepare_views(summary_table(tracked), tracked, "suite_id", place.experiment_id, place.tracking_uri)
     sections = tuple(_sections(members, place))

@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 MOST_OF_EACH = 4
 _MOST_RUNS = 50
 _SECTION = "What was asked"
+_SPEEDS = ("tokens_per_sec", "decode_tokens_per_sec")
 
 
-def table_view(table: Table, tag: str, value: str) -> dict[str, Any]:
+def table_view(table: Table, runs: pd.DataFrame, tag: str, value: str) -> dict[str, Any]:
     """Return the state of MLflow's table of runs that shows what a table of ours shows.
 
     Args:
         table: its columns and their importance.
+        runs: its rows, as `llmtrack.runs` returns them.
         tag: which of the scenarios' tags chooses them: `llmtrack.study_id` or `llmtrack.suite_id`.
         value: of it.
     """
-    metrics, params = _columns(table)
+    metrics, params = _columns(table, runs)
     order = metrics[0] if metrics else ""
     return {
         "searchFilter": f"tags.`{tag}` = {quoted(value)} and tags.`llmtrack.kind` = 'scenario'",
@@ -45,36 +47,33 @@ def table_view(table: Table, tag: str, value: str) -> dict[str, Any]:
 
 
 def chart_view(table: Table, runs: pd.DataFrame, tag: str, value: str) -> dict[str, Any]:
-    """Return the state of MLflow's chart view: bars of the leading metric, speed against quality, parallel coordinates.
+    """Return that and the state of its charts: bars of the leading metric, speed against quality, parallel coordinates.
+
+    One view serves both pages, the link says which is opened.
 
     Args:
         table: as in `table_view`.
-        runs: its rows, as `llmtrack.runs` returns them.
+        runs: as in `table_view`.
         tag: as in `table_view`.
         value: as in `table_view`.
     """
-    metrics, params = _columns(table)
+    metrics, params = _columns(table, runs)
     section = _id("section", value)
     charts: list[Mapping[str, Any]] = [{"type": "BAR", "metricKey": key} for key in metrics[:1]]
     across = next(
         (
             key
             for key in ("perplexity", "peak_memory_mib")
-            if key in metrics[1:] and _in_all(runs, metrics[0], key)
+            if key in metrics[1:] and _of_one_run(runs, metrics[0], key)
         ),
         None,
     )
     if across is not None:
         axes = ({"key": key, "type": "METRIC"} for key in (metrics[0], across))
         charts.append({"type": "SCATTER", **dict(zip(("xaxis", "yaxis"), axes, strict=True))})
-    if len(metrics) > 1 or params:
-        charts.append(
-            {
-                "type": "PARALLEL",
-                "selectedParams": list(params),
-                "selectedMetrics": list(metrics),
-            }
-        )
+    axes_of = _axes(runs, metrics, params)
+    if any(axes_of):
+        charts.append({"type": "PARALLEL", "selectedParams": axes_of[1], "selectedMetrics": axes_of[0]})
     own = {
         "metricSectionId": section,
         "runsCountToCompare": _MOST_RUNS,
@@ -82,7 +81,7 @@ def chart_view(table: Table, runs: pd.DataFrame, tag: str, value: str) -> dict[s
         "isGenerated": False,
     }
     return {
-        **table_view(table, tag, value),
+        **table_view(table, runs, tag, value),
         "isAccordionReordered": True,
         "compareRunSections": [
             {"uuid": section, "name": _SECTION, "display": True, "isReordered": True, "isGenerated": False}
@@ -98,11 +97,28 @@ def as_text(view: Mapping[str, Any]) -> str:
     return json.dumps(view, ensure_ascii=False, separators=(",", ":"))
 
 
-def _columns(table: Table) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the metrics and params of a table that say most, the first of each first."""
+def _columns(table: Table, runs: pd.DataFrame) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the metrics and params of a table that say most, the first of each first: of a study that timed, its speed."""
     metrics = _most_telling(table.keys, schema.METRIC_BY_NAME)
+    tuned_for = {ask.text(run, "tuned_for") for _, run in runs.iterrows()} - {""}
+    leads = (*(tuned_for if len(tuned_for) == 1 else ()), *_SPEEDS)
+    if lead := next((key for key in leads if key in table.keys and _of_one_run(runs, key)), None):
+        metrics = [lead, *(key for key in metrics if key != lead)][:MOST_OF_EACH]
     chosen = _most_telling([key for key in table.keys if key != "scenario"], schema.PARAM_BY_NAME)
     return metrics, sorted(chosen, key=table.keys.index)
+
+
+def _axes(
+    runs: pd.DataFrame, metrics: Sequence[str], params: Sequence[str]
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the axes of parallel coordinates: MLflow draws only runs that have all of them, and none where one is constant."""
+    drawn = runs[ask.present(runs, metrics[0])] if metrics else runs[:0]
+    metrics = [key for key in metrics if ask.present(drawn, key).all()]
+    found = tuple(
+        [key for key in keys if key in drawn.columns and drawn[key].nunique(dropna=False) > 1]
+        for keys in (metrics, params)
+    )
+    return (found[0], found[1]) if len(drawn) > 1 and sum(map(len, found)) > 1 else ((), ())
 
 
 def _most_telling(keys: Sequence[str], entries: Mapping[str, Any]) -> list[str]:
@@ -110,8 +126,11 @@ def _most_telling(keys: Sequence[str], entries: Mapping[str, Any]) -> list[str]:
     return sorted(keep, key=lambda key: -keep[key])[:MOST_OF_EACH]
 
 
-def _in_all(runs: pd.DataFrame, *keys: str) -> bool:
-    return bool(all(ask.present(runs, key).sum() > 1 for key in keys))
+def _of_one_run(runs: pd.DataFrame, *keys: str) -> bool:
+    both = ask.present(runs, keys[0])
+    for key in keys[1:]:
+        both &= ask.present(runs, key)
+    return bool(both.sum() > 1)
 
 
 def _id(name: str, value: str) -> str:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NoReturn
 
 from rich.console import Console
@@ -26,16 +27,42 @@ from llmtrack.report.terminal import make_console, say
 from llmtrack.run.executors import Executor, InlineExecutor, ManyAtOnce, ProcessExecutor
 from llmtrack.run.patience import Patience
 from llmtrack.run.settings import RunOptions
-from llmtrack.run.study import run_study
+from llmtrack.run.study import StudyResult, run_study
+from llmtrack.run.suite import SuiteResult
 from llmtrack.stopping import Terminated, signals_end, stay_ended
 from llmtrack.tracking.abandoned import close_abandoned
 from llmtrack.tracking.artifacts import local_artifact
 from llmtrack.tracking.refusal import explain_refusal
 from llmtrack.tracking.spool import Spool, to_stderr
 from llmtrack.tracking.tracker import Study, Tracker
-from llmtrack.tracking.views import CHARTS, kept_views, run_link, runs_link
+from llmtrack.tracking.views import kept_views, run_link, runs_link
 
 USAGE = 2
+
+
+@dataclass(frozen=True)
+class Performed:
+    """What came of an experiment or suite.
+
+    Attributes:
+        tracker: where it is tracked.
+        result: how it ended.
+        experiment: what was asked; None of a suite.
+    """
+
+    tracker: Tracker
+    result: StudyResult | SuiteResult
+    experiment: Experiment | None = None
+
+
+def perform(experiment: Experiment, settings: RunOptions, console: Console) -> Performed:
+    """Run an experiment as a study, and return what came of it."""
+    with open_executor(settings) as executor:
+        tracker = open_tracker(settings)
+        result = run_study(
+            experiment, tracker=tracker, executor=executor, console=console, resume=settings.resume
+        )
+        return Performed(tracker, result, experiment)
 
 
 def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
@@ -193,7 +220,7 @@ def say_where(console: Console, tracker: Tracker, study: Study) -> None:
     opened = study.study_id if study.study_id in views else ""
     link = runs_link(place, str(tracker.experiment_id), opened)
     say(console, f"{'  and open' if server != uri else 'See the runs:'} {link}")
-    if study.study_id + CHARTS in views:
+    if opened:
         say(
             console,
             f"Its charts: {runs_link(place, str(tracker.experiment_id), study.study_id, charts=True)}",

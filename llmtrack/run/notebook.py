@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import html
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -18,8 +19,8 @@ from llmtrack.modules import named_experiment
 from llmtrack.options import Parameter, parameters
 from llmtrack.report.formats import render
 from llmtrack.report.table import Table, summary_table
-from llmtrack.run.main import open_executor, open_tracker
-from llmtrack.run.study import run_study
+from llmtrack.report.tasks import tables_by_task
+from llmtrack.run.main import perform
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +37,7 @@ class Finished:
         reading: what they say.
         problems: what of its report could not be made, and why.
         tracking_uri: the store that it is in.
-        asked: what was asked.
+        asked: what was asked; None of a suite.
     """
 
     experiment: str
@@ -45,21 +46,27 @@ class Finished:
     reading: tuple[str, ...]
     problems: tuple[str, ...]
     tracking_uri: str
-    asked: Experiment = field(repr=False)
+    asked: Experiment | None = field(repr=False)
 
     @property
     def table(self) -> Table:
         """Its table, as the study's report has it."""
-        return summary_table(self.runs, own=self.asked.table)
+        return summary_table(self.runs, own=self.asked.table if self.asked else None)
 
-    def __str__(self) -> str:
-        """Return the table and the reading as text."""
-        return render(self.table, "table", self.experiment) + "".join(f"- {line}\n" for line in self.reading)
+    @property
+    def tables(self) -> Mapping[str, Table]:
+        """Its table under its name; of a suite, one for each task."""
+        return {self.experiment: self.table} if self.asked else tables_by_task(self.runs)
+
+    def __repr__(self) -> str:
+        """Return the tables and the reading as text."""
+        tables = "\n".join(render(table, "table", title) for title, table in self.tables.items())
+        return tables + "".join(f"- {line}\n" for line in self.reading)
 
     def _repr_html_(self) -> str:
-        """Return the table and the reading for a notebook."""
-        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.reading)
-        return f"{render(self.table, 'html', self.experiment)}<ul>{lines}</ul>\n"
+        """Return the tables and the reading for a notebook."""
+        tables = "".join(render(table, "html", title) for title, table in self.tables.items())
+        return f"{tables}<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in self.reading)}</ul>\n"
 
 
 def run(experiment: str, *, console: Console | None = None, **options: Any) -> Finished:
@@ -76,32 +83,30 @@ def run(experiment: str, *, console: Console | None = None, **options: Any) -> F
         TrackingError: the store refuses the study, or could not be read; what was measured is kept.
     """
     module = named_experiment(experiment)
-    declared = getattr(module, "DECLARED", None)
-    if declared is None:
+    if module is None or not hasattr(module, "main"):
         raise UsageError(f"there is no experiment {experiment!r}{near_names(experiment)}")
-    known = {each.name: each for each in parameters(declared.config)}
+    known = {each.name: each for each in parameters(module.main.config)}
     for name in options:
         if name not in known:
             raise UsageError(f"{experiment} has no parameter {name!r}: it takes {', '.join(known)}")
-    config = declared.config(**{name: _value(known[name], value) for name, value in options.items()})
-    asked = declared.experiment(config)
+    config = module.main.config(**{name: _value(known[name], value) for name, value in options.items()})
     printed = console or Console(file=io.StringIO(), width=200)
-    with open_executor(config) as executor:
-        tracker = open_tracker(config)
-        result = run_study(asked, tracker=tracker, executor=executor, console=printed, resume=config.resume)
-    if result.tracked is None:
-        reasons = "; ".join(result.problems) or "the tracking server could not be reached"
-        raise TrackingError(
-            f"study {result.study.study_id} is measured, but could not be read back: {reasons}"
-        )
+    if hasattr(module, "perform"):  # not one list of scenarios: a suite, or what decides as it goes
+        done = module.perform(config, printed)
+    else:
+        done = perform(module.DECLARED.experiment(config), config, printed)
+    study_id, tracked = done.result.study.study_id, done.result.tracked
+    if tracked is None:
+        reasons = "; ".join(done.result.problems) or "the tracking server could not be reached"
+        raise TrackingError(f"study {study_id} is measured, but could not be read back: {reasons}")
     return Finished(
         experiment,
-        result.study.study_id,
-        result.tracked,
-        result.reading,
-        result.problems,
-        tracker.tracking_uri,
-        asked,
+        study_id,
+        tracked,
+        done.result.reading,
+        done.result.problems,
+        done.tracker.tracking_uri,
+        done.experiment,
     )
 
 

@@ -172,7 +172,7 @@ def run_study(
                         progress.warn(warning)
 
             def on_disturbed(first: Measurement) -> None:
-                tracker.log(study, first)
+                tracker.log(study, first, remark=", disturbed")
                 progress.line(f"{outcome_line(first)}: disturbed, so it is measured once more")
 
             run_groups(executor, plan.groups, on_event, on_disturbed)

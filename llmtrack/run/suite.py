@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -23,13 +24,16 @@ from llmtrack.run.ending import end_study
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan
 from llmtrack.run.progress import SuiteProgress, clock_text
-from llmtrack.run.study import StudyResult, in_order, opened, run_study
+from llmtrack.run.study import Reported, StudyResult, in_order, opened, run_study
 from llmtrack.scenario import GenerateTask, Scalar
 from llmtrack.tracking.environment import environment
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.store import one_line
 from llmtrack.tracking.tracker import Study, Tracker
 from llmtrack.words import plural
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,16 @@ class SuiteResult:
         study: the suite's own run.
         results: how each experiment ended, by name; None where it could not run to its end.
         reasons: why not, by name.
+        reading: what the runs of all its studies say together.
+        tracked: these runs as read back; None if they could not be.
         problems: what of the suite's own report could not be made, and why.
     """
 
     study: Study
     results: Mapping[str, StudyResult | None]
     reasons: Mapping[str, str] = field(default_factory=dict)
+    reading: tuple[str, ...] = ()
+    tracked: pd.DataFrame | None = None
     problems: tuple[str, ...] = ()
 
     @property
@@ -126,8 +134,8 @@ def run_suite(
                 reasons[experiment.name] = in_words(error)
             run.append(experiment)
         result = SuiteResult(suite, results, reasons)
-        problems = _report(result, run, tracker, console, question, remarks)
-    return replace(result, problems=problems)
+        reported = _report(result, run, tracker, console, question, remarks)
+    return replace(result, **vars(reported))
 
 
 def plan_of(experiments: Sequence[Experiment], scenarios: int) -> str:
@@ -170,8 +178,10 @@ def _report(
     console: Console,
     question: str,
     remarks: Sequence[str],
-) -> tuple[str, ...]:
-    """Read all runs back, print and track what they say together, and finish the suite's run; return what failed."""
+) -> Reported:
+    """Read all runs back, print and track what they say together, and finish the suite's run."""
+    import pandas as pd
+
     reasons = [
         *(f"{name} could not be run: {reason}" for name, reason in result.reasons.items()),
         *(
@@ -181,10 +191,15 @@ def _report(
         ),
     ]
 
-    def write(place: Place) -> Written:
-        return write_suite(_members(result, experiments, tracker), question, place, remarks, reasons)
+    frames: list[pd.DataFrame] = []
 
-    return end_study(result.study, tracker, console, result.incomplete, write)[1]
+    def write(place: Place) -> Written:
+        members = _members(result, experiments, tracker)
+        frames.extend(member.runs for member in members if len(member.runs))
+        return write_suite(members, question, place, remarks, reasons)
+
+    reading, problems = end_study(result.study, tracker, console, result.incomplete, write)
+    return Reported(reading, pd.concat(frames, ignore_index=True) if frames else None, problems)
 
 
 def _members(result: SuiteResult, experiments: Sequence[Experiment], tracker: Tracker) -> list[Member]:

@@ -11,7 +11,7 @@ from llmtrack.errors import TrackingError
 from llmtrack.redaction import redact, secrets_of
 from llmtrack.tracking import store
 from llmtrack.tracking.limits import MAX_TAG_VALUE, shorten
-from llmtrack.tracking.push import clean_content, safe_path
+from llmtrack.tracking.push import clean_content, now_ms, safe_path
 
 _WARNINGS = "llmtrack.warnings"
 
@@ -22,8 +22,9 @@ def add_report(
     files: Mapping[str, Path],
     warnings: Sequence[str] = (),
     tracking_uri: str | None = None,
+    metrics: Mapping[str, float] | None = None,
 ) -> None:
-    """Write a report's note and files to a study's run, in place of those that it has.
+    """Write a report's note, files and figures to a study's run, in place of those that it has.
 
     Args:
         run_id: the study's run.
@@ -31,10 +32,13 @@ def add_report(
         files: artifact path to the file.
         warnings: what could not be made, in place of what could not be made before.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+        metrics: values of the study as a whole.
 
     Raises:
         TrackingError: the store cannot be written.
     """
+    from mlflow.entities import Metric
+
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
     secrets = secrets_of(os.environ)
     tags = {"mlflow.note.content": note, _WARNINGS: "\n".join(warnings)}
@@ -42,6 +46,8 @@ def add_report(
         for key, text in tags.items():
             if text:
                 client.set_tag(run_id, key, shorten(redact(text, secrets), MAX_TAG_VALUE))
+        stamp = now_ms()
+        client.log_batch(run_id, [Metric(key, value, stamp, 0) for key, value in (metrics or {}).items()])
         if not warnings and _WARNINGS in client.get_run(run_id).data.tags:
             client.delete_tag(run_id, _WARNINGS)
         with tempfile.TemporaryDirectory(prefix="llmtrack-") as folder:

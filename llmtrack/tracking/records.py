@@ -97,24 +97,28 @@ def study_record(
 
 
 def study_name(study: StudyContext, models: Iterable[str]) -> str:
-    """Return what a study's run is called in a list: `precision study, smollm2, 11:02`, the time being UTC.
+    """Return what a study's run is called: `precision 11:02, study of smollm2`, the time being UTC.
+
+    MLflow's list shows some 20 characters: the first ones tell it from other studies.
 
     Args:
         study: what it is a study of, and its id, which says when it began.
         models: those it is about; of candidates in a comma list, the first.
     """
     named = list(dict.fromkeys(filter(None, map(_short, models))))
-    what = study.experiment if study.experiment in ("suite", "compare") else f"{study.experiment} study"
     began = _CLOCK.search(study.study_id)
+    what = f"{study.experiment} {began[1]}:{began[2]}" if began else study.experiment
     of = named[0] if len(named) == 1 else f"{len(named)} models" if named else ""
-    return ", ".join(filter(None, (what, of, f"{began[1]}:{began[2]}" if began else "")))
+    if study.experiment in ("suite", "compare"):
+        return f"{what}, {of}" if of else what
+    return f"{what}, study of {of}" if of else f"{what}, study"
 
 
-def scenario_record(outcome: Outcome, study: StudyContext) -> RunRecord:
-    """Return the record of a measured, or failed, scenario."""
+def scenario_record(outcome: Outcome, study: StudyContext, remark: str = "") -> RunRecord:
+    """Return the record of a measured, or failed, scenario; its name in MLflow's list ends with a remark."""
     if isinstance(outcome, Failure):
-        return _in_list(_failure_record(outcome, study), study)
-    return _in_list(_measurement_record(outcome, study), study)
+        return _in_list(_failure_record(outcome, study), study, remark)
+    return _in_list(_measurement_record(outcome, study), study, remark)
 
 
 def begun_record(
@@ -150,7 +154,7 @@ def same_as_record(
     """
     tags = {"llmtrack.outcome": "same_as", "llmtrack.same_as": same_as, "llmtrack.reason": note}
     record = _identified(_record(scenario, facts, study, FINISHED, (now_s, now_s), tags))
-    return _in_list(record, study, f" (same as {same_as})")
+    return _in_list(record, study, f" = {same_as}")
 
 
 def params_of(scenario: Scenario) -> dict[str, Scalar]:
@@ -270,11 +274,14 @@ def _in_list(record: RunRecord, study: StudyContext, remark: str = "") -> RunRec
 
     Its identity is of what was measured and not of how that is listed, so this comes after it.
     """
+    name = record.run_name
+    if name.partition("_")[0] != study.experiment:  # else it says so itself
+        name = f"{study.experiment}/{name}"
     digests = {name: str(value) for name, value in record.params.items() if schema.is_digest(name)}
     metrics, spread = spreads.split(record.metrics)
     return dataclasses.replace(
         record,
-        run_name=f"{study.experiment}/{record.run_name}{remark}",
+        run_name=name + remark,
         params={name: value for name, value in record.params.items() if name not in digests},
         metrics=metrics,
         tags={

@@ -205,8 +205,13 @@ class Tracker:
             record=record,
         )
 
-    def log(self, study: Study, outcome: Outcome) -> str | None:
+    def log(self, study: Study, outcome: Outcome, remark: str = "") -> str | None:
         """Write the run of a measured, or failed, scenario; return its id, or None if it stays in the spool.
+
+        Args:
+            study: the study of it.
+            outcome: what became of it.
+            remark: end of its name in MLflow's list, where several runs are of one scenario.
 
         Raises:
             TrackingError: the spool cannot be written.
@@ -218,10 +223,10 @@ class Tracker:
                     self._models.setdefault(own, []).append(str(outcome.facts["model_id"]))
             if isinstance(outcome, Measurement) and outcome.model_folder:
                 files |= made.enter_context(mlflow_model(Path(outcome.model_folder)))
-            return self._log(study, outcome, files)
+            return self._log(study, outcome, files, remark)
 
-    def _log(self, study: Study, outcome: Outcome, files: Mapping[str, Path]) -> str | None:
-        record = scenario_record(outcome, study.context)
+    def _log(self, study: Study, outcome: Outcome, files: Mapping[str, Path], remark: str) -> str | None:
+        record = scenario_record(outcome, study.context, remark)
         delivered = {(row.step, row.at) for row in self._delivered.pop(record.record_id, ())}
         left = tuple(row for row in record.steps if (row.step, row.at) not in delivered)
         record = dataclasses.replace(record, steps=left)

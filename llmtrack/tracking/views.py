@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 PREFIX = "mlflow.sharedViewState."
-CHARTS = ".charts"
 # A value of an experiment's tag holds so much.
 MOST_CHARACTERS = 5000
-# Views of older studies go: all tags of an experiment are read whenever its page is opened.
-MOST_KEPT = 60
+# Views of older studies go: all tags of an experiment are read whenever its page is opened. A link to one that is gone
+# opens MLflow's overview; `llmtrack report` prepares it again.
+MOST_KEPT = 200
 # Without it MLflow opens an experiment at its traces, and a run at its evaluations.
 KIND = "workflowType=machine_learning"
 
@@ -27,7 +27,7 @@ def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str |
     """Write views to an experiment, and remove those of the oldest studies beyond `MOST_KEPT`.
 
     Args:
-        views: JSON by key: a study's id, or that and `CHARTS`; one that is too long for a tag is left out.
+        views: JSON by key, a study's id; one that is too long for a tag is left out.
         experiment_id: the MLflow experiment.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
@@ -59,6 +59,7 @@ def _forget_oldest(client: MlflowClient, experiment_id: str) -> None:
     if not hasattr(client, "delete_experiment_tag"):
         return
     tags = client.get_experiment(experiment_id).tags
+    # Older versions kept charts as a view of their own.
     ours = [tag for tag in tags if tag.startswith(PREFIX) and is_study_id(_study(tag))]
     # An id holds the time at which its study began.
     for tag in sorted(ours, key=lambda tag: _study(tag).split("-")[1:])[:-MOST_KEPT]:
@@ -66,7 +67,7 @@ def _forget_oldest(client: MlflowClient, experiment_id: str) -> None:
 
 
 def _study(tag: str) -> str:
-    return tag.removeprefix(PREFIX).removesuffix(CHARTS)
+    return tag.removeprefix(PREFIX).removesuffix(".charts")
 
 
 def runs_link(server: str, experiment_id: str, key: str = "", charts: bool = False) -> str:
@@ -76,7 +77,7 @@ def runs_link(server: str, experiment_id: str, key: str = "", charts: bool = Fal
     """
     link = f"{server.rstrip('/')}/#/experiments/{experiment_id}/runs?{KIND}"
     if key:
-        link += f"&viewStateShareKey={quote(key + (CHARTS if charts else ''))}"
+        link += f"&viewStateShareKey={quote(key)}"
     return link + ("&compareRunsMode=CHART" if charts else "")
 
 

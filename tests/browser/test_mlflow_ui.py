@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from llmtrack.tracking.views import runs_link
+from llmtrack.tracking.views import run_link, runs_link
 from tests.browser.chromium import artifact_place, compare_place, runs_place
 
 pytestmark = pytest.mark.slow(5)
@@ -21,7 +21,9 @@ def test_the_table_of_runs_lists_studies_and_scenarios(tab, tracked):
     assert {"prompt_length/prompt_16", "prompt_length/prompt_64"} < set(tracked.run_names)
     for name in tracked.run_names:
         expect(page.get_by_role("link", name=name, exact=True).first).to_be_visible()
-    assert any(name.startswith("prompt_length study, tiny, ") for name in tracked.run_names)
+    assert any(
+        name.startswith("prompt_length ") and name.endswith(", study of tiny") for name in tracked.run_names
+    )
 
 
 def test_two_scenarios_are_compared(tab, tracked):
@@ -58,6 +60,21 @@ def test_a_note_of_a_study_leads_to_its_runs(tab, tracked):
     with page.expect_popup() as opened:
         page.get_by_role("link", name="prompt_64", exact=True).click()
     expect(opened.value).to_have_url(re.compile(tracked.scenarios["prompt_64"]))
+
+
+def test_a_study_opens_with_its_answer_and_its_figures(tab, tracked):
+    page = tab().open(run_link("", tracked.experiment_id, tracked.study).removeprefix("/#"))
+    expect(page.get_by_text("From 16 to 64 prompt tokens the call takes").first).to_be_visible()
+    expect(page.get_by_role("link", name="scenarios_measured", exact=True)).to_be_visible()
+    expect(page.get_by_text("No metrics recorded")).to_have_count(0)
+
+
+def test_the_charts_of_a_scenario_are_of_its_metrics_and_not_of_their_spread(tab, tracked):
+    run_id = tracked.scenarios["prompt_16"]
+    page = tab().open(f"/experiments/{tracked.experiment_id}/runs/{run_id}/model-metrics")
+    expect(page.get_by_text("token_latency_ms").first).to_be_visible()
+    expect(page.get_by_text("Model metrics (").first).to_be_visible()
+    expect(page.get_by_text("spread (")).to_have_count(0)
 
 
 def test_the_prepared_view_shows_the_scenarios_of_the_study_with_the_columns_that_matter(tab, tracked):

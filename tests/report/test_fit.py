@@ -12,6 +12,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from experiments import backends, quantization, tune
 from llmtrack import metrics as schema
 from llmtrack.decide.comparing import compare_pairs
 from llmtrack.decide.gate import GateResult, PairCheck
@@ -83,6 +84,16 @@ def _many() -> pd.DataFrame:
     return frame(*rows)
 
 
+def _raced() -> pd.DataFrame:
+    """Ways that were tried, each with what became of it in many words."""
+    places = ("winner", "equal", "dropped", "dropped", "open", "dropped", "dropped", "dropped")
+    return _many().assign(
+        tuned_for="decode_tokens_per_sec",
+        race_place=places,
+        race_reason=[f"slower than the best by 12.{n} % (9.8 to 14.7), told in round 4" for n in range(8)],
+    )
+
+
 def _pairs():
     runs = _many()
     pairs, _ = match(runs.iloc[:1], runs.iloc[1:4])
@@ -119,6 +130,11 @@ TABLES = {
         _many().iloc[:5],
         own=OwnTable(("file_size_mib", "tokens_per_sec", "perplexity"), ("tokens_per_sec", "perplexity")),
     ),
+    **{
+        f"as {name} shows it": lambda focus=focus: summary_table(_many().iloc[:5], focus=focus)
+        for name, focus in (("backends", backends.FOCUS), ("quantization", quantization.FOCUS))
+    },
+    "as tune shows it": lambda: summary_table(_raced(), focus=tune.FOCUS),
     "one run": lambda: summary_table(_many().iloc[:1]),
     "no rows": lambda: listing_table(_many().iloc[:0]),
     "runs": lambda: listing_table(_many()),
@@ -281,3 +297,8 @@ def test_what_was_not_measured_again_makes_no_column():
     rows = [run("a", vocab_size=512), run("b", vocab_size=512), run("c", outcome="same_as", same_as="a")]
     table = summary_table(frame(*rows))
     assert with_differing_params(table, frame(*rows)).titles == table.titles
+
+
+def test_a_way_that_was_tried_keeps_what_became_of_it_where_room_is_scarce():
+    fitted = fit(summary_table(_raced().iloc[:3], focus=tune.FOCUS), 100)
+    assert {"scenario", "race_place", "race_reason", "tokens_per_sec"} <= set(fitted.table.keys)

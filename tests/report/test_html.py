@@ -192,7 +192,7 @@ def test_light_and_dark():
 
 def test_a_report_without_timed_calls_or_plots_or_samples():
     bare = part("perplexity", plots=(), samples=(), settings={}, reading=())
-    page = Page(render_report(report(call=None, summary=None, takeaways=(), sections=(bare,), remarks=())))
+    page = Page(render_report(report(call=None, summary={}, takeaways=(), sections=(bare,), remarks=())))
     assert "Prefill and decode" not in page.text
     assert "All runs" not in page.text
     assert not page.all("img")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,20 +25,55 @@ TINY = {
 @pytest.mark.slow(4)
 def test_an_experiment_is_a_function_that_prints_nothing_and_returns_its_runs(uri, tmp_path, capfd):
     study = llmtrack.run("precision", dtypes=["float32", "bfloat16"], tracking_uri=uri, **TINY)
-    assert capfd.readouterr().out == ""
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "")
     assert list(study.runs["scenario"]) == ["float32", "bfloat16"]
     assert study.reading[0].startswith("Fastest:")
     assert not study.problems
     shown = study._repr_html_()
     assert shown.count("<tr>") == 3
     assert "<li>Fastest:" in shown
-    assert "bfloat16" in str(study)
+    for shown in (str(study), repr(study)):
+        assert "bfloat16" in shown
+        assert f"- {study.reading[0]}" in shown
     tracked = llmtrack.runs(study=study.study_id, tracking_uri=uri)
     assert sorted(tracked["scenario"]) == ["bfloat16", "float32"]
     page = llmtrack.report(study, tmp_path / "written")
     assert "<html" in page.read_text(encoding="utf-8")
     assert llmtrack.report("latest:precision", tmp_path / "again", tracking_uri=uri).is_file()
-    assert capfd.readouterr().out == ""
+    said = capfd.readouterr()
+    assert (said.out, said.err) == ("", "")
+
+
+@pytest.mark.slow(4)
+def test_a_suite_is_a_function_too_with_a_table_for_each_task(uri):
+    suite = llmtrack.run(
+        "suite", experiments=["baseline", "perplexity"], quick=True, tracking_uri=uri, **TINY
+    )
+    assert list(suite.tables) == ["timing", "quality"]
+    assert set(suite.runs["experiment"]) == {"baseline", "perplexity"}
+    assert suite.reading
+    assert suite._repr_html_().count("<table>") == 2
+    assert repr(suite).index("timing") < repr(suite).index("quality")
+
+
+def test_what_decides_as_it_goes_is_a_function_too(monkeypatch):
+    """`tune` has no list of scenarios to run: what its command does is asked of it."""
+    from experiments import tune
+    from llmtrack.errors import TrackingError
+    from llmtrack.run.main import Performed
+
+    asked = []
+
+    def perform(config, console):
+        asked.append(config)
+        study = SimpleNamespace(study_id="tune-1")
+        return Performed(None, SimpleNamespace(study=study, tracked=None, problems=("the server was away",)))
+
+    monkeypatch.setattr(tune, "perform", perform)
+    with pytest.raises(TrackingError, match="tune-1 is measured, but could not be read back: the server was"):
+        llmtrack.run("tune", budget="20s")
+    assert asked == [tune.Config(budget="20s")]
 
 
 @pytest.mark.parametrize(

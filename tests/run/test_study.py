@@ -77,7 +77,10 @@ def test_a_study_that_works(tracker, uri, console, tmp_path):
         "table.png",
     ]
     note = MlflowClient(tracking_uri=uri).get_run(own["run_id"]).data.tags["mlflow.note.content"]
-    assert note.startswith("**What does a longer prompt cost?**")
+    assert note.splitlines()[0] == f"**{result.reading[0]}**", (
+        "three lines are shown: the answer is the first"
+    )
+    assert note.splitlines()[2] == "*What does a longer prompt cost?*"
     for run_id, name in zip(tracked["run_id"], tracked["scenario"], strict=True):
         assert f"[{name}](#/experiments/{result.study.experiment_id}/runs/{run_id})" in note
     table = text(uri, own["run_id"], "table.md", tmp_path)

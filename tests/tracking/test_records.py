@@ -60,7 +60,7 @@ def test_same_as_is_finished_without_metrics():
         scenario("fp16"), {"dtype": "float32 (forced on CPU)"}, "fp32", "no float16 here", STUDY, 5.0
     )
     assert (record.status, record.metrics, record.start_ms) == ("FINISHED", {}, 5000)
-    assert record.run_name == "precision/fp16 (same as fp32)"
+    assert record.run_name == "precision/fp16 = fp32"
     assert record.tags["llmtrack.outcome"] == "same_as"
     assert record.tags["llmtrack.same_as"] == "fp32"
     assert record.params["dtype"] == "float32 (forced on CPU)"
@@ -103,12 +103,13 @@ def test_params_say_what_was_asked_and_no_more():
 @pytest.mark.parametrize(
     ("experiment", "models", "expected"),
     [
-        ("precision", ["packaged:smollm2,synthetic:smollm2-135m"], "precision study, smollm2, 11:02"),
-        ("precision", ["hub/SmolLM2", "hub/SmolLM2"], "precision study, SmolLM2, 11:02"),
-        ("tune", ["/home/me/models/mine/"], "tune study, mine, 11:02"),
-        ("suite", ["a", "b"], "suite, 2 models, 11:02"),
-        ("compare", [""], "compare, 11:02"),
-        ("training", ["x" * 99], f"training study, {'x' * 40}, 11:02"),
+        ("precision", ["packaged:smollm2,synthetic:smollm2-135m"], "precision 11:02, study of smollm2"),
+        ("precision", ["hub/SmolLM2", "hub/SmolLM2"], "precision 11:02, study of SmolLM2"),
+        ("prompt_length", [], "prompt_length 11:02, study"),
+        ("tune", ["/home/me/models/mine/"], "tune 11:02, study of mine"),
+        ("suite", ["a", "b"], "suite 11:02, 2 models"),
+        ("compare", [""], "compare 11:02"),
+        ("training", ["x" * 99], f"training 11:02, study of {'x' * 40}"),
     ],
 )
 def test_a_study_is_called_by_what_it_is_of_and_when_it_began(experiment, models, expected):
@@ -117,7 +118,7 @@ def test_a_study_is_called_by_what_it_is_of_and_when_it_began(experiment, models
 
 def test_a_study_begins_with_the_model_that_was_asked_for():
     study = StudyContext("precision-20261128-110211-3f2a", "precision")
-    assert study_record(study, "q", {"model": "hub/m"}, 5).run_name == "precision study, m, 11:02"
+    assert study_record(study, "q", {"model": "hub/m"}, 5).run_name == "precision 11:02, study of m"
 
 
 @pytest.mark.parametrize(
@@ -150,3 +151,21 @@ def test_a_spread_survives_its_tag_and_what_has_no_room_is_left_out():
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": {"n": "x"}}'])
 def test_a_broken_spread_is_none(text):
     assert spreads.joined({spreads.TAG: text}) == {}
+
+
+@pytest.mark.parametrize(
+    ("experiment", "scenario_name", "remark", "expected"),
+    [
+        ("precision", "bfloat16", "", "precision/bfloat16"),
+        ("precision", "float32", ", disturbed", "precision/float32, disturbed"),
+        ("quantization", "onnx/int8", "", "quantization/onnx/int8"),
+        ("perplexity", "perplexity_float32", "", "perplexity_float32"),
+        ("training", "training", "", "training"),
+        ("prompt_length", "prompt_16", "", "prompt_length/prompt_16"),
+    ],
+)
+def test_a_run_is_called_by_its_experiment_and_scenario(experiment, scenario_name, remark, expected):
+    study = StudyContext("s", experiment)
+    assert scenario_record(measurement(scenario_name), study, remark).run_name == expected
+    plain = scenario_record(measurement(scenario_name), study)
+    assert scenario_record(measurement(scenario_name), study, remark).record_id == plain.record_id

@@ -73,7 +73,7 @@ def test_a_study_is_tracked_from_start_to_end(tracker, tmp_path, spooled, said):
     assert statuses == {
         "precision/p64": "FINISHED",
         "precision/p128": "FAILED",
-        "precision/fp16 (same as p64)": "FINISHED",
+        "precision/fp16 = p64": "FINISHED",
     }
     ended = client.get_run(study.run_id)
     assert ended.info.status == "FAILED"
@@ -124,8 +124,8 @@ def test_under_mlflow_run_the_first_study_joins_that_run(uri, tmp_path, monkeypa
     tracker.finish_study(first, "killed")
     run = client.get_run(outer)
     assert run.info.status == "KILLED"
-    assert run.info.run_name == first.name.replace("study", "study, tiny")
-    assert first.name.startswith("precision study, ")
+    assert run.info.run_name == first.name.replace("study", "study of tiny")
+    assert first.name.startswith("precision ")
     assert run.data.params["dtypes"] == "'fp32 bf16'"
     assert run.data.params["cfg.dtypes"] == "fp32,bf16"
     assert {item.info.experiment_id for item in all_runs(tracker)} == {number}
@@ -371,7 +371,7 @@ def test_a_study_that_starts_offline_is_whole_after_sync(uri, tmp_path, said):
     assert sync.sync(tmp_path / "spool", uri).sent == 2
     tracker = Tracker.open(uri, spool=tmp_path / "spool")
     runs = {run.info.run_name: run for run in all_runs(tracker)}
-    ended = study.name.replace("study", "study, tiny")
+    ended = study.name.replace("study", "study of tiny")
     assert set(runs) == {ended, "precision/p64"}
     assert runs[ended].info.status == "FINISHED"
     assert runs[ended].data.params["cfg.warmup"] == "1"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 from mlflow import MlflowClient
 
+from experiments import backends, quantization, tune
 from llmtrack.report.study import prepare_views
 from llmtrack.report.table import summary_table
 from llmtrack.report.views import MOST_OF_EACH, as_text, chart_view, table_view
@@ -28,7 +31,7 @@ RUNS = frame(
 
 
 def test_the_view_shows_this_study_best_first_with_what_runs_differ_in():
-    view = table_view(summary_table(RUNS), "llmtrack.study_id", "s")
+    view = table_view(summary_table(RUNS), RUNS, "llmtrack.study_id", "s")
     assert view["searchFilter"] == "tags.`llmtrack.study_id` = 's' and tags.`llmtrack.kind` = 'scenario'"
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`tokens_per_sec`", False)
     assert view["selectedColumns"][:2] == ["params.`dtype`", "metrics.`tokens_per_sec`"]
@@ -37,7 +40,7 @@ def test_the_view_shows_this_study_best_first_with_what_runs_differ_in():
 
 def test_a_study_of_quality_is_in_the_order_of_quality():
     runs = frame(run("a", perplexity=18.0), run("b", perplexity=19.0))
-    view = table_view(summary_table(runs), "llmtrack.study_id", "s")
+    view = table_view(summary_table(runs), runs, "llmtrack.study_id", "s")
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`perplexity`", True)
 
 
@@ -61,22 +64,128 @@ def test_the_charts_are_bars_speed_against_quality_and_parallel_coordinates_with
 def test_a_study_without_figures_has_a_view_too():
     failed = frame(run("a", status="FAILED", study_id="s"))
     assert (
-        table_view(summary_table(failed), "llmtrack.study_id", "s")["orderByKey"] == "attributes.start_time"
+        table_view(summary_table(failed), failed, "llmtrack.study_id", "s")["orderByKey"]
+        == "attributes.start_time"
     )
     assert "BAR" not in as_text(chart_view(summary_table(failed), failed, "llmtrack.study_id", "s"))
 
 
+def _scored(name, **more):
+    return run(name, task="perplexity", perplexity=len(str(more)), loss=2.9, bits_per_byte=1.0, **more)
+
+
+def _timed(name, speed, **more):
+    return run(name, task="generate", tokens_per_sec=speed, decode_tokens_per_sec=speed, **more)
+
+
+# What is looked at first of each: the metrics in their order, and whether two of them are set against each other.
+STUDIES = {
+    "perplexity": (
+        [_scored("a"), _scored("b", dtype="bfloat16")],
+        None,
+        ["perplexity", "loss"],
+        None,
+    ),
+    "training": (
+        [run("t", task="train", train_tokens_per_sec=9.0, perplexity=9.0, perplexity_before=99.0)],
+        None,
+        ["perplexity", "train_tokens_per_sec", "perplexity_before"],
+        None,
+    ),
+    "backends": (
+        [
+            _timed("a", 1.0, perplexity=1.0),
+            _timed("b", 2.0, perplexity=2.0, backend="onnx"),
+            _timed("b-batch", 3.0, backend="onnx", batch_size=4),
+        ],
+        backends.FOCUS,
+        ["decode_tokens_per_sec", "perplexity"],
+        "perplexity",
+    ),
+    "tune": (
+        [
+            _timed("a", 1.0, tuned_for="decode_tokens_per_sec", race_place="winner", race_reason="best"),
+            _timed("b", 2.0, tuned_for="decode_tokens_per_sec", race_place="dropped", race_reason="slower"),
+        ],
+        tune.FOCUS,
+        ["decode_tokens_per_sec", "tokens_per_sec"],
+        None,
+    ),
+    "quantization": (
+        [_timed("a", 1.0, perplexity=1.0), _timed("b", 2.0, perplexity=2.0, quantization="int8")],
+        quantization.FOCUS,
+        ["tokens_per_sec", "perplexity", "decode_tokens_per_sec"],
+        "perplexity",
+    ),
+    # Nothing was both timed and scored.
+    "suite": (
+        [_timed("a", 1.0), _timed("b", 2.0), _scored("c"), _scored("d")],
+        None,
+        ["tokens_per_sec", "perplexity"],
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_kind_of_study_opens_on_what_it_is_about(name):
+    rows, focus, metrics, across = STUDIES[name]
+    runs = frame(*rows)
+    view = chart_view(summary_table(runs, focus=focus), runs, "llmtrack.study_id", "s")
+    shown = [key.split("`")[1] for key in view["selectedColumns"] if key.startswith("metrics.")]
+    assert shown[: len(metrics)] == metrics
+    assert view["orderByKey"] == f"metrics.`{metrics[0]}`"
+    charts = {each["type"]: each for each in view["compareRunCharts"]}
+    assert charts["BAR"]["metricKey"] == metrics[0]
+    assert charts.get("SCATTER", {}).get("yaxis", {}).get("key") == across
+    assert ("params.`race_place`" in view["selectedColumns"]) == (name == "tune")
+    assert not any("digest" in key for key in view["selectedColumns"])
+    # MLflow draws no axis of one value, and no run that has none on an axis (seen on 3.17.2).
+    for key in (
+        *charts.get("PARALLEL", {}).get("selectedParams", ()),
+        *charts.get("PARALLEL", {}).get("selectedMetrics", ()),
+    ):
+        drawn = runs[runs[metrics[0]].notna()][key]
+        assert drawn.notna().all()
+        assert drawn.nunique() > 1
+    assert ("PARALLEL" in charts) == (name not in ("training", "suite"))
+
+
+def test_tags_of_an_experiment_stay_bounded_however_many_studies_it_has(monkeypatch):
+    class Client:
+        tags: ClassVar[dict[str, str]] = {"mlflow.sharedViewState.a-persons-own": "{}"}
+
+        def set_experiment_tag(self, experiment_id, key, text):
+            self.tags[key] = text
+
+        def delete_experiment_tag(self, experiment_id, key):
+            del self.tags[key]
+
+        def get_experiment(self, experiment_id):
+            return SimpleNamespace(tags=dict(self.tags))
+
+    monkeypatch.setattr(views.store, "open_existing", lambda uri: Client())
+    monkeypatch.setattr(views.store, "resolve_tracking_uri", lambda uri: "sqlite://")
+    table, studies = summary_table(RUNS), [f"precision-20261128-{number:06}-aaaa" for number in range(500)]
+    for study in studies:
+        prepare_views(table, RUNS.assign(study_id=study), "study_id", "1", "")
+    ours = [key for key in Client.tags if studies[0].split("-")[0] in key]
+    assert len(ours) == views.MOST_KEPT
+    assert f"mlflow.sharedViewState.{studies[-1]}" in ours
+    assert f"mlflow.sharedViewState.{studies[0]}" not in ours
+    assert "mlflow.sharedViewState.a-persons-own" in Client.tags
+    assert sum(map(len, Client.tags.values())) < 500_000
+
+
 def test_views_are_kept_with_the_experiment_and_the_oldest_go(tracker, uri, monkeypatch):
     study = tracker.start_study("precision", "q", {}, {})
-    monkeypatch.setattr(views, "MOST_KEPT", 4)
+    monkeypatch.setattr(views, "MOST_KEPT", 2)
     client = MlflowClient(uri)
     for hour in range(5):
         runs = RUNS.assign(study_id=f"precision-20261128-0{hour}0000-aaaa")
         prepare_views(summary_table(runs), runs, "study_id", study.experiment_id, uri)
     kept = views.kept_views(study.experiment_id, uri)
-    assert {key.removesuffix(views.CHARTS) for key in kept} == {
-        f"precision-20261128-0{hour}0000-aaaa" for hour in (3, 4)
-    }
+    assert kept == {f"precision-20261128-0{hour}0000-aaaa" for hour in (3, 4)}
     tags = client.get_experiment(study.experiment_id).tags
     (text,) = [text for key, text in tags.items() if key.endswith("40000-aaaa")]
     assert json.loads(text)["orderByKey"] == "metrics.`tokens_per_sec`"
@@ -93,7 +202,7 @@ def test_a_store_that_keeps_no_views_costs_nothing():
         ({"key": "s"}, "http://h/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=s"),
         (
             {"key": "s", "charts": True},
-            "http://h/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=s.charts&compareRunsMode=CHART",
+            "http://h/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=s&compareRunsMode=CHART",
         ),
     ],
 )
