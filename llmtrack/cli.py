@@ -352,15 +352,18 @@ def report(study: str, output: Path | None, tracking_uri: str | None) -> None:
 
 @main.command()
 @click.argument("name")
-@click.argument("run_id")
+@click.argument("selector")
 @tracking_uri_option
-def alias(name: str, run_id: str, tracking_uri: str | None) -> None:
+def alias(name: str, selector: str, tracking_uri: str | None) -> None:
     """Give a run the alias NAME, such as production; within its experiment, the run that had it loses it.
 
-    RUN_ID is the run of a scenario, or of a study for all its scenarios; its first 8 characters do. Elsewhere it is named alias:NAME.
+    SELECTOR names the run of a scenario, or of a study for all its scenarios: its id (or the first 8 characters), latest,
+    latest:EXPERIMENT, study:ID, each also with #SCENARIO. Elsewhere it is named alias:NAME.
     """
+    from llmtrack.decide.selectors import run_named
     from llmtrack.tracking.aliases import set_alias
 
+    run_id = run_named(selector, tracking_uri)
     before = set_alias(name, run_id, tracking_uri)
     moved = f" (before: {before})" if before is not None and not before.startswith(run_id) else ""
     click.echo(f"alias:{name} is {run_id}{moved}")

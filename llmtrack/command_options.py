@@ -139,7 +139,7 @@ def filters(command: F) -> F:
         click.option(
             "--study",
             callback=optional,
-            help="Id of a study, suite or its run; latest, latest:EXPERIMENT or alias:NAME.",
+            help="Id of a study, suite or its run; latest, latest:EXPERIMENT or alias:NAME; each also with #SCENARIO.",
         ),
         click.option("--model", callback=optional, help="Part of the model's name."),
         click.option("--search", callback=optional, help="A word, or an MLflow filter string."),

@@ -11,7 +11,7 @@ from llmtrack.tracking import ask, store
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.filters import quoted
 from llmtrack.tracking.ids import is_study_id, may_be_id, run_of_id
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.query import of_scenario, runs, study_run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,13 +54,34 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
     found = _found(named, experiment, tracking_uri)
     if found.empty:
         raise UsageError(f"no tracked scenario run is meant by {selector!r}{_hint(selector)}")
-    if not scenario:
-        return found
-    chosen = found[ask.where(found, "scenario", scenario)].reset_index(drop=True)
-    if chosen.empty:
-        there = ", ".join(map(str, found["scenario"].dropna().unique()[:8]))
-        raise UsageError(f"{named!r} has no scenario {scenario!r}: it has {there}")
-    return chosen
+    return of_scenario(found, scenario, named) if scenario else found
+
+
+def run_named(selector: str, tracking_uri: str | None = None) -> str:
+    """Return the id of the one run that a selector names: of a scenario, or of a study.
+
+    Args:
+        selector: as in `select`, or a study by any name that it has.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+
+    Raises:
+        UsageError: it names several runs, or none.
+        TrackingError: the store cannot be read.
+    """
+    named, _, scenario = selector.strip().partition("#")
+    kind, colon, value = named.partition(":")
+    if not scenario and may_be_id(named):
+        return named
+    if not scenario and kind == "alias" and colon:
+        return run_of_alias(value, None, tracking_uri)
+    if not scenario and kind not in ("branch", "tag"):
+        return str(study_run(named, tracking_uri)["run_id"])
+    found = select(selector, tracking_uri=tracking_uri)
+    if len(found) > 1:
+        raise UsageError(
+            f"{selector!r} means {len(found)} runs: name one by its id (`llmtrack runs` lists them)"
+        )
+    return str(found["run_id"].iloc[0])
 
 
 def as_selector(study: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from llmtrack import metrics as schema
 from llmtrack.report.table import DASH, Column, Table, condition_columns, metric_columns
 from llmtrack.tracking import ask
 from llmtrack.tracking.cells import params_in
@@ -57,12 +58,15 @@ def _rows(runs: pd.DataFrame) -> list[pd.Series]:
     return [run for _, run in runs.iterrows()]
 
 
-def with_differing_params(table: Table, runs: pd.DataFrame) -> Table:
-    """Return a table of runs with a column more for each other param in which finished runs differ."""
+def with_differing_params(
+    table: Table, runs: pd.DataFrame, roles: Sequence[schema.Role] | None = None
+) -> Table:
+    """Return a table of runs with a column more for each other param, of some roles, in which finished runs differ."""
     finished = ask.finished(runs)
     rows = _rows(finished[~ask.where(finished, "outcome", "same_as")])
     known = {column.key for column in condition_columns()}
-    columns = [column_of(name, runs) for name in params_in(runs) if name not in known]
+    wanted = [name for name in params_in(runs) if roles is None or schema.role(name) in roles]
+    columns = [column_of(name, runs) for name in wanted if name not in known]
     # To have no value differs too; what failed, or is the same as another, has none for want of being measured.
     differing = [each for each in columns if len({cell(run, each) for run in rows}) > 1]
     names = [index for index, key in enumerate(table.keys) if key in _NAMES]

@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from llmtrack import metrics as schema
 from llmtrack.decide.comparability import differing_facts
 from llmtrack.decide.comparing import as_runs, compare_pairs, runs_of, samples_of, with_known_floors
 from llmtrack.decide.floor import measured_there, say_floor, with_floors
 from llmtrack.decide.matching import Pair, match
 from llmtrack.errors import UsageError
+from llmtrack.modules import named_experiment
 from llmtrack.report.columns import cell, column_of, shared_conditions, with_differing_params
 from llmtrack.report.show import AS_TABLE, Layout, show
-from llmtrack.report.table import DASH, Table, summary_table, to_markdown, with_floor_told
+from llmtrack.report.study import page_note
+from llmtrack.report.table import DASH, Table, summary_table, with_floor_told
+from llmtrack.report.takeaways import headline
 from llmtrack.report.tasks import split_by_task
 from llmtrack.report.terminal import make_console, say
 from llmtrack.report.write import write_report
@@ -32,6 +36,9 @@ if TYPE_CHECKING:
 
 # Characters of what a pair differs in that stand beside its figures; more stands below the table, once.
 _MOST_IN_A_CELL = 60
+# Formats that are read on a page, which has no room for all: what a study itself shows, and what tells runs apart.
+PAGES = ("markdown", "html", "latex")
+APART: tuple[schema.Role, ...] = ("configuration", "work", "convention")
 
 
 def compare_runs(
@@ -75,7 +82,13 @@ def compare_runs(
     tracked = with_floors(tracked, measured_there(found, tracking_uri))
     table = with_floor_told(summary_table(tracked, among=found), tracked)
     if layout.columns is None and tracked["experiment"].nunique() == 1:
-        table = with_differing_params(table, tracked)
+        on_page = layout.style in PAGES and not layout.wide
+        if on_page and tracked["study_id"].nunique() == 1:
+            module = named_experiment(str(tracked["experiment"].iloc[0]))
+            own = getattr(module, "TABLE", None)
+            table = with_floor_told(summary_table(tracked, among=found, own=own), tracked)
+        else:
+            table = with_differing_params(table, tracked, APART if on_page else None)
     title = f"{len(tracked)} of {plural(len(found), 'tracked run')}"
     parts = split_by_task(tracked)
     if console.is_terminal and layout.style == "table" and layout.columns is None and len(parts) > 1:
@@ -97,16 +110,19 @@ def compare_runs(
 
         tracker = Tracker.open(tracking_uri)
         chosen = {"experiment": experiment, "study": study, "model": model, "search": search}
+        question = "How do the tracked runs compare?"
         own = tracker.start_study(
             "compare",
-            "How do the tracked runs compare?",
+            question,
             {name: value for name, value in chosen.items() if value is not None} | {"every": every},
             environment(),
         )
-        links = tuple(f"#/experiments/{own.experiment_id}/runs/{run_id}" for run_id in table.run_ids)
         with tempfile.TemporaryDirectory() as folder:
             files = write_report(Path(folder), "llmtrack compare", table, tracked)
-            tracker.finish_study(own, "finished", note=to_markdown(table, links), files=files)
+            note = page_note(
+                question, [f"{plural(len(tracked), 'run')} side by side."], {"": table}, own.experiment_id
+            )
+            tracker.finish_study(own, "finished", note=note, files=files, metrics=headline(tracked))
 
 
 def compare_with_baseline(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
-from llmtrack.tracking import direct, store
+from llmtrack.tracking import ask, direct, store
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.filters import Moment, Wanted, quoted
 from llmtrack.tracking.frame import FrameBuilder, pick
@@ -46,7 +46,7 @@ def runs(
     Args:
         experiment: name of an llmtrack experiment, or else of an MLflow experiment.
         study: a study or suite: its id, the id of its run (or the 8 characters that are listed), `latest`,
-            `latest:EXPERIMENT` or `alias:NAME`. Of a suite, the scenarios of all its studies.
+            `latest:EXPERIMENT` or `alias:NAME`, each also with `#SCENARIO`. Of a suite, the scenarios of all its studies.
         model: part of the model's name, in any case.
         kind: `scenario`, `study`, or None for both and for runs that are not llmtrack's.
         search: an MLflow filter (`params.dtype = 'float32'`), or a word that the run's name, the scenario
@@ -71,7 +71,8 @@ def runs(
     """
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
     names = store.experiment_names(client)
-    study_id = _study_id(client, list(names), study, experiment) if study else None
+    named, _, scenario = (study or "").partition("#")
+    study_id = _study_id(client, list(names), named, experiment) if study else None
     of_tags = dict(tags or {})
     if study_id and kind == "scenario" and study_id.startswith(f"{SUITE}-"):
         of_tags["llmtrack.suite_id"] = study_id
@@ -95,7 +96,21 @@ def runs(
                     found.add(run)
     table = found.frame()
     table = as_own(table, study_id, held) if study_id and held else table
+    table = of_scenario(table, scenario, named) if scenario else table
     return table if columns is None else pick(table, columns)
+
+
+def of_scenario(found: pd.DataFrame, scenario: str, named: str) -> pd.DataFrame:
+    """Return the runs of one scenario among those that a selector named.
+
+    Raises:
+        UsageError: there is none.
+    """
+    chosen = found[ask.where(found, "scenario", scenario)].reset_index(drop=True)
+    if chosen.empty:
+        there = ", ".join(map(str, found["scenario"].dropna().unique()[:8])) or "none"
+        raise UsageError(f"{named!r} has no scenario {scenario!r}: it has {there}")
+    return chosen
 
 
 def studies(
@@ -119,6 +134,8 @@ def study_run(study: str, tracking_uri: str | None = None) -> pd.Series:
         UsageError: there is no such study.
         TrackingError: the store cannot be read.
     """
+    if "#" in study:
+        raise UsageError(f"{study!r} names a scenario: name the whole study, {study.partition('#')[0]!r}")
     found = runs(study=study, kind="study", tracking_uri=tracking_uri)
     if found.empty:
         raise UsageError(f"the run of study {study!r} is not in this store: send it with llmtrack sync")

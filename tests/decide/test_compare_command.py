@@ -92,8 +92,11 @@ def test_what_differs_is_shown_and_what_does_not_is_said_once(mixed):
 
 @pytest.mark.slow(2)
 def test_formats_of_the_table_side_by_side(mixed):
-    page = run("--format", "html").output
+    own = run("--format", "html").output
+    assert "block_size" not in own, "the columns of the study's own table"
+    page = run("--format", "html", "--wide").output
     assert "int8 &lt;weights&gt;" in page
+    assert "block_size" in page
     assert "<weights>" not in page
     assert page.count("<tr>") == 4
     latex = run("--format", "latex", "--columns", "dtype,tokens_per_sec").output

@@ -131,10 +131,10 @@ TABLES = {
         own=OwnTable(("file_size_mib", "tokens_per_sec", "perplexity"), ("tokens_per_sec", "perplexity")),
     ),
     **{
-        f"as {name} shows it": lambda focus=focus: summary_table(_many().iloc[:5], focus=focus)
-        for name, focus in (("backends", backends.FOCUS), ("quantization", quantization.FOCUS))
+        f"as {name} shows it": lambda own=own: summary_table(_many().iloc[:5], own=own)
+        for name, own in (("backends", backends.TABLE), ("quantization", quantization.TABLE))
     },
-    "as tune shows it": lambda: summary_table(_raced(), focus=tune.FOCUS),
+    "as tune shows it": lambda: summary_table(_raced(), own=tune.TABLE),
     "one run": lambda: summary_table(_many().iloc[:1]),
     "no rows": lambda: listing_table(_many().iloc[:0]),
     "runs": lambda: listing_table(_many()),
@@ -300,5 +300,5 @@ def test_what_was_not_measured_again_makes_no_column():
 
 
 def test_a_way_that_was_tried_keeps_what_became_of_it_where_room_is_scarce():
-    fitted = fit(summary_table(_raced().iloc[:3], focus=tune.FOCUS), 100)
+    fitted = fit(summary_table(_raced().iloc[:3], own=tune.TABLE), 100)
     assert {"scenario", "race_place", "race_reason", "tokens_per_sec"} <= set(fitted.table.keys)

@@ -98,7 +98,7 @@ STUDIES = {
             _timed("b", 2.0, perplexity=2.0, backend="onnx"),
             _timed("b-batch", 3.0, backend="onnx", batch_size=4),
         ],
-        backends.FOCUS,
+        backends.TABLE,
         ["decode_tokens_per_sec", "perplexity"],
         "perplexity",
     ),
@@ -107,13 +107,13 @@ STUDIES = {
             _timed("a", 1.0, tuned_for="decode_tokens_per_sec", race_place="winner", race_reason="best"),
             _timed("b", 2.0, tuned_for="decode_tokens_per_sec", race_place="dropped", race_reason="slower"),
         ],
-        tune.FOCUS,
+        tune.TABLE,
         ["decode_tokens_per_sec", "tokens_per_sec"],
         None,
     ),
     "quantization": (
         [_timed("a", 1.0, perplexity=1.0), _timed("b", 2.0, perplexity=2.0, quantization="int8")],
-        quantization.FOCUS,
+        quantization.TABLE,
         ["tokens_per_sec", "perplexity", "decode_tokens_per_sec"],
         "perplexity",
     ),
@@ -129,9 +129,9 @@ STUDIES = {
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_kind_of_study_opens_on_what_it_is_about(name):
-    rows, focus, metrics, across = STUDIES[name]
+    rows, own, metrics, across = STUDIES[name]
     runs = frame(*rows)
-    view = chart_view(summary_table(runs, focus=focus), runs, "llmtrack.study_id", "s")
+    view = chart_view(summary_table(runs, own=own), runs, "llmtrack.study_id", "s")
     shown = [key.split("`")[1] for key in view["selectedColumns"] if key.startswith("metrics.")]
     assert shown[: len(metrics)] == metrics
     assert view["orderByKey"] == f"metrics.`{metrics[0]}`"
