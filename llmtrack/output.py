@@ -7,13 +7,27 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator
-from typing import IO, Any, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from llmtrack.redaction import redact, secrets_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _REPLACE = "llmtrack.replace"
 # How our own signs are written where only ASCII can be.
 _ASCII = {"–": "-", "—": "-", "·": "|", "±": "+/-", "…": "...", "×": "x", "→": "->", "µ": "u", "•": "-"}
+
+
+def console_of(**settings: Any) -> Console:
+    """Return a console that writes where it is told to: rich's own shows everything as output of the cell in a notebook.
+
+    Args:
+        settings: of `rich.console.Console`.
+    """
+    from rich.console import Console
+
+    return Console(force_jupyter=False, **settings)
 
 
 def replace_unknown(stream: Any) -> None:

@@ -7,6 +7,7 @@ import html
 import io
 import json
 
+from llmtrack.output import console_of
 from llmtrack.report.escape import in_latex, on_one_line
 from llmtrack.report.table import Table, to_markdown, to_rich
 
@@ -27,11 +28,9 @@ def render(table: Table, style: str, title: str = "") -> str:
 
 
 def _text(table: Table, title: str) -> str:
-    from rich.console import Console
-
     buffer = io.StringIO()
     # As wide as the table needs: a terminal wraps what is wider, and nothing of it is lost.
-    console = Console(file=buffer, width=10_000, highlight=False)
+    console = console_of(file=buffer, width=10_000, highlight=False)
     console.print(to_rich(table))
     head = filter(None, (on_one_line(title), on_one_line(" · ".join(table.conditions))))
     body = filter(None, (line.rstrip() for line in buffer.getvalue().split("\n")))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from llmtrack import metrics as schema
 from llmtrack.decide.recommending import Recommendation
-from llmtrack.output import protected, replace_unknown
+from llmtrack.output import console_of, protected, replace_unknown
 from llmtrack.report.escape import plain
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def make_console(outlive: bool = False) -> Console:
     """
     stream = protected(sys.stdout) if outlive else sys.stdout
     replace_unknown(stream)
-    width = None if Console(file=stream).is_terminal else LOG_WIDTH
-    return Console(file=stream, highlight=False, emoji=False, width=width)
+    width = None if console_of(file=stream).is_terminal else LOG_WIDTH
+    return console_of(file=stream, highlight=False, emoji=False, width=width)
 
 
 def width_of(console: Console) -> int | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.measure import Measurement
 
+from llmtrack.output import console_of
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import in_markdown, on_one_line, plain
 from llmtrack.report.fit import blocks, fit, without_constants
@@ -56,7 +57,7 @@ def print_report(
         drawn = to_rich(table)
         # A table that is wider than the terminal is wrapped by it, and nothing of it is lost.
         natural = Measurement.get(console, console.options.update(max_width=10_000), drawn).maximum
-        wider = Console(
+        wider = console_of(
             file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal
         )
         wider.print(drawn)

@@ -17,6 +17,7 @@ from llmtrack.errors import TrackingError, UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.modules import named_experiment
 from llmtrack.options import Parameter, parameters
+from llmtrack.output import console_of
 from llmtrack.report.formats import render
 from llmtrack.report.table import Table, summary_table
 from llmtrack.report.tasks import tables_by_task
@@ -90,7 +91,7 @@ def run(experiment: str, *, console: Console | None = None, **options: Any) -> F
         if name not in known:
             raise UsageError(f"{experiment} has no parameter {name!r}: it takes {', '.join(known)}")
     config = module.main.config(**{name: _value(known[name], value) for name, value in options.items()})
-    printed = console or Console(file=io.StringIO(), width=200)
+    printed = console or console_of(file=io.StringIO(), width=200)
     if hasattr(module, "perform"):  # not one list of scenarios: a suite, or what decides as it goes
         done = module.perform(config, printed)
     else:
@@ -127,7 +128,7 @@ def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str
     own = isinstance(study, Finished)
     name, uri = (study.study_id, study.tracking_uri) if isinstance(study, Finished) else (study, tracking_uri)
     into = Path(folder).expanduser()
-    problems = remake_report(name, Console(file=io.StringIO()), uri if own else tracking_uri, into)
+    problems = remake_report(name, console_of(file=io.StringIO()), uri if own else tracking_uri, into)
     page = into / "report.html"
     if not page.is_file():
         raise UsageError(f"the report of {name} could not be made: {'; '.join(problems)}")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
+from llmtrack.output import console_of
 from llmtrack.tracking import ask, direct, store
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.filters import Moment, Wanted, quoted
@@ -169,11 +170,10 @@ def _progress(shown: bool) -> Iterator[Callable[[int], None]]:
     if not shown:
         yield lambda count: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     parts = (TextColumn("reading runs"), BarColumn(), TextColumn("{task.completed:,}"), TimeElapsedColumn())
-    with Progress(*parts, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*parts, console=console_of(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda count: bar.update(task, completed=count)
 

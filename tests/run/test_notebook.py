@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import llmtrack
+import llmtrack.output
+import llmtrack.report.formats
 import llmtrack.report.table
+import llmtrack.report.write
 import llmtrack.run.study
 from llmtrack.errors import UsageError
 
@@ -88,6 +94,23 @@ def test_what_decides_as_it_goes_is_a_function_too(monkeypatch):
 def test_what_is_wrong_is_one_line_before_anything_is_measured(name, options, message):
     with pytest.raises(UsageError, match=message):
         llmtrack.run(name, **options)
+
+
+def test_in_a_notebook_a_console_writes_where_it_is_told_to(monkeypatch):
+    """Rich asks by itself whether it is in a notebook, and then writes to no file: tables were empty, and shown unasked."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    table = llmtrack.report.table.Table((), ("scenario",), (False,), (("bfloat16",),), ("1",))
+    assert "bfloat16" in llmtrack.report.formats.render(table, "table")
+    written = io.StringIO()
+    console = llmtrack.output.console_of(file=written, width=200)
+    llmtrack.report.write.print_report(console, "precision", table, ["a line"])
+    assert all(text in written.getvalue() for text in ("precision", "bfloat16", "a line"))
+
+
+def test_every_console_is_made_by_the_one_function_that_knows_of_notebooks():
+    folder = Path(llmtrack.__file__).parent
+    made = [path.name for path in folder.rglob("*.py") if re.search(r"\bConsole\(", path.read_text("utf-8"))]
+    assert made == ["output.py"]
 
 
 def test_the_packages_of_these_names_stay_packages_and_load_nothing_early():
