@@ -30,7 +30,7 @@ def render(table: Table, style: str, title: str = "") -> str:
 def _text(table: Table, title: str) -> str:
     buffer = io.StringIO()
     # As wide as the table needs: a terminal wraps what is wider, and nothing of it is lost.
-    console = console_of(file=buffer, width=10_000, highlight=False)
+    console = console_of(file=buffer, width=10_000, highlight=False, force_terminal=False)
     console.print(to_rich(table))
     head = filter(None, (on_one_line(title), on_one_line(" · ".join(table.conditions))))
     body = filter(None, (line.rstrip() for line in buffer.getvalue().split("\n")))

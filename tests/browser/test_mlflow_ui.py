@@ -72,9 +72,9 @@ def test_a_study_opens_with_its_answer_and_its_figures(tab, tracked):
 def test_the_charts_of_a_scenario_are_of_its_metrics_and_not_of_their_spread(tab, tracked):
     run_id = tracked.scenarios["prompt_16"]
     page = tab().open(f"/experiments/{tracked.experiment_id}/runs/{run_id}/model-metrics")
-    expect(page.get_by_text("token_latency_ms").first).to_be_visible()
-    expect(page.get_by_text("Model metrics (").first).to_be_visible()
-    expect(page.get_by_text("spread (")).to_have_count(0)
+    for chart in ("token_latency_ms", "avg_latency_per_token_ms"):
+        expect(page.get_by_role("heading", name=chart, exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name=re.compile(r"\.(ci_low|ci_high|mean|sd|n)$"))).to_have_count(0)
 
 
 def test_the_prepared_view_shows_the_scenarios_of_the_study_with_the_columns_that_matter(tab, tracked):

@@ -99,8 +99,11 @@ def test_what_is_wrong_is_one_line_before_anything_is_measured(name, options, me
 def test_in_a_notebook_a_console_writes_where_it_is_told_to(monkeypatch):
     """Rich asks by itself whether it is in a notebook, and then writes to no file: tables were empty, and shown unasked."""
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a kernel does
     table = llmtrack.report.table.Table((), ("scenario",), (False,), (("bfloat16",),), ("1",))
-    assert "bfloat16" in llmtrack.report.formats.render(table, "table")
+    text = llmtrack.report.formats.render(table, "table")
+    assert "bfloat16" in text
+    assert "\x1b" not in text
     written = io.StringIO()
     console = llmtrack.output.console_of(file=written, width=200)
     llmtrack.report.write.print_report(console, "precision", table, ["a line"])
