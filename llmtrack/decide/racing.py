@@ -324,7 +324,8 @@ def duel(
             cost += sample.seconds if done < 2 else 0.0
         done += 1
         if done == 2:  # A first sample may hold what only a first call costs.
-            rounds = min(most, max(least, 2 + int((seconds - cost) / max(cost / 2, 1e-9))))
+            more = min((seconds - cost) / max(cost / 2, 1e-9), most)
+            rounds = min(most, max(least, 2 + int(more)))
     return found
 
 

@@ -76,8 +76,9 @@ def run_tune(
     facts = environment(pool.machine(), model_folders(scenarios))
     say(console, f"{experiment.name}: {experiment.question}")
     say(console, f"  {len(scenarios)} candidates, {asked.seconds:.0f} s; the baseline is {scenarios[0].name}")
-    for name, reason in space.left_out:
-        say(console, f"  left out: {name}: {reason}")
+    for reason in dict.fromkeys(reason for _, reason in space.left_out):
+        names = ", ".join(name for name, why in space.left_out if why == reason)
+        say(console, f"  left out: {names}: {reason}")
     same = digest([[each.scenario_id for each in scenarios], environment_id(facts), repr(asked)])
     journal = Journal(tracker.spool.folder.parent / "tune" / f"{same}.jsonl", resume)
     start = partial(

@@ -239,18 +239,15 @@ def test_frames_can_be_compared_and_the_closest_baseline_is_taken(tracker, uri):
     assert list(found["baseline_run_id"]) == [first]
 
 
-@pytest.mark.slow(5)
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((["tokens_per_second"],), "no metric 'tokens_per_second': did you mean tokens_per_sec"),
-        (None, "the same run"),
-    ],
-)
-def test_mistakes_are_one_line(studies, uri, arguments, message):
-    base = f"study:{studies[0]}"
-    with pytest.raises(UsageError, match=message):
-        compare(base, f"study:{studies[1]}" if arguments else base, *(arguments or ()), tracking_uri=uri)
+def test_mistakes_are_one_line(tracker, uri):
+    study = tracker.start_study("e", "q", {}, ENVIRONMENT)
+    one, other = (tracker.log(study, measurement(name)) for name in ("a", "b"))
+    for candidate, metrics, message in (
+        (other, ["tokens_per_second"], "no metric 'tokens_per_second': did you mean tokens_per_sec"),
+        (one, None, "the same run"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            compare(one, candidate, metrics, tracking_uri=uri)
 
 
 def test_scenarios_without_a_counterpart_are_named(tracker, uri):

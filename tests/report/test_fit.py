@@ -6,6 +6,7 @@ import io
 import itertools
 import re
 from dataclasses import replace
+from functools import cache
 
 import pandas as pd
 import pytest
@@ -48,6 +49,7 @@ SPREAD = interval("tokens_per_sec", 1234.56, 1200.0, 1300.0) | interval(
 )
 
 
+@cache
 def _many() -> pd.DataFrame:
     """Runs that differ in everything that they can, with a name, a failure and a device that are long."""
     rows = [run("float32", task="generate", baseline=True, **(EVERYTHING | SPREAD))]
@@ -144,6 +146,8 @@ TABLES = {
     "Pareto": _pareto,
     **{f"suite: {name}": lambda name=name: tables_by_task(_many())[name] for name in split_by_task(_many())},
 }
+# They cannot change, and making one takes longer than fitting it.
+TABLES = {name: cache(make) for name, make in TABLES.items()}
 
 
 def _printed(table: Table, width: int, terminal: bool = True, **options) -> str:

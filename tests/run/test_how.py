@@ -10,10 +10,13 @@ import pytest
 from click.testing import CliRunner
 
 import llmtrack
+from experiments import baseline
 from llmtrack.cli import main
 from llmtrack.engines.text import chat_text
 from llmtrack.errors import UsageError
+from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.how import PROMPT, command_line, how_to_run, python_lines, variant_of
+from llmtrack.run.study import run_study
 from llmtrack.scenario import GenerateTask, Variant
 
 VARIANT = Variant("synthetic:tiny", device="cpu", dtype="bfloat16", options=(("threads", 1),))
@@ -66,6 +69,38 @@ def test_a_run_of_batches_is_run_in_batches(run):
     assert "--pad-to-multiple 16" in command
     assert f"generate_texts(engine, [{PROMPT!r}] * 4," in lines[-1]
     assert "pad_to_multiple=16" in lines[-1]
+
+
+@pytest.mark.slow(4)
+@pytest.mark.usefixtures("_known_bandwidth", "steady_repeats")
+def test_the_lines_that_recommend_prints_of_a_tracked_run_run_the_model(
+    tracker, uri, console, capsys, monkeypatch
+):
+    monkeypatch.setattr("llmtrack.report.study.write_report", lambda *of, **how: {})
+    asked = baseline.Config(
+        model="synthetic:tiny",
+        device="cpu",
+        dtype="bfloat16",
+        threads=1,
+        max_new_tokens=3,
+        warmup=0,
+        min_repeats=2,
+        min_seconds=0.0,
+        max_seconds=0.1,
+    )
+    experiment = replace(baseline.build(asked), plots=lambda runs, series: {})
+    run_study(experiment, tracker=tracker, executor=InlineExecutor(), console=console)
+    told = CliRunner().invoke(main, ["recommend", "--tracking-uri", uri], catch_exceptions=False)
+    assert told.exit_code == 0
+    lines = [line[2:] for line in told.output.partition("To run it that way:\n")[2].splitlines()]
+    command, program = lines[0], "\n".join(lines[1:])
+    assert "--dtype bfloat16 --option threads=1" in command
+    capsys.readouterr()
+    exec(program, {})
+    printed = capsys.readouterr().out
+    said = CliRunner().invoke(main, shlex.split(command)[1:], catch_exceptions=False)
+    assert said.stdout == printed
+    assert printed.strip()
 
 
 def test_a_recipe_keeps_the_options_that_are_not_its_defaults(run):

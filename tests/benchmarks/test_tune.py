@@ -1,0 +1,42 @@
+"""The full grid that the race is set against measures everything as often, scores each model once, and finds the same answer."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from benchmarks.tune import REPEATS, full_grid
+from llmtrack.decide.tuning import Tuning
+from llmtrack.run.hands import Asked, Hands
+from llmtrack.run.journal import Journal
+from llmtrack.run.progress import StudyProgress
+from tests.run.conftest import _known_bandwidth  # noqa: F401 - fixture
+from tests.run.test_tune import SHORT, WAYS, Machine, space
+
+
+def hands(machine, folder):
+    asked = Asked("decode_tokens_per_sec", 1e6, SHORT)
+    progress = StudyProgress(Console(file=io.StringIO()), len(machine.ways))
+    journal = Journal(folder / "journal.jsonl", False)
+    clock = machine.clock
+    return Hands(
+        space(machine.ways).candidates, asked, machine.pool(), progress, journal, folder, clock, clock()
+    )
+
+
+@pytest.mark.slow(2)
+@pytest.mark.usefixtures("_known_bandwidth")
+def test_the_grid_measures_all_and_finds_what_the_race_finds_in_less_time(tmp_path):
+    of_race, of_grid = Machine(WAYS), Machine(WAYS)
+    raced = hands(of_race, tmp_path)
+    tuning = Tuning(raced.task(), raced)
+    tuning.run()
+    speeds, losses = full_grid(hands(of_grid, tmp_path))
+    assert set(speeds) == set(losses) == set(WAYS)
+    assert losses["none"] == 1.0
+    assert losses["lossy"] > 1.01 > losses["small"]
+    within = [name for name in speeds if losses[name] <= 1.01]
+    assert max(within, key=speeds.__getitem__) == tuning.winner == "small"
+    assert of_grid.calls >= REPEATS * len(WAYS)
