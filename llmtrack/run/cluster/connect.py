@@ -80,23 +80,20 @@ class Cluster:
         self._sorter = threading.Thread(target=self._sort, name="llmtrack-post", daemon=True)
         self._sorter.start()
 
-    def nodes(self) -> list[Node]:
-        """Return the nodes that live and answer, with what they are."""
+    def nodes(self) -> tuple[list[Node], list[str]]:
+        """Return the nodes that live and answer, with what they are, and a line for each that does not."""
         there = self._alive()
         probed = {each["NodeID"]: self.call(node.probe, {}, [each["NodeID"]]) for each in there}
         refs = list(probed.values())
         self._ray.wait(refs, num_returns=len(refs), timeout=PROBE_SECONDS)
-        found = []
+        found, silent = [], []
         for each in there:
             try:
-                told = self._ray.get(probed[each["NodeID"]], timeout=0)
-            except Exception as error:
-                raise LlmtrackError(
-                    f"node {each['NodeManagerHostname']} ({each['NodeManagerAddress']}) cannot measure: "
-                    f"{_first_line(error)}; is llmtrack installed there, in the same version?"
-                ) from error
-            found.append(_node(each, told))
-        return found
+                found.append(_node(each, self._ray.get(probed[each["NodeID"]], timeout=0)))
+            except Exception as error:  # it may have died just now, or llmtrack is not installed there
+                name = f"{each['NodeManagerHostname']} ({each['NodeManagerAddress']}, {each['NodeID'][:6]})"
+                silent.append(f"node {name} measures nothing: {_first_line(error)}")
+        return found, silent
 
     def alive(self) -> set[str]:
         """Return the ids of the nodes that live."""

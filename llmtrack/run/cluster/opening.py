@@ -30,11 +30,13 @@ def open_cluster(
     asked = read_resources(resources)
     cluster = Cluster(address)
     try:
-        fit, differing = split_by_version(cluster.nodes(), node.versions())
-        for line in differing:
+        there, silent = cluster.nodes()
+        fit, differing = split_by_version(there, node.versions())
+        unfit = [*silent, *differing]
+        for line in unfit:
             notify(line)
         if not fit:
-            raise UsageError(f"no node of the cluster runs what this driver does: {'; '.join(differing)}")
+            raise UsageError(f"no node of the cluster runs what this driver does: {'; '.join(unfit)}")
         kinds = kinds_of(fit, asked)
         if nodes == "same":
             for other in kinds[1:]:
