@@ -1,0 +1,119 @@
+"""Are our ONNX graphs as fast as ONNX Runtime GenAI's, and as many times PyTorch's speed as we want? And is GenAI timed rightly?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from itertools import cycle, islice
+from typing import Any
+
+from benchmarks.results import Found, Goal, Row, benchmark, rounds, row
+from llmtrack import load_engine
+from llmtrack.engine import Engine, GenerateRequest
+from llmtrack.installed import available
+from llmtrack.measure.timing import trace_generate
+
+TEXT = "The harbour wakes before the town does: boats come in, and the gulls know it."
+THREADS = (1, 2)
+ROUNDS = 7
+FLOAT, INT8, INT4 = "torch", "onnx/int8-weight-only", "onnx/int4-weight-only"
+FASTER_PREFILL = ("onnx/int8-dynamic", "onnx/int8-mixed")
+PEERS = {INT8: "genai/int8", INT4: "genai/int4"}
+OWN = "its own definition"
+LEVEL, FIDELITY = Goal(least=1.0), Goal(0.95, 1.05)
+# Times PyTorch in float32 at two threads; what each costs in perplexity says docs/backends.md.
+DECODE = {INT8: Goal(least=6.5), INT4: Goal(least=8.6)}
+PREFILL = {INT8: Goal(least=2.0), "onnx/int8-dynamic": Goal(least=2.0), "onnx/int8-mixed": Goal(least=3.5)}
+SPEEDS = ("prefill", "decode")
+
+
+def measure(small: bool) -> Found:
+    """Time all of them in turn, at one thread and at two."""
+    rows: list[Row] = []
+    peers = available("genai") and not small
+    for threads in THREADS:
+        rows += _rows(threads, small, peers)
+    reason = "a trial does not convert a model" if small else "it is not installed"
+    return Found(tuple(rows), left_out=() if peers else (f"ONNX Runtime GenAI: {reason}",))
+
+
+def _rows(threads: int, small: bool, peers: bool) -> list[Row]:
+    model, prompt, new, count = (
+        ("synthetic:tiny", 16, 4, 2) if small else ("packaged:smollm2", 256, 32, ROUNDS)
+    )
+    labels = [FLOAT, INT8, INT4, *(() if small else FASTER_PREFILL), *(PEERS.values() if peers else ())]
+    engines = {label: _engine(model, label, threads) for label in labels}
+    ids = tuple(islice(cycle(engines[FLOAT].encode(TEXT)), prompt))
+    arms: dict[str, Callable[[], Mapping[str, float]]] = {
+        label: lambda engine=engine: _ours(engine, ids, new) for label, engine in engines.items()
+    }
+    for label in PEERS.values() if peers else ():
+        arms[f"{label}, {OWN}"] = lambda engine=engines[label]: _theirs(engine, ids, new)
+    for arm in arms.values():
+        arm()
+    samples = rounds(arms, count)
+    for engine in engines.values():
+        engine.close()
+    where = f"{model}, {prompt} + {new} tokens, {threads} threads"
+
+    def against(label: str, speed: str, peer: str, goal: Goal | None) -> Row:
+        ours, theirs = samples[label][speed], samples[peer][speed]
+        return row(f"{label}: {speed}", "tok/s", ours, theirs, where=where, peer=peer, goal=goal)
+
+    found = [
+        against(label, speed, FLOAT, goals.get(label) if threads == max(THREADS) else None)
+        for label in engines
+        for speed, goals in zip(SPEEDS, (PREFILL, DECODE), strict=True)
+        if label.startswith("onnx/")
+    ]
+    for own, peer in PEERS.items() if peers else ():
+        found += [against(own, speed, peer, LEVEL) for speed in SPEEDS]
+        found += [against(peer, speed, f"{peer}, {OWN}", FIDELITY) for speed in SPEEDS]
+    return found
+
+
+def _engine(model: str, label: str, threads: int) -> Engine:
+    backend, _, recipe = label.partition("/")
+    return load_engine(model, backend=backend, device="cpu", quantization=recipe or "none", threads=threads)
+
+
+def _ours(engine: Engine, ids: tuple[int, ...], new: int) -> dict[str, float]:
+    """Return tokens per second: the first new token ends the prefill."""
+    trace, _ = trace_generate(engine, GenerateRequest((ids,), new))
+    stamps = trace.stamps
+    return dict(
+        zip(
+            SPEEDS,
+            (len(ids) / (stamps[0] - trace.start), (new - 1) / (stamps[-1] - stamps[0])),
+            strict=True,
+        )
+    )
+
+
+def _theirs(engine: Any, ids: tuple[int, ...], new: int) -> dict[str, float]:
+    """Return the same as GenAI's benchmark script times it: the prompt and the first token, then each token by itself."""
+    import numpy as np
+
+    genai = import_module("onnxruntime_genai")
+    params = genai.GeneratorParams(engine._model)
+    length = len(ids) + new
+    params.set_search_options(do_sample=False, max_length=length, min_length=length, batch_size=1)
+    generator = genai.Generator(engine._model, params)
+    prompt = np.array([ids], dtype=np.int32)
+    begun = time.perf_counter()
+    generator.append_tokens(prompt)
+    generator.generate_next_token()
+    prefill = time.perf_counter() - begun
+    decode = 0.0
+    for _ in range(new - 1):
+        begun = time.perf_counter()
+        generator.generate_next_token()
+        decode += time.perf_counter() - begun
+    return dict(zip(SPEEDS, (len(ids) / prefill, (new - 1) / decode), strict=True))
+
+
+main = benchmark("Runtimes on a CPU")(measure)
+
+if __name__ == "__main__":
+    main()
