@@ -304,5 +304,5 @@ def test_what_was_not_measured_again_makes_no_column():
 
 
 def test_a_way_that_was_tried_keeps_what_became_of_it_where_room_is_scarce():
-    fitted = fit(summary_table(_raced().iloc[:3], own=tune.TABLE), 100)
+    fitted = fit(summary_table(_raced().iloc[:3], own=tune.TABLE), 120)
     assert {"scenario", "race_place", "race_reason", "tokens_per_sec"} <= set(fitted.table.keys)
