@@ -109,7 +109,8 @@ def _other_text(baseline: pd.Series, candidate: pd.Series, metric: str) -> str:
 
 def differing_facts(baseline: pd.Series, candidate: pd.Series) -> str:
     """Name the facts about machine and versions in which two runs differ."""
-    names = [str(name) for name in baseline.index if str(name).startswith(_ENV)]
+    known = dict.fromkeys((*baseline.index, *candidate.index))
+    names = [str(name) for name in known if str(name).startswith(_ENV)]
     facts = [name for name in names if name.removeprefix(_ENV) not in _NOT_MACHINE]
     return _differing(baseline, candidate, facts) or _differing(baseline, candidate, ["environment_id"])
 

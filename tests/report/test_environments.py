@@ -39,6 +39,12 @@ def test_compare_names_what_differs_between_environments(facts, said):
     assert why_not(pair.baseline, pair.candidate, "tokens_per_sec", across_environments=True) == ""
 
 
+def test_a_fact_that_only_one_of_two_selections_knows_is_named():
+    _runs, pair = two()
+    candidate = pd.concat([pair.candidate, pd.Series({"env.node_kind": "cooled"})])
+    assert "node_kind: not given against cooled" in why_not(pair.baseline, candidate, "tokens_per_sec")
+
+
 @pytest.mark.parametrize("metric", ["kl_divergence", "top1_agreement", "reference_perplexity_ratio"])
 @pytest.mark.parametrize(
     "changed",
