@@ -1,0 +1,162 @@
+"""What does llmtrack itself cost? The wall time of a baseline run that is neither loading nor generating, and what tracking a run takes.
+
+A tiny model is measured by `python -m experiments.baseline`, as `mlflow run` would start it (which takes as long as
+`mlflow --help` besides). What the worker's imports take on their own is taken off: nothing can be measured without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from benchmarks.results import Found, Goal, benchmark, rounds, row
+from llmtrack.tracking import store
+from llmtrack.tracking.tracker import Tracker
+
+RUN = """
+import sys, time, psutil
+born = psutil.Process().create_time()
+from experiments import baseline
+from llmtrack.run import executors, main, study
+stamps = {"imports": time.time()}
+def stamped(home, name, when):
+    call = getattr(home, name)
+    def timed(*given, **named):
+        try:
+            return call(*given, **named)
+        finally:
+            stamps[when] = time.time()
+    setattr(home, name, timed)
+stamped(main, "open_tracker", "opening the store")
+stamped(executors.ProcessExecutor, "machine", "waiting for the worker's imports")
+stamped(main.Tracker, "start_study", "beginning the study")
+tell = executors.event_from_json
+def told(message):
+    event = tell(message)
+    name = type(event).__name__
+    if name in ("Log", "Measurement"):
+        stamps["loading" if name == "Log" else "generating"] = time.time()
+    return event
+executors.event_from_json = told
+stamped(main.Tracker, "log", "tracking the run")
+stamped(study, "report_study", "report and plots")
+sys.argv[1:] = "--model synthetic:tiny --threads 1 --max-new-tokens 8 --min-seconds 0 --max-seconds 2".split()
+try:
+    baseline.main(standalone_mode=False)
+except SystemExit:
+    pass
+stamps["ending"] = time.time()
+import json
+last, parts = born, {}
+for name, at in stamps.items():
+    parts[name], last = at - last, at
+print(json.dumps(parts))
+"""
+IMPORTS = """
+from llmtrack.worker import process
+process._quieten()
+from llmtrack.worker import machine, measuring
+from llmtrack.engines import pytorch
+"""
+NOT_OURS = ("loading", "generating")
+PARAMS, METRICS, TAGS = 30, 40, 40
+
+
+def run(uri: str) -> dict[str, float]:
+    """Measure a baseline; return the seconds of its parts, and of all of it that is neither loading nor generating."""
+    environment = os.environ | {"MLFLOW_TRACKING_URI": uri}
+    command = [sys.executable, "-c", RUN]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    parts: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return parts | {"all": sum(seconds for name, seconds in parts.items() if name not in NOT_OURS)}
+
+
+def imports() -> dict[str, float]:
+    """Return the seconds of a process that imports what a worker does, and ends."""
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", IMPORTS], check=True)
+    return {"s": time.perf_counter() - start}
+
+
+def by_value(uri: str) -> dict[str, float]:
+    """Track a run as one does who knows `mlflow.log_param` and `mlflow.log_metric`."""
+    import mlflow
+
+    mlflow.set_tracking_uri(uri)
+    mlflow.set_experiment("by value")
+    start = time.perf_counter()
+    with mlflow.start_run():
+        for number in range(PARAMS):
+            mlflow.log_param(f"param_{number}", number)
+        for number in range(METRICS):
+            mlflow.log_metric(f"metric_{number}", number)
+        for number in range(TAGS):
+            mlflow.set_tag(f"tag_{number}", f"text {number}")
+    return {"s": time.perf_counter() - start}
+
+
+def by_tracker(tracker: Tracker) -> dict[str, float]:
+    """Track a run as llmtrack does: by the spool, and at once."""
+    from llmtrack.scenario import GenerateTask, Measurement, RepeatPolicy, Scenario, Variant
+
+    study = tracker.start_study(
+        "cost", "?", {}, {f"tag_{number}": f"text {number}" for number in range(TAGS)}
+    )
+    scenario = Scenario(
+        f"s{time.time_ns()}", Variant("synthetic:tiny"), GenerateTask(("hello",)), RepeatPolicy()
+    )
+    facts = {f"param_{number}": number for number in range(PARAMS)}
+    outcome = Measurement(
+        scenario, "w", facts, {f"metric_{number}": float(number) for number in range(METRICS)}
+    )
+    start = time.perf_counter()
+    tracker.log(study, outcome)
+    seconds = time.perf_counter() - start
+    tracker.finish_study(study, "finished")
+    return {"s": seconds}
+
+
+def measure(small: bool) -> Found:
+    """Measure all of it, in turn."""
+    with tempfile.TemporaryDirectory() as folder:
+        uri = f"sqlite:///{Path(folder, 'mlflow.db')}"
+        store.initialise(uri)
+        tracker = Tracker.open(uri, "cost", Path(folder, "spool"))
+        tracked = rounds(
+            {"ours": partial(by_tracker, tracker), "by value": partial(by_value, uri)}, 1 if small else 7
+        )
+        # A trial measures no baseline: it would take most of a minute on a busy machine.
+        whole = {} if small else rounds({"run": partial(run, uri), "imports": imports}, 4)
+    rows = [
+        row(
+            "tracking a run",
+            "s",
+            tracked["ours"]["s"],
+            tracked["by value"]["s"],
+            where=f"SQLite, {PARAMS} params, {METRICS} metrics, {TAGS} tags",
+            peer="value by value",
+            goal=Goal(most=0.2),
+        ),
+        row("tracking a run", "s", tracked["ours"]["s"], where="the same", goal=Goal(most=0.3)),
+    ]
+    if whole:
+        taken, alone = whole["run"], whole["imports"]["s"]
+        beyond = [every - own for every, own in zip(taken["all"], alone, strict=True)]
+        rows.append(
+            row("beyond the worker's imports, loading and generating", "s", beyond, goal=Goal(most=3))
+        )
+        rows.append(row("the worker's imports alone", "s", alone))
+        rows += [row(f"of it: {name}", "s", taken[name]) for name in taken if name not in ("all", *NOT_OURS)]
+    return Found(tuple(rows))
+
+
+main = benchmark("What llmtrack costs")(measure)
+
+if __name__ == "__main__":
+    main()

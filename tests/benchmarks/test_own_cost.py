@@ -1,0 +1,38 @@
+"""What the benchmarks of llmtrack's own cost rest on."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from benchmarks import cost, query
+from benchmarks.read_runs import fill
+from llmtrack.tracking.query import runs
+from llmtrack.tracking.tracker import Tracker
+
+
+@pytest.fixture
+def database(template_database, tmp_path):
+    return shutil.copyfile(template_database, tmp_path / "mlflow.db")
+
+
+@pytest.mark.slow(1)
+def test_copied_runs_are_runs_of_their_own_with_the_same_values(database):
+    uri = f"sqlite:///{database}"
+    fill(uri, query.EXPERIMENT, 2)
+    query.copies(database, 5)
+    found = runs(kind=None, tracking_uri=uri)
+    assert (len(found), found["run_id"].nunique(), found["start_time"].nunique()) == (5, 5, 5)
+    assert sorted(found["tokens_per_sec"].value_counts()) == [2, 3]
+
+
+@pytest.mark.slow(3)
+def test_both_ways_of_tracking_leave_the_same_values(database, tmp_path):
+    uri = f"sqlite:///{database}"
+    taken = cost.by_tracker(Tracker.open(uri, "ours", tmp_path / "spool")), cost.by_value(uri)
+    assert all(each["s"] > 0 for each in taken)
+    found = runs(kind=None, tracking_uri=uri)
+    found = found[found["metric_1"].notna()]
+    assert list(found[f"param_{cost.PARAMS - 1}"]) == [cost.PARAMS - 1] * 2
+    assert list(found[f"metric_{cost.METRICS - 1}"]) == [cost.METRICS - 1] * 2
