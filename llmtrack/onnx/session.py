@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from onnxruntime import OrtValue
 
-    from llmtrack.onnx.unpadded import Unpadded
+    from llmtrack.onnx.unpadded import Angles, Unpadded
 
 MODEL_FILE = "model.onnx"
 
@@ -123,22 +123,28 @@ class OnnxDecoder:
         self._options.graph_optimization_level = _level(ort, graph_optimization)
         self._path, self._provider = path, provider
         fuses = provider == "CPUExecutionProvider" and graph_optimization in ("all", "extended")
-        self._unpadded = _unpadded(path, floats) if fuses else None
+        self._floats = floats
+        self._angles: Angles | None = None
         self._from_array = ort.OrtValue.ortvalue_from_numpy
-        self._open(self._unpadded is None)
+        self._open(pads=not fuses)
 
     def _open(self, pads: bool) -> None:
         """Load the graph that takes pads, or the one that does not, in place of the other."""
         self.session: Any = None
-        graph = str(self._path) if pads or self._unpadded is None else self._unpadded.content
+        made = None if pads else _unpadded(self._path, self._floats)
+        graph: str | bytes = str(self._path)
+        if made is not None:
+            graph, self._angles = made.content, made.angles
         try:
             self.session = onnxruntime().InferenceSession(graph, self._options, providers=[self._provider])
+            # It would keep what it was made of, which is as large as the weights.
+            self.session._model_bytes = None
         except Exception as error:
             raise ScenarioError(
                 f"ONNX Runtime cannot run {self._path.name}: {' '.join(str(error).split())[:300]}",
                 "unsupported",
             ) from error
-        self._pads = pads
+        self._pads = made is None
         self._vocabulary = self.session.get_outputs()[0].shape[-1]
         self._in_place = IN_PLACE in self.session.get_modelmeta().custom_metadata_map
         inputs = {each.name: each for each in self.session.get_inputs()}
@@ -166,7 +172,7 @@ class OnnxDecoder:
     @property
     def has_unpadded(self) -> bool:
         """Whether rows without pads run in a graph of their own."""
-        return self._unpadded is not None
+        return self._angles is not None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -193,7 +199,7 @@ class OnnxDecoder:
         Returns:
             (rows, kept, vocabulary) logits, and the KV cache with the new tokens in it.
         """
-        if self._unpadded is not None and (pads := not mask.all()) != self._pads:
+        if self.has_unpadded and (pads := not mask.all()) != self._pads:
             self._open(pads)
         feeds = self._feeds(ids, mask, keep)
         if not self._in_place:
@@ -263,8 +269,8 @@ class OnnxDecoder:
         for name, value in zip(self._past, cache.values, strict=True):
             cache.binding.bind_ortvalue_input(name, value)
             cache.binding.bind_ortvalue_output(name.replace("past_key_values", "present"), value)
-        if self._unpadded is not None and not self._pads:
-            tables = self._unpadded.angles(cache.places)
+        if self._angles is not None and not self._pads:
+            tables = self._angles.tables(cache.places)
             cache.angles = {name: self._from_array(table) for name, table in tables.items()}
         for name, value in cache.angles.items():
             cache.binding.bind_ortvalue_input(name, value)

@@ -24,24 +24,35 @@ _MASKS = frozenset({"attention_mask", "position_ids"})
 
 
 @dataclass(frozen=True)
+class Angles:
+    """Rotary angles of a graph.
+
+    Attributes:
+        frequencies: (half the head's width) radians per position.
+        magnitude: factor of cosine and sine.
+    """
+
+    frequencies: NDArray[np.float32]
+    magnitude: float
+
+    def tables(self, places: int) -> dict[str, NDArray[np.float32]]:
+        """Return the (places, half the head's width) cosines and sines of the first places."""
+        turns = np.arange(places, dtype=np.float32)[:, None] * self.frequencies
+        factor = np.float32(self.magnitude)
+        return {COS: np.cos(turns) * factor, SIN: np.sin(turns) * factor}
+
+
+@dataclass(frozen=True)
 class Unpadded:
     """A graph for rows without pads.
 
     Attributes:
         content: the serialized graph.
-        frequencies: (half the head's width) radians per position.
-        magnitude: factor of cosine and sine.
+        angles: what its inputs `COS` and `SIN` are made of.
     """
 
     content: bytes
-    frequencies: NDArray[np.float32]
-    magnitude: float
-
-    def angles(self, places: int) -> dict[str, NDArray[np.float32]]:
-        """Return the (places, half the head's width) cosines and sines of the first places."""
-        turns = np.arange(places, dtype=np.float32)[:, None] * self.frequencies
-        factor = np.float32(self.magnitude)
-        return {COS: np.cos(turns) * factor, SIN: np.sin(turns) * factor}
+    angles: Angles
 
 
 def unpadded(model: ModelProto) -> Unpadded | None:
@@ -72,7 +83,7 @@ def unpadded(model: ModelProto) -> Unpadded | None:
     if any(_MASKS & set(node.input) for node in model.graph.node):
         return None
     helper.set_model_props(model, {IN_PLACE: "yes"})
-    return Unpadded(model.SerializeToString(), frequencies[0], float(magnitude))
+    return Unpadded(model.SerializeToString(), Angles(frequencies[0], float(magnitude)))
 
 
 def _name_shared_weights(model: ModelProto) -> None:
