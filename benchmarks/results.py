@@ -223,10 +223,17 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def benchmark(title: str) -> Callable[[Callable[[bool], Found]], click.Command]:
-    """Turn what measures, given whether it is to be small, into a command that prints its table."""
+def benchmark(
+    title: str, *options: Callable[[click.Command], click.Command]
+) -> Callable[[Callable[..., Found]], click.Command]:
+    """Turn what measures, given whether it is to be small, into a command that prints its table.
 
-    def wrap(measure: Callable[[bool], Found]) -> click.Command:
+    Args:
+        title: what is compared, in words.
+        options: click's, which what measures is given besides, by name; a file is kept by its name alone.
+    """
+
+    def wrap(measure: Callable[..., Found]) -> click.Command:
         module = getattr(measure, "__module__", "")
         name = (
             Path(str(measure.__code__.co_filename)).stem
@@ -239,12 +246,13 @@ def benchmark(title: str) -> Callable[[Callable[[bool], Found]], click.Command]:
         @click.option(
             "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Where it is kept."
         )
-        def main(small: bool, file: Path | None) -> None:
+        def main(small: bool, file: Path | None, **more: str | None) -> None:
             logging.basicConfig(level=logging.WARNING, format="%(message)s")
             command = f"python -m benchmarks.{name}" + (" --small" if small else "")
+            command += "".join(f" --{name} {Path(value).name}" for name, value in more.items() if value)
             begun, load_1 = datetime.now(timezone.utc), os.getloadavg()[0]
             start = time.perf_counter()
-            found = measure(small)
+            found = measure(small, **more)
             wall_s = time.perf_counter() - start
             result = Result(
                 title,
@@ -261,6 +269,8 @@ def benchmark(title: str) -> Callable[[Callable[[bool], Found]], click.Command]:
                 file.write_text(json.dumps(to_json(result), indent=1) + "\n", encoding="utf-8")
             click.echo(section(result))
 
+        for option in options:
+            main = option(main)
         return main
 
     return wrap

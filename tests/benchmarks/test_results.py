@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -141,3 +142,17 @@ def test_a_kept_result_is_small():
     for path in Path(page.RESULTS).glob("*.json"):
         assert path.stat().st_size < 100_000
         json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_a_benchmark_is_given_options_of_its_own_and_its_command_names_no_folder_of_this_machine(tmp_path):
+    given = []
+
+    def measure(small: bool, model: str | None, text: str) -> Found:
+        given.append((small, model, text))
+        return Found()
+
+    options = (click.option("--model"), click.option("--text", default="builtin"))
+    arguments = ["--model", str(tmp_path / "mine"), "--json", str(tmp_path / "found.json")]
+    CliRunner().invoke(benchmark("t", *options)(measure), arguments, catch_exceptions=False)
+    assert given == [(False, str(tmp_path / "mine"), "builtin")]
+    assert load(tmp_path / "found.json").command.endswith(" --model mine --text builtin")
