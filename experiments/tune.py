@@ -200,7 +200,9 @@ def reading(runs: pd.DataFrame) -> list[str]:
             f"Not told from it by what the time allowed: {names}; {ask.name(best)} is the simpler one."
         )
     out = runs[ask.where(runs, "race_place", "dropped")]
-    lines.append(f"Of {len(runs)} ways {len(out)} were dropped; the table says why.")
+    if len(out):
+        were = "was" if len(out) == 1 else "were"
+        lines.append(f"Of {len(runs)} ways {len(out)} {were} dropped; the table says why.")
     late = [run for _, run in out.iterrows() if ask.text(run, "race_reason").startswith("not measured")]
     if late:
         lines.append(
