@@ -68,7 +68,7 @@ class Config(QualityOptions, WhichModel, TimingOptions, RunOptions):
     ] = (0,)
     lengths: Annotated[tuple[int, ...], Option("Tokens of the timed prompts.", min=1)] = (64, 256)
     sizes: Annotated[
-        tuple[int, ...], Option("Batch sizes; all but the first of the first length only.", min=1)
+        tuple[int, ...], Option("Batch sizes; all but the first of the first length only.", min=1, max=16_384)
     ] = (1, 4)
     # So many tell among all the arms that there are where everything is installed.
     min_repeats: Annotated[int, Option("Counted calls at least.", min=1)] = 7

@@ -37,11 +37,11 @@ EXPERIMENTS = {**{name: entry.command(each) for name, each in declarations().ite
 # What these need beside the option that is tried, and what keeps them short.
 NEEDED = {
     "gate": {"--baseline": "latest", "--candidate": "latest", "--fail-if": "tokens_per_sec < -5%"},
-    "alias": {"name": "production", "run_id": "0" * 32},
+    "alias": {"name": "production", "selector": "0" * 32},
     "report": {"study": "latest"},
     "init": {"folder": "project"},
     "run": {"experiment": "baseline"},
-    "generate": {"prompt": "a", "--model": "synthetic:tiny", "--max-new-tokens": "1"},
+    "generate": {"prompts": "a", "--model": "synthetic:tiny", "--max-new-tokens": "1"},
 }
 ELSEWHERE = ("--tracking-uri", "--output", "--junit", "--spool")
 
@@ -161,7 +161,7 @@ def test_every_command_is_tried():
 @pytest.mark.slow(1)
 @pytest.mark.usefixtures("_store")
 @pytest.mark.parametrize("value", ["\x00", "\udcff", "a" * 5_000, ""])
-@pytest.mark.parametrize(("name", "option"), [("alias", "name"), ("alias", "run_id"), ("report", "study")])
+@pytest.mark.parametrize(("name", "option"), [("alias", "name"), ("alias", "selector"), ("report", "study")])
 def test_an_argument_is_taken_or_refused_in_a_line(name, option, value):
     assert llmtrack(name, option, value).exit_code == 2
 

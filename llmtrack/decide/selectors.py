@@ -69,6 +69,8 @@ def run_named(selector: str, tracking_uri: str | None = None) -> str:
         TrackingError: the store cannot be read.
     """
     named, _, scenario = selector.strip().partition("#")
+    if not named:
+        raise UsageError("the run's name is empty: give its id, latest or latest:EXPERIMENT#SCENARIO")
     kind, colon, value = named.partition(":")
     if not scenario and may_be_id(named):
         return named

@@ -96,7 +96,7 @@ def open_tracker(settings: RunOptions) -> Tracker:
     tracker = Tracker.open(settings.tracking_uri, settings.experiment_name)
     closed = [] if tracker.offline else Beside().get("", lambda: close_abandoned(tracker.tracking_uri), [])
     if closed:
-        to_stderr(f"ended as killed what killed processes had left RUNNING: {', '.join(closed)}")
+        to_stderr(f"ended as killed what killed processes had left RUNNING: {'; '.join(closed)}")
     with contextlib.suppress(
         Exception
     ):  # What cannot be imported is told by the part of the report that wants it.

@@ -84,7 +84,7 @@ def test_more_rules_ask_for_more_evidence():
     # 13 x 1/252 is above 0.05, with six repeats 13 x 1/924 is not.
     many = decide([alone] * 13)
     assert {each.outcome for each in many} == {"cannot tell"}
-    assert "among 13 comparisons (5 against 5): measure at least 6 of each" in many[0].why
+    assert "among 13 comparisons, 5 against 5: measure at least 6 of each" in many[0].why
 
 
 @pytest.mark.parametrize(

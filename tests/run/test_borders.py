@@ -137,7 +137,7 @@ def test_a_mistake_ends_with_one_message_and_exit_code_2(
     from llmtrack.run import main as entry
     from llmtrack.run.executors import InlineExecutor
 
-    monkeypatch.setattr(entry, "ProcessExecutor", InlineExecutor)
+    monkeypatch.setattr(entry, "make_executors", lambda settings: [InlineExecutor()])
     with pytest.raises(SystemExit) as ended:
         baseline.main([*QUICK, "--tracking-uri", uri, *arguments])
     assert ended.value.code == 2

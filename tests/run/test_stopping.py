@@ -193,7 +193,7 @@ def test_a_second_signal_finds_no_gap_between_two_handlers(monkeypatch, made):
 
     monkeypatch.setattr(stopping, "_restore", gap)
     for module in (entry, suite):
-        monkeypatch.setattr(module, "open_executor", struck)
+        monkeypatch.setattr(module, "open_executors", struck)
     assert CliRunner().invoke(made(), []).exit_code == 130
 
 

@@ -116,5 +116,7 @@ def test_the_next_start_closes_what_is_left(left, uri, capsys):
     from llmtrack.run.settings import RunOptions
 
     open_tracker(RunOptions(tracking_uri=uri))
-    assert "left RUNNING: suite-" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "left RUNNING: suite " in said
+    assert said.count("; ") == 2, "names hold commas"
     assert set(runs(kind="study", status="KILLED", tracking_uri=uri)["run_id"]) == set(left["killed"])

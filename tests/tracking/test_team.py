@@ -30,7 +30,7 @@ PROGRAMS = next((path.parent for path in FOUND if path.exists()), None)
 MISSING = [name for name in ("psycopg2", "boto3", "moto", "flask_wtf") if not importlib.util.find_spec(name)]
 
 pytestmark = [
-    pytest.mark.slow(25),
+    pytest.mark.slow(50),
     pytest.mark.skipif(PROGRAMS is None, reason="PostgreSQL's initdb is not here: apt install postgresql"),
     pytest.mark.skipif(
         bool(MISSING),
