@@ -146,21 +146,21 @@ def outcome(read, asked, uri):
         return str(error)
 
 
-@pytest.mark.slow(4)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.slow(6)
+@pytest.mark.parametrize("seed", range(2))
 def test_whatever_happened_it_reads_what_mlflow_reads(uri, by_mlflow, was_direct, seed):
     client, chance = store.connect(uri), random.Random(seed)
     experiments = [client.create_experiment(name) for name in ("first", "second")]
     made = [client.create_run(each, 5).info.run_id for each in experiments]
-    for step in range(60):
-        happen(chance, client, experiments, made)
-        for asked in ASKED if step % 15 == 14 else ASKED[:1]:
-            read, found = (outcome(each, asked, uri) for each in (by_mlflow, runs))
-            if isinstance(read, str):
-                assert found == read
-            else:
-                pd.testing.assert_frame_equal(found, read)
-                assert found.attrs == read.attrs
+    for asked in (*ASKED[:1] * 8, *ASKED):
+        for _ in range(4):
+            happen(chance, client, experiments, made)
+        read, found = (outcome(each, asked, uri) for each in (by_mlflow, runs))
+        if isinstance(read, str):
+            assert found == read
+        else:
+            pd.testing.assert_frame_equal(found, read)
+            assert found.attrs == read.attrs
     assert set(was_direct) == {True}, "with the release of MLflow that is tested"
 
 
