@@ -166,6 +166,7 @@ def test_an_argument_is_taken_or_refused_in_a_line(name, option, value):
     assert llmtrack(name, option, value).exit_code == 2
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("_store")
 @pytest.mark.parametrize(
     ("name", "option", "value", "code"),

@@ -51,6 +51,7 @@ def tracked(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> Tracker:  # no
     return tracker
 
 
+@pytest.mark.slow(1)
 def test_help_imports_nothing_heavy():
     code = f"""
 import sys
@@ -126,6 +127,7 @@ def test_a_folder_without_runs_is_said_in_a_line_and_left_empty(tmp_path, comman
     assert list(tmp_path.glob("*.db")) == [], "asking creates no database"
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("tracked")
 def test_runs_as_json_and_csv():
     rows = json.loads(run("runs", "--format", "json").stdout)

@@ -73,6 +73,7 @@ measurements = st.builds(
 failures = st.builds(Failure, scenarios, texts, texts, texts, st.dictionaries(texts, scalars, max_size=2))
 
 
+@pytest.mark.slow(1)
 @given(st.one_of(measurements, failures))
 def test_outcomes_go_through_json_unchanged(outcome):
     text = json.dumps(to_json(outcome, Outcome))
@@ -82,6 +83,7 @@ def test_outcomes_go_through_json_unchanged(outcome):
     assert {k: type(v) for k, v in again.facts.items()} == {k: type(v) for k, v in outcome.facts.items()}
 
 
+@pytest.mark.slow(1)
 @given(st.one_of(measurements, failures))
 def test_outcomes_pickle(outcome):
     assert pickle.loads(pickle.dumps(outcome)) == outcome

@@ -85,6 +85,7 @@ def text(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow(1)
 def test_llmtrack_and_the_loop_score_the_same(text):
     scorers = runpy.run_path(str(SCRIPTS / "score.py"))
     sums = [scorers[who](str(tiny()), "float32", 64)(text.read_text()) for who in ("plain", "ours")]
@@ -92,6 +93,7 @@ def test_llmtrack_and_the_loop_score_the_same(text):
     assert sums[0][0] == pytest.approx(sums[1][0], rel=1e-6)
 
 
+@pytest.mark.slow(2)
 def test_a_worker_that_ends_says_why(text):
     worker = Worker(
         program("plain"), SCRIPTS / "score.py", ["nobody", str(tiny()), "float32", "64", str(text)]

@@ -49,6 +49,7 @@ def package(tmp_path: Path) -> str:
     return f"saying @ {wheel.as_uri()}"
 
 
+@pytest.mark.slow(1)
 def test_it_is_made_once_and_runs_its_own_packages(package, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "of-the-user"))
     made = BuildEnvironment("try", (package,))
@@ -69,6 +70,7 @@ def test_what_it_depends_on_tells_it_from_others(package, monkeypatch):
     assert one.key != before
 
 
+@pytest.mark.slow(1)
 def test_pytorch_is_the_users_own(tmp_path):
     made = BuildEnvironment("bare", ())
     code = "import importlib.util as u; print(u.find_spec('torch').origin)"
@@ -80,6 +82,7 @@ def test_pytorch_is_the_users_own(tmp_path):
     assert said.stdout.strip() == torch.__file__
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     "requirement",
     ["no-such-package-of-llmtrack==1.0", "saying @ file:///nowhere/saying-1.0-py3-none-any.whl"],
@@ -95,6 +98,7 @@ def test_a_failed_build_is_one_line_and_leaves_nothing(requirement):
     assert not made.folder.exists()
 
 
+@pytest.mark.slow(1)
 def test_what_a_killed_process_left_is_made_anew(package):
     made = BuildEnvironment("try", (package,))
     made.folder.mkdir(parents=True)
@@ -109,6 +113,7 @@ def test_without_uv_the_remedy_is_named(monkeypatch):
         BuildEnvironment("try", ()).python()
 
 
+@pytest.mark.slow(1)
 def test_a_tool_that_fails_says_its_last_line(package, tmp_path):
     with pytest.raises(ScenarioError) as caught:
         BuildEnvironment("try", (package,)).run("converting", ["saying", "fail"], tmp_path)
@@ -117,6 +122,7 @@ def test_a_tool_that_fails_says_its_last_line(package, tmp_path):
     assert caught.value.kind == "unsupported"
 
 
+@pytest.mark.slow(1)
 def test_a_tool_ends_when_its_caller_is_killed(package, tmp_path):
     """Or it would go on writing into a folder that somebody else makes anew."""
     python = BuildEnvironment("try", (package,)).python()

@@ -63,12 +63,14 @@ def without_last_layers(name: str, weight: torch.Tensor) -> torch.Tensor:
     )
 
 
+@pytest.mark.slow(1)
 def test_the_same_model_says_the_same(source):
     found = says_the_same(by_torch, source, source)
     assert found["parity_top1_agreement"] == 1.0
     assert found["parity_max_share"] < 1e-5
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_quantized_model_is_taken_for_the_same_one_and_not_for_exact(source, tmp_path, bits):
     folder = changed(source, tmp_path / "rounded", rounded(bits))
@@ -77,6 +79,7 @@ def test_a_quantized_model_is_taken_for_the_same_one_and_not_for_exact(source, t
         says_the_same(by_torch, source, folder)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("check", [says_the_same, says_alike])
 def test_a_graph_whose_head_hangs_on_another_layer_is_refused(source, tmp_path, check):
     """GenAI's builder 0.18 takes a layer whose width is the vocabulary's for the head."""
@@ -87,6 +90,7 @@ def test_a_graph_whose_head_hangs_on_another_layer_is_refused(source, tmp_path, 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("check", [says_the_same, says_alike])
 def test_logits_that_are_no_numbers_are_no_agreement(source, tmp_path, check):
     spoiled = spoiled_model("synthetic:tiny", tmp_path / "spoiled")

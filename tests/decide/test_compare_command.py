@@ -111,6 +111,7 @@ def test_formats_of_the_table_side_by_side(mixed):
     assert "| int8 |" in run("--format", "markdown").output
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

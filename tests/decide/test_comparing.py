@@ -109,6 +109,7 @@ def scored(convention=None, **values):
     )
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -140,6 +141,7 @@ def of_text(model="m", tokens=499.0, size=499.0, **digests):
     }
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("other", "metric", "message"),
     [
@@ -162,12 +164,14 @@ def test_the_scored_text_and_its_tokens_must_be_equal(tracker, uri, other, metri
         compare(**chosen, metrics=[metric])
 
 
+@pytest.mark.slow(1)
 def test_one_text_cut_into_other_tokens_has_comparable_bits(tracker, uri):
     other = scored(**of_text("n", tokens=300.0, scored_tokens_digest="k2"))
     chosen = tracked_pair(tracker, uri, scored(**of_text()), other)
     assert list(compare(**chosen, metrics=["bits_per_byte"])["verdict"]) == ["same"]
 
 
+@pytest.mark.slow(2)
 @pytest.mark.parametrize(("model", "compared"), [("m", True), ("n", False)])
 def test_runs_that_tell_no_digest_are_compared_within_a_model_only(tracker, uri, model, compared):
     one, other = ({**of_text(name), "facts": {"model_id": name}} for name in ("m", model))
@@ -179,6 +183,7 @@ def test_runs_that_tell_no_digest_are_compared_within_a_model_only(tracker, uri,
         compare(**chosen, metrics=["perplexity"])
 
 
+@pytest.mark.slow(1)
 def test_bits_per_byte_are_compared_across_tokenizers_and_machines(tracker, uri):
     other = scored(metrics={"tokens_scored": 120.0, "bits_per_byte": 1.1}, facts={"dtype": "int8"})
     chosen = tracked_pair(tracker, uri, scored(), other, (ENVIRONMENT, {**ENVIRONMENT, "threads": "4"}))
@@ -199,6 +204,7 @@ def test_machines_are_compared_only_if_asked(tracker, uri):
     assert found["words"].iloc[0] == "too few repeats to tell, 3 against 3: measure at least 4 of each"
 
 
+@pytest.mark.slow(1)
 def test_prompts_that_differ_in_their_words_only(tracker, uri):
     chosen = tracked_pair(tracker, uri, measurement(), measurement(workload_id="w2"))
     with pytest.raises(UsageError, match="the texts of the prompts"):
@@ -239,6 +245,7 @@ def test_frames_can_be_compared_and_the_closest_baseline_is_taken(tracker, uri):
     assert list(found["baseline_run_id"]) == [first]
 
 
+@pytest.mark.slow(1)
 def test_mistakes_are_one_line(tracker, uri):
     study = tracker.start_study("e", "q", {}, ENVIRONMENT)
     one, other = (tracker.log(study, measurement(name)) for name in ("a", "b"))
@@ -250,6 +257,7 @@ def test_mistakes_are_one_line(tracker, uri):
             compare(one, candidate, metrics, tracking_uri=uri)
 
 
+@pytest.mark.slow(1)
 def test_scenarios_without_a_counterpart_are_named(tracker, uri):
     one = tracker.start_study("e", "q", {}, ENVIRONMENT)
     for name in ("a", "b"):
@@ -260,6 +268,7 @@ def test_scenarios_without_a_counterpart_are_named(tracker, uri):
         compare(f"study:{one.study_id}", f"study:{other.study_id}", tracking_uri=uri)
 
 
+@pytest.mark.slow(1)
 def test_a_baseline_that_failed_is_said(tracker, uri):
     study = tracker.start_study("e", "q", {}, ENVIRONMENT)
     failed, done = tracker.log(study, failure()), tracker.log(study, measurement("x"))

@@ -156,6 +156,7 @@ def test_a_gate_neither_fails_nor_passes_on_what_equal_settings_differ_by_too(
     assert [note for note in notes if note.startswith("Equal settings differed by 16% in this suite")]
 
 
+@pytest.mark.slow(1)
 def test_a_table_shows_no_change_below_the_floor_and_several_metrics_are_told_in_one_line():
     runs = with_floors(frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16")))
     assert "(within noise)" in summary_table(runs).rows[-1][-1]
@@ -180,6 +181,7 @@ def test_what_was_replaced_since_it_was_disturbed_is_no_evidence_of_the_floor():
     assert not any(floors(frame(first, timed("a", 23.0) | {"run_id": "again"})).values())
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(("factor", "start"), [(4.0, "Biggest win"), (0.25, "To avoid")])
 @pytest.mark.parametrize(
     ("besides", "before", "after"),
@@ -211,6 +213,7 @@ def test_whatever_configures_a_run_is_a_choice_that_takeaways_count_or_is_of_the
     assert {*schema.params_of("configuration")} - trained == ({*dict(CHOICES)} | of_model) - trained
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     "warning", ["noisy: repeats vary", "drift: the last", "the machine was busy: other programs"]
 )

@@ -245,6 +245,7 @@ def test_a_figure_that_one_side_lacks_is_one_line_and_exit_2_unless_accepted(
 CONTROLS = "".join(map(chr, (*range(1, 9), 11, 12, *range(14, 32), 127, 0x85, 0xFFFE))) + "]]>&<\x1b[31m"
 
 
+@pytest.mark.slow(1)
 def test_control_characters_leave_the_build_servers_file_readable(tracker, uri):
     """In a scenario's name, a reason and a warning: what a model's folder or a program's message brings along."""
     study = tracker.start_study("e", "q", {}, ENVIRONMENT)
@@ -354,6 +355,7 @@ def test_a_gate_that_checks_nothing_is_a_mistake(tracker, uri, rule, environment
     assert len(told.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow(1)
 def test_scenarios_on_one_side_are_named(tracker, uri):
     one, other = (tracker.start_study("e", "q", {}, ENVIRONMENT) for _ in range(2))
     for study, names in ((one, ("a", "b")), (other, ("b", "c"))):
@@ -365,6 +367,7 @@ def test_scenarios_on_one_side_are_named(tracker, uri):
     assert found.notes == ("c is not in the baseline: not checked", "a is only in the baseline: not checked")
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("side", ["baseline", "candidate"])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_figure_that_is_not_finite_is_none(side, value, monkeypatch):
@@ -403,6 +406,7 @@ def test_a_scenario_that_is_the_same_as_another_is_checked_as_that_one(one, monk
     assert "float16 is the same as float32: no float16 here" in found.notes
 
 
+@pytest.mark.slow(1)
 def test_one_that_was_measured_before_and_is_the_same_as_another_now_has_the_figures_of_that_one(monkeypatch):
     monkeypatch.setattr("llmtrack.decide.gate.samples_of", lambda pairs, uri: {})
     measured = {"outcome": "finished", "same_as": None, "perplexity": 15.0}

@@ -35,6 +35,7 @@ def test_where_a_scenario_stands_by_hand():
     assert place({0: ["unknown", "better"], 1: ["same", "same"], 2: ["same", "unknown"]}) == ("open", [0, 2])
 
 
+@pytest.mark.slow(1)
 @given(st.lists(verdicts, max_size=5))
 def test_off_is_what_another_beats_for_sure_and_open_what_another_might(found):
     against = dict(enumerate(found))
@@ -70,6 +71,7 @@ def test_noise_puts_nothing_on_the_front_and_nothing_off_it():
     }
 
 
+@pytest.mark.slow(1)
 def test_what_cannot_be_told_is_said_with_what_would_tell():
     runs = frame(repeated("plain", 10.0, 20.0), repeated("once", 30.0, 21.0, n=1))
     plain, once = pareto_front(runs, ("tokens_per_sec", "perplexity"))
@@ -82,6 +84,7 @@ def test_what_cannot_be_told_is_said_with_what_would_tell():
     assert "hollow: it cannot be told" in axes.get_title(loc="left")
 
 
+@pytest.mark.slow(1)
 def test_many_arms_need_more_repeats_to_be_told():
     few = [repeated(f"a{n}", 10.0 + n, 20.0, n=5) for n in range(8)]
     assert set(places(*few).values()) == {"open"}
@@ -269,6 +272,7 @@ def test_the_command_prints_and_draws(tmp_path):
     assert [row["scenario"] for row in rows] == ["int4", "int8", "fp32"]
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("tracked")
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -84,6 +84,7 @@ def test_finds_the_best_within_the_margin_in_half_of_the_grids_time_in_95_of_100
     assert shares <= 0.5
 
 
+@pytest.mark.slow(1)
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),

@@ -57,6 +57,7 @@ def test_the_fastest_that_keeps_to_the_limits():
     }
 
 
+@pytest.mark.slow(1)
 def test_memory_rules_out_too_and_without_limits_the_fastest_is_best():
     assert recommend(RUNS, Limits(0.01, 550)).scenario == "int8_slow"
     best = recommend(RUNS, Limits())
@@ -66,6 +67,7 @@ def test_memory_rules_out_too_and_without_limits_the_fastest_is_best():
     assert smallest.scenario == "int8_slow"
 
 
+@pytest.mark.slow(1)
 def test_nothing_fits_is_said_with_the_nearest():
     found = recommend(RUNS, Limits(0.001, 100))
     assert (found.scenario, found.run_id) == (None, None)
@@ -89,6 +91,7 @@ def test_what_is_as_fast_within_the_noise_is_told():
 BUSY = "the machine was busy: other programs took 82% of its CPU time: close them and measure again"
 
 
+@pytest.mark.slow(1)
 def test_one_baseline_repeat_of_a_busy_machine_recommends_nothing_and_says_how_to_measure_more():
     n = 1
     base = timed(
@@ -104,6 +107,7 @@ def test_one_baseline_repeat_of_a_busy_machine_recommends_nothing_and_says_how_t
     assert {f"read with care: torch-float32: {each}" for each in ("noisy: 134%", BUSY)} <= set(found.notes)
 
 
+@pytest.mark.slow(1)
 def test_what_is_told_of_a_busy_machine_is_told_with_its_doubts():
     runs = frame(
         timed("a", 10.0, baseline=True, warnings=BUSY, perplexity=20.0), timed("b", 20.0, perplexity=20.0)
@@ -113,6 +117,7 @@ def test_what_is_told_of_a_busy_machine_is_told_with_its_doubts():
     assert f"read with care: a: {BUSY}" in found.notes
 
 
+@pytest.mark.slow(1)
 def test_a_rival_that_cannot_be_told_from_the_best_leaves_the_choice_open():
     runs = frame(timed("a", 10.0, baseline=True, perplexity=20.0), timed("b", 20.0), timed("c", 19.0, n=1))
     found = recommend(runs, Limits())
@@ -184,6 +189,7 @@ def test_the_command_makes_room_for_the_repeats_that_it_asks_for():
     assert "max_seconds" not in measure_more(quick, 6)
 
 
+@pytest.mark.slow(1)
 def test_the_nearest_breaks_the_fewest_limits_by_the_least_and_was_measured():
     runs = frame(
         timed("two", 30.0, perplexity=25.0, peak_memory_mib=1100.0),

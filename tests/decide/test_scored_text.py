@@ -59,6 +59,7 @@ def test_all_of_the_text_has_comparable_bits_and_no_comparable_perplexity(
         compare(one, other, ["perplexity"], tracking_uri=uri)
 
 
+@pytest.mark.slow(2)
 def test_one_tokenizer_under_two_names_is_compared(tracker: Tracker, uri: str, tmp_path: Path) -> None:
     corpus = tmp_path / "a.txt"
     corpus.write_text("ab" * 40, encoding="utf-8")

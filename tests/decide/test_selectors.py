@@ -34,6 +34,7 @@ def chosen(selector, uri, **more):
     return sorted(select(selector, tracking_uri=uri, **more)["scenario"])
 
 
+@pytest.mark.slow(2)
 def test_selectors(studies, uri):
     one, other, ids = studies
     assert chosen(ids["b"], uri) == ["b"]
@@ -52,6 +53,7 @@ def test_selectors(studies, uri):
     assert sorted(both["scenario"]) == ["a", "b", "c"]
 
 
+@pytest.mark.slow(5)
 def test_the_ids_that_lists_print_and_every_name_of_a_study_are_taken_everywhere(studies, uri):
     one, _other, ids = studies
     set_alias("good", one.run_id[:8], uri)
@@ -71,6 +73,7 @@ def test_the_ids_that_lists_print_and_every_name_of_a_study_are_taken_everywhere
     assert sorted(runs(study="latest", tracking_uri=uri)["scenario"]) == ["c"]
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("studies")
 def test_an_id_that_names_nothing_is_refused_alike_everywhere(uri):
     with pytest.raises(UsageError, match="no tracked scenario run"):
@@ -81,6 +84,7 @@ def test_an_id_that_names_nothing_is_refused_alike_everywhere(uri):
         runs(study="branch:main", tracking_uri=uri)
 
 
+@pytest.mark.slow(1)
 def test_a_suite_means_the_runs_of_all_its_studies(tracker, uri):
     suite = tracker.start_study("suite", "q", {}, ENVIRONMENT)
     for experiment in ("precision", "batching"):
@@ -108,6 +112,7 @@ NOTHING = [
 ]
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("studies")
 def test_what_names_nothing_is_one_line(uri):
     for selector, message in NOTHING:
@@ -140,6 +145,7 @@ def test_while_an_alias_moves_the_newer_run_counts(studies, uri):
     assert chosen("alias:x", uri) == ["c"], "another alias changes nothing"
 
 
+@pytest.mark.slow(2)
 def test_an_alias_is_unique_in_each_mlflow_experiment(studies, uri, tmp_path):
     ids = studies[2]
     elsewhere = Tracker.open(uri, "elsewhere", tmp_path / "spool")
@@ -152,6 +158,7 @@ def test_an_alias_is_unique_in_each_mlflow_experiment(studies, uri, tmp_path):
     assert chosen("alias:x", uri, experiment="llmtrack") == ["a"]
 
 
+@pytest.mark.slow(1)
 def test_mistakes_of_an_alias(studies, uri):
     with pytest.raises(UsageError, match="there is no run 'nope'"):
         set_alias("x", "nope", uri)

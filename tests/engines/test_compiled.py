@@ -54,6 +54,7 @@ def compiled(engine: TorchEngine) -> TorchEngine:
     return TorchEngine(engine.model, engine.tokenizer, compile="default", compiler=lambda run: run)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(("architecture", "settings"), FUSED + AS_IT_IS)
 def test_a_compiled_step_gives_the_ids_of_eager_decoding(architecture, settings):
     eager = small(architecture, **settings)
@@ -66,6 +67,7 @@ def test_a_compiled_step_gives_the_ids_of_eager_decoding(architecture, settings)
     assert len(set(expected[0][0][0])) > 2, "a model that repeats itself proves nothing"
 
 
+@pytest.mark.slow(1)
 def test_learned_positions_run_as_they_are(engine):
     assert generate(compiled(engine), PROMPTS, 12) == generate(engine, PROMPTS, 12)
 
@@ -117,6 +119,7 @@ def test_quantized_and_unequal_weights_are_not_fused():
     assert unfusible(model) == "its weights are quantized or packed"
 
 
+@pytest.mark.slow(1)
 def test_the_end_of_a_sequence_ends_it():
     """And the others go on, up to the same ids as eagerly."""
     eager = small("llama", seed=3)
@@ -239,6 +242,7 @@ def test_a_gpu_stamps_backwards_from_what_the_host_saw(monkeypatch):
     assert stamps.seconds() == pytest.approx((0.1, 0.35, 0.5))
 
 
+@pytest.mark.slow(1)
 def test_the_option_reaches_the_engine_and_is_tracked():
     from experiments import baseline
     from llmtrack.engines import pytorch

@@ -50,6 +50,7 @@ class TestPlugin(EngineConformance):
         return load_engine(model, backend="plugin")
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("spec", ["synthetic:tiny", "synthetic:tiny-gpt2"])
 def test_a_synthetic_model_is_a_folder_of_the_same_weights(spec):
     folder = model_folder(spec)
@@ -187,6 +188,7 @@ def test_the_command_line_says_it_in_one_line_and_help_does_not_care(tmp_path, u
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow(1)
 def test_a_name_that_is_taken_is_told(tmp_path, monkeypatch):
     points = "[llmtrack.engines]\ntorch = plugin_engine:load\n"
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", "usurper", "", points)))

@@ -43,6 +43,7 @@ def test_each_new_token_is_a_step(engine, rows, new_tokens):
     assert [len(row) for row in ids] == [new_tokens] * rows
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_left_padding_gives_each_row_what_it_gives_alone(engine, use_cache):
     together, _ = generate(engine, PROMPTS, use_cache=use_cache)
@@ -50,6 +51,7 @@ def test_left_padding_gives_each_row_what_it_gives_alone(engine, use_cache):
     assert together == alone
 
 
+@pytest.mark.slow(1)
 def test_the_cache_changes_no_token(engine):
     assert generate(engine, PROMPTS, use_cache=True) == generate(engine, PROMPTS, use_cache=False)
 

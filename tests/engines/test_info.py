@@ -39,6 +39,7 @@ def test_a_step_reads_one_row_of_learned_positions_too():
     assert engine.info.step_weight_bytes == engine.info.model_size_bytes - 4 * positions
 
 
+@pytest.mark.slow(1)
 def test_kv_cache_of_a_token_by_hand():
     # Keys and values of 2 layers, 1 head of 4, 4 bytes each.
     assert small("llama").info.kv_bytes_per_token == 2 * 2 * 1 * 4 * 4
@@ -52,6 +53,7 @@ def test_kv_cache_of_a_token_by_hand():
         assert engine.info.kv_bytes_per_token == expected
 
 
+@pytest.mark.slow(1)
 def test_sizes_halve_in_half_precision():
     full, half = (
         pytorch.load(Variant("synthetic:tiny", device="cpu", dtype=dtype)).info

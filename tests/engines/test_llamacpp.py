@@ -112,6 +112,7 @@ def test_a_file_tells_its_facts(file):
     assert HEADS == 2
 
 
+@pytest.mark.slow(1)
 def test_a_file_is_described_without_its_weights_and_as_what_it_is_converted_into(file):
     described, converted = identify(str(file), as_gguf=True), identify(str(file))
     assert described.gguf == file

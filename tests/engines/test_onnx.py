@@ -75,6 +75,7 @@ def test_rows_end_at_the_end_of_sequence(pair):
     assert free[0][2] not in ours.generate(GenerateRequest(PROMPTS, 8), lambda: None).new_ids[0]
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("padding_side", ["left", "right"])
 def test_it_scores_the_same(pair, padding_side):
     ids, mask = pad_rows(PROMPTS, 0, padding_side)
@@ -98,6 +99,7 @@ def test_distributions_are_the_same(pair):
     assert found == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow(1)
 def test_perplexity_does_not_depend_on_batch_size_or_padding_side(shared_cache):
     engine = load_engine("synthetic:tiny", backend="onnx", device="cpu", quantization="int8-weight-only")
     found = {

@@ -112,6 +112,7 @@ def test_values_are_read_as_their_declaration_says():
             chosen(Told, [wrong])
 
 
+@pytest.mark.slow(1)
 def test_threads_are_those_of_the_engines_own_calls():
     """Two engines side by side each keep their number, and the process its own."""
     before = torch.get_num_threads()

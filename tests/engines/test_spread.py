@@ -16,6 +16,7 @@ from llmtrack.quality.perplexity import score_documents
 from llmtrack.scenario import Variant
 
 
+@pytest.mark.slow(1)
 def test_a_spread_model_says_what_it_says_on_one_device(monkeypatch, tmp_path):
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
     whole = load_engine("synthetic:tiny", device="cpu")

@@ -125,6 +125,7 @@ def runs():
     )
 
 
+@pytest.mark.slow(1)
 def test_the_reading_names_the_best_at_each_number_of_threads(runs, installed):
     installed("onnx", "genai", "openvino")
     text = "\n".join(reading(runs))
@@ -143,6 +144,7 @@ def test_the_reading_names_the_best_at_each_number_of_threads(runs, installed):
         assert f'pip install "llmtrack[{absent}]"' in text
 
 
+@pytest.mark.slow(1)
 def test_the_front_is_drawn_for_each_number_of_threads(runs):
     assert set(plots(runs, lambda run_id, name: [])) == {
         f"{phase}_against_perplexity_{threads}_threads"

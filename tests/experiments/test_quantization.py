@@ -193,6 +193,7 @@ def test_speed_is_drawn_against_perplexity(runs, tmp_path):
     assert len(names) == 4
 
 
+@pytest.mark.slow(1)
 def test_names_of_points_do_not_overlap():
     crowd = frame(
         *(
@@ -215,6 +216,7 @@ def test_the_best_quantized_variant_is_the_fastest_at_the_least_cost(runs):
     assert best_quantized(runs[runs["scenario"] == "torch-float32"]) == []
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("decode", "n", "best"),
     [

@@ -81,6 +81,7 @@ def four_cards(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("four_cards")
 def test_the_card_that_is_used_is_the_one_that_is_asked_about(monkeypatch):
     assert [card.uuid for card in cards()] == list(UUIDS)

@@ -110,6 +110,7 @@ def test_a_batch_to_score_is_refused_before_it_is_made(protocol, monkeypatch):
 COUNTS = st.one_of(st.integers(1, 64), st.integers(1, LARGEST))
 
 
+@pytest.mark.slow(1)
 @settings(max_examples=60, deadline=None)
 @given(
     task=st.builds(

@@ -53,6 +53,7 @@ def test_rate_by_hand():
     assert summary.mean == pytest.approx(20 / 3)
 
 
+@pytest.mark.slow(1)
 @given(st.lists(positive, min_size=1, max_size=40))
 def test_the_interval_holds_the_median_and_stays_within_the_samples(samples):
     summary = summarize(samples)
@@ -60,6 +61,7 @@ def test_the_interval_holds_the_median_and_stays_within_the_samples(samples):
     assert bootstrap_median_ci(samples) == (summary.ci_low, summary.ci_high)
 
 
+@pytest.mark.slow(1)
 @given(st.lists(positive, min_size=2, max_size=40), positive)
 def test_the_interval_scales_with_the_unit(samples, factor):
     low, high = bootstrap_median_ci(samples)

@@ -122,6 +122,7 @@ def test_a_bos_token_is_added_only_where_the_file_says_so(tmp_path, adds, first)
     assert tokenizer("hello", add_special_tokens=False)["input_ids"] == [VOCABULARY.index("hello")]
 
 
+@pytest.mark.slow(1)
 def test_an_unknown_pre_tokenizer_falls_back_to_transformers_with_the_right_special_tokens(tmp_path):
     tokenizer = load(write_gguf(tmp_path / "x.gguf", "something-new", add_add_bos_token=False)).tokenizer
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (BEGIN, END, PAD)

@@ -43,6 +43,7 @@ def test_text_round_trips(smollm2, text):
     assert smollm2.tokenizer.decode(encoded["input_ids"]) == text
 
 
+@pytest.mark.slow(1)
 def test_special_tokens_are_those_of_the_metadata(smollm2):
     tokenizer = smollm2.tokenizer
     assert len(tokenizer) == 49152 == smollm2.model.config.vocab_size

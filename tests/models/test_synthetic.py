@@ -19,6 +19,7 @@ def tokenizer(tiny):
     return tiny[1]
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("name", SHAPES)
 def test_presets_have_the_published_parameter_counts(name):
     from transformers import AutoModelForCausalLM

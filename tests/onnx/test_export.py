@@ -28,6 +28,7 @@ def test_an_export_says_what_pytorch_says(exported):
     assert found.top1_agreement == 1.0
 
 
+@pytest.mark.slow(2)
 def test_another_model_is_noticed(exported):
     other = load.load_model("synthetic:tiny", device="cpu", dtype=torch.float32)
     with torch.no_grad():

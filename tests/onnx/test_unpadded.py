@@ -53,6 +53,7 @@ def test_it_says_the_same_whatever_room_the_cache_has(plain, fused, places):
     assert logits(fused, mask, places) == pytest.approx(logits(plain, mask), abs=1e-4)
 
 
+@pytest.mark.slow(1)
 def test_pads_and_no_pads_take_turns(plain, fused):
     pads = np.ones_like(IDS)
     pads[0, :3] = 0
@@ -62,6 +63,7 @@ def test_pads_and_no_pads_take_turns(plain, fused):
         assert found == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.slow(1)
 def test_a_cache_lives_on_where_the_graph_was_another_in_between(plain, fused):
     whole, pads = np.ones_like(IDS), np.ones_like(IDS)
     pads[0, 0] = 0
@@ -88,6 +90,7 @@ def test_a_layer_of_it_has_half_the_operators(exported):
     assert sum(counts.values()) < 0.6 * sum(before.values())
 
 
+@pytest.mark.slow(2)
 def test_there_is_none_of_a_graph_with_other_attention(exported_gpt2):
     assert unpadded(graph.load(exported_gpt2 / MODEL_FILE)) is None
     assert not OnnxDecoder(exported_gpt2 / MODEL_FILE, floats=True).has_unpadded

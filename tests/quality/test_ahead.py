@@ -37,6 +37,7 @@ def begun(monkeypatch):
     return texts
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("asked", [
     {}, {"max_length": 17, "stride": 5}, {"batch_size": None}, {"max_tokens": 100}, {"max_tokens": 11},
     {"bos_rule": "none", "batch_size": 1}, {"max_length": 64}, {"padding_side": "left"},

@@ -88,6 +88,7 @@ def test_builtin_survives_the_plain_text_form(tmp_path: Path) -> None:
     assert copy.name == "copy.txt"
 
 
+@pytest.mark.slow(1)
 def test_the_module_imports_neither_torch_nor_mlflow() -> None:
     code = (
         "import sys, llmtrack.quality.corpora as c; c.load_corpus('builtin'); "
@@ -356,6 +357,7 @@ def test_the_digest_does_not_depend_on_the_name() -> None:
     assert Corpus.from_texts("x", ["a"]).digest == Corpus.from_texts("y", ["a"]).digest
 
 
+@pytest.mark.slow(1)
 @given(DOCUMENTS, DOCUMENTS)
 def test_equal_digests_mean_equal_texts_in_equal_order(one: list[str], other: list[str]) -> None:
     a, b = Corpus.from_texts("a", one), Corpus.from_texts("b", other)
@@ -363,6 +365,7 @@ def test_equal_digests_mean_equal_texts_in_equal_order(one: list[str], other: li
     assert (a.digest == b.digest) == (one == other)
 
 
+@pytest.mark.slow(1)
 @given(DOCUMENTS, st.data())
 def test_any_change_of_text_or_order_changes_the_digest(texts: list[str], data: st.DataObject) -> None:
     index = data.draw(st.integers(0, len(texts) - 1))
@@ -377,6 +380,7 @@ def test_any_change_of_text_or_order_changes_the_digest(texts: list[str], data: 
         assert (Corpus.from_texts("a", changed).digest == before) == (changed == texts), how
 
 
+@pytest.mark.slow(1)
 @given(DOCUMENTS, st.data())
 def test_the_digest_ignores_how_json_spells_the_texts(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str], data: st.DataObject

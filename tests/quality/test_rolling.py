@@ -254,6 +254,7 @@ def test_documents_and_rolling_are_different_figures(tiny):
     assert score_documents(tiny, TEXTS, max_length=32).loss != score_rolling(tiny, TEXTS, max_length=32).loss
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("stride", [64, 8])
 def test_no_more_logits_are_made_at_once_than_a_chunk_holds(stride, monkeypatch):
     """Eight windows of 64 tokens over a vocabulary of 50,000 would be 102 MB of logits at once."""

@@ -67,6 +67,7 @@ def test_what_cannot_be_exported_is_one_line(tmp_path):
     assert caught.value.kind == "unsupported"
 
 
+@pytest.mark.slow(1)
 def test_a_process_that_was_killed_is_out_of_memory(tmp_path):
     with pytest.raises(
         ScenarioError, match="exporting: the process was killed, most likely for want of memory"
@@ -75,12 +76,14 @@ def test_a_process_that_was_killed_is_out_of_memory(tmp_path):
     assert caught.value.kind == "out_of_memory"
 
 
+@pytest.mark.slow(1)
 def test_a_process_that_left_without_a_word_is_quoted(tmp_path):
     with pytest.raises(ScenarioError, match=r"exporting: .* exit code 9 \(libfast.so is missing\)") as caught:
         build.build_apart("exporting", tmp_path, leaves)
     assert caught.value.kind == "unsupported"
 
 
+@pytest.mark.slow(1)
 def test_what_is_made_apart_ends_with_the_process_that_asked(tmp_path):
     code = """
 import os, sys
@@ -133,6 +136,7 @@ def test_a_script_needs_no_guard(guard, tmp_path):
     assert done.stdout.split() == ["begun", "6"], done.stderr
 
 
+@pytest.mark.slow(1)
 def test_errors_keep_their_kind_from_another_process(tmp_path):
     with pytest.raises(ScenarioError, match="the disk is full") as caught:
         build.build_apart("exporting", tmp_path, full_disk)

@@ -155,6 +155,7 @@ def spoiled(exported, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow(1)
 def test_a_planted_outlier_is_ranked_first(spoiled):
     model = graph.load(spoiled / MODEL_FILE)
     ranked = worst_first(rank(model, graph.linears(model), CALIBRATION, DYNAMIC))

@@ -46,6 +46,7 @@ def test_two_failures_without_a_known_model_are_one_cell():
     assert list(newest_of_each(frame(*rows))["run_id"]) == ["a2"]
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     "changed", [{"backend": "onnx"}, {"quantization": "int8"}, {"device": "cuda"}, {"model_id": "other"}]
 )
@@ -57,6 +58,7 @@ def test_another_variant_of_a_scenario_is_another_cell_wherever_cells_are_told(c
     assert list(gather_points(runs).runs["run_id"]) == ["a1", "a2"]
 
 
+@pytest.mark.slow(1)
 def test_an_older_failure_is_replaced_by_what_was_asked_alike_and_replaces_nothing_measured():
     asked = {"model": "m", "device_requested": "auto", "dtype_requested": "auto", "scenario_id": "q1"}
     unloaded = {"model_id": None, "device": None, "dtype": None, "status": "FAILED", **asked}
@@ -75,6 +77,7 @@ def test_a_comparison_takes_the_newest_work_of_a_scenario_and_a_table_each():
     assert list(newest_of_each(runs, across_work=True)["run_id"]) == ["a2"]
 
 
+@pytest.mark.slow(1)
 def test_the_counterpart_is_of_the_same_variant_where_there_is_one():
     baselines = frame(at(3, backend="onnx"), at(2), at(1) | {"workload_id": "w2"})
     for minute, candidate in ((3, at(9, backend="onnx")), (2, at(9)), (3, at(9, dtype="bfloat16"))):

@@ -196,6 +196,7 @@ def test_pipes_files_and_wide_show_every_cell(name):
         assert all(cell in text for row in table.rows for cell in row[:-1])
 
 
+@pytest.mark.slow(1)
 def test_the_columns_leave_in_the_order_that_their_entries_state():
     table = summary_table(_many().iloc[:5])
     left = [set(fit(table, width).left_out) for width in range(400, NARROW - 1, -1)]
@@ -242,6 +243,7 @@ def test_below_60_columns_each_row_is_a_block_that_leaves_nothing_out():
     assert text.index("bfloat16") < text.index("int8-weight-only")
 
 
+@pytest.mark.slow(1)
 def test_a_chosen_column_is_obeyed_by_every_table_and_an_unknown_one_refused():
     from llmtrack.errors import UsageError
 
@@ -270,6 +272,7 @@ def test_the_blocks_and_lists_of_other_commands_fit_too(width):
     assert "\n" not in render_findings(findings[:1]).split("->")[0].strip(), "in a pipe a finding is a line"
 
 
+@pytest.mark.slow(2)
 def test_timing_quality_and_training_are_tables_of_their_own(tmp_path):
     tables = tables_by_task(_many())
     assert list(tables) == ["timing", "quality", "training"]
@@ -288,6 +291,7 @@ def test_timing_quality_and_training_are_tables_of_their_own(tmp_path):
     ]
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("workload", "expected"), [("w1", "+50.0% tokens/s"), ("w2", "other work"), (None, "other work")]
 )

@@ -109,6 +109,7 @@ def report(**values: object) -> Report:
     return replace(whole, **values)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow(1)
 def test_the_page_is_well_formed_and_says_everything():
     page = Page(render_report(report()))
     for text in (
@@ -131,6 +132,7 @@ def test_the_page_is_well_formed_and_says_everything():
         assert text in page.text, text
 
 
+@pytest.mark.slow(1)
 def test_the_page_loads_nothing():
     text = render_report(report())
     page = Page(text)
@@ -146,6 +148,7 @@ def test_the_page_loads_nothing():
     assert "url(" not in text
 
 
+@pytest.mark.slow(1)
 def test_every_text_is_escaped():
     text = render_report(report())
     assert "<script" not in text
@@ -155,6 +158,7 @@ def test_every_text_is_escaped():
     assert f"{ATTACK} second line" in page.text
 
 
+@pytest.mark.slow(1)
 def test_a_text_cannot_leave_its_attribute():
     quote = '" onload="alert(1)'
     page = Page(render_report(report(sections=(part("one", plots=(Plot("p", quote, PNG),)),))))

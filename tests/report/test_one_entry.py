@@ -110,6 +110,7 @@ def test_a_gate_and_a_front_know_it():
     assert [(row[0], row[-1]) for row in table.rows] == [("cand", "on the front"), ("base", "beaten by cand")]
 
 
+@pytest.mark.slow(1)
 def test_the_block_of_a_run_has_it():
     assert any(
         line.split()[:2] == ["requests_per_sec", "10.000"] for line in metrics_block(two_runs().iloc[0])

@@ -58,6 +58,7 @@ def test_runs_without_a_place_are_not_drawn(runs):
     assert roofline_plots(frame(*runs)) == {}
 
 
+@pytest.mark.slow(1)
 def test_the_plot_has_a_line_for_each_roof_and_a_mark_for_each_stage():
     full = {**ONE, "scenario": "two", "arithmetic": "float32", "matrix_tflop_per_s": 50.0}
     figure = roofline_plots(frame(ONE, full))["roofline"]

@@ -93,6 +93,7 @@ def test_without_an_interval_nothing_is_called_noise():
     assert table.rows[1][-1] == "+0.1% tokens/s"
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(("n", "others"), [(2, 1), (3, 1), (5, 7)])
 def test_too_few_repeats_are_said_as_compare_says_them(n, others):
     spread = interval("tokens_per_sec", 20.0, 19.0, 21.0, n)
@@ -211,6 +212,7 @@ def test_the_picture_shows_every_cell():
     assert "device: cpu" in axes.get_title(loc="left")
 
 
+@pytest.mark.slow(1)
 def test_report_files(tmp_path):
     runs = frame(BASE)
     files = write_report(tmp_path / "new" / "folder", "title", summary_table(runs), runs, ["one", "two"])

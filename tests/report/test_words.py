@@ -55,6 +55,7 @@ def test_one_is_one(count, words):
     assert plural(count, "run") == words
 
 
+@pytest.mark.slow(1)
 def test_of_one_scenario_no_plural_is_said():
     failed = frame(run("a", status="FAILED", reason="gone"))
     assert ask.unfinished(failed) == ["1 of 1 scenario failed: a."]

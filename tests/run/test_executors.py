@@ -404,6 +404,7 @@ def test_a_worker_that_cannot_start_is_said_in_a_line(monkeypatch, tmp_path):
         ProcessExecutor().machine()
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("_known_bandwidth")
 def test_inline_measures_in_this_process():
     events = run(InlineExecutor(), generating("one", MODEL, ONCE))

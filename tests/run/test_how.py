@@ -41,6 +41,7 @@ def run():
     )
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     "task", [TASK, replace(TASK, use_cache=True, batch_size=3, pad_to_multiple=16)], ids=["one", "batch"]
 )

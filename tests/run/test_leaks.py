@@ -95,6 +95,7 @@ def test_lines_of_a_study_are_redacted(tracker, console, capsys):
         assert secret not in printed
 
 
+@pytest.mark.slow(2)
 def test_mlflow_prints_no_address_at_the_end_of_a_run(tracker, capsys):
     started = tracker.start_study("precision", "q", {}, {})
     tracker.finish_study(started, "finished")

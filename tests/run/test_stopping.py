@@ -176,6 +176,7 @@ def test_a_signal_while_the_report_is_sent_waits_until_it_is_there(tracker, uri,
     assert list(studies(tracking_uri=uri)["status"]) == ["FINISHED"], "everything was measured and tracked"
 
 
+@pytest.mark.slow(8)
 @pytest.mark.parametrize("made", [lambda: command(declarations()["prompt_length"]), lambda: suite.main])
 def test_a_second_signal_finds_no_gap_between_two_handlers(monkeypatch, made):
     """Ctrl-C ends the command, and SIGTERM comes as soon as the handlers of a part of it are taken back."""
@@ -197,6 +198,7 @@ def test_a_second_signal_finds_no_gap_between_two_handlers(monkeypatch, made):
     assert CliRunner().invoke(made(), []).exit_code == 130
 
 
+@pytest.mark.slow(1)
 def test_signals_while_python_ends_do_not_change_the_exit_code():
     code = """
 import atexit, os, signal, sys

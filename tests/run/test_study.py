@@ -154,6 +154,7 @@ class Interrupted(InlineExecutor):
         super().close()
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("error", "status"), [(KeyboardInterrupt(), "KILLED"), (RuntimeError("a bug"), "FAILED")]
 )
@@ -254,6 +255,7 @@ def test_a_report_that_fails_in_a_suite_is_named_and_costs_no_measurement(tracke
     }
 
 
+@pytest.mark.slow(1)
 def test_a_suite_of_which_nothing_runs_says_so(tracker, uri, console):
     result = suite(tracker, console, replace(lengths(4), scenarios=(generating("a"), generating("a"))))
     assert result.exit_code == 1
@@ -261,6 +263,7 @@ def test_a_suite_of_which_nothing_runs_says_so(tracker, uri, console):
     assert own["status"] == "FAILED"
 
 
+@pytest.mark.slow(1)
 def test_an_interrupted_suite_is_killed_with_its_study(tracker, uri, console):
     with pytest.raises(KeyboardInterrupt):
         suite(

@@ -124,6 +124,7 @@ def places(uri):
     return place, why
 
 
+@pytest.mark.slow(4)
 def test_the_fastest_that_keeps_to_the_bound_wins_and_each_of_the_others_says_why_not(go, uri, console):
     machine = Machine({**WAYS, "huge": (0.0, 1.0, 0.0)})
     result = go(machine)
@@ -159,6 +160,7 @@ def test_the_fastest_that_keeps_to_the_bound_wins_and_each_of_the_others_says_wh
     assert list(drawn) == ["pareto"]
 
 
+@pytest.mark.slow(2)
 @pytest.mark.usefixtures("_no_pictures")
 def test_where_nothing_is_better_the_baseline_is_recommended_and_what_is_equal_is_named(go, uri):
     result = go(Machine({"none": (0.1, 1.0, 1.0), "same": (0.1, 1.0, 1.0), "slow": (0.3, 1.0, 1.0)}))
@@ -168,6 +170,7 @@ def test_where_nothing_is_better_the_baseline_is_recommended_and_what_is_equal_i
     assert "same; none is the simpler one" in result.reading[1]
 
 
+@pytest.mark.slow(2)
 @pytest.mark.usefixtures("_no_pictures")
 def test_limits_are_kept_and_without_a_bound_the_fastest_wins_whatever_its_quality(go, uri):
     go(Machine(WAYS), limits={"time_to_first_token_ms": 60.0}, most_perplexity=None)
@@ -177,6 +180,7 @@ def test_limits_are_kept_and_without_a_bound_the_fastest_wins_whatever_its_quali
     assert "is over 60" in why["none"]
 
 
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("_no_pictures")
 def test_a_short_budget_is_kept_and_what_it_left_out_is_said(go, uri):
     machine = Machine({name: (step, nll, 20.0) for name, (step, nll, _) in WAYS.items()})
@@ -187,6 +191,7 @@ def test_a_short_budget_is_kept_and_what_it_left_out_is_said(go, uri):
     assert any("time was used up" in reason for reason in why.values())
 
 
+@pytest.mark.slow(6)
 @pytest.mark.usefixtures("_no_pictures")
 def test_one_that_was_interrupted_keeps_what_it_has_and_goes_on_by_the_same_command(go, uri):
     whole = Machine(WAYS)

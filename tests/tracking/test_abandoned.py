@@ -103,6 +103,7 @@ def test_what_a_killed_process_left_is_closed_and_nothing_else(left, uri):
     assert close_abandoned(uri) == []
 
 
+@pytest.mark.slow(1)
 def test_doctor_repairs(left, uri):
     said = CliRunner().invoke(main, ["doctor", "--repair", "--tracking-uri", uri])
     assert (said.exit_code, said.output.partition(":")[0]) == (0, "3 runs ended as killed")
@@ -111,6 +112,7 @@ def test_doctor_repairs(left, uri):
     assert set(runs(kind="study", status="KILLED", tracking_uri=uri)["run_id"]) == set(left["killed"])
 
 
+@pytest.mark.slow(1)
 def test_the_next_start_closes_what_is_left(left, uri, capsys):
     from llmtrack.run.main import open_tracker
     from llmtrack.run.settings import RunOptions

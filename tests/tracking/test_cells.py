@@ -116,6 +116,7 @@ def test_what_failed_after_its_model_was_loaded_is_replaced_by_what_was_asked_al
     assert kept(frame(at(1, **{**failed, "scenario_id": "q2"}), done)) == ["a1", "a2"]
 
 
+@pytest.mark.slow(1)
 def test_the_counterpart_is_of_the_same_configuration_where_there_is_one():
     baselines = frame(at(3, threads=8), at(2, threads=1), at(1, threads=None))
     for threads, minute in ((8, 3), (1, 2), (None, 1), (4, 3)):

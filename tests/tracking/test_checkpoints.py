@@ -71,6 +71,7 @@ def a_link_to_nowhere(folder):
     folder.symlink_to(folder.with_name("gone"))
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("fault", [dangling, circular, outside, shutil.rmtree, a_link_to_nowhere])
 def test_what_is_missing_or_leads_nowhere_is_a_line(kept, uri, fault):
     run_id, folder = kept
@@ -78,6 +79,7 @@ def test_what_is_missing_or_leads_nowhere_is_a_line(kept, uri, fault):
     assert f"runs:/{run_id}/checkpoint: " in refusal(run_id, uri)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     "error",
     [

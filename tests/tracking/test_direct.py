@@ -164,6 +164,7 @@ def test_whatever_happened_it_reads_what_mlflow_reads(uri, by_mlflow, was_direct
     assert set(was_direct) == {True}, "with the release of MLflow that is tested"
 
 
+@pytest.mark.slow(1)
 def test_of_a_deleted_experiment_nothing_is_read(uri, by_mlflow):
     client = store.connect(uri)
     number = client.create_experiment("gone")
@@ -217,6 +218,7 @@ def test_what_only_mlflow_understands_is_asked_of_mlflow(uri, was_direct):
     assert was_direct == [False]
 
 
+@pytest.mark.slow(1)
 def test_reading_writes_nothing(uri, was_direct):
     store.connect(uri).create_run("0")
     before = sqlite_path(uri).read_bytes()

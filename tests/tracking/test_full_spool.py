@@ -67,6 +67,7 @@ def is_whole(tracker: Tracker, study) -> None:
     assert not tracker.offline
 
 
+@pytest.mark.slow(1)
 def test_a_small_disk_that_fills_up_loses_nothing(uri, small_disk, tmp_path, said):
     tracker = Tracker.open(uri, spool=small_disk / "spool", notify=said.append)
     study = start(tracker)
@@ -95,6 +96,7 @@ def test_a_folder_that_cannot_be_made_loses_nothing(uri, tmp_path, said, kept):
     assert len(said) == 1
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("step", ["update", "remove"])
 def test_a_spool_that_becomes_read_only_on_the_way_loses_nothing(tracker, tmp_path, monkeypatch, said, step):
     study = start(tracker)

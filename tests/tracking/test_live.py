@@ -52,6 +52,7 @@ def history(uri, run_id, name="train_loss"):
 EXPECTED = [(n, 7 - n / 10) for n in range(1, 7)]
 
 
+@pytest.mark.slow(1)
 def test_steps_are_there_while_it_goes_on(tracker, uri):
     study = start(tracker)
     run_id = begin(tracker, study)
@@ -85,6 +86,7 @@ def test_each_bunch_is_one_request(tracker, monkeypatch):
     assert calls == [200]
 
 
+@pytest.mark.slow(1)
 def test_what_a_store_did_not_take_comes_with_the_outcome(tracker, uri, monkeypatch, said):
     study = start(tracker)
     run_id = begin(tracker, study)
@@ -105,6 +107,7 @@ def test_what_a_store_did_not_take_comes_with_the_outcome(tracker, uri, monkeypa
     assert any("cannot be reached" in line for line in said)
 
 
+@pytest.mark.slow(1)
 def test_interrupted_and_resumed_is_one_run(uri, tmp_path):
     first = Tracker.open(uri, spool=tmp_path / "one")
     study = start(first)
@@ -140,6 +143,7 @@ def test_interrupted_and_resumed_is_one_run(uri, tmp_path):
     assert (only["status"], only["study_id"]) == ("FINISHED", later.study_id)
 
 
+@pytest.mark.slow(1)
 def test_without_a_store_all_of_it_is_kept_and_sent_once(uri, tmp_path, monkeypatch, said):
     from llmtrack.tracking import store, sync
 
@@ -172,6 +176,7 @@ def test_values_that_are_not_finite_are_left_out(tracker, uri):
     assert history(uri, run_id, "grad_norm") == [(1, 2.0)]
 
 
+@pytest.mark.slow(1)
 def test_files_of_a_measurement_become_artifacts(tracker, uri, tmp_path):
     (tmp_path / "config.json").write_text("{}")
     study = start(tracker)
@@ -182,6 +187,7 @@ def test_files_of_a_measurement_become_artifacts(tracker, uri, tmp_path):
     ]
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("path", ["checkpoint", "missing"])
 def test_a_checkpoint_is_fetched_once_or_said_to_be_missing(
     tracker, uri, tmp_path, tiny_model_dir, monkeypatch, path

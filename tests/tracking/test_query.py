@@ -35,6 +35,7 @@ def names(**filters) -> list[str]:
     return sorted(runs(**filters)["scenario"])
 
 
+@pytest.mark.slow(1)
 def test_what_older_versions_kept_elsewhere_is_read_alike(tracker, uri):
     """Digests were params, and the spread was metrics."""
     study = tracker.start_study("precision", "q", {}, ENVIRONMENT)
@@ -59,6 +60,7 @@ def test_what_older_versions_kept_elsewhere_is_read_alike(tracker, uri):
     assert not [key for key in new.data.metrics if key.startswith("spread/")]
 
 
+@pytest.mark.slow(1)
 def test_columns_are_typed(filled, uri):
     found = runs(tracking_uri=uri).set_index("scenario", drop=False)
     assert list(found.columns[: len(ID_COLUMNS)]) == list(ID_COLUMNS)
@@ -123,6 +125,7 @@ def test_a_study_is_found_by_its_id_its_runs_id_or_as_the_latest(filled, uri):
     assert names(tracking_uri=uri, study="latest", experiment="precision") == expected
 
 
+@pytest.mark.slow(1)
 def test_studies_are_read_with_their_settings(filled, uri):
     found = studies(tracking_uri=uri).set_index("experiment")
     assert found["cfg.n"].dtype == "Int64"
@@ -131,6 +134,7 @@ def test_studies_are_read_with_their_settings(filled, uri):
     assert found["status"].to_dict() == {"perplexity": "FINISHED", "precision": "FAILED"}
 
 
+@pytest.mark.slow(1)
 def test_filters_by_time(tracker, uri):
     study = tracker.start_study("e", "q", {}, {})
     day = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -144,6 +148,7 @@ def test_filters_by_time(tracker, uri):
     assert names(since="2026-03-01T13:00+02:00", until="2026-03-01T15:00+02:00", tracking_uri=uri) == ["noon"]
 
 
+@pytest.mark.slow(1)
 def test_chosen_columns(filled, uri):
     found = runs(tracking_uri=uri, columns=["scenario", "tokens_per_sec", "env.cpu"])
     assert list(found.columns) == ["scenario", "tokens_per_sec", "env.cpu"]
@@ -153,6 +158,7 @@ def test_chosen_columns(filled, uri):
         runs(tracking_uri=uri, columns=["cpu"])
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("filters", "message"),
     [
@@ -174,6 +180,7 @@ def test_a_bad_filter_is_one_line_with_a_remedy(filled, uri, filters, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow(1)
 def test_an_empty_result_has_the_same_columns_and_types(tracker, uri):
     found = runs(tracking_uri=uri)
     assert len(found) == 0
@@ -185,6 +192,7 @@ def test_an_empty_result_has_the_same_columns_and_types(tracker, uri):
     assert set(found.columns) == {*ID_COLUMNS, *schema.PARAM_BY_NAME, *schema.METRIC_BY_NAME}
 
 
+@pytest.mark.slow(1)
 def test_a_series_is_read_back_by_step(tracker, uri):
     run_id = tracker.log(tracker.start_study("e", "q", {}, {}), measurement())
     assert series(run_id, "token_latency_ms", uri) == [1.0, 2.0, 3.0]
@@ -224,6 +232,7 @@ def test_names_that_are_taken_get_a_prefix_and_unknown_values_get_a_type(tracker
     assert list(found["max_new_tokens"][["a", "b"]]) == ["8", "many"]
 
 
+@pytest.mark.slow(1)
 def test_all_pages_are_read_once_each_and_only_ours(uri):
     client = MlflowClient(uri)
     number = client.create_experiment("many")

@@ -131,6 +131,7 @@ def test_a_crash_while_writing_leaves_no_entry(spool):
     assert spool.names() == []
 
 
+@pytest.mark.slow(1)
 def test_an_entry_is_held_by_one_process_at_a_time(spool):
     put = spool.put(entry())
     context = multiprocessing.get_context("spawn")
@@ -172,6 +173,7 @@ def test_what_a_crash_left_of_a_removal_is_in_nobodys_way(spool):
     assert not (spool.files_of(again) / "a.txt").exists()
 
 
+@pytest.mark.slow(1)
 def test_two_processes_may_keep_the_same_record_at_once(spool):
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_put_often, args=(spool.folder,)) for _ in range(2)]

@@ -39,6 +39,7 @@ def artifact(tracker: Tracker, run_id: str, path: str) -> str:
     return Path(MlflowClient(tracker.tracking_uri).download_artifacts(run_id, path)).read_text()
 
 
+@pytest.mark.slow(1)
 def test_a_study_is_tracked_from_start_to_end(tracker, tmp_path, spooled, said):
     study = start(tracker)
     client = MlflowClient(tracker.tracking_uri)
@@ -103,12 +104,14 @@ def test_a_deleted_mlflow_experiment_is_refused_at_once(uri):
         Tracker.open(uri, "gone")
 
 
+@pytest.mark.slow(1)
 def test_the_same_outcome_logged_twice_is_one_run(tracker):
     study = start(tracker)
     assert tracker.log(study, measurement()) == tracker.log(study, measurement())
     assert len(scenario_runs(tracker)) == 1
 
 
+@pytest.mark.slow(1)
 def test_under_mlflow_run_the_first_study_joins_that_run(uri, tmp_path, monkeypatch):
     client = MlflowClient(uri)
     number = client.create_experiment("theirs", artifact_location=str(tmp_path / "artifacts"))
@@ -150,6 +153,7 @@ def test_a_run_id_of_another_store_is_a_clear_error(uri, monkeypatch):
         Tracker.open(uri)
 
 
+@pytest.mark.slow(1)
 def test_values_over_the_limits_and_odd_names_never_end_a_run(tracker):
     odd = measurement(
         facts={"corpus": "x" * 7_000, "p@th (odd)": "\ud800", "": "empty"},
@@ -165,6 +169,7 @@ def test_values_over_the_limits_and_odd_names_never_end_a_run(tracker):
         assert word in data.tags["llmtrack.omitted"]
 
 
+@pytest.mark.slow(1)
 def test_a_record_larger_than_one_request_is_split(tracker, monkeypatch):
     monkeypatch.setattr(push, "_MAX_REQUEST", 1_000)
     run_id = tracker.log(start(tracker), measurement())
@@ -174,6 +179,7 @@ def test_a_record_larger_than_one_request_is_split(tracker, monkeypatch):
     assert run.data.metrics["total_latency_s"] == 1.5
 
 
+@pytest.mark.slow(1)
 def test_credentials_reach_nothing_that_is_tracked(uri, tmp_path, monkeypatch, said):
     monkeypatch.setenv("SOME_API_TOKEN", "s3cr3t-s3cr3t")
     tracker = Tracker.open(uri, notify=said.append)
@@ -195,6 +201,7 @@ def test_credentials_reach_nothing_that_is_tracked(uri, tmp_path, monkeypatch, s
             assert b"s3cr3t" not in path.read_bytes(), path
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("call", ["create_run", "log_batch", "log_inputs", "log_artifacts", "set_terminated"])
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_crash_at_any_call_leaves_exactly_one_complete_run_after_sync(
@@ -226,6 +233,7 @@ def test_a_crash_at_any_call_leaves_exactly_one_complete_run_after_sync(
     assert spooled() == []
 
 
+@pytest.mark.slow(1)
 def test_a_ghost_of_a_repeated_request_is_removed(tracker, monkeypatch):
     study = start(tracker)
     real = MlflowClient.create_run
@@ -244,6 +252,7 @@ def test_a_ghost_of_a_repeated_request_is_removed(tracker, monkeypatch):
     assert run.data.metrics["total_latency_s"] == 1.5
 
 
+@pytest.mark.slow(1)
 def test_a_store_that_fails_for_a_while_loses_nothing(tracker, monkeypatch, spooled, said):
     study = start(tracker)
 
@@ -285,6 +294,7 @@ def test_a_record_that_mlflow_refuses_does_not_keep_back_the_others(tracker, mon
     assert result.problems
 
 
+@pytest.mark.slow(1)
 def test_artifacts_that_cannot_be_stored_leave_a_complete_run_and_follow_later(tracker, monkeypatch):
     study = start(tracker)
 
@@ -324,6 +334,7 @@ def test_two_processes_sync_one_spool_exactly_once(tracker, monkeypatch, spooled
     assert spooled() == []
 
 
+@pytest.mark.slow(1)
 def test_records_can_be_sent_to_another_store(tracker, monkeypatch, template_database, tmp_path, spooled):
     import shutil
 
@@ -355,6 +366,7 @@ def test_credentials_come_back_from_the_environment(monkeypatch):
     assert sync.with_credentials("http://other:5000") == "http://other:5000"
 
 
+@pytest.mark.slow(1)
 def test_a_study_that_starts_offline_is_whole_after_sync(uri, tmp_path, said):
     """A port that nobody listens on stands for a server; its records are then sent to a database."""
     tracker = Tracker.open("http://127.0.0.1:9", spool=tmp_path / "spool", notify=said.append)
@@ -411,6 +423,7 @@ def test_tracking_and_reading_back_never_imports_torch(uri, tmp_path):
     assert done.stdout.strip() == "False False", done.stderr
 
 
+@pytest.mark.slow(1)
 def test_a_corpus_is_mlflows_dataset(tracker):
     study = start(tracker)
     plain = tracker.log(study, measurement("plain"))
@@ -428,6 +441,7 @@ def test_a_corpus_is_mlflows_dataset(tracker):
     assert {run.info.run_id for run in by_dataset} == set(used)
 
 
+@pytest.mark.slow(1)
 def test_files_that_cannot_be_stored_are_told_of_as_files_and_not_as_a_store_that_is_away(
     tracker, monkeypatch, said, tmp_path, spooled
 ):
@@ -450,6 +464,7 @@ def test_files_that_cannot_be_stored_are_told_of_as_files_and_not_as_a_store_tha
     assert Path(MlflowClient(tracker.tracking_uri).download_artifacts(study.run_id, "plot.png")).is_file()
 
 
+@pytest.mark.slow(2)
 def test_a_file_that_is_gone_costs_itself_alone(tracker, said, tmp_path):
     study = start(tracker)
     (tmp_path / "here.txt").write_text("here")

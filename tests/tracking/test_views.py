@@ -151,6 +151,7 @@ def test_every_kind_of_study_opens_on_what_it_is_about(name):
     assert ("PARALLEL" in charts) == (name not in ("training", "suite"))
 
 
+@pytest.mark.slow(14)
 def test_tags_of_an_experiment_stay_bounded_however_many_studies_it_has(monkeypatch):
     class Client:
         tags: ClassVar[dict[str, str]] = {"mlflow.sharedViewState.a-persons-own": "{}"}
@@ -179,6 +180,7 @@ def test_tags_of_an_experiment_stay_bounded_however_many_studies_it_has(monkeypa
     assert sum(map(len, Client.tags.values())) < bound * views.MOST_KEPT / kept
 
 
+@pytest.mark.slow(1)
 def test_views_are_kept_with_the_experiment_and_the_oldest_go(tracker, uri, monkeypatch):
     study = tracker.start_study("precision", "q", {}, {})
     monkeypatch.setattr(views, "MOST_KEPT", 2)

@@ -47,6 +47,7 @@ def test_what_cannot_be_compiled_is_said_in_one_line(session):
         session.prepare(fails)
 
 
+@pytest.mark.slow(1)
 def test_flops_are_about_the_same_by_formula_and_by_count(session):
     formula, counted = session.flops_per_token(), session.counted_flops_per_token()
     assert counted == pytest.approx(formula, rel=0.05)

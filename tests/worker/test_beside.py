@@ -84,6 +84,7 @@ def test_a_timing_stands_without_its_sample_text():
     assert "the sample text is missing: no such thing here" in done.warnings
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("name", ["read_cpu", "busy_warning"])
 def test_a_score_stands_without_the_load_of_the_machine(monkeypatch, name):
     monkeypatch.setattr(scoring, name, broken)
@@ -100,6 +101,7 @@ def test_a_timing_stands_without_its_quality():
     assert "perplexity" not in done.metrics
 
 
+@pytest.mark.slow(1)
 def test_a_training_stands_without_what_is_beside_it(monkeypatch, tmp_path):
     for name in ("explain", "flops_per_token", "peak_flops", "prompt"):
         monkeypatch.setattr(Session, name, broken)
@@ -174,6 +176,7 @@ print(type(done).__name__, "copy_bandwidth_gb_per_s" in done.metrics, *done.warn
     assert "the copy bandwidth is missing: " in done.stdout
 
 
+@pytest.mark.slow(1)
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS knows no limit of the address space")
 @pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
 def test_a_limit_of_the_process_is_what_is_free(limit):

@@ -98,6 +98,7 @@ def test_it_learns_and_tells_what_it_did(finished):
     assert float(hand) == pytest.approx(float(torch_value), abs=2e-6)
 
 
+@pytest.mark.slow(1)
 def test_the_figures_are_those_of_the_perplexity_protocol(finished):
     """The checkpoint, loaded as any model is, scores the held-out text of the run as the run says."""
     folder, events = finished
@@ -233,6 +234,7 @@ def test_what_cannot_be_trained_says_why(tmp_path, variant, changes, says):
     assert says in outcome.reason
 
 
+@pytest.mark.slow(1)
 def test_training_goes_on_from_a_models_weights_in_bfloat16(tmp_path, tiny_model_dir):
     done = train(
         tmp_path, Variant(str(tiny_model_dir), device="cpu", dtype="bfloat16"), steps=2, log_checkpoint="none"
@@ -292,6 +294,7 @@ def test_a_worker_that_is_interrupted_keeps_a_checkpoint_first(tmp_path, monkeyp
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.slow(1)
 def test_the_inline_executor_trains_too(tmp_path):
     executor, events = InlineExecutor(), []
     executor.run([Scenario("t", TINY, task(tmp_path, steps=1))], events.append)
