@@ -23,7 +23,12 @@ PROBE_SECONDS = 120.0
 """How long a node may take to say what it is: Ray starts a Python there first."""
 
 _TAKE_SECONDS = 30.0
+_END_SECONDS = 10.0
 _NODE = "ray.io/node-id"
+
+
+class LostAnswerError(LlmtrackError):
+    """The node or the process that was to answer is lost; another one may answer."""
 
 
 @dataclass
@@ -119,7 +124,8 @@ class Cluster:
         """Wait for a result.
 
         Raises:
-            LlmtrackError: what the function raised, or why there will be no result.
+            LostAnswerError: why there will be no result.
+            LlmtrackError: what the function raised.
         """
         try:
             return self._ray.get(ref)
@@ -127,7 +133,7 @@ class Cluster:
             cause = error.cause
             raise cause if isinstance(cause, LlmtrackError) else LlmtrackError(_first_line(error)) from error
         except self._ray.exceptions.RayError as error:
-            raise LlmtrackError(_first_line(error)) from error
+            raise LostAnswerError(_first_line(error)) from error
 
     def start(self, needs: Mapping[str, float], nodes: Sequence[str], *args: Any) -> Task:
         """Have scenarios measured on one of several nodes (see `node.measure`)."""
@@ -147,10 +153,13 @@ class Cluster:
             self._ray.cancel(task.ref)
 
     def end(self, task: Task) -> None:
-        """End a task whatever it does, and hear no more of it."""
+        """Hear no more of a task, and end it whatever it does, if it does not end by itself."""
         self._boxes.close(task.key)
         with contextlib.suppress(Exception):
-            self._ray.cancel(task.ref, force=True)
+            # Ray 2.60 aborts this process if a task is cancelled while the word that it has ended is on its way.
+            ended, _ = self._ray.wait([task.ref], timeout=_END_SECONDS)
+            if not ended:
+                self._ray.cancel(task.ref, force=True)
 
     def close(self) -> None:
         """Leave the cluster; what still runs there for this driver is ended."""

@@ -14,7 +14,7 @@ from llmtrack.errors import LlmtrackError
 from llmtrack.events import Begun, Log, Progress, SoFar, event_from_json
 from llmtrack.plain import to_json
 from llmtrack.run.cluster import node
-from llmtrack.run.cluster.connect import Cluster, Task
+from llmtrack.run.cluster.connect import Cluster, LostAnswerError, Task
 from llmtrack.run.cluster.files import Parcel, named_files, parcel_of, within_reach
 from llmtrack.run.cluster.kinds import Kind
 from llmtrack.run.executors import BESIDE, INTERRUPTED, Emit
@@ -130,10 +130,20 @@ class RayExecutor:
         return [self._sent[written] for written in files]
 
     def _ask(self, function: Any, *args: Any) -> Any:
-        ref = self._cluster.call(
-            function, self.kind.needs, tuple(self._names), self._patience, self._alone, *args
-        )
-        return self._cluster.answer(ref)
+        """Return what a function returns on some node of the kind; of one that is lost meanwhile, another is asked.
+
+        Raises:
+            LlmtrackError: what the function raised, or why nobody answers.
+        """
+        lost: LostAnswerError | None = None
+        for _ in range(1 + RETRIES):
+            nodes = tuple(each for each in self._names if each in self._cluster.alive()) or tuple(self._names)
+            ref = self._cluster.call(function, self.kind.needs, nodes, self._patience, self._alone, *args)
+            try:
+                return self._cluster.answer(ref)
+            except LostAnswerError as error:
+                lost = error
+        raise LlmtrackError(f"no node of {self.kind.name} answers: {lost}") from lost
 
     def _attempt(self, group: _Group) -> None:
         """Have a node measure what is waiting, and take off what has ended, until it is done.

@@ -6,6 +6,7 @@ import pytest
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.events import Log, Progress, SoFar, event_to_json
+from llmtrack.run.cluster.connect import LostAnswerError
 from llmtrack.run.cluster.executor import RayExecutor
 from llmtrack.run.cluster.kinds import Kind, Node
 from llmtrack.run.patience import Patience
@@ -16,6 +17,7 @@ from tests.run.scenarios import generating
 
 ONE, TWO, THREE = (generating(name) for name in ("one", "two", "three"))
 FACTS = {"machine": "x86_64", "cpu": "A", "threads": "4"}
+KIND = Kind("A", tuple(Node(each, f"node {each}") for each in "ab"), {"CPU": 1.0})
 DIED = {"lost": "the node died", "final": False}
 
 
@@ -32,9 +34,8 @@ def measured(scenario):
 
 
 def run(cluster, *scenarios):
-    kind = Kind("A", tuple(Node(each, f"node {each}") for each in "ab"), {"CPU": 1.0})
     events = []
-    RayExecutor(cluster, kind, Patience(), True).run(scenarios, events.append)
+    RayExecutor(cluster, KIND, Patience(), True).run(scenarios, events.append)
     return events
 
 
@@ -144,3 +145,35 @@ def test_a_task_that_ends_without_telling_of_all_is_tried_again():
 def test_a_cluster_that_is_lost_ends_the_study():
     with pytest.raises(LlmtrackError, match="the Ray cluster is lost: connection refused"):
         run(FakeCluster([at("a"), {"gone": "connection refused"}]), ONE)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_what_a_lost_node_was_asked_another_is_asked(lost):
+    cluster = Answering(*["the node died"] * lost, {"cpu": "A"})
+    assert RayExecutor(cluster, KIND, Patience(), True).machine() == {"cpu": "A"}
+    assert cluster.asked == [("a", "b"), ("b",), ("b",)][: lost + 1]
+
+
+def test_where_nobody_answers_the_study_ends_in_one_line():
+    cluster = Answering(*["the node died"] * 4)
+    with pytest.raises(LlmtrackError, match="no node of A answers: the node died"):
+        RayExecutor(cluster, KIND, Patience(), True).machine()
+    assert len(cluster.asked) == 3
+
+
+class Answering(FakeCluster):
+    """Answers what is scripted; a text is why there is no answer, and its node is gone."""
+
+    def __init__(self, *answers):
+        super().__init__(alive=({"a", "b"}, {"b"}))
+        self.answers = list(answers)
+
+    def call(self, function, needs, nodes, *args):
+        self.asked.append(nodes)
+        return self.answers.pop(0)
+
+    def answer(self, ref):
+        if isinstance(ref, str):
+            self.lives = self.lives[-1:]
+            raise LostAnswerError(ref)
+        return ref
