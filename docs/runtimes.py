@@ -83,12 +83,13 @@ def _figures(cells: pd.DataFrame, runs: pd.DataFrame, lengths: list[int], larges
 
 
 def _speed(run: pd.Series | None, key: str) -> str:
-    """Return tokens per second with their interval."""
+    """Return tokens per second with their interval, which a single repeat has none of."""
     if run is None or (value := ask.number(run, key)) is None:
         return ""
     ends = [ask.number(run, f"spread/{key}.{end}") for end in ("ci_low", "ci_high")]
     digits = 0 if value >= 100 else 1
-    interval = f" ({ends[0]:.{digits}f} to {ends[1]:.{digits}f})" if None not in ends else ""
+    told = None not in ends and ends[0] != ends[1]
+    interval = f" ({ends[0]:.{digits}f} to {ends[1]:.{digits}f})" if told else ""
     return f"{value:.{digits}f}{interval}"
 
 

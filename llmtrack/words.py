@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def plural(count: int, one: str, several: str = "") -> str:
     """Return `1 run`, `2 runs`."""
     return f"{count:,} {one if count == 1 else several or f'{one}s'}"
+
+
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """Return `a, b, c` or, of many, `a, b and 18 others`."""
+    if len(names) <= most:
+        return ", ".join(names)
+    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} others"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ DISTURBED = ("the machine was busy:", "noisy:", "drift:")
 _AT_ONCE = 8
 # Repeats that are asked for must fit into the cap on time, of arms that are slower than the one that is known, too.
 _ROOM = 2.0
+_LEAST = re.compile(r" -P (min_repeats|max_seconds)=(\d+)")
 
 
 def tell(
@@ -131,6 +133,19 @@ def measure_more(run: pd.Series, repeats: int = 0) -> str:
     return shlex.join(
         [*words, *(word for name, value in given.items() for word in ("-P", f"{name}={value}"))]
     )
+
+
+def each_once(commands: Iterable[str]) -> list[str]:
+    """Return commands of `measure_more`; of those that differ only in how often or long they measure, one that is enough for all."""
+    found: dict[str, dict[str, int]] = {}
+    for command in commands:
+        most = found.setdefault(_LEAST.sub("", command), {})
+        for name, value in _LEAST.findall(command):
+            most[name] = max(int(value), most.get(name, 0))
+    return [
+        " ".join([what, *(f"-P {name}={value}" for name, value in most.items())])
+        for what, most in found.items()
+    ]
 
 
 def asked_of(run: pd.Series) -> dict[str, str]:

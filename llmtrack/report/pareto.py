@@ -13,7 +13,7 @@ from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
 from llmtrack.decide.pareto import Position, Standing, pareto_front
 from llmtrack.decide.points import MEMORY, Points, gather_points
-from llmtrack.decide.verdicts import doubts
+from llmtrack.decide.verdicts import doubts, each_once
 from llmtrack.errors import UsageError
 from llmtrack.report.columns import cell, column_of, shared_conditions
 from llmtrack.report.drawing import drawing, save
@@ -22,6 +22,7 @@ from llmtrack.report.plots import COLOR, OTHER, canvas
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.table import Table
 from llmtrack.report.terminal import make_console, say
+from llmtrack.words import some_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,13 +118,17 @@ def pareto_table(points: Points, respects: Sequence[str]) -> Table:
 
 
 def _doubts(runs: pd.DataFrame) -> list[str]:
-    """Return the warnings of the runs that are on the front or may be, each once."""
-    on_it = (run for _, run in runs[runs["_place"].isin(["on", "open"])].iterrows())
-    return list(dict.fromkeys(f"read with care: {line}" for run in on_it for line in doubts(run)))
+    """Return the warnings of the runs that are on the front or may be, each once, with some of the runs that carry it."""
+    found: dict[str, dict[str, None]] = {}
+    for _, run in runs[runs["_place"].isin(["on", "open"])].iterrows():
+        for line in doubts(run):
+            name, _, what = line.partition(": ")
+            found.setdefault(what, {})[name] = None
+    return [f"read with care: {some_of(list(names))}: {what}" for what, names in found.items()]
 
 
 def _measure_more(standings: Sequence[Standing]) -> tuple[str, ...]:
-    commands = dict.fromkeys(each.measure for each in standings if each.measure)
+    commands = each_once(each.measure for each in standings if each.measure)
     return tuple(f"what cannot be told: measure more: {command}" for command in commands)
 
 
@@ -172,7 +177,7 @@ def _sizes(runs: pd.DataFrame) -> list[float]:
 def _key(places: Sequence[Position]) -> list[str]:
     """Return what line and hollow points stand for, where there are any."""
     line = ["the line joins what no other beats in both"] if "on" in places else []
-    hollow = ["hollow: it cannot be told whether another does"] if "open" in places else []
+    hollow = ["hollow: it cannot be told whether another beats it in both"] if "open" in places else []
     return [f"({'; '.join([*line, *hollow])})"] if line or hollow else []
 
 

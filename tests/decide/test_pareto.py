@@ -16,6 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from llmtrack.cli import main
 from llmtrack.decide.pareto import pareto_front, place
 from llmtrack.decide.points import gather_points
+from llmtrack.decide.verdicts import each_once
 from llmtrack.errors import UsageError
 from llmtrack.report.labels import label_points
 from llmtrack.report.pareto import pareto_plot, pareto_table
@@ -318,3 +319,21 @@ def test_the_warnings_of_the_runs_on_the_front_are_said_with_it():
     )
     table = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity"))
     assert table.notes == ("read with care: fast: the machine was busy",)
+
+
+def test_a_warning_of_many_and_a_command_that_would_tell_of_many_are_each_said_once():
+    runs = frame(*(repeated(name, 10.0, 20.0, warnings="the machine was busy") for name in "abcdefg"))
+    (said, *_) = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity")).notes
+    assert said == "read with care: a, b and 5 others: the machine was busy"
+    command = "mlflow run . -e precision -P dtypes=float32 -P min_repeats={} -P max_new_tokens=4"
+    assert each_once(
+        [
+            command.format(5),
+            command.format(6) + " -P max_seconds=12",
+            "another",
+            command.format(5) + " -P max_seconds=102",
+        ]
+    ) == [
+        "mlflow run . -e precision -P dtypes=float32 -P max_new_tokens=4 -P min_repeats=6 -P max_seconds=102",
+        "another",
+    ]
