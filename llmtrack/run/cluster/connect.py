@@ -23,7 +23,7 @@ PROBE_SECONDS = 120.0
 """How long a node may take to say what it is: Ray starts a Python there first."""
 
 _TAKE_SECONDS = 30.0
-_END_SECONDS = 10.0
+_END_SECONDS = 1.0
 _NODE = "ray.io/node-id"
 
 
