@@ -22,18 +22,16 @@ import click
 import numpy as np
 from rich.console import Console
 
-from experiments.tune import Config, space_of
+from experiments.tune import Config, asked_of, space_of
 from llmtrack.decide.bounded import Part, perplexity_ratio
 from llmtrack.decide.differences import difference, judge
 from llmtrack.decide.racing import Race, Rules, Sample, duel, run_race
 from llmtrack.decide.tuning import PartScore, Tuning
-from llmtrack.quality.corpora import load_corpus
 from llmtrack.run.executors import ProcessExecutor
-from llmtrack.run.hands import Asked, Hands
+from llmtrack.run.hands import Hands
 from llmtrack.run.journal import Journal
 from llmtrack.run.pool import Pool
 from llmtrack.run.progress import StudyProgress
-from llmtrack.scenario import PerplexityTask
 
 CANDIDATES, REPEATS, MARGIN = 24, 6, 0.05
 MACHINES = {
@@ -110,15 +108,7 @@ def hands_for(config: Config) -> Iterator[Hands]:
     pool = Pool(ProcessExecutor)
     try:
         space = space_of(config, pool.machine())
-        asked = Asked(
-            config.objective,
-            config.seconds,
-            load_corpus(config.corpus),
-            PerplexityTask(corpus=config.corpus),
-            config.most_perplexity,
-            config.limits,
-            config.near,
-        )
+        asked = asked_of(config)
         with (
             tempfile.TemporaryDirectory() as folder,
             StudyProgress(Console(stderr=True), len(space.candidates)) as progress,

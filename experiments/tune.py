@@ -273,14 +273,11 @@ def _objective(runs: pd.DataFrame) -> str:
     return next((ask.text(run, "tuned_for") for _, run in runs.iterrows() if ask.has(run, "tuned_for")), "")
 
 
-def perform(config: Config, console: Console) -> Performed:
-    """Tune, and return what came of it."""
+def asked_of(config: Config) -> Asked:
+    """Return what is asked of the ways to run a model, with the text that they are judged by."""
     from llmtrack.quality.corpora import load_corpus
 
-    if config.executor == "ray":
-        raise UsageError("tune decides for one machine: run it there, with executor=process")
-    began = time.monotonic()
-    asked = Asked(
+    return Asked(
         config.objective,
         config.seconds,
         load_corpus(config.corpus),
@@ -289,6 +286,14 @@ def perform(config: Config, console: Console) -> Performed:
         config.limits,
         config.near,
     )
+
+
+def perform(config: Config, console: Console) -> Performed:
+    """Tune, and return what came of it."""
+    if config.executor == "ray":
+        raise UsageError("tune decides for one machine: run it there, with executor=process")
+    began = time.monotonic()
+    asked = asked_of(config)
     with closing(Pool(lambda: make_executor(config))) as pool:
         machine = pool.machine()
         space = space_of(config, machine)

@@ -137,7 +137,7 @@ class RayExecutor:
         """
         lost: LostAnswerError | None = None
         for _ in range(1 + RETRIES):
-            nodes = tuple(each for each in self._names if each in self._cluster.alive()) or tuple(self._names)
+            nodes = tuple(self._living() or self._names)
             ref = self._cluster.call(function, self.kind.needs, nodes, self._patience, self._alone, *args)
             try:
                 return self._cluster.answer(ref)
@@ -167,10 +167,15 @@ class RayExecutor:
 
     def _nodes(self, lost_on: str) -> list[str]:
         """Return the nodes of the kind that live, without the one that a group was lost on if there are others."""
-        alive = [each for each in self._names if each in self._cluster.alive()]
+        alive = self._living()
         if not alive:
             raise _LostError(f"no node of its kind ({self.kind.name}) is left", final=True)
         return [each for each in alive if each != lost_on] or alive
+
+    def _living(self) -> list[str]:
+        """Return the nodes of the kind that live."""
+        alive = self._cluster.alive()
+        return [each for each in self._names if each in alive]
 
     def _start(self, nodes: Sequence[str], group: _Group) -> Task:
         with self._lock:
