@@ -11,7 +11,7 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
@@ -76,6 +76,19 @@ def signals_end() -> Iterator[None]:
         _restore(before)
 
 
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Have what a library does to the handling of signals undone: how this process ends is its own business."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: handler for number in STOPPING if (handler := signal.getsignal(number)) is not None}
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
 def stay_ended() -> None:
     """Have the process exit with its code, which a signal's is, although more signals arrive while Python ends."""
     atexit.register(_handle, signal.SIG_IGN)
@@ -90,7 +103,7 @@ def _handle(handler: Callable[[int, FrameType | None], None] | signal.Handlers) 
     return dict(heeded)
 
 
-def _restore(before: dict[int, object]) -> None:
+def _restore(before: Mapping[int, object]) -> None:
     for number, handler in before.items():
         signal.signal(number, handler)  # type: ignore[arg-type]
 

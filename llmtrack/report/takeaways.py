@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -107,10 +107,7 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
         lines += [_win(best), f"What it costs: {_cost(best, runs)}."]
     elif wins:
         names = list(dict.fromkeys(name for gain in wins for name in gain.disturbed))
-        lines.append(
-            f"Whether anything beat its baseline is not known: {', '.join(names)} {'was' if len(names) == 1 else 'were'} disturbed. "
-            f"Measure again: {measure_more(wins[0].run)}"
-        )
+        lines.append(_not_known("Whether anything beat its baseline", names, wins[0].run))
     elif found:
         lines.append("Nothing beat the baseline of its experiment beyond noise.")
     if losses:
@@ -297,11 +294,20 @@ def plain_call(runs: pd.DataFrame) -> pd.Series | None:
     return None
 
 
+def _not_known(what: str, disturbed: Sequence[str], run: pd.Series) -> str:
+    """Say that something is not known, since scenarios were disturbed, and the command that measures one of them again."""
+    return (
+        f"{what} is not known: {', '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed. "
+        f"Measure again: {measure_more(run)}"
+    )
+
+
 def _where_time_goes(runs: pd.DataFrame) -> list[str]:
-    """Say how a plain call divides into prefill and decoding, and what limits decoding; not of one that was disturbed."""
+    """Say how a plain call divides into prefill and decoding, and what limits decoding; of one that was disturbed, that."""
     run = plain_call(runs[[not is_disturbed(run) for _, run in runs.iterrows()]])
     if run is None:
-        return []
+        run = plain_call(runs)
+        return [] if run is None else [_not_known("Where the time goes", [str(run["scenario"])], run)]
     share = float(run["time_to_first_token_ms"]) / 1000 / float(run["total_latency_s"])
     line = (
         f"Where the time goes: with {run['prompt_tokens_total']} prompt tokens and {run['max_new_tokens']} new ones the "

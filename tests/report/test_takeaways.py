@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llmtrack.decide.verdicts import measure_more
 from llmtrack.report.takeaways import gains, headline, plain_call, takeaways
 from tests.report.frames import frame, interval, run
 
@@ -146,6 +147,14 @@ def test_where_the_time_goes_and_what_limits_it():
     assert takeaways(frame(run("baseline", **CALL, **moving))) == [
         "Where the time goes: with 16 prompt tokens and 32 new ones the prefill is 10% of the call. Decoding moves 75% of "
         "the measured 12.0 GB/s: memory is the limit, so smaller weights (lower precision, quantization) make it faster."
+    ]
+
+
+def test_a_call_that_was_disturbed_tells_how_to_learn_where_the_time_goes():
+    """A suite says something in any case."""
+    busy = run("baseline", **CALL, warnings="the machine was busy: other programs")
+    assert takeaways(frame(busy)) == [
+        f"Where the time goes is not known: baseline was disturbed. Measure again: {measure_more(busy)}"
     ]
 
 

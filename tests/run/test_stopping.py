@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from llmtrack.run.command import command
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.study import is_signal, run_study
 from llmtrack.run.suite import run_suite
-from llmtrack.stopping import STOPPING, Terminated, signals_end, stop_in_order
+from llmtrack.stopping import STOPPING, Terminated, handlers_kept, signals_end, stop_in_order
 from llmtrack.tracking.query import runs, studies
 from llmtrack.tracking.tracker import Tracker
 from tests.run.test_study import lengths
@@ -67,6 +68,16 @@ def test_only_the_first_signal_ends_the_work(number, capfd):
     assert done
     assert "ending already" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_library_does_to_a_signal_is_undone(number, fails):
+    before = signal.getsignal(number)
+    with contextlib.suppress(ZeroDivisionError), handlers_kept():
+        signal.signal(number, lambda number, frame: sys.exit(number))
+        assert not fails or 1 / 0
+    assert signal.getsignal(number) is before
 
 
 def test_what_is_ignored_stays_ignored():

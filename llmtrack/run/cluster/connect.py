@@ -18,6 +18,7 @@ from llmtrack.installed import install, installed_version
 from llmtrack.run.cluster import node
 from llmtrack.run.cluster.kinds import KIND_LABEL, Node
 from llmtrack.run.cluster.post import Boxes, Post
+from llmtrack.stopping import handlers_kept
 
 PROBE_SECONDS = 120.0
 """How long a node may take to say what it is: Ray starts a Python there first."""
@@ -71,7 +72,10 @@ class Cluster:
         if address == "local":
             options["include_dashboard"] = False
         try:
-            ray.init(address=address, **options)
+            with (
+                handlers_kept()
+            ):  # Ray's own handler of SIGTERM would end the driver before it tracks what it has
+                ray.init(address=address, **options)
         except Exception as error:
             raise UsageError(
                 f"no Ray cluster can be used at address={address}: {_first_line(error)}; start one with `ray start "

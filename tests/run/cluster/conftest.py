@@ -11,6 +11,7 @@ import pytest
 
 from llmtrack.run.cluster.executor import RayExecutor
 from llmtrack.run.patience import Patience
+from llmtrack.stopping import handlers_kept
 from tests.conftest import HANG_S
 
 NODES = 2
@@ -67,7 +68,8 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
         for name, value in told.items():
             patch.setenv(name, value)
         patch.syspath_prepend(str(folder / "site"))
-        cluster = TwoNodes()
+        with handlers_kept():  # other tests of this process end by signals
+            cluster = TwoNodes()
         try:
             yield cluster
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -16,10 +17,12 @@ from llmtrack.errors import UsageError
 from llmtrack.events import Progress
 from llmtrack.experiment import Experiment
 from llmtrack.run import again
+from llmtrack.run.cluster.connect import Cluster
 from llmtrack.run.cluster.executor import Stopped
 from llmtrack.run.patience import Patience
 from llmtrack.run.study import run_study
 from llmtrack.scenario import Failure, Measurement, RepeatPolicy, Variant
+from llmtrack.stopping import STOPPING
 from llmtrack.tracking.query import runs, studies
 from tests.conftest import HANG_S
 from tests.run.scenarios import generating
@@ -37,6 +40,18 @@ def experiment(*scenarios):
 
 def outcomes(events):
     return [each for each in events if isinstance(each, (Measurement, Failure))]
+
+
+@pytest.mark.slow(5)
+def test_being_connected_leaves_the_handling_of_signals_as_it_was(cluster):
+    """A driver that is told to end tracks what it has first: Ray's own handler would end it there and then."""
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    opened = Cluster(cluster.address)
+    try:
+        assert {number: signal.getsignal(number) for number in STOPPING} == before
+    finally:
+        opened.close()
+    assert {number: signal.getsignal(number) for number in STOPPING} == before
 
 
 @pytest.mark.slow(40)
