@@ -22,14 +22,16 @@ _SETTINGS = ("K", "bits", "block_size", "accuracy_level")
 
 @dataclass(frozen=True)
 class _Product:
-    """A product in blocks, and the bias that may be added to it.
+    """A product in blocks, and what may be added to it.
 
     Attributes:
         node: the product.
+        offset: the product with what its blocks have in common (see `offsets`).
         bias: name of the initializer that is added, or "".
     """
 
     node: NodeProto
+    offset: NodeProto | None
     bias: str
 
     @property
@@ -41,7 +43,8 @@ class _Product:
     def alike(self) -> tuple[Any, ...]:
         """What products must have in common to become one."""
         told = (self.settings.get(name) for name in _SETTINGS)
-        return (self.node.input[0], len(self.node.input), bool(self.bias), *told)
+        sums = self.offset.input[0] if self.offset is not None else ""
+        return (self.node.input[0], len(self.node.input), sums, bool(self.bias), *told)
 
 
 def merge_products(model: ModelProto, wanted: Iterable[Sequence[str]]) -> dict[str, str]:
@@ -72,16 +75,23 @@ def merge_products(model: ModelProto, wanted: Iterable[Sequence[str]]) -> dict[s
 def _product(
     node: NodeProto, made_by: Mapping[str, NodeProto], weights: Mapping[str, TensorProto]
 ) -> _Product | None:
-    """Return the product, and the bias behind it, that a node ends; None if it ends something else."""
-    bias = ""
-    if node.op_type == "Add":
-        (bias, *others), sums = [name for name in node.input if name in weights] or [""], node
-        node = made_by.get(next((name for name in sums.input if name != bias), ""), sums)
-        if others or not bias or len(weights[bias].dims) != 1:
+    """Return the product, and what is added to it, that a node ends; None if it ends something else."""
+    bias, offset = "", None
+    if node.op_type == "Add" and (constant := [name for name in node.input if name in weights]):
+        bias = constant[0]
+        node = made_by.get(next((name for name in node.input if name != bias), ""), node)
+        if len(weights[bias].dims) != 1:
+            return None
+    if node.op_type == "Add" and (parts := [made_by.get(name) for name in node.input]):
+        node, offset = (
+            next((each for each in parts if each is not None and each.op_type == kind), node)
+            for kind in ("MatMulNBits", "MatMul")
+        )
+        if offset.op_type != "MatMul" or offset.input[1] not in weights:
             return None
     if node.op_type != "MatMulNBits" or any(name not in weights for name in node.input[1:]):
         return None
-    return _Product(node, bias)
+    return _Product(node, offset, bias)
 
 
 def _width(node: NodeProto) -> int:
@@ -95,7 +105,9 @@ def _merged(
 
     def beside(parts: Sequence[str], part: str) -> str:
         arrays = [numpy_helper.to_array(weights[each]) for each in parts]
-        model.graph.initializer.append(numpy_helper.from_array(np.concatenate(arrays), f"{name}.{part}"))
+        # Offsets are stored as a product takes them: (blocks, outputs).
+        joined = np.concatenate(arrays, axis=1 if part == "offsets" else 0)
+        model.graph.initializer.append(numpy_helper.from_array(joined, f"{name}.{part}"))
         return f"{name}.{part}"
 
     first = group[0].node
@@ -118,7 +130,27 @@ def _merged(
             **settings,
         )
     ]
+    if group[0].offset is not None:
+        offsets = beside([each.offset.input[1] for each in group if each.offset is not None], "offsets")
+        nodes += [
+            helper.make_node(
+                "MatMul",
+                [group[0].offset.input[0], offsets],
+                [f"{name}.offset"],
+                name=f"{place}/{joined}/offset",
+            ),
+            helper.make_node(
+                "Add",
+                [whole, f"{name}.offset"],
+                [f"{name}.with_offset"],
+                name=f"{place}/{joined}/with_offset",
+            ),
+        ]
     if group[0].bias:
         bias = beside([each.bias for each in group], "bias")
-        nodes.append(helper.make_node("Add", [whole, bias], [f"{name}.sum"], name=f"{place}/{joined}/Add"))
+        nodes.append(
+            helper.make_node(
+                "Add", [nodes[-1].output[0], bias], [f"{name}.sum"], name=f"{place}/{joined}/Add"
+            )
+        )
     return nodes

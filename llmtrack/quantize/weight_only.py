@@ -81,6 +81,7 @@ def in_blocks(
     )
 
     from llmtrack.onnx import graph
+    from llmtrack.onnx.offsets import split_zero_points
 
     logging.getLogger("onnxruntime").setLevel(logging.ERROR)
     every = {each.node for each in graph.linears(model)}
@@ -93,6 +94,8 @@ def in_blocks(
     quantizer = MatMulNBitsQuantizer(model, algo_config=config, nodes_to_exclude=sorted(every - nodes))
     quantizer.process()
     changed: ModelProto = quantizer.model.model
+    if hqq:
+        split_zero_points(changed, ACCURACY_LEVEL)
     graph.remove_unused(changed)
     return changed
 
@@ -127,7 +130,7 @@ RECIPES = (
         "int4",
         apply_int4_hqq,
         HqqBlocks,
-        version=2,
+        version=3,
         needs=OWN_RECIPES["onnx"],
         check=check_blocks,
     ),

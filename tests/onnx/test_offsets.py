@@ -1,0 +1,75 @@
+"""Products whose zero points are floats are the fast product and a small one, by numbers worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.quantize.conftest import MISSING
+
+pytest.importorskip("onnx", reason=MISSING)
+pytest.importorskip("onnxruntime", reason=MISSING)
+from onnx import helper, numpy_helper
+
+from llmtrack.onnx.offsets import split_zero_points
+from tests.onnx.test_unpadded import run, small
+
+EXACT = 1
+"""Accuracy level of products of floats."""
+
+
+def product(name, zeros, block=16, width=32, outputs=2):
+    """A product with weights `scale * (q - zero)`: q is 3 in the first output and 12 in the others, scales are 0.5."""
+    steps = np.full((outputs, width // block, block // 2), 0x33, dtype=np.uint8)
+    steps[1:] = 0xCC
+    blocks = outputs * (width // block)
+    weights = {
+        f"{name}.q": steps,
+        f"{name}.scales": np.full(blocks, 0.5, dtype=np.float32),
+        f"{name}.zeros": zeros,
+    }
+    settings = {"K": width, "N": outputs, "bits": 4, "block_size": block}
+    node = helper.make_node(
+        "MatMulNBits",
+        ["x", f"{name}.q", f"{name}.scales", f"{name}.zeros"],
+        [f"{name}.y"],
+        name=name,
+        domain="com.microsoft",
+        **settings,
+    )
+    return node, weights
+
+
+def test_a_product_with_float_zero_points_says_what_it_said():
+    zeros = np.array([2.5, 7.25, 9.5, 0.0], dtype=np.float32)
+    node, weights = product("a", zeros)
+    model = small([node], weights, ["a.y"])
+    inputs = np.zeros((1, 2, 32), dtype=np.float32)
+    inputs[0, 0, :16], inputs[0, 0, 16:], inputs[0, 1, 0] = 1.0, 2.0, 3.0
+    # First row: 16 ones in the first block, 16 twos in the second; second row: one 3 in the first.
+    by_hand = [
+        [0.5 * (16 * (3 - 2.5) + 32 * (3 - 7.25)), 0.5 * (16 * (12 - 9.5) + 32 * 12)],
+        [0.5 * 3 * (3 - 2.5), 0.5 * 3 * (12 - 9.5)],
+    ]
+    assert run(model, {"x": inputs})[0][0] == pytest.approx(np.array(by_hand), abs=1e-5)
+    assert split_zero_points(model, EXACT) == 1
+    assert run(model, {"x": inputs})[0][0] == pytest.approx(np.array(by_hand), abs=1e-5)
+    (split,) = (each for each in model.graph.node if each.op_type == "MatMulNBits")
+    assert (len(split.input), split.name) == (3, "a")
+    offsets = next(each for each in model.graph.initializer if each.name == "a.offsets")
+    assert numpy_helper.to_array(offsets).tolist() == [[2.75, -0.75], [0.375, 4.0]]
+
+
+def test_the_sums_of_an_input_are_made_once_for_each_block_size():
+    zeros = np.full(4, 7.5, dtype=np.float32)
+    made = [product("a", zeros), product("b", zeros), product("c", zeros[:2], block=32)]
+    model = small([node for node, _ in made], {k: v for _, w in made for k, v in w.items()}, ["a.y", "c.y"])
+    assert split_zero_points(model, EXACT) == 3
+    assert sum(node.op_type == "ReduceSum" for node in model.graph.node) == 2
+
+
+def test_whole_zero_points_are_left_to_the_kernel_that_knows_them():
+    node, weights = product("a", np.full((2, 1), 0x77, dtype=np.uint8))
+    model = small([node], weights, ["a.y"])
+    assert split_zero_points(model, EXACT) == 0
+    assert [each.op_type for each in model.graph.node] == ["MatMulNBits"]
