@@ -2,11 +2,15 @@
 
     python -m benchmarks.team --experiment load             # to MLFLOW_TRACKING_URI, as the user of MLFLOW_TRACKING_USERNAME
 
+    python -m benchmarks.team --experiment sweep --nodes 4 --scenarios 200
+
 Nothing is measured: each process tracks studies of made-up results, as fast as it can, into one MLflow experiment that the first one makes.
+With `--nodes`, one driver tracks what so many Ray nodes of this machine measure of an engine whose calls sleep.
 """
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import sys
 import tempfile
@@ -15,9 +19,13 @@ from collections import Counter
 from pathlib import Path
 
 import click
-from mlflow import MlflowClient
+from rich.console import Console
 
+from benchmarks.nodes import cluster, install, sweep
+from llmtrack.run.patience import Patience
+from llmtrack.run.study import run_study
 from llmtrack.scenario import GenerateTask, Measurement, Scenario, Variant
+from llmtrack.tracking import store
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.tracker import Tracker
 
@@ -47,7 +55,7 @@ def measurement(writer: int, number: int) -> Measurement:
 
 def write(writer: int, scenarios: int, experiment: str, folder: Path) -> None:
     """Track one study; what the tracker has to say is printed."""
-    tracker = Tracker.open(None, experiment, folder / "spool", lambda line: print(line, file=sys.stderr))
+    tracker = Tracker.open(None, experiment, folder / "spool", say)
     study = tracker.start_study("team", "Does all arrive?", {"writer": writer}, {})
     for number in range(scenarios):
         tracker.log(study, measurement(writer, number))
@@ -78,7 +86,7 @@ def write_at_once(writers: int, scenarios: int, experiment: str) -> list[str]:
 def missing(writers: int, scenarios: int, experiment: str) -> list[str]:
     """Return what did not arrive, or not once, one line each."""
     found = runs(experiment, kind=None)
-    client = MlflowClient()
+    client = store.connect(store.resolve_tracking_uri())
     wrong = []
     if len(found) != writers * (scenarios + 1):
         wrong.append(f"{len(found)} runs instead of {writers * (scenarios + 1)}")
@@ -97,24 +105,80 @@ def missing(writers: int, scenarios: int, experiment: str) -> list[str]:
     return wrong
 
 
+def sweep_on(nodes: int, scenarios: int, experiment: str) -> list[str]:
+    """Track a sweep that so many Ray nodes measure; return what went wrong."""
+    from llmtrack.run.cluster.opening import open_cluster
+
+    with tempfile.TemporaryDirectory() as name:
+        install(Path(name))
+        tracker = Tracker.open(None, experiment, Path(name) / "spool", say)
+        with cluster(nodes) as address:
+            (executor,) = open_cluster(address, "same", "node", Patience(), say)
+            asked = sweep(scenarios, 2 * nodes, seconds=0.02)
+            try:
+                result = run_study(
+                    asked, tracker=tracker, executor=executor, console=Console(file=io.StringIO())
+                )
+            finally:
+                executor.close()
+        left = len(tracker.spool.names())
+    wrong = [f"{result.failed} scenarios could not be measured"] if result.failed else []
+    return [*wrong, *result.problems] + ([f"{left} records were not sent"] if left else [])
+
+
+def missing_of_sweep(nodes: int, scenarios: int, experiment: str) -> list[str]:
+    """Return what of a sweep did not arrive, or not once, one line each."""
+    found = runs(experiment)
+    client = store.connect(store.resolve_tracking_uri())
+    wrong = []
+    for scenario, seen in Counter(
+        {f"s{number}": 0 for number in range(scenarios)} | Counter(found["scenario"])
+    ).items():
+        if seen != 1:
+            wrong.append(f"scenario {scenario} is there {seen} times")
+    if (used := found["env.node"].nunique()) != nodes:
+        wrong.append(f"{used} nodes measured instead of {nodes}")
+    for run_id, scenario, status in zip(found["run_id"], found["scenario"], found["status"], strict=True):
+        written = client.get_metric_history(run_id, "total_latency_s")
+        if status != "FINISHED" or len(written) != 1 or written[0].value < 0.02:
+            wrong.append(f"scenario {scenario} is {status}, its latency is there {len(written)} times")
+        if SCENARIO_FILE not in {each.path for each in client.list_artifacts(run_id)}:
+            wrong.append(f"scenario {scenario} has no {SCENARIO_FILE}")
+    return wrong
+
+
+def say(line: str) -> None:
+    """Print what the tracker or a cluster has to say."""
+    print(line, file=sys.stderr)
+
+
 @click.command(help=__doc__)
 @click.option("--writers", type=click.IntRange(min=1), default=16, show_default=True)
+@click.option("--nodes", type=click.IntRange(min=0), default=0, help="Of Ray, instead of writers.")
 @click.option(
-    "--scenarios", type=click.IntRange(min=1), default=12, show_default=True, help="Of each writer."
+    "--scenarios",
+    type=click.IntRange(min=1),
+    default=12,
+    show_default=True,
+    help="Of each writer, or of all nodes.",
 )
 @click.option("--experiment", required=True, help="A new one.")
-def main(writers: int, scenarios: int, experiment: str) -> None:
+def main(writers: int, nodes: int, scenarios: int, experiment: str) -> None:
     """Write, look for it, and say how long it took."""
     start = time.perf_counter()
-    wrong = write_at_once(writers, scenarios, experiment)
+    if nodes:
+        who, count = f"a sweep on {nodes} Ray nodes", scenarios + 1
+        wrong = sweep_on(nodes, scenarios, experiment)
+    else:
+        who, count = f"{writers} processes", writers * (scenarios + 1)
+        wrong = write_at_once(writers, scenarios, experiment)
     took = time.perf_counter() - start
-    wrong += missing(writers, scenarios, experiment)
+    wrong += (
+        missing_of_sweep(nodes, scenarios, experiment) if nodes else missing(writers, scenarios, experiment)
+    )
     if wrong:
         raise click.ClickException("\n".join(wrong))
-    count = writers * (scenarios + 1)
-    print(
-        f"{writers} processes tracked {count} runs in {took:.1f} s ({count / took:.1f} a second); all are there, once"
-    )
+    print(f"{who} tracked {count} runs in {took:.1f} s ({count / took:.1f} a second); all are there, once")
 
 
 if __name__ == "__main__":

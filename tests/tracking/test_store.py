@@ -1,5 +1,8 @@
 import multiprocessing
+import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -148,3 +151,21 @@ def test_who_lacks_a_permission_is_told_whom_to_ask_for_what(user, monkeypatch):
     assert "the experiment 'mine': ask whoever administers http" in told
     assert "secret" not in told
     assert "needs the permission EDIT" in store.refusal("http://host:5000", denied)
+
+
+@pytest.mark.slow(2)
+@pytest.mark.parametrize(("asked", "told"), [(None, "True"), ("true", "True"), ("false", "False")])
+def test_mlflow_tells_nobody_of_our_processes_unless_it_is_asked_to(asked, told):
+    """Its thread changes the environment while requests read it."""
+    own = {"MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"}
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    environment |= {} if asked is None else {"MLFLOW_DISABLE_TELEMETRY": asked}
+    look = """
+import llmtrack.tracking.store
+from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY
+print(MLFLOW_DISABLE_TELEMETRY.get())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [told]

@@ -39,8 +39,7 @@ pytestmark = [
 ]
 
 
-# MLflow's telemetry asks a server elsewhere; when it is not there, it changes the environment while requests read it.
-QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+QUIET = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
 class Document:
@@ -187,10 +186,25 @@ def test_only_known_hosts_and_users_are_answered(served: Document):
     assert status(url, None, f"{user} and more") == 401
 
 
+@pytest.mark.skipif(
+    not importlib.util.find_spec("ray"), reason="Ray is not installed: pip install llmtrack[ray]"
+)
+def test_what_ray_nodes_measure_at_once_is_tracked_by_the_driver_each_once(served: Document):
+    member = served.exports("llmtrack doctor")
+    member["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{served.server}"
+    (command,) = (line for line in served.lines("python", "benchmarks.team") if "--nodes" in line)
+    smaller = ["--nodes", "2", "--scenarios", "24"]
+    done = subprocess.run(
+        [*command, *smaller], env=environment(member), cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "a sweep on 2 Ray nodes tracked 25 runs" in done.stdout
+
+
 def test_sixteen_processes_track_at_once_and_all_arrives_once(served: Document):
     member = served.exports("llmtrack doctor")
     member["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{served.server}"
-    (command,) = served.lines("python", "benchmarks.team")
+    (command,) = (line for line in served.lines("python", "benchmarks.team") if "--nodes" not in line)
     done = subprocess.run(
         [*command, "--scenarios", "2"], env=environment(member), cwd=ROOT, capture_output=True, text=True
     )

@@ -1,0 +1,74 @@
+"""Ray nodes of this machine, and sweeps for them whose scenarios last a known time: a call of theirs sleeps."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.experiment import Experiment
+from llmtrack.scenario import GenerateTask, RepeatPolicy, Scenario, Variant
+from llmtrack.stopping import handlers_kept
+
+ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1)
+
+
+class _RealClock(FakeClock):
+    def advance(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+def load(variant: Variant) -> ScriptedEngine:
+    """Return an engine whose call lasts as many milliseconds as the variant's model is called."""
+    return ScriptedEngine(_RealClock(), Script(int(variant.model.split("-")[1]) / 1000, 0.0))
+
+
+def sweep(scenarios: int, variants: int, seconds: float) -> Experiment:
+    """Return an experiment of scenarios that last so long, divided among variants."""
+    made = []
+    for number in range(scenarios):
+        # A millisecond makes another model of it.
+        model = f"ms-{round(1000 * seconds) + number % variants}"
+        task = GenerateTask((f"prompt {number}",), max_new_tokens=2)
+        made.append(Scenario(f"s{number}", Variant(model, backend="known", device="cpu"), task, ONCE))
+    return Experiment(
+        "sweep", "How long does it take?", tuple(made), lambda runs, series: {}, lambda runs: []
+    )
+
+
+def install(folder: Path) -> None:
+    """Let this process, and those that it starts from now on, find the backend of the sweeps."""
+    info = folder / "known-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: known\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[llmtrack.engines]\nknown = benchmarks.nodes:load\n")
+    root = str(Path(__file__).parents[1])
+    earlier = filter(None, [os.environ.get("PYTHONPATH")])
+    os.environ |= {
+        "PYTHONPATH": os.pathsep.join([str(folder), root, *earlier]),
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_worker_niceness": "0",
+    }
+    sys.path.insert(0, str(folder))
+
+
+@contextmanager
+def cluster(nodes: int) -> Iterator[str]:
+    """Start a cluster of this machine alone, with so many nodes of one CPU beside a head that measures nothing; yield its address."""
+    from ray.cluster_utils import Cluster
+
+    with handlers_kept():  # A signal ends this process in order, and its nodes with it.
+        started = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+        for _ in range(nodes):
+            started.add_node(wait=False, num_cpus=1, object_store_memory=80 * 2**20)
+    try:
+        started.wait_for_nodes(timeout=300)
+        yield started.address
+    finally:
+        started.shutdown()
