@@ -15,6 +15,7 @@ from llmtrack.models.source import parse_candidates
 from llmtrack.options import Option, taken, tracked
 from llmtrack.report import reading as say
 from llmtrack.report.plots import curves_plot, measured, step_plot
+from llmtrack.run.cluster.files import HOME
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions
 from llmtrack.scenario import Scenario, TrainTask
@@ -74,7 +75,7 @@ def output_folder(scenario: Scenario, task: TrainTask, resume: bool) -> str:
     """
     if task.output:
         folder = Path(task.output).expanduser().absolute()
-        if not resume and any(folder.glob("checkpoint-*")):
+        if not resume and (any(folder.glob("checkpoint-*")) or (folder / HOME).exists()):
             raise UsageError(
                 f"{folder} holds checkpoints already: add resume=true to go on, or give another output"
             )

@@ -101,7 +101,9 @@ class Cluster:
                 found.append(_node(each, self._ray.get(probed[each["NodeID"]], timeout=0)))
             except Exception as error:  # it may have died just now, or llmtrack is not installed there
                 name = f"{each['NodeManagerHostname']} ({each['NodeManagerAddress']}, {each['NodeID'][:6]})"
-                silent.append(f"node {name} measures nothing: {_first_line(error)}")
+                late = isinstance(error, self._ray.exceptions.GetTimeoutError)
+                why = f"it did not answer within {PROBE_SECONDS:g} s" if late else _first_line(error)
+                silent.append(f"node {name} measures nothing: {why}")
         return found, silent
 
     def alive(self) -> set[str]:
@@ -239,8 +241,9 @@ def _node(told_by_ray: Mapping[str, Any], told: Mapping[str, Any]) -> Node:
         facts["gpus"] = f"{gpus:g} x {types[0] if types else 'GPU'}"
     if label := told_by_ray.get("Labels", {}).get(KIND_LABEL):
         facts["node_kind"] = label
-    name = f"{told['hostname']} ({told_by_ray['NodeManagerAddress']}, {told_by_ray['NodeID'][:6]})"
-    return Node(told_by_ray["NodeID"], name, resources, facts, told["versions"])
+    host, address = told["hostname"], told_by_ray["NodeManagerAddress"]
+    name = f"{host} ({address}, {told_by_ray['NodeID'][:6]})"
+    return Node(told_by_ray["NodeID"], name, resources, facts, told["versions"], f"{host} ({address})")
 
 
 def _first_line(error: BaseException) -> str:

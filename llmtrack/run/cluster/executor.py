@@ -6,8 +6,9 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from llmtrack.errors import LlmtrackError
@@ -15,8 +16,15 @@ from llmtrack.events import Begun, Log, Progress, SoFar, event_from_json
 from llmtrack.plain import to_json
 from llmtrack.run.cluster import node
 from llmtrack.run.cluster.connect import Cluster, LostAnswerError, Task
-from llmtrack.run.cluster.files import Parcel, named_files, parcel_of, within_reach
-from llmtrack.run.cluster.kinds import Kind
+from llmtrack.run.cluster.files import (
+    Parcel,
+    brought,
+    home_of,
+    named_files,
+    note_home,
+    parcel_of,
+)
+from llmtrack.run.cluster.kinds import Kind, Node
 from llmtrack.run.executors import BESIDE, INTERRUPTED, Emit
 from llmtrack.run.kept import Kept
 from llmtrack.run.patience import LOADING, STARTING, Patience
@@ -66,11 +74,18 @@ class RayExecutor:
         self._patience = patience
         self._alone = alone
         self._machine: dict[str, str] | None = None
-        self._names = {each.id: each.name for each in kind.nodes}
+        self._by_id = {each.id: each for each in kind.nodes}
         self._sent: dict[str, Parcel] = {}
         self._stopping = threading.Event()
         self._running: dict[str, Task] = {}
         self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Have every node start a worker, and wait for none: its imports take seconds, in which the study is opened."""
+        for each in self._by_id:
+            self._cluster.call(
+                node.describe, self.kind.needs, [each], self._patience, self._alone, self._facts
+            )
 
     def machine(self) -> Mapping[str, str]:
         """Return facts about the machine and the installation that measure, as a worker on a node of the kind sees them."""
@@ -92,7 +107,7 @@ class RayExecutor:
         Raises:
             Stopped: `stop` was called; what was measured is emitted.
         """
-        group = _Group(scenarios, emit, self._names)
+        group = _Group(scenarios, emit, self._by_id, self._fetch)
         try:
             while group.waiting:
                 try:
@@ -137,7 +152,7 @@ class RayExecutor:
         """
         lost: LostAnswerError | None = None
         for _ in range(1 + RETRIES):
-            nodes = tuple(self._living() or self._names)
+            nodes = tuple(self._living() or self._by_id)
             ref = self._cluster.call(function, self.kind.needs, nodes, self._patience, self._alone, *args)
             try:
                 return self._cluster.answer(ref)
@@ -151,7 +166,7 @@ class RayExecutor:
         Raises:
             _LostError: the node or the task is lost.
         """
-        nodes = self._nodes(group.lost_on)
+        nodes = self._nodes(group)
         task = self._start(nodes, group)
         try:
             self._follow(task, nodes, group)
@@ -165,17 +180,35 @@ class RayExecutor:
                 self._running.pop(task.key, None)
             self._cluster.end(task)
 
-    def _nodes(self, lost_on: str) -> list[str]:
-        """Return the nodes of the kind that live, without the one that a group was lost on if there are others."""
+    def _nodes(self, group: _Group) -> list[str]:
+        """Return the nodes of the kind that live: the one with the group's checkpoints, or those that it was not lost on, if any."""
         alive = self._living()
         if not alive:
             raise _LostError(f"no node of its kind ({self.kind.name}) is left", final=True)
-        return [each for each in alive if each != lost_on] or alive
+        if group.home:
+            at_home = [each for each in alive if self._by_id[each].place == group.home]
+            if not at_home:
+                raise _LostError(
+                    f"its checkpoints are on {group.home}, which is not among the nodes: start it there again, or train "
+                    "anew with resume=false",
+                    final=True,
+                )
+            return at_home
+        return [each for each in alive if each != group.lost_on] or alive
+
+    def _fetch(self, node_id: str, path: str) -> Parcel:
+        """Return what a worker wrote under a path on a node.
+
+        Raises:
+            LlmtrackError: the node or the file is gone.
+        """
+        parcel: Parcel = self._cluster.answer(self._cluster.call(node.fetch, {}, [node_id], path))
+        return parcel
 
     def _living(self) -> list[str]:
         """Return the nodes of the kind that live."""
         alive = self._cluster.alive()
-        return [each for each in self._names if each in alive]
+        return [each for each in self._by_id if each in alive]
 
     def _start(self, nodes: Sequence[str], group: _Group) -> Task:
         with self._lock:
@@ -223,16 +256,25 @@ class _Group:
     Args:
         scenarios: of one variant.
         emit: is told what happens.
-        names: of the nodes, by their ids.
+        nodes: by their ids.
+        fetch: returns what is on a node, by its id, under a path.
     """
 
-    def __init__(self, scenarios: Sequence[Scenario], emit: Emit, names: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        scenarios: Sequence[Scenario],
+        emit: Emit,
+        nodes: Mapping[str, Node],
+        fetch: Callable[[str, str], Parcel],
+    ) -> None:
         self.waiting = {scenario.name: scenario for scenario in scenarios}
         self._asked = dict(self.waiting)
         self.kept = Kept(emit)
         self.lost_on = ""
+        self.home = next(filter(None, (home_of(each.task) for each in scenarios)), "")
         self._emit = emit
-        self._names = names
+        self._nodes = nodes
+        self._fetch = fetch
         self._losses: list[str] = []
         self._begun_at = time.time()
         self._node = ""
@@ -267,7 +309,7 @@ class _Group:
             facts = letter["where"]
             self._tags = {
                 **facts,
-                "node": self._names.get(self._node, self._node),
+                "node": self._where(),
                 "llmtrack.environment_id": environment_id(facts),
             }
             self._at = Progress(self._at.scenario, LOADING)
@@ -279,8 +321,7 @@ class _Group:
 
     def lose(self, loss: _LostError) -> None:
         """Take off what is lost for good with an attempt, if anything is; the rest is tried again."""
-        where = self._names.get(self._node, "")
-        self._losses.append(f"{loss} on {where}" if where else str(loss))
+        self._losses.append(f"{loss} on {self._where()}" if self._node else str(loss))
         self.lost_on = self._node
         if not loss.final and len(self._losses) <= RETRIES:
             self._emit(
@@ -313,9 +354,17 @@ class _Group:
             event = SoFar(self._placed(event.measurement))
         elif isinstance(event, (Measurement, Failure, Begun)):
             event = self._placed(event)
+        if isinstance(event, Begun) and self._node in self._nodes:
+            note_home(event.scenario.task, self._nodes[self._node])
         if isinstance(event, Measurement):
-            event = within_reach(event, self._tags["node"])
+            event = brought(event, self._where(), partial(self._fetch, self._node))
+        if isinstance(event, Failure) and home_of(event.scenario.task):
+            event = replace(event, reason=f"{event.reason} (on {self._where()})")
         self.kept(event)
+
+    def _where(self) -> str:
+        found = self._nodes.get(self._node)
+        return found.name if found else self._node
 
     def _placed(self, told: Told) -> Told:
         """Return what was told of a scenario as it was asked here, with where it was measured."""

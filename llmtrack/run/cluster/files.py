@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,24 +12,28 @@ from typing import Any
 from llmtrack.errors import LlmtrackError
 from llmtrack.models.cache import build_once, file_digest
 from llmtrack.models.source import parse_candidates
-from llmtrack.scenario import GenerateTask, Measurement, Scenario
+from llmtrack.run.cluster.kinds import Node
+from llmtrack.scenario import GenerateTask, Measurement, Scenario, Task, TrainTask
 
 MIB = 2**20
 
 MOST_SENT_MIB = 512
 """Larger models reach nodes by a shared folder or the hub: what is sent passes through the memory of both sides."""
 
+HOME = "on-node.txt"
+"""Beside where checkpoints would be: the node that they are on."""
+
 
 @dataclass(frozen=True)
 class Parcel:
-    """A file or folder of the driver's that a scenario names.
+    """A file or folder that a scenario names, or that a worker wrote.
 
     Attributes:
-        written: how the scenario names it.
-        path: where it is for the driver.
+        written: how it is named.
+        path: where it is for whoever sends it.
         digest: of all it holds.
         size: bytes.
-        content: Ray's reference to what `packed` returned, or None where it is too big to be sent.
+        content: what `packed` returned, or Ray's reference to it, or None where it is too big to be sent.
     """
 
     written: str
@@ -140,17 +145,50 @@ def named_back(data: Any, names: Mapping[str, str]) -> Any:
     return data
 
 
-def within_reach(done: Measurement, node: str) -> Measurement:
-    """Return a measurement without the files that a worker wrote where the driver does not see them, with a warning of it."""
-    files = {name: path for name, path in done.files.items() if Path(path).exists()}
-    model = done.model_folder if Path(done.model_folder).is_dir() else ""
-    left = [*(done.files.keys() - files.keys()), *(["the model"] if model != done.model_folder else [])]
+def brought(done: Measurement, node: str, fetch: Callable[[str], Parcel]) -> Measurement:
+    """Return a measurement whose files are on this machine; of those that cannot be brought here, a warning says where they are.
+
+    Args:
+        done: what a worker measured; it names files by their paths on its node.
+        node: the node.
+        fetch: returns what is under a path there, as a parcel that holds its content.
+    """
+    left: list[str] = []
+
+    def here(path: str) -> str:
+        if not path or Path(path).exists():
+            return path
+        try:
+            return arrive(fetch(path), dict)
+        except LlmtrackError:
+            left.append(path)
+            return ""
+
+    files = {name: found for name, path in done.files.items() if (found := here(path))}
+    done = replace(done, files=files, model_folder=here(done.model_folder))
     if not left:
         return done
     warning = (
-        f"{', '.join(sorted(left))} stayed on {node}: write into a folder that it shares with this machine"
+        f"files stayed on {node} (more than {MOST_SENT_MIB} MiB are not sent): {', '.join(sorted(left))}"
     )
-    return replace(done, files=files, model_folder=model, warnings=(*done.warnings, warning))
+    return replace(done, warnings=(*done.warnings, warning))
+
+
+def note_home(task: Task, node: Node) -> None:
+    """Keep on this machine which node a training writes its checkpoints on, so that it is taken up again there."""
+    if isinstance(task, TrainTask):
+        with suppress(OSError):  # Then the training begins anew elsewhere.
+            Path(task.output).mkdir(parents=True, exist_ok=True)
+            (Path(task.output) / HOME).write_text(node.place, encoding="utf-8")
+
+
+def home_of(task: Task) -> str:
+    """Return on which node a training's checkpoints are, as `note_home` kept it; empty: here, or there are none."""
+    if not isinstance(task, TrainTask):
+        return ""
+    folder = Path(task.output)
+    note = folder / HOME
+    return note.read_text(encoding="utf-8") if note.is_file() and not any(folder.glob("checkpoint-*")) else ""
 
 
 def _files(path: Path) -> list[Path]:

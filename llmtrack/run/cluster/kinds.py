@@ -38,6 +38,7 @@ class Node:
         resources: what Ray may give away of it, such as `CPU` and `GPU`.
         facts: about its hardware; `HARDWARE` names those that make kinds.
         versions: of what must be the same everywhere.
+        place: its host name and address, which it keeps when it is started anew.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Node:
     resources: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    place: str = ""
 
 
 @dataclass(frozen=True)

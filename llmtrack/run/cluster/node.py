@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,7 +20,7 @@ from llmtrack.errors import LlmtrackError
 from llmtrack.events import Event, event_to_json
 from llmtrack.installed import installed_version
 from llmtrack.plain import from_json
-from llmtrack.run.cluster.files import Parcel, arrive, named_back, renamed
+from llmtrack.run.cluster.files import Parcel, arrive, named_back, parcel_of, renamed
 from llmtrack.run.executors import ProcessExecutor
 from llmtrack.run.patience import Patience
 from llmtrack.scenario import Scenario, Variant
@@ -74,6 +75,11 @@ def identify(patience: Patience, alone: bool, scenario: Any, parcels: Sequence[P
     here = {each.written: arrive(each) for each in parcels}
     with _worker(patience, alone) as executor:
         return dict(executor.identify(from_json(renamed(scenario, here), Scenario)))
+
+
+def fetch(path: str) -> Parcel:
+    """Return a file or folder that a worker wrote on this node, with its content."""
+    return parcel_of(path, Path(path), lambda content: content)
 
 
 def measure(

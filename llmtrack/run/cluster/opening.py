@@ -36,7 +36,7 @@ def open_cluster(
         for line in unfit:
             notify(line)
         if not fit:
-            raise UsageError(f"no node of the cluster runs what this driver does: {'; '.join(unfit)}")
+            raise UsageError(f"no node of the cluster can measure: {'; '.join(unfit)}")
         kinds = kinds_of(fit, asked)
         if nodes == "same":
             for other in kinds[1:]:
@@ -47,4 +47,8 @@ def open_cluster(
     except BaseException:
         cluster.close()
         raise
-    return [RayExecutor(cluster, kind, patience, alone=asked is None) for kind in kinds]
+    # Whoever takes no CPUs of Ray's has arranged otherwise that the machine is theirs alone, and takes all its threads.
+    alone = asked is None or "CPU" not in asked
+    executors = [RayExecutor(cluster, kind, patience, alone) for kind in kinds]
+    executors[0].begin()
+    return executors

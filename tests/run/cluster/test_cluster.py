@@ -143,20 +143,41 @@ def test_stopped_it_ends_the_workers_and_keeps_what_was_measured(executor):
 DRIVER = """
 import sys
 from llmtrack.report.terminal import make_console
-from llmtrack.run.main import open_executor, open_tracker
+from llmtrack.run.main import exit_codes, open_executor, open_tracker
 from llmtrack.run.settings import RunOptions
 from llmtrack.run.study import run_study
-from tests.run.cluster.test_cluster import ROUND, experiment
+from tests.run.cluster.test_cluster import experiment, round_of
 
-settings = RunOptions(executor="ray", address=sys.argv[1], tracking_uri=sys.argv[2], resume=True)
-with open_executor(settings) as executor:
+address, uri, model = sys.argv[1:]
+settings = RunOptions(executor="ray", address=address, tracking_uri=uri, resume=True)
+console = make_console()
+with exit_codes(console), open_executor(settings) as executor:
     tracker = open_tracker(settings)
-    result = run_study(experiment(*ROUND), tracker=tracker, executor=executor, console=make_console(), resume=True)
+    result = run_study(experiment(*round_of(model)), tracker=tracker, executor=executor, console=console, resume=True)
     sys.exit(result.exit_code)
 """
 
-# The second hangs the first time that it is measured.
-ROUND = [paced(name, "synthetic:tiny", new) for name, new in (("one", 2), ("two", 13), ("three", 4))]
+
+def round_of(model):
+    """Three scenarios, of which the second hangs the first time that it is measured."""
+    return [paced(name, model, new) for name, new in (("one", 2), ("two", 13), ("three", 4))]
+
+
+def started(address, uri, model, folder):
+    """Start a driver, and wait until it has tracked the first of its scenarios."""
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, address, uri, model],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    until = time.monotonic() + HANG_S
+    while statuses(uri) != [("one", "FINISHED")]:
+        assert driver.poll() is None, driver.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.5)
+    return driver
 
 
 def statuses(uri):
@@ -179,25 +200,45 @@ def workers():
 
 @pytest.mark.slow(45)
 def test_a_driver_that_is_killed_and_started_again_measures_what_is_missing_once(cluster, uri, tmp_path):
-    command = [sys.executable, "-c", DRIVER, cluster.address, uri]
-    settings = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    first = subprocess.Popen(command, **settings)
-    until = time.monotonic() + HANG_S
-    while statuses(uri) != [("one", "FINISHED")]:
-        assert first.poll() is None, first.communicate()[0]
-        assert time.monotonic() < until
-        time.sleep(0.5)
+    model = "synthetic:tiny"
+    first = started(cluster.address, uri, model, tmp_path)
     assert workers()
     first.kill()
     first.wait()
+    until = time.monotonic() + HANG_S
     while workers():
         assert time.monotonic() < until, "workers end with the driver"
         time.sleep(0.5)
-    again = subprocess.run(command, timeout=HANG_S, **settings)
-    assert again.returncode == 0, again.stdout
+    again = subprocess.run(
+        [sys.executable, "-c", DRIVER, cluster.address, uri, model],
+        cwd=tmp_path,
+        timeout=HANG_S,
+        capture_output=True,
+        text=True,
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
     assert "resume: 1 of 3 scenarios is measured already" in again.stdout
     assert statuses(uri) == [("one", "FINISHED"), ("three", "FINISHED"), ("two", "FINISHED")]
     assert sorted(studies(tracking_uri=uri)["outcome"]) == ["finished", "killed"]
+
+
+@pytest.mark.slow(30)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["terminated", "interrupted"])
+def test_a_driver_that_is_told_to_end_tracks_what_it_has_and_leaves_no_process(
+    two_nodes, uri, tmp_path, number
+):
+    """Of a cluster that it started itself, either."""
+    driver = started("local", uri, f"s-20.hangs-{number}", tmp_path)
+    below = psutil.Process(driver.pid).children(recursive=True)
+    assert any(each.name() == "raylet" for each in below)
+    driver.send_signal(number)
+    said, _ = driver.communicate(timeout=HANG_S)
+    assert driver.returncode == 128 + number, said
+    assert "what was measured is tracked" in said
+    assert statuses(uri) == [("one", "FINISHED")]
+    assert list(studies(tracking_uri=uri)["outcome"]) == ["killed"]
+    _, alive = psutil.wait_procs(below, timeout=HANG_S)
+    assert not alive
 
 
 @pytest.mark.slow(30)

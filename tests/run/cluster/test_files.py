@@ -10,17 +10,21 @@ from llmtrack.errors import LlmtrackError
 from llmtrack.events import event_to_json
 from llmtrack.plain import to_json
 from llmtrack.run.cluster import files, node
+from llmtrack.run.cluster.connect import LostAnswerError
 from llmtrack.run.cluster.files import (
     arrive,
+    brought,
     digest_of,
+    home_of,
     named_back,
     named_files,
+    note_home,
     parcel_of,
     renamed,
-    within_reach,
 )
+from llmtrack.run.cluster.kinds import Node
 from llmtrack.run.patience import Patience
-from llmtrack.scenario import Failure, Measurement, PerplexityTask, QualityCheck, Scenario, Variant
+from llmtrack.scenario import Failure, Measurement, PerplexityTask, QualityCheck, Scenario, TrainTask, Variant
 from tests.run.scenarios import generating, scoring
 
 
@@ -119,16 +123,57 @@ def test_on_a_node_a_file_has_another_name_and_the_driver_hears_its_own():
     assert back["files"] == {"f": "/cache/sent-1/mine/f"}, "where a file is stays where it is"
 
 
-def test_files_that_a_worker_wrote_elsewhere_are_named_and_cost_nothing_else(model):
-    there = {"here.json": str(model / "config.json"), "there.json": "/nowhere/there.json"}
-    done = Measurement(scoring("a"), "w", {}, {"loss": 1.0}, files=there, model_folder="/nowhere")
-    kept = within_reach(done, "node b")
-    assert kept.files == {"here.json": there["here.json"]}
-    assert kept.model_folder == ""
+def written_by(model):
+    """Return what a worker measured that wrote a file and a model, and a function that fetches from where it is."""
+    there = {"here.json": str(model / "config.json"), "there.bin": "/nowhere/mine/sub/weights.bin"}
+    done = Measurement(scoring("a"), "w", {}, {"loss": 1.0}, files=there, model_folder="/nowhere/mine")
+
+    def fetch(path):
+        parcel = node.fetch(str(model.parent) + path.removeprefix("/nowhere"))
+        return replace(parcel, written=path, path=path)
+
+    return done, fetch
+
+
+def test_files_that_a_worker_wrote_elsewhere_are_brought_here(model):
+    done, fetch = written_by(model)
+    kept = brought(done, "node b", fetch)
+    assert kept.warnings == ()
+    assert kept.files["here.json"] == done.files["here.json"], "what is here already is not fetched"
+    assert files.Path(kept.files["there.bin"]).read_bytes() == b"\0" * 9
+    assert digest_of(files.Path(kept.model_folder)) == digest_of(model)
+
+
+@pytest.mark.parametrize("why", ["too big", "gone"])
+def test_files_that_cannot_be_brought_are_named_with_their_place_and_cost_nothing_else(
+    model, monkeypatch, why
+):
+    done, fetch = written_by(model)
+    monkeypatch.setattr(files, "MOST_SENT_MIB", 0)
+
+    def lost(path):
+        raise LostAnswerError("the node died")
+
+    kept = brought(done, "node b", fetch if why == "too big" else lost)
+    assert kept == replace(
+        done,
+        files={"here.json": done.files["here.json"]},
+        model_folder="",
+        warnings=kept.warnings,
+    )
     (warning,) = kept.warnings
-    assert warning.startswith("the model, there.json stayed on node b")
-    whole = replace(done, files=kept.files, model_folder=str(model))
-    assert within_reach(whole, "node b") == whole
+    assert warning.startswith("files stayed on node b (more than 0 MiB are not sent)")
+    assert warning.endswith(": /nowhere/mine, /nowhere/mine/sub/weights.bin")
+
+
+def test_where_the_checkpoints_of_a_training_are_is_known_until_they_are_here(tmp_path):
+    task = TrainTask(output=str(tmp_path / "training"))
+    assert home_of(task) == ""
+    note_home(task, Node("a", "host (10.0.0.1, a1)", place="host (10.0.0.1)"))
+    assert home_of(task) == "host (10.0.0.1)"
+    (tmp_path / "training" / "checkpoint-000005").mkdir()
+    assert home_of(task) == "", "a folder that is shared"
+    assert home_of(generating("a").task) == ""
 
 
 def test_files_that_do_not_arrive_fail_each_scenario_and_start_no_measurement(model, monkeypatch):

@@ -5,19 +5,20 @@ from __future__ import annotations
 import pytest
 
 from llmtrack.errors import LlmtrackError
-from llmtrack.events import Log, Progress, SoFar, event_to_json
+from llmtrack.events import Begun, Log, Progress, SoFar, event_to_json
 from llmtrack.run.cluster.connect import LostAnswerError
 from llmtrack.run.cluster.executor import RayExecutor
+from llmtrack.run.cluster.files import home_of, note_home
 from llmtrack.run.cluster.kinds import Kind, Node
 from llmtrack.run.patience import Patience
-from llmtrack.scenario import Failure, Measurement
+from llmtrack.scenario import Failure, Measurement, Scenario, TrainTask, Variant
 from llmtrack.tracking.environment import environment_id
 from tests.run.cluster.conftest import FakeCluster
 from tests.run.scenarios import generating
 
 ONE, TWO, THREE = (generating(name) for name in ("one", "two", "three"))
 FACTS = {"machine": "x86_64", "cpu": "A", "threads": "4"}
-KIND = Kind("A", tuple(Node(each, f"node {each}") for each in "ab"), {"CPU": 1.0})
+KIND = Kind("A", tuple(Node(each, f"node {each}", place=f"host {each}") for each in "ab"), {"CPU": 1.0})
 DIED = {"lost": "the node died", "final": False}
 
 
@@ -48,6 +49,10 @@ def names(events):
 
 
 ENDED = {"ended": True}
+
+
+def training_in(folder):
+    return Scenario("training", Variant("synthetic:tiny", device="cpu"), TrainTask(output=str(folder)))
 
 
 def test_an_outcome_says_where_it_was_measured():
@@ -140,6 +145,36 @@ def test_an_outcome_that_comes_twice_counts_once():
 def test_a_task_that_ends_without_telling_of_all_is_tried_again():
     cluster = FakeCluster([at("a"), measured(ONE), ENDED], [at("b"), measured(TWO), ENDED])
     assert names(run(cluster, ONE, TWO)) == [("one", "Measurement"), ("two", "Measurement")]
+
+
+@pytest.mark.parametrize(
+    ("place", "asked"), [("host b", ["b"]), ("host c", None)], ids=["there", "not there"]
+)
+def test_a_training_is_taken_up_where_its_checkpoints_are(tmp_path, place, asked):
+    training = training_in(tmp_path / "out")
+    note_home(training.task, Node("old", "node old", place=place))
+    cluster = FakeCluster([at("b"), measured(training), ENDED])
+    (found,) = outcomes(run(cluster, training))
+    assert [nodes for nodes, _ in cluster.asked] == ([asked] if asked else [])
+    if not asked:
+        assert "its checkpoints are on host c, which is not among the nodes" in found.reason
+
+
+def test_a_training_on_a_node_leaves_word_of_it_and_its_end_says_where_its_checkpoints_are(tmp_path):
+    training = training_in(tmp_path / "out")
+    begun = event(Begun(training, "key", {}, {}, 0.0, False))
+    lost = event(Failure(training, "interrupted", "its checkpoint is kept"))
+    (found,) = outcomes(run(FakeCluster([at("b"), begun, lost, ENDED]), training))
+    assert home_of(training.task) == "host b"
+    assert found.reason == "its checkpoint is kept (on node b)"
+
+
+def test_a_training_that_is_lost_goes_on_elsewhere_although_its_checkpoints_are_gone(tmp_path):
+    training = training_in(tmp_path / "out")
+    begun = event(Begun(training, "key", {}, {}, 0.0, False))
+    cluster = FakeCluster([at("a"), begun, DIED], [at("b"), begun, measured(training), ENDED])
+    assert names(run(cluster, training)) == [("training", "Measurement")]
+    assert [nodes for nodes, _ in cluster.asked] == [["a", "b"], ["b"]]
 
 
 def test_a_cluster_that_is_lost_ends_the_study():
