@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from statistics import median
 
 import numpy as np
 
@@ -262,7 +263,7 @@ def run_race(
     """Run a race until it is decided, or the time is used up, and return how much time it took.
 
     No sample is begun that would end beyond the time if it took as long as the candidate's last one; of one that was not
-    measured yet, as long as the longest.
+    measured yet, as long as the middle one of the others' first: one whose conversion is slow must not speak for those after it.
 
     Args:
         race: the race.
@@ -271,10 +272,10 @@ def run_race(
         after_round: looks at what a round gave, and returns how long that took.
         reserve: how much of the time is needed for what comes after the race.
     """
-    spent, longest, again = 0.0, 0.0, dict[str, float]()
+    spent, firsts, again = 0.0, list[float](), dict[str, float]()
     while True:
         while (name := race.next()) is not None:
-            expected = again.get(name, longest)
+            expected = again[name] if name in again else median(firsts or [0.0])
             if again and spent + expected + reserve() > seconds:
                 for left in race.alive:
                     if not race.samples[left]:
@@ -282,7 +283,8 @@ def run_race(
                 return spent
             sample = measure(name)
             spent += sample.seconds
-            longest = max(longest, sample.seconds)
+            if name not in again:
+                firsts.append(sample.seconds)
             again[name] = sample.seconds if sample.again is None else sample.again
             if sample.value is not None:
                 race.tell(name, sample.value)

@@ -18,7 +18,9 @@ from llmtrack.decide.racing import Race, Rules, Sample, duel, run_race
 from llmtrack.decide.significance import Ratio
 from llmtrack.metrics import metric
 
-# A candidate that was never measured may take this share of the time that is left: a conversion that takes longer is given up.
+# A candidate that was never measured may take so many times its equal share of the time that is left, and this share of it at
+# most: a conversion that takes longer is given up, so that the others get their turn.
+_FIRST_TIMES = 4
 _FIRST_SHARE = 0.5
 # What is expected of the time at the end is expected with so much room.
 _ROOM = 1.1
@@ -205,9 +207,11 @@ class Tuning:
         return math.fsum(min(self._first[name], usual) + 5 * self._last[name] for name in names)
 
     def _measure(self, name: str) -> Sample:
-        known = name in self._last
         room = self._left() - self._reserve()
-        seen = self.hands.measure(name, room if known else max(room * _FIRST_SHARE, 0.0))
+        if name not in self._last:
+            unknown = sum(each not in self._last for each in self.race.alive)
+            room *= min(_FIRST_TIMES / unknown, _FIRST_SHARE)
+        seen = self.hands.measure(name, max(room, 0.0))
         self._took(name, seen)
         why, value = seen.why, seen.values.get(self.task.objective)
         if not why and value is None:

@@ -20,7 +20,8 @@ from llmtrack.metrics import metric
 class Table:
     """Answers from known speeds: a first sample takes `first` seconds more; nothing takes longer than it may.
 
-    `values` has what else a candidate measures, `perplexity` its share of the baseline's.
+    `values` has what else a candidate measures, `perplexity` its share of the baseline's, `converts` how much longer its first
+    sample takes than those of others.
     """
 
     speeds: dict[str, float]
@@ -28,6 +29,7 @@ class Table:
     objective: str = "tokens_per_sec"
     values: dict[str, dict[str, float]] = field(default_factory=dict)
     perplexity: dict[str, float] = field(default_factory=dict)
+    converts: dict[str, float] = field(default_factory=dict)
     noise: float = 0.0
     seed: int = 0
     said: list[Seen | PartScore] = field(default_factory=list)
@@ -48,7 +50,7 @@ class Table:
         self.asked.append(name + how)
         speed = self.speeds[name] * math.exp(self.noise * self.random.standard_normal())
         again = 1 / speed
-        took = again + (self.first if first else 0.0)
+        took = again + (self.first + self.converts.get(name, 0.0) if first else 0.0)
         value = speed if metric(self.objective).better == "higher" else again
         seen = Seen({self.objective: value, **self.values.get(name, {})}, took, again=again)
         return self._say(Seen({}, seconds, "not in time") if took > seconds else seen)
@@ -86,6 +88,20 @@ def test_a_budget_too_short_for_the_claim_still_goes_to_what_was_not_measured_ye
     assert tuning.claim is not None
     assert not tuning.claim.told
     assert (tuning.winner, tuning.equal[0]) == ("base", "base")
+
+
+@pytest.mark.parametrize("slow", [["c1"], ["c5"], ["c1", "c2"], ["c10"]])
+@pytest.mark.parametrize("seconds", [150.0, 1000.0])
+def test_slow_conversions_keep_nobody_else_from_being_measured(slow, seconds):
+    """12 ways of 4 s for the first sample, the last one the fastest; some take a third of the budget to convert."""
+    speeds = {f"c{number}": 1.0 + 0.1 * number for number in range(12)}
+    hands = Table(speeds, first=3.0, converts=dict.fromkeys(slow, 0.3 * seconds))
+    tuning = tuned(hands, seconds, most_perplexity=None)
+    assert set(hands.asked) >= set(speeds)
+    assert tuning.race.choice() == "c11"
+    assert hands.spent <= 1.1 * seconds
+    given_up = {name for name, out in tuning.race.dropped.items() if out.why == "not in time"}
+    assert given_up <= set(slow)
 
 
 def test_the_winner_is_claimed_from_what_was_measured_afresh():
