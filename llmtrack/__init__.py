@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from llmtrack.errors import LlmtrackError
     from llmtrack.measure.timing import time_generate
     from llmtrack.quality.corpora import load_corpus
-    from llmtrack.quality.perplexity import compute_perplexity, score_documents, score_rolling
+    from llmtrack.quality.figures import compute_perplexity
+    from llmtrack.quality.perplexity import score_documents, score_rolling
     from llmtrack.scenario import RepeatPolicy
     from llmtrack.tracking.artifacts import measurements
     from llmtrack.tracking.query import runs, studies
@@ -31,7 +32,7 @@ _HOME = {
     "LlmtrackError": "llmtrack.errors",
     "RepeatPolicy": "llmtrack.scenario",
     "compare": "llmtrack.decide.comparing",
-    "compute_perplexity": "llmtrack.quality.perplexity",
+    "compute_perplexity": "llmtrack.quality.figures",
     "generate_text": "llmtrack.engines.text",
     "generate_texts": "llmtrack.engines.text",
     "load_corpus": "llmtrack.quality.corpora",

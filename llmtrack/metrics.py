@@ -721,8 +721,8 @@ METRICS: tuple[Metric, ...] = (
         "score_tokens_per_sec",
         "tokens/s",
         "higher",
-        "speed of scoring",
-        "tokens_scored / time of scoring",
+        "speed of scoring; of several workers, of all together",
+        "tokens_scored / time of scoring (of several workers, of the one that scored longest); loading is not part of it",
     ),
 )
 
@@ -989,6 +989,13 @@ PARAMS: tuple[Param, ...] = (
     Param("context_length", int, "positions the model was made for"),
     Param("vocab_size", int, "width of the logits"),
     Param("threads", int, "threads that computed one operation on the CPU, as the engine says"),
+    Param(
+        "workers",
+        int,
+        "workers that scored a text together, each with a copy of the model and so many `threads`; absent: one",
+        shown=Shown("workers", place=85, keep=51),
+    ),
+    Param("shards", int, "shards that the text was cut into for them", role="found"),
     Param("ubatch", int, "of `llamacpp`: prompt tokens that are computed at once at most"),
     Param("flash_attention", str, "of `llamacpp`: whether attention is computed by its fused kernel"),
     Param("cache_type", str, "of `llamacpp`: what cached keys and values are stored as"),

@@ -16,6 +16,7 @@ from llmtrack.errors import UsageError
 from llmtrack.options import Checked, Option
 from llmtrack.plain import Scalar as Scalar
 from llmtrack.plain import tagged, to_json
+from llmtrack.scored import Part
 
 DEFAULT_MODEL = "packaged:smollm2,synthetic:smollm2-135m"
 
@@ -25,6 +26,8 @@ STARTS = ("auto", "scratch", "weights")
 SPLITS = ("auto", "document", "contiguous")
 KEPT_CHECKPOINTS = ("artifact", "model", "none")
 PADDING_SIDES = ("right", "left")
+
+MOST_WORKERS = 1_024
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,8 @@ class PerplexityTask(Checked):
         batch_size: documents or windows per batch; None: as many as memory has room for. It does not change the result.
         padding_side: `right` or `left`; does not change the result.
         verbose: print a line per batch.
+        workers: workers that score it together, each with a copy of the model; None: one for each node of a cluster. It
+            does not change the result.
 
     Raises:
         UsageError: a setting is unknown or impossible, or belongs to the other protocol.
@@ -162,6 +167,16 @@ class PerplexityTask(Checked):
     ] = 4
     padding_side: Annotated[str, Option("Side of the pads of a batch.", choices=PADDING_SIDES)] = "right"
     verbose: Annotated[bool, Option("Print a line per batch.", tracked=False)] = False
+    workers: Annotated[
+        int | None,
+        Option(
+            "Workers that score the text together, each with a copy of the model (docs/ray.md); auto: one for each node of a "
+            "cluster.",
+            min=1,
+            max=MOST_WORKERS,
+            nothing="auto",
+        ),
+    ] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,6 +196,19 @@ class PerplexityTask(Checked):
     def window_stride(self) -> int:
         """The stride that is used, 0 where there are no windows."""
         return (self.stride or self.max_length) if self.protocol == "rolling" else 0
+
+
+@dataclass(frozen=True)
+class ShardTask(PerplexityTask):
+    """Score one shard of a corpus, as one of several workers; what it gives is put together by `llmtrack.quality.shards`.
+
+    Attributes:
+        number: which shard, from 0.
+        of: number of shards.
+    """
+
+    number: int = 0
+    of: int = 1
 
 
 @dataclass(frozen=True)
@@ -279,13 +307,16 @@ class TrainTask(Checked):
         )
 
 
-Task = Union[GenerateTask, PerplexityTask, TrainTask]  # noqa: UP007 - cattrs reads this alias at run time on Python 3.10
+Task = Union[GenerateTask, PerplexityTask, ShardTask, TrainTask]  # noqa: UP007 - cattrs reads this alias at run time on Python 3.10
 tagged(Task)
 
 
 def not_asked(task: Task) -> tuple[str, ...]:
-    """Return the settings of a task that are no part of what is asked: where it writes, and what it prints."""
-    return ("output", "explain") if isinstance(task, TrainTask) else ()
+    """Return the settings of a task that are no part of what is asked: where it writes, what it prints, a single worker."""
+    if isinstance(task, TrainTask):
+        return ("output", "explain")
+    # What is not asked for does not count: an id stays what it was before there was such a setting.
+    return ("workers",) if isinstance(task, PerplexityTask) and task.workers == 1 else ()
 
 
 @dataclass(frozen=True)
@@ -334,6 +365,8 @@ class Scenario:
         if not self.variant.options:
             del variant["options"]
         quality = [] if self.quality is None else [to_json(self.quality)]
+        for name in not_asked(self.quality.perplexity) if self.quality else ():
+            del quality[0]["perplexity"][name]
         task = to_json(self.task, Task)
         for name in not_asked(self.task):
             del task[name]
@@ -407,6 +440,7 @@ class Measurement:
         texts: artifact path to text.
         files: artifact path to the local file.
         model_folder: local folder of the model to keep as an MLflow model; empty: none is kept.
+        part: of a shard: what is put together with the others; it is never tracked.
     """
 
     scenario: Scenario
@@ -427,6 +461,7 @@ class Measurement:
     files: Mapping[str, str] = field(default_factory=dict)
     model_folder: str = ""
     disturbed: bool = False
+    part: Part | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
@@ -21,9 +22,10 @@ from llmtrack.measure.finite import not_finite
 from llmtrack.measure.room import check_memory
 from llmtrack.quality import ahead
 from llmtrack.quality.batching import in_batches, token_budget
-from llmtrack.quality.bootstrap import gather_blocks, stderr_of_ratio
 from llmtrack.quality.encoding import Encoded, encode_text
+from llmtrack.quality.figures import Quality, quality_of
 from llmtrack.quality.windows import Window, plan_windows
+from llmtrack.scored import Scored, Text
 from llmtrack.tensors.padding import pad_rows
 
 SEPARATOR = "\n\n"
@@ -54,72 +56,18 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Quality:
-    """How well a model predicts a corpus.
+class Prepared:
+    """A text that is ready to be scored.
 
     Attributes:
-        loss: token-weighted mean negative log-likelihood in nats, over all documents or windows.
-        loss_stderr: its standard error, by bootstrap over documents or stretches of the stream; None if there
-            is only one.
-        perplexity: exp(loss).
-        word_perplexity: exp of the nats per white-space separated word of the predicted text; infinity if it
-            has none, None where the tokenizer does not tell which text that is.
-        bits_per_byte: bits per UTF-8 byte of the predicted text; None where the tokenizer does not tell, or there is none.
-        tokens_scored: predicted tokens.
-        bytes_scored: UTF-8 bytes of the original text that they cover; None where the tokenizer does not tell.
-        words_scored: words of that text; None likewise.
-        unknown_tokens_scored: of the predicted tokens, those that stand for text which the vocabulary does not have.
-        bytes_without_token: bytes of the text, as far as it was kept, that the tokenizer has no token for.
-        tokens_truncated: tokens left out: of documents longer than `max_length`, or of the stream after
-            `max_tokens`.
-        tokens_digest: digest of the token ids that were read and predicted.
-        text_digest: digest of the text that the predicted tokens cover; None where the tokenizer does not tell.
-        batch_losses: mean loss of each batch, in the order they were scored.
-        tokens_read: tokens that were read of each row of each batch; the last of a row is only predicted.
-        documents_scored: documents with at least one predicted token; None in `rolling`.
-        documents_skipped: documents of one token, which predict nothing; None in `rolling`.
-        windows_scored: windows over the stream; None in `documents`.
+        text: what is known of it.
+        rows: in the order in which they are scored.
+        places: the place of each in the text.
     """
 
-    loss: float
-    loss_stderr: float | None
-    perplexity: float
-    word_perplexity: float | None
-    bits_per_byte: float | None
-    tokens_scored: int
-    bytes_scored: int | None
-    words_scored: int | None
-    unknown_tokens_scored: int
-    bytes_without_token: int
-    tokens_truncated: int
-    tokens_digest: str
-    text_digest: str | None
-    batch_losses: tuple[float, ...]
-    tokens_read: tuple[tuple[int, ...], ...] = ()
-    documents_scored: int | None = None
-    documents_skipped: int | None = None
-    windows_scored: int | None = None
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """The numbers that are known, by the names under which they are tracked."""
-        apart = {"batch_losses", "tokens_read", "tokens_digest", "text_digest"}
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in apart}
-        return {name: float(value) for name, value in values.items() if value is not None}
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What was scored, by the names under which it is tracked."""
-        found = {"scored_tokens_digest": self.tokens_digest, "scored_text_digest": self.text_digest}
-        return {name: value for name, value in found.items() if value is not None}
-
-
-def compute_perplexity(loss: float) -> float:
-    """Return exp of a mean negative log-likelihood in nats; infinity where that overflows."""
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf
+    text: Text
+    rows: Sequence[Row]
+    places: Sequence[int]
 
 
 def score_documents(
@@ -152,7 +100,19 @@ def score_documents(
             `bos_rule` is unknown or not possible.
         ScenarioError: no document has two tokens, or a loss is not finite.
     """
-    _check(engine, max_length, batch_size)
+    check(engine, max_length, batch_size)
+    ready = prepare_documents(engine, texts, max_length, bos_rule)
+    scored = score_rows(engine, ready.rows, lambda: len(ready.rows), batch_size, padding_side, on_batch)
+    return quality_of(ready.text, replace(scored, rows=tuple(ready.places)))
+
+
+def prepare_documents(engine: Engine, texts: Sequence[str], max_length: int, bos_rule: str) -> Prepared:
+    """Turn documents into rows, the longest first.
+
+    Raises:
+        UsageError: the `bos_rule` is unknown or not possible.
+        ScenarioError: no document has two tokens.
+    """
     encoded = [encode_text(engine, text, bos_rule, keep=max_length) for text in texts]
     scorable = [each for each in encoded if each.predicted]
     if not scorable:
@@ -163,22 +123,15 @@ def score_documents(
     rows: list[Row] = [
         (each.ids, Window(0, len(each.ids), each.given)) for each in (scorable[index] for index in order)
     ]
-    scored = _score_rows(engine, rows, lambda: len(rows), batch_size, padding_side, on_batch)
-    # Back in the documents' own order, in which the bootstrap draws them.
-    sums = [total for _, total in sorted(zip(order, scored.sums, strict=True))]
-    counts = [each.predicted for each in scorable]
-    return _quality(
-        sums,
-        counts,
+    text = _text(
+        "documents",
         scorable,
-        stderr=stderr_of_ratio(sums, counts),
+        len(rows),
         lost=sum(each.lost for each in encoded),
-        tokens_truncated=sum(each.cut for each in encoded),
-        batch_losses=scored.losses,
-        tokens_read=scored.read,
-        documents_scored=len(scorable),
-        documents_skipped=len(encoded) - len(scorable),
+        cut=sum(each.cut for each in encoded),
+        skipped=len(encoded) - len(scorable),
     )
+    return Prepared(text, rows, order)
 
 
 def score_rolling(
@@ -215,38 +168,65 @@ def score_rolling(
             `batch_size` is under 1, or the `bos_rule` is unknown or not possible.
         ScenarioError: the stream has no token to predict, or a loss is not finite.
     """
-    _check(engine, max_length, batch_size)
-    encode = partial(encode_text, engine, bos_rule=bos_rule, keep=max_tokens or None)
+    check(engine, max_length, batch_size)
 
-    def plan(tokens: int, given: int) -> tuple[Window, ...]:
-        return plan_windows(tokens, max_length, stride or max_length, given)
-
-    def score(stream: ahead.Stream) -> _ScoredRows:
+    def score(stream: ahead.Stream) -> Scored:
         rows = stream.rows()
-        return _score_rows(engine, rows, lambda: stream.expected, batch_size, padding_side, on_batch)
+        return score_rows(engine, rows, lambda: stream.expected, batch_size, padding_side, on_batch)
 
-    on_gpu = engine.info.device.startswith("cuda")
-    with ahead.read(SEPARATOR.join(texts), encode, plan, ahead=on_gpu) as stream:
+    with _stream(engine, texts, max_length, stride, bos_rule, max_tokens) as stream:
         try:
             scored = score(stream)
         except ahead.WrongGuessError:
             scored = score(stream)
         tokens, windows = stream.tokens, stream.windows
-    counts = [window.scored for window in windows]
-    return _quality(
-        scored.sums,
-        counts,
-        [tokens],
-        stderr=stderr_of_ratio(*gather_blocks(scored.sums, counts, max_length)),
-        lost=tokens.lost,
-        tokens_truncated=tokens.cut,
-        batch_losses=scored.losses,
-        tokens_read=scored.read,
-        windows_scored=len(windows),
-    )
+    return quality_of(_stream_text(tokens, len(windows), max_length), scored)
 
 
-def _check(engine: Engine, max_length: int, batch_size: int | None) -> None:
+def prepare_rolling(
+    engine: Engine, texts: Sequence[str], max_length: int, stride: int, bos_rule: str, max_tokens: int
+) -> Prepared:
+    """Turn texts into the windows over one stream, as `score_rolling` does; all of it is read first.
+
+    Raises:
+        UsageError: `stride` is over `max_length`, or the `bos_rule` is unknown or not possible.
+        ScenarioError: the stream has no token to predict.
+    """
+    with _stream(engine, texts, max_length, stride, bos_rule, max_tokens, early=False) as stream:
+        rows = list(stream.rows())
+        if not rows:
+            raise _nothing_to_predict()
+        return Prepared(_stream_text(stream.tokens, len(rows), max_length), rows, range(len(rows)))
+
+
+def _stream(
+    engine: Engine,
+    texts: Sequence[str],
+    max_length: int,
+    stride: int,
+    bos_rule: str,
+    max_tokens: int,
+    early: bool = True,
+) -> AbstractContextManager[ahead.Stream]:
+    encode = partial(encode_text, engine, bos_rule=bos_rule, keep=max_tokens or None)
+
+    def plan(tokens: int, given: int) -> tuple[Window, ...]:
+        return plan_windows(tokens, max_length, stride or max_length, given)
+
+    on_gpu = engine.info.device.startswith("cuda")
+    return ahead.read(SEPARATOR.join(texts), encode, plan, ahead=early and on_gpu)
+
+
+def _stream_text(tokens: Encoded, windows: int, max_length: int) -> Text:
+    return _text("rolling", [tokens], windows, lost=tokens.lost, cut=tokens.cut, block=max_length)
+
+
+def check(engine: Engine, max_length: int, batch_size: int | None) -> None:
+    """Refuse what an engine cannot score.
+
+    Raises:
+        UsageError: `max_length` is under 2 or over the model's context, or `batch_size` is under 1.
+    """
     context = engine.info.context_length
     if max_length < 2 or (context is not None and max_length > context):
         raise UsageError(
@@ -256,28 +236,23 @@ def _check(engine: Engine, max_length: int, batch_size: int | None) -> None:
         raise UsageError(f"batch_size {batch_size} is not possible: use 1 or more")
 
 
-@dataclass(frozen=True)
-class _ScoredRows:
-    """What scoring rows gave: the sum of each, and of each batch the mean loss and the tokens that were read of its rows."""
-
-    sums: list[float]
-    losses: tuple[float, ...]
-    read: tuple[tuple[int, ...], ...]
-
-
-def _score_rows(
+def score_rows(
     engine: Engine,
     rows: Iterable[Row],
     number_of_rows: Callable[[], int],
     batch_size: int | None,
     padding_side: str,
     on_batch: Callable[[Batch], None],
-) -> _ScoredRows:
-    """Return the summed negative log-likelihood of each row, and what is known of each batch.
+) -> Scored:
+    """Score rows batch by batch; they are numbered from 0 in the order in which they come.
 
     Args:
+        engine: a loaded engine.
         rows: the longest first.
         number_of_rows: returns how many there are, as far as it is known.
+        batch_size: rows per batch; None: as many as memory has room for.
+        padding_side: `right` or `left`.
+        on_batch: told of each batch as it is scored.
 
     Raises:
         ScenarioError: there is no row, a batch cannot be held, or a loss is not finite.
@@ -285,36 +260,43 @@ def _score_rows(
     source = iter(rows)
     first = next(source, None)
     if first is None:
-        raise ScenarioError("the text has no token to predict: use a longer one", "unsupported")
+        raise _nothing_to_predict()
     together = min(batch_size or 1, number_of_rows())
-    check_memory(engine.info, together, _tokens_of(first), cached=False, scored=True)
-    sums: list[float] = []
+    check_memory(engine.info, together, tokens_of(first), cached=False, scored=True)
+    nats: list[float] = []
+    counts: list[int] = []
     losses: list[float] = []
     read: list[tuple[int, ...]] = []
     batches = in_batches(
         chain([first], source),
-        _tokens_of,
+        tokens_of,
         lambda batch: engine.score(*_collate(batch, padding_side)),
         batch_size,
         token_budget(engine.info),
     )
     for number, (batch, (row_sums, row_counts)) in enumerate(batches, start=1):
         total, tokens = float(row_sums.sum()), int(row_counts.sum())
-        left = number_of_rows() - len(sums) - len(batch)
+        left = number_of_rows() - len(nats) - len(batch)
         of = number + max(0, -(-left // len(batch)))
         if not math.isfinite(total):
             raise not_finite(f"the loss of batch {number}/{of} is", engine)
         # The last token of a row is only predicted.
-        read.append(tuple(_tokens_of(row) - 1 for row in batch))
-        sums += row_sums.tolist()
+        read.append(tuple(tokens_of(row) - 1 for row in batch))
+        nats += row_sums.tolist()
+        counts += [window.scored for _, window in batch]
         losses.append(total / tokens)
         on_batch(Batch(number, of, losses[-1], tokens))
-    return _ScoredRows(sums, tuple(losses), tuple(read))
+    return Scored(tuple(range(len(nats))), tuple(nats), tuple(counts), tuple(losses), tuple(read))
 
 
-def _tokens_of(row: Row) -> int:
+def tokens_of(row: Row) -> int:
+    """Return how many tokens a row has."""
     _, window = row
     return window.end - window.begin
+
+
+def _nothing_to_predict() -> ScenarioError:
+    return ScenarioError("the text has no token to predict: use a longer one", "unsupported")
 
 
 def _collate(rows: Sequence[Row], side: str) -> tuple[torch.Tensor, ...]:
@@ -327,38 +309,29 @@ def _collate(rows: Sequence[Row], side: str) -> tuple[torch.Tensor, ...]:
     return ids, mask, pad_rows(flags, 0, side)[0].bool()
 
 
-def _quality(
-    sums: Sequence[float],
-    counts: Sequence[int],
-    rows: Sequence[Encoded],
+def _text(
+    protocol: str,
+    encoded: Sequence[Encoded],
+    rows: int,
     *,
-    stderr: float | None,
     lost: int,
-    tokens_truncated: int,
-    batch_losses: tuple[float, ...],
-    tokens_read: tuple[tuple[int, ...], ...],
-    **scored: int,
-) -> Quality:
-    nats, tokens = math.fsum(sums), sum(counts)
-    scored_bytes, words = _sum(each.bytes for each in rows), _sum(each.words for each in rows)
-    texts = [each.text for each in rows if each.text is not None]
-    return Quality(
-        loss=nats / tokens,
-        loss_stderr=stderr,
-        perplexity=compute_perplexity(nats / tokens),
-        word_perplexity=None if words is None else compute_perplexity(nats / words) if words else math.inf,
-        bits_per_byte=nats / math.log(2) / scored_bytes if scored_bytes else None,
-        tokens_scored=tokens,
-        bytes_scored=scored_bytes,
-        words_scored=words,
-        unknown_tokens_scored=sum(each.unknown for each in rows),
-        bytes_without_token=lost,
-        tokens_truncated=tokens_truncated,
-        tokens_digest=_digest(np.asarray(each.ids, dtype="<i8").tobytes() for each in rows),
-        text_digest=_digest(texts) if len(texts) == len(rows) else None,
-        batch_losses=batch_losses,
-        tokens_read=tokens_read,
-        **scored,
+    cut: int,
+    skipped: int = 0,
+    block: int = 0,
+) -> Text:
+    texts = [each.text for each in encoded if each.text is not None]
+    return Text(
+        protocol=protocol,
+        rows=rows,
+        bytes=_sum(each.bytes for each in encoded),
+        words=_sum(each.words for each in encoded),
+        unknown=sum(each.unknown for each in encoded),
+        lost=lost,
+        cut=cut,
+        skipped=skipped,
+        block=block,
+        tokens_digest=_digest(np.asarray(each.ids, dtype="<i8").tobytes() for each in encoded),
+        text_digest=_digest(texts) if len(texts) == len(encoded) else None,
     )
 
 

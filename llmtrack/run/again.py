@@ -11,6 +11,7 @@ from llmtrack.events import Event
 from llmtrack.measure.statistics import NOISY_CV, bootstrap_median_ci
 from llmtrack.run.executors import Executor
 from llmtrack.run.merged import merged
+from llmtrack.run.shards import run_scenarios
 from llmtrack.scenario import REPLACED, Failure, Measurement, RepeatPolicy, Scenario
 
 # So often a disturbed arm gets further repeats.
@@ -44,7 +45,7 @@ def run_undisturbed(
             on_event(event)
 
     try:
-        executor.run(tuple(group), hold)
+        run_scenarios(executor, group, hold)
         # The baseline first: the others are compared with it.
         disturbed.sort(key=lambda each: not each.scenario.baseline)
         while disturbed:

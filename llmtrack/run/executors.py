@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from llmtrack.engine import Engine
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.events import Event, Progress, SoFar, event_from_json
 from llmtrack.plain import to_json
+from llmtrack.run.crew import Crew
 from llmtrack.run.kept import Kept
 from llmtrack.run.limited import Limited
 from llmtrack.run.patience import LOADING, STARTING, Patience
@@ -23,6 +26,9 @@ Emit = Callable[[Event], None]
 
 INTERRUPTED = "it was interrupted"
 BESIDE = "what is measured beside it"
+
+SHARD_RETRIES = 2
+"""How often what is lost with one of several workers of this machine is tried again."""
 
 
 class Executor(Protocol):
@@ -145,7 +151,7 @@ class ProcessExecutor:
     """
 
     def __init__(
-        self, patience: Patience | None = None, start: Callable[[], WorkerProcess] = WorkerProcess
+        self, patience: Patience | None = None, start: Callable[..., WorkerProcess] = WorkerProcess
     ) -> None:
         self._patience = patience or Patience()
         self._new_worker = start
@@ -210,6 +216,31 @@ class ProcessExecutor:
         worker, self._worker, self._variant = self._worker, None, None
         if worker is not None:
             worker.end()
+
+    @contextmanager
+    def crew(self, workers: int | None) -> Iterator[Crew]:
+        """Open a crew of worker processes that share the threads of this machine; this one's own worker is ended first.
+
+        Args:
+            workers: how many; None: one.
+        """
+        if workers is None or workers == 1:
+            yield Crew((self.run,), self.close)
+            return
+        threads = max(1, int(self.machine().get("threads", 1)) // workers)
+        self.close()
+        made = [ProcessExecutor(self._patience, partial(self._new_worker, threads)) for _ in range(workers)]
+
+        def stop() -> None:
+            for each in made:
+                each.close()
+
+        try:
+            for each in made:
+                each.begin()
+            yield Crew(tuple(each.run for each in made), stop, retries=SHARD_RETRIES)
+        finally:
+            stop()
 
     def _follow(self, waiting: dict[str, Scenario], at: _At, emit: Emit) -> None:
         """Have the worker measure what is waiting, and take off what has ended, until it is done.

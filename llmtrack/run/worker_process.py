@@ -24,9 +24,14 @@ DEATH_SECONDS = 10.0
 
 
 class WorkerProcess:
-    """A worker that runs; nothing that its parent does with it waits longer than it is told to."""
+    """A worker that runs; nothing that its parent does with it waits longer than it is told to.
 
-    def __init__(self) -> None:
+    Args:
+        threads: that compute, unless the environment says how many; 0: as many as PyTorch takes.
+    """
+
+    def __init__(self, threads: int = 0) -> None:
+        told = {"OMP_NUM_THREADS": str(threads)} if threads else {}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "llmtrack.worker.process", str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -34,7 +39,7 @@ class WorkerProcess:
             text=True,
             encoding="utf-8",
             errors="replace",
-            env=environment(),
+            env={**told, **environment()},
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="llmtrack-listen", daemon=True).start()

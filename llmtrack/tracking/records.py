@@ -24,8 +24,9 @@ from llmtrack.scenario import (
 )
 from llmtrack.tracking import spreads
 
-# Prompts are in the workload's digest; how much is printed changes nothing that is measured.
-_NOT_CONDITIONS = ("prompts", "verbose")
+# Prompts are in the workload's digest; how much is printed changes nothing that is measured; how many workers there were is
+# known when it is measured.
+_NOT_CONDITIONS = ("prompts", "verbose", "workers")
 _CLOCK = re.compile(r"-(\d\d)(\d\d)\d\d-")
 _LONGEST_MODEL = 40
 

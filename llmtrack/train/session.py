@@ -19,7 +19,7 @@ from llmtrack.plain import to_json
 from llmtrack.quality import perplexity
 from llmtrack.quality.asked import score_as_asked
 from llmtrack.quality.encoding import encode_text
-from llmtrack.quality.perplexity import Quality
+from llmtrack.quality.figures import Quality
 from llmtrack.scenario import (
     PerplexityTask,
     Scalar,

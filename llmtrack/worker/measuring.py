@@ -9,11 +9,12 @@ from llmtrack.engine import Engine
 from llmtrack.errors import ExtensionError, LlmtrackError, ScenarioError
 from llmtrack.events import Event, Log, SoFar, Warn
 from llmtrack.measure.timing import Clock
-from llmtrack.scenario import Measurement, PerplexityTask, Scenario, TrainTask, Variant
+from llmtrack.scenario import Measurement, PerplexityTask, Scenario, ShardTask, TrainTask, Variant
 from llmtrack.worker.generate import measure_generation
 from llmtrack.worker.notices import notices
 from llmtrack.worker.outcomes import Emit, failure_of
 from llmtrack.worker.perplexity import measure_perplexity, with_quality
+from llmtrack.worker.shards import Ready, measure_shard
 from llmtrack.worker.train import measure_training
 
 
@@ -24,6 +25,8 @@ class EngineCache:
         self._load = load
         self._variant: Variant | None = None
         self._engine: Engine | None = None
+        self.ready: Ready = {}
+        """What was made of texts by the engine."""
 
     def get(self, variant: Variant) -> tuple[Engine, bool]:
         """Return the engine of a variant, and whether it was loaded just now."""
@@ -43,6 +46,7 @@ class EngineCache:
         if self._engine is not None:
             self._engine.close()
         self._variant = self._engine = None
+        self.ready.clear()
 
 
 def measure_group(
@@ -95,5 +99,7 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
         assert check is not None  # else it was not held back
         emit(with_quality(measurement, check, engine, engines.load_beside, emit, clock))
     for scenario in scenarios:
-        if isinstance(scenario.task, PerplexityTask):
+        if isinstance(scenario.task, ShardTask):
+            measure_shard(scenario, scenario.task, engine, engines.ready, emit, clock)
+        elif isinstance(scenario.task, PerplexityTask):
             measure_perplexity(scenario, scenario.task, engine, emit, clock)

@@ -20,8 +20,8 @@ from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.quality.asked import score_as_asked
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.drift import Drift, compare_distributions
-from llmtrack.quality.encoding import lost_warning, unknown_warning
-from llmtrack.quality.perplexity import Batch, Quality
+from llmtrack.quality.figures import cut_warnings, quality_warnings
+from llmtrack.quality.perplexity import Batch
 from llmtrack.scenario import (
     Failure,
     Measurement,
@@ -235,17 +235,11 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
             f"average loss {quality.loss:.4f} nats, perplexity {quality.perplexity:.3f} ({quality.tokens_scored} tokens)"
         )
     )
-    facts |= {
-        "corpus": corpus.name,
-        "corpus_digest": corpus.digest,
-        "corpus_blank_rows": corpus.blank,
-        "stride": task.window_stride,
-        **quality.facts,
-    }
+    facts |= corpus_facts(corpus, task) | quality.facts
     warnings = (
         corpus.warnings
         + quality_warnings(quality)
-        + _cut_warnings(quality, task)
+        + cut_warnings(quality, task)
         + beside.get("the load of the machine", lambda: busy_warning(before, read_cpu()), ())
         + beside.get("what held the device back", partial(device_warnings, device, readings), ((), False))[0]
         + beside.warnings
@@ -256,9 +250,19 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
         facts,
         warnings,
         quality.batch_losses,
-        max(map(len, quality.tokens_read), default=0),
+        quality.batch_size,
         peak,
     )
+
+
+def corpus_facts(corpus: Corpus, task: PerplexityTask) -> dict[str, Scalar]:
+    """Return the params that say which text was scored."""
+    return {
+        "corpus": corpus.name,
+        "corpus_digest": corpus.digest,
+        "corpus_blank_rows": corpus.blank,
+        "stride": task.window_stride,
+    }
 
 
 def warm_up(engine: Engine) -> None:
@@ -272,36 +276,3 @@ def warm_up(engine: Engine) -> None:
         padded[1, 5:] = 0
         for rows, mask in ((2, torch.ones_like(ids)), (2, padded), (1, padded[:1])):
             engine.score(ids[:rows], mask)
-
-
-def quality_warnings(quality: Quality) -> tuple[str, ...]:
-    """Return what must be said of the text that was scored."""
-    found = [
-        *unknown_warning(
-            quality.unknown_tokens_scored,
-            quality.tokens_scored,
-            "scored tokens",
-            "to predict that something unknown comes is easier than what comes, so figures of the text look too good",
-        ),
-        *lost_warning(quality.bytes_without_token, "they are neither predicted nor counted"),
-    ]
-    if quality.bytes_scored is None:
-        found.append(
-            "this tokenizer does not tell which text its tokens cover, so there are no bits_per_byte and no "
-            "word_perplexity: use bos_rule=model and a max_length that cuts nothing, or a fast tokenizer"
-        )
-    return tuple(found)
-
-
-def _cut_warnings(quality: Quality, task: PerplexityTask) -> tuple[str, ...]:
-    found = []
-    # What max_tokens leaves out of a stream was asked for.
-    if quality.tokens_truncated and task.protocol == "documents":
-        found.append(
-            f"{quality.tokens_truncated} tokens were cut from documents longer than {task.max_length}: raise max_length"
-        )
-    if quality.documents_skipped:
-        found.append(
-            f"{quality.documents_skipped} document(s) of one token were left out: one token predicts nothing"
-        )
-    return tuple(found)

@@ -17,7 +17,8 @@ from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import summarize_rate
 from llmtrack.measure.timing import Clock
-from llmtrack.quality.perplexity import Batch, compute_perplexity
+from llmtrack.quality.figures import compute_perplexity, quality_warnings
+from llmtrack.quality.perplexity import Batch
 from llmtrack.scenario import Failure, Measurement, Outcome, Scenario, StepValues, TrainTask, workload_id
 from llmtrack.stopping import stop_in_order
 from llmtrack.train import checkpoint
@@ -25,7 +26,6 @@ from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, compiled
 from llmtrack.train.opening import open_session
 from llmtrack.train.session import Session
 from llmtrack.worker.outcomes import MIB, Emit, engine_metrics, failure_of
-from llmtrack.worker.perplexity import quality_warnings
 from llmtrack.worker.power import device_warnings
 
 BUNCH_SECONDS = 5.0

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError, UsageError
-from llmtrack.quality.perplexity import Batch, compute_perplexity, score_documents
+from llmtrack.quality.figures import compute_perplexity
+from llmtrack.quality.perplexity import Batch, score_documents
 from tests.engines.models import bigram_engine
 
 

@@ -6,7 +6,8 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -24,7 +25,8 @@ from llmtrack.run.cluster.files import (
     note_home,
     parcel_of,
 )
-from llmtrack.run.cluster.kinds import Kind, Node
+from llmtrack.run.cluster.kinds import Kind, Node, room_on
+from llmtrack.run.crew import Crew
 from llmtrack.run.executors import BESIDE, INTERRUPTED, Emit
 from llmtrack.run.kept import Kept
 from llmtrack.run.patience import LOADING, STARTING, Patience
@@ -79,6 +81,7 @@ class RayExecutor:
         self._stopping = threading.Event()
         self._running: dict[str, Task] = {}
         self._lock = threading.Lock()
+        self._one_crew = threading.Lock()
 
     def begin(self) -> None:
         """Have every node start a worker, and wait for none: its imports take seconds, in which the study is opened."""
@@ -117,6 +120,18 @@ class RayExecutor:
         except BaseException:
             group.kept.emit_all_without(INTERRUPTED)
             raise
+
+    @contextmanager
+    def crew(self, workers: int | None) -> Iterator[Crew]:
+        """Open a crew: each worker is a task of Ray's, and what is lost with its node goes on elsewhere, as in `run`.
+
+        Args:
+            workers: how many; None: as many as there is room for at once.
+        """
+        # Two at once would have half of the nodes each, and neither would know.
+        with self._one_crew:
+            room = max(1, room_on(self.kind, self._cluster.alive()))
+            yield Crew((self.run,) * min(workers or room, room), self.stop, all_at_once=True)
 
     def stop(self) -> None:
         """Have all that is measured end soon; what is there already, and can be taken up again later, is kept."""

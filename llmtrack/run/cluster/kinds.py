@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmtrack.errors import UsageError
@@ -139,6 +139,15 @@ def _title(node: Node) -> str:
         f"{facts['memory_gib']} GiB" if "memory_gib" in facts else "",
     ]
     return ", ".join(filter(None, parts)) or node.name
+
+
+def room_on(kind: Kind, alive: Collection[str]) -> int:
+    """Return how many measurements at once there is room for on the nodes of a kind that live, by what Ray may give away."""
+    return sum(
+        min((int(node.resources.get(name, need) / need) for name, need in kind.needs.items()), default=1)
+        for node in kind.nodes
+        if node.id in alive
+    )
 
 
 def split_by_version(nodes: Sequence[Node], own: Mapping[str, str]) -> tuple[list[Node], list[str]]:

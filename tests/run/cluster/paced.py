@@ -18,12 +18,17 @@ class RealClock(FakeClock):
 
 
 class PacedEngine(ScriptedEngine):
-    """Takes so many seconds for a call of two tokens; 13 new tokens hang it, always or the first time."""
+    """Takes so many seconds for a call of two tokens, or to score a batch; 13 new tokens hang it, always or the first time."""
 
     def __init__(self, model):
         words = dict(word.split("-") for word in model.split("."))
-        super().__init__(RealClock(), Script(float(words["s"]) / 100, 0.0))
+        self.pause = float(words["s"]) / 100
+        super().__init__(RealClock(), Script(self.pause, 0.0))
         self.hangs = words.get("hangs", "")
+
+    def score(self, *batch):
+        self.clock.advance(self.pause)
+        return super().score(*batch)
 
     def generate(self, request, on_step):
         if request.max_new_tokens == 13 and self.hangs == "always":

@@ -9,19 +9,23 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
 
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.events import Progress
 from llmtrack.experiment import Experiment
 from llmtrack.run import again
 from llmtrack.run.cluster.connect import Cluster
 from llmtrack.run.cluster.executor import Stopped
+from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.patience import Patience
+from llmtrack.run.shards import run_scenarios
 from llmtrack.run.study import run_study
-from llmtrack.scenario import Failure, Measurement, RepeatPolicy, Variant
+from llmtrack.scenario import Failure, Measurement, PerplexityTask, RepeatPolicy, Scenario, Variant
 from llmtrack.stopping import STOPPING
 from llmtrack.tracking.query import runs, studies
 from tests.conftest import HANG_S
@@ -92,6 +96,43 @@ def test_a_killed_node_costs_what_it_was_measuring_and_nothing_that_had_ended(cl
     assert all(isinstance(each, Measurement) for each in found), found
     assert {each.tags["node"] for each in found[1:]}.isdisjoint(killed)
     assert any("the node died" in getattr(each, "text", "") for each in events)
+
+
+@pytest.mark.slow(30)
+def test_a_text_is_scored_on_both_nodes_and_what_is_lost_with_one_on_the_other(cluster, executor):
+    asked = Scenario(
+        "text",
+        Variant("s-20", backend="paced", device="cpu"),
+        PerplexityTask(max_length=32, batch_size=1, workers=None),
+    )
+    names = [each.name for each in executor.kind.nodes]
+    events, killed = [], []
+
+    def kill_once(event):
+        events.append(event)
+        if isinstance(event, Progress) and event.done > 0.2 and not killed:
+            killed.append(names[0])
+            cluster.kill(names[0])
+
+    run_scenarios(executor, (asked,), kill_once)
+    (found,) = outcomes(events)
+    assert isinstance(found, Measurement), found
+    assert found.scenario == asked
+    assert (found.facts["workers"], found.facts["shards"]) == (2, 16)
+    shards = [line.split("\t") for line in found.texts["shards.txt"].splitlines()[1:]]
+    assert [int(number) for number, *_ in shards] == list(range(1, 17)), "each counts once"
+    assert {node for _, _, node, *_ in shards} <= set(names)
+    assert names[1] in found.tags["node"]
+    alone = []
+    plain = replace(asked, task=replace(asked.task, workers=1))
+    load = lambda variant: ScriptedEngine(FakeClock(), Script(1.0, 1.0))  # noqa: E731
+    InlineExecutor(load).run((plain,), alone.append)
+    (expected,) = outcomes(alone)
+    for name in ("loss", "loss_stderr", "perplexity", "tokens_scored", "bits_per_byte", "documents_scored"):
+        assert found.metrics[name] == expected.metrics[name]
+    assert found.series["batch_loss"] == expected.series["batch_loss"]
+    shares = [each.done for each in events if isinstance(each, Progress)]
+    assert shares[-1] == 1.0
 
 
 @pytest.mark.slow(25)

@@ -1,0 +1,80 @@
+"""How much faster do two workers score a text than one, with one thread each?
+
+    python -m benchmarks.shards                                     # two to three minutes, on a machine with two idle cores
+    python -m benchmarks.shards --rounds 1 --tokens 512             # whether it works
+
+One worker and two take turns. What is compared is the speed of scoring, which loading is no part of; the time with the
+start and load of the second worker is told apart. The result must be the same to 1e-9.
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+
+import click
+
+from llmtrack.events import Event
+from llmtrack.run.executors import ProcessExecutor
+from llmtrack.run.shards import run_scenarios
+from llmtrack.scenario import Failure, Measurement, PerplexityTask, Scenario, Variant
+
+GOAL = 0.9
+ALIKE = 1e-9
+
+
+def scored(executor: ProcessExecutor, scenario: Scenario) -> tuple[Measurement, float]:
+    """Return what scoring a text gave, and the seconds of all that it took."""
+    found: list[Measurement] = []
+
+    def take(event: Event) -> None:
+        if isinstance(event, Failure):
+            raise click.ClickException(event.reason)
+        if isinstance(event, Measurement):
+            found.append(event)
+
+    start = time.perf_counter()
+    run_scenarios(executor, (scenario,), take)
+    return found[0], time.perf_counter() - start
+
+
+@click.command(help=__doc__)
+@click.option("--model", default="synthetic:smollm2-135m", show_default=True)
+@click.option("--tokens", type=click.IntRange(min=2), default=3072, show_default=True, help="Of the text.")
+@click.option("--length", type=click.IntRange(min=2), default=128, show_default=True, help="Of a window.")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--workers", type=click.IntRange(min=2), default=2, show_default=True)
+def main(model: str, tokens: int, length: int, rounds: int, workers: int) -> None:
+    """Score by one worker and by several in turn, and print what each took."""
+    variant = Variant(model, device="cpu", options=(("threads", 1),))
+    speeds: dict[int, list[float]] = {1: [], workers: []}
+    losses = []
+    # The single worker keeps its model from round to round; it waits while the others score.
+    single, several = ProcessExecutor(), ProcessExecutor()
+    try:
+        for number in range(rounds):
+            for count, executor in ((1, single), (workers, several)):
+                task = PerplexityTask(
+                    protocol="rolling", max_length=length, max_tokens=tokens, batch_size=1, workers=count
+                )
+                done, took = scored(executor, Scenario("text", variant, task))
+                speeds[count].append(done.metrics["score_tokens_per_sec"])
+                losses.append(done.metrics["loss"])
+                print(
+                    f"round {number + 1}, {count} worker(s): {speeds[count][-1]:8.1f} tokens/s, loss {losses[-1]:.12f}, "
+                    f"{took:6.1f} s with start and load"
+                )
+    finally:
+        single.close()
+        several.close()
+    of_linear = [many / (workers * one) for one, many in zip(speeds[1], speeds[workers], strict=True)]
+    print(
+        f"of linear: {', '.join(f'{share:.3f}' for share in of_linear)}; median {median(of_linear):.3f} (goal: {GOAL})"
+    )
+    print(f"largest difference of the loss: {max(losses) - min(losses):.1e} (goal: {ALIKE:g})")
+    if max(losses) - min(losses) > ALIKE:
+        raise click.ClickException("the loss differs")
+
+
+if __name__ == "__main__":
+    main()

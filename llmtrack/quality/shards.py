@@ -1,0 +1,72 @@
+"""Cut a text into shards that are scored apart, and put together what came of them (pure functions).
+
+What is cut are the batches that a single worker would make, so that each is computed as it would be there: the sum of a row
+depends, in its last digits, on what it shares a batch with.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from llmtrack.errors import ScenarioError
+from llmtrack.quality.batching import in_batches
+from llmtrack.quality.figures import Quality, quality_of, together
+from llmtrack.scored import Part
+
+
+def plan_batches(lengths: Sequence[int], batch_size: int | None, budget: int) -> list[range]:
+    """Return the rows of each batch that a single worker would make.
+
+    Args:
+        lengths: tokens of each row, in the order in which rows are scored.
+        batch_size: rows of a batch; None: by the budget.
+        budget: tokens of a batch at most; the same for each worker, whatever memory it has free.
+    """
+    rows = range(len(lengths))
+    batches = in_batches(rows, lambda row: lengths[row], len, batch_size, budget)
+    return [range(batch[0], batch[-1] + 1) for batch, _ in batches]
+
+
+def share_out(costs: Sequence[int], of: int) -> list[list[int]]:
+    """Share out batches among shards so that each costs about the same; the same each time.
+
+    The dearest first, each to the shard that costs the least so far: no shard then costs more than another by more than a
+    batch. There may be more shards than batches.
+
+    Args:
+        costs: tokens of each batch, pads included.
+        of: number of shards.
+
+    Returns:
+        The numbers of each shard's batches, in order.
+    """
+    shards: list[list[int]] = [[] for _ in range(of)]
+    loads = [(0, number) for number in range(of)]
+    for batch in sorted(range(len(costs)), key=lambda each: -costs[each]):
+        load, number = loads[0]
+        shards[number].append(batch)
+        heapq.heapreplace(loads, (load + costs[batch], number))
+    return [sorted(shard) for shard in shards]
+
+
+def merge(parts: Sequence[Part]) -> Quality:
+    """Return the figures of a text from the parts that it was scored in, in any order, cut in any way.
+
+    Sums are exact (`math.fsum`), and batches are put in the order of a single worker, so the figures are those of one.
+
+    Raises:
+        ScenarioError: workers read other tokens of the text, or a batch is missing or was scored twice.
+    """
+    first = parts[0]
+    if any((each.text, each.of) != (first.text, first.of) for each in parts):
+        raise ScenarioError(
+            "workers made other tokens or batches of the text: give all of them the same model, tokenizer and text"
+        )
+    batches = {number: scored for part in parts for number, scored in part.batches.items()}
+    if len(batches) != sum(len(part.batches) for part in parts) or set(batches) != set(range(first.of)):
+        raise ScenarioError(f"of {first.of} batches, workers scored {sorted(batches)}: measure again")
+    whole = together([batches[number] for number in range(first.of)])
+    if sorted(whole.rows) != list(range(first.text.rows)):
+        raise ScenarioError(f"workers scored {len(whole.rows)} of {first.text.rows} rows: measure again")
+    return quality_of(first.text, whole)

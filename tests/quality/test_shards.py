@@ -1,0 +1,122 @@
+"""A text in shards: how it is cut, and that what is put together is what a single worker gives, to the last digit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtrack.engines import pytorch
+from llmtrack.errors import ScenarioError
+from llmtrack.plain import from_json, to_json
+from llmtrack.quality.asked import prepare, score_as_asked, score_shard
+from llmtrack.quality.shards import merge, plan_batches, share_out
+from llmtrack.scenario import PerplexityTask, ShardTask, Variant
+from llmtrack.scored import Part, Scored, Text
+
+TEXTS = [f"The {'harbour ' * (number % 5)}wakes before the town {'é' * number}." for number in range(9)]
+ASKED = {
+    "documents": PerplexityTask(max_length=32, batch_size=2),
+    "rolling": PerplexityTask(
+        protocol="rolling", max_length=24, stride=7, bos_rule="model", batch_size=3, padding_side="left"
+    ),
+    "auto": PerplexityTask(max_length=64, batch_size=None),
+}
+
+
+def test_batches_are_those_of_a_single_worker():
+    assert plan_batches([5, 4, 3], 2, 100) == [range(2), range(2, 3)]
+    # At most 8 tokens a batch, pads included: two rows of 4, then three of 2.
+    assert plan_batches([4, 4, 2, 2, 2], None, 8) == [range(2), range(2, 5)]
+    assert plan_batches([9, 1], None, 8) == [range(1), range(1, 2)], "a row alone is one, however long"
+
+
+def test_the_dearest_batch_goes_first_to_the_shard_with_the_least():
+    # 8 | 4 + 4, then 3 to the first of equals, and 1 to the other.
+    assert share_out([8, 4, 4, 3, 1], 2) == [[0, 3], [1, 2, 4]]
+    assert share_out([5], 3) == [[0], [], []]
+
+
+@given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 9))
+def test_every_batch_is_in_one_shard_and_none_costs_more_than_another_by_more_than_a_batch(costs, of):
+    shards = share_out(costs, of)
+    assert sorted(batch for shard in shards for batch in shard) == list(range(len(costs)))
+    loads = [sum(costs[batch] for batch in shard) for shard in shards]
+    assert max(loads) - min(loads) <= max(costs, default=0)
+    assert share_out(costs, of) == shards
+
+
+WHOLE = Text("documents", 3, 8, 2, 0, 0, 0, 1, 0, "t", "u")
+# Documents of 2, 1 and 1 predicted tokens, longest first, two to a batch.
+FIRST = Scored(rows=(2, 0), nats=(3.0, 0.5), tokens=(2, 1), losses=(3.5 / 3,), read=((2, 1),))
+SECOND = Scored(rows=(1,), nats=(4.5,), tokens=(1,), losses=(4.5,), read=((1,),))
+
+
+def test_sums_and_counts_are_put_together_by_hand():
+    quality = merge([Part(WHOLE, 2, {1: SECOND}, 1.0), Part(WHOLE, 2, {0: FIRST}, 1.0)])
+    assert quality.loss == 8.0 / 4
+    assert quality.perplexity == math.exp(2.0)
+    assert quality.bits_per_byte == 8.0 / math.log(2) / 8
+    assert quality.word_perplexity == math.exp(4.0)
+    assert (quality.documents_scored, quality.documents_skipped, quality.tokens_scored) == (3, 1, 4)
+    assert quality.batch_losses == (3.5 / 3, 4.5), "in the order of a single worker"
+    assert quality.batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([Part(WHOLE, 2, {0: FIRST}, 1.0)], r"of 2 batches, workers scored \[0\]"),
+        ([Part(WHOLE, 2, {0: FIRST}, 1.0), Part(WHOLE, 2, {0: FIRST, 1: SECOND}, 1.0)], "of 2 batches"),
+        ([Part(WHOLE, 1, {0: FIRST}, 1.0)], "2 of 3 rows"),
+        (
+            [Part(WHOLE, 2, {0: FIRST}, 1.0), Part(replace(WHOLE, tokens_digest="x"), 2, {1: SECOND}, 1.0)],
+            "workers made other tokens",
+        ),
+    ],
+)
+def test_what_does_not_make_the_text_is_refused(parts, message):
+    with pytest.raises(ScenarioError, match=message):
+        merge(parts)
+
+
+@cache
+def tiny():
+    return pytorch.load(Variant("synthetic:tiny", device="cpu"))
+
+
+@cache
+def scored_alone(name):
+    """What a single worker gives, and what each batch gives as a part of its own."""
+    task, engine = ASKED[name], tiny()
+    ready = prepare(engine, TEXTS, task)
+    parts = []
+    for number in range(5):
+        batches, of = score_shard(engine, ready, ShardTask(**vars(task), number=number, of=5))
+        parts += [Part(ready.text, of, {key: scored}, 0.0) for key, scored in batches.items()]
+    return score_as_asked(engine, TEXTS, task), parts
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize("name", ASKED)
+@given(data=st.data())
+def test_any_cut_in_any_order_gives_what_a_single_worker_does(name, data):
+    whole, parts = scored_alone(name)
+    shards: dict[int, list[Part]] = {}
+    for part in data.draw(st.permutations(parts)):
+        shards.setdefault(data.draw(st.integers(0, 3)), []).append(part)
+    merged = [
+        Part(
+            several[0].text,
+            several[0].of,
+            {key: v for each in several for key, v in each.batches.items()},
+            0.0,
+        )
+        for several in shards.values()
+    ]
+    # As it comes over the border of a process.
+    assert merge([from_json(to_json(each), Part) for each in merged]) == whole
