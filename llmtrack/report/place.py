@@ -10,6 +10,7 @@ from rich.console import Console
 
 from llmtrack.report.parts import Parts
 from llmtrack.tracking.artifacts import artifact_text, series
+from llmtrack.tracking.views import run_link
 
 
 @dataclass(frozen=True)
@@ -47,4 +48,4 @@ class Place:
 
 def links_to(experiment_id: str | None, run_ids: Sequence[str]) -> tuple[str, ...]:
     """Return where MLflow shows each run, from within its pages."""
-    return tuple(f"#/experiments/{experiment_id}/runs/{run_id}" for run_id in run_ids)
+    return tuple(run_link("", str(experiment_id), run_id) for run_id in run_ids)

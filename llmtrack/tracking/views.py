@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 PREFIX = "mlflow.sharedViewState."
 # A value of an experiment's tag holds so much.
 MOST_CHARACTERS = 5000
-# Views of older studies go: all tags of an experiment are read whenever its page is opened. A link to one that is gone
-# opens MLflow's overview; `llmtrack report` prepares it again.
+# Views of older studies go: all tags of an experiment are read whenever its page is opened. `llmtrack report` prepares one
+# again.
 MOST_KEPT = 200
 # Without it MLflow opens an experiment at its traces, and a run at its evaluations.
 KIND = "workflowType=machine_learning"
+# Where a view is gone MLflow goes on to the experiment, and forgets what the link says of its kind: the experiment says so.
+KIND_TAG, OURS = "mlflow.experimentKind", "custom_model_development"
 
 
 def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str | None = None) -> None:
-    """Write views to an experiment, and remove those of the oldest studies beyond `MOST_KEPT`.
+    """Write views to an experiment, have MLflow open it at its runs, and remove the views of the oldest studies beyond `MOST_KEPT`.
 
     Args:
         views: JSON by key, a study's id; one that is too long for a tag is left out.
@@ -41,7 +43,10 @@ def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str |
         for key, text in views.items():
             if len(text) <= MOST_CHARACTERS:
                 client.set_experiment_tag(experiment_id, PREFIX + key, text)
-        _forget_oldest(client, experiment_id)
+        tags = client.get_experiment(experiment_id).tags
+        if KIND_TAG not in tags:  # what a person has chosen stays
+            client.set_experiment_tag(experiment_id, KIND_TAG, OURS)
+        _forget_oldest(client, experiment_id, tags)
     except MlflowException as error:
         raise store.unreadable(client, error) from error
 
@@ -55,10 +60,9 @@ def kept_views(experiment_id: str, tracking_uri: str | None = None) -> frozenset
     return frozenset()
 
 
-def _forget_oldest(client: MlflowClient, experiment_id: str) -> None:
+def _forget_oldest(client: MlflowClient, experiment_id: str, tags: Iterable[str]) -> None:
     if not hasattr(client, "delete_experiment_tag"):
         return
-    tags = client.get_experiment(experiment_id).tags
     # Older versions kept charts as a view of their own.
     ours = [tag for tag in tags if tag.startswith(PREFIX) and is_study_id(_study(tag))]
     # An id holds the time at which its study began.
@@ -75,13 +79,24 @@ def runs_link(server: str, experiment_id: str, key: str = "", charts: bool = Fal
 
     A version of MLflow that knows no such views shows its plain table there.
     """
-    link = f"{server.rstrip('/')}/#/experiments/{experiment_id}/runs?{KIND}"
+    link = f"{_root(server)}#/experiments/{experiment_id}/runs?{KIND}"
     if key:
         link += f"&viewStateShareKey={quote(key)}"
     return link + ("&compareRunsMode=CHART" if charts else "")
 
 
 def run_link(server: str, experiment_id: str, run_id: str, artifact: str = "") -> str:
-    """Return where MLflow shows a run, or an artifact of it."""
+    """Return where MLflow shows a run, or an artifact of it.
+
+    Args:
+        server: its address; empty for a link within its pages.
+        experiment_id: the MLflow experiment.
+        run_id: the run.
+        artifact: its path.
+    """
     path = f"/artifacts/{quote(artifact)}" if artifact else ""
-    return f"{server.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}{path}?{KIND}"
+    return f"{_root(server)}#/experiments/{experiment_id}/runs/{run_id}{path}?{KIND}"
+
+
+def _root(server: str) -> str:
+    return f"{server.rstrip('/')}/" if server else ""

@@ -63,7 +63,7 @@ def test_a_note_of_a_study_leads_to_its_runs(tab, tracked):
 
 
 def test_a_study_opens_with_its_answer_and_its_figures(tab, tracked):
-    page = tab().open(run_link("", tracked.experiment_id, tracked.study).removeprefix("/#"))
+    page = tab().open(run_link("", tracked.experiment_id, tracked.study).removeprefix("#"))
     expect(page.get_by_text("From 16 to 64 prompt tokens the call takes").first).to_be_visible()
     expect(page.get_by_role("link", name="scenarios_measured", exact=True)).to_be_visible()
     expect(page.get_by_text("No metrics recorded")).to_have_count(0)
@@ -78,7 +78,7 @@ def test_the_charts_of_a_scenario_are_of_its_metrics_and_not_of_their_spread(tab
 
 
 def test_the_prepared_view_shows_the_scenarios_of_the_study_with_the_columns_that_matter(tab, tracked):
-    page = tab().open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("/#"))
+    page = tab().open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("#"))
     # All but the study's own; on a busy machine a scenario may have been measured once more.
     expect(page.get_by_text(f"{len(tracked.run_names) - 1} matching runs")).to_be_visible()
     expect(page.get_by_text("tokens_per_sec").first).to_be_visible()
@@ -86,7 +86,13 @@ def test_the_prepared_view_shows_the_scenarios_of_the_study_with_the_columns_tha
     expect(page.get_by_text("does not exist")).to_have_count(0)
 
 
+def test_the_link_of_a_view_that_is_gone_opens_the_runs(tab, tracked):
+    page = tab().open(runs_link("", tracked.experiment_id, "gone").removeprefix("#"))
+    expect(page.get_by_text(f"{len(tracked.run_names)} matching runs")).to_be_visible()
+    expect(page).to_have_url(re.compile("/runs.*workflowType=machine_learning"))
+
+
 def test_the_prepared_charts_are_bars_and_what_was_asked(tab, tracked):
-    page = tab().open(runs_link("", tracked.experiment_id, tracked.study_id, charts=True).removeprefix("/#"))
+    page = tab().open(runs_link("", tracked.experiment_id, tracked.study_id, charts=True).removeprefix("#"))
     expect(page.get_by_text("What was asked").first).to_be_visible()
     expect(page.get_by_text("Parallel Coordinates").first).to_be_visible()

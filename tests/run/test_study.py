@@ -82,7 +82,8 @@ def test_a_study_that_works(tracker, uri, console, tmp_path):
     )
     assert note.splitlines()[2] == "*What does a longer prompt cost?*"
     for run_id, name in zip(tracked["run_id"], tracked["scenario"], strict=True):
-        assert f"[{name}](#/experiments/{result.study.experiment_id}/runs/{run_id})" in note
+        link = f"#/experiments/{result.study.experiment_id}/runs/{run_id}?workflowType=machine_learning"
+        assert f"[{name}]({link})" in note
     table = text(uri, own["run_id"], "table.md", tmp_path)
     assert table.index("prompt_4") < table.index("prompt_8")
     printed = console.file.getvalue()

@@ -188,6 +188,9 @@ def test_views_are_kept_with_the_experiment_and_the_oldest_go(tracker, uri, monk
     for hour in range(5):
         runs = RUNS.assign(study_id=f"precision-20261128-0{hour}0000-aaaa")
         prepare_views(summary_table(runs), runs, "study_id", study.experiment_id, uri)
+    assert (
+        client.get_experiment(study.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
+    )
     kept = views.kept_views(study.experiment_id, uri)
     assert kept == {f"precision-20261128-0{hour}0000-aaaa" for hour in (3, 4)}
     tags = client.get_experiment(study.experiment_id).tags
@@ -197,6 +200,14 @@ def test_views_are_kept_with_the_experiment_and_the_oldest_go(tracker, uri, monk
 
 def test_a_store_that_keeps_no_views_costs_nothing():
     prepare_views(summary_table(RUNS), RUNS, "study_id", "1", "sqlite:////nowhere/at/all.db")
+
+
+@pytest.mark.slow(1)
+def test_what_a_person_says_of_an_experiment_stays(tracker, uri):
+    experiment = tracker.start_study("precision", "q", {}, {}).experiment_id
+    MlflowClient(uri).set_experiment_tag(experiment, "mlflow.experimentKind", "genai_development")
+    views.keep_views({"precision-20261128-000000-aaaa": "{}"}, experiment, uri)
+    assert MlflowClient(uri).get_experiment(experiment).tags["mlflow.experimentKind"] == "genai_development"
 
 
 @pytest.mark.parametrize(
