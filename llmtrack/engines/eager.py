@@ -12,6 +12,21 @@ from llmtrack.engines.stamps import Stamps
 from llmtrack.tensors.padding import pad_rows
 
 
+def greedy(model: Any, new_tokens: int, **settings: Any) -> GenerationConfig:
+    """Return the settings of greedy generation, with the special ids of a model: of those that are missing `generate` says that it fills them in.
+
+    Args:
+        model: a transformers model.
+        new_tokens: at most.
+        settings: further ones, of `GenerationConfig`.
+    """
+    own = {
+        name: getattr(model.generation_config, name)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
+    return GenerationConfig(max_new_tokens=new_tokens, do_sample=False, num_beams=1, **{**own, **settings})
+
+
 class EagerDecoding:
     """Greedy decoding by `generate`.
 
@@ -33,11 +48,10 @@ class EagerDecoding:
     def generate(self, request: GenerateRequest, stamps: Stamps) -> torch.Tensor:
         """Return the (rows, new tokens) ids, on the host."""
         ids, mask = pad_rows(request.prompt_ids, self._pad_id, request.padding_side, request.padded_length)
-        config = GenerationConfig(
-            max_new_tokens=request.max_new_tokens,
+        config = greedy(
+            self._model,
+            request.max_new_tokens,
             min_new_tokens=request.max_new_tokens if request.ignore_eos else None,
-            do_sample=False,
-            num_beams=1,
             use_cache=request.use_cache,
             eos_token_id=sorted(self._eos_ids) or None,
             pad_token_id=self._pad_id,

@@ -10,13 +10,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from llmtrack.devices import arithmetic_of, resolve_device, resolve_dtype, stored_label
 from llmtrack.engine import CacheGrowth, Engine, EngineInfo, Generated, GenerateRequest, Tokenized
 from llmtrack.engines.compiled import Compiler
 from llmtrack.engines.decoding import NO_COMPILE, choose_decoding
-from llmtrack.engines.eager import EagerDecoding
+from llmtrack.engines.eager import EagerDecoding, greedy
 from llmtrack.engines.forgetting import rescaling_ropes, reset_rope
 from llmtrack.engines.layers import CompiledLayers
 from llmtrack.engines.options import TorchOptions
@@ -405,9 +405,7 @@ class TorchEngine:
     @torch.inference_mode()
     def _step_logits(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Sequence[torch.Tensor]:
         """Return the logits of two generated tokens, each (rows, vocabulary); none where it cannot generate."""
-        config = GenerationConfig(
-            max_new_tokens=2, min_new_tokens=2, do_sample=False, num_beams=1, pad_token_id=self._pad_id
-        )
+        config = greedy(self.model, 2, min_new_tokens=2, pad_token_id=self._pad_id)
         config.output_logits = config.return_dict_in_generate = True
         try:
             output: Any = self.model.generate(

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
-from transformers import GenerationConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from llmtrack.engine import CacheGrowth, Operations
+from llmtrack.engines.eager import greedy
 from llmtrack.engines.forgetting import ModuleState
 from llmtrack.engines.operations import local, operations
 
@@ -124,16 +125,7 @@ def _watch(model: Any, tokens: int, modules: ModuleState) -> _Watched:
         model.register_forward_hook(end, always_call=True),
     )
     ids = torch.zeros((1, tokens), dtype=torch.int64, device=next(model.parameters()).device)
-    config = GenerationConfig(
-        max_new_tokens=2,
-        min_new_tokens=2,
-        do_sample=False,
-        num_beams=1,
-        use_cache=True,
-        pad_token_id=0,
-        eos_token_id=model.generation_config.eos_token_id,
-        bos_token_id=model.generation_config.bos_token_id,
-    )
+    config = greedy(model, 2, min_new_tokens=2, use_cache=True, pad_token_id=0)
     try:
         model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), generation_config=config)
     finally:

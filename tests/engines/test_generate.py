@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llmtrack.engine import GenerateRequest
-from tests.engines.models import bigram_engine, chain
+from tests.engines.models import bigram_engine, chain, small
 
 PROMPTS = tuple(tuple(text.encode()) for text in ("The harbour", "Boats come in with the tide", "x"))
 
@@ -107,3 +107,14 @@ def test_an_end_inside_the_prompt_is_an_ordinary_token():
     # Pads are known by position: the prompt's own 9 is attended to and continued from.
     ids, _ = generate(bigram_engine(ENDING, eos=9), ((1, 9), (3, 4, 9)), 2, ignore_eos=False)
     assert ids == ((7, 7), (7, 7))
+
+
+def test_transformers_has_no_advice_to_give(capfd):
+    """In this process nothing filters it, and it gives each only once."""
+    from transformers.utils import logging
+
+    logging.warning_once.cache_clear()
+    loaded = small("llama", bos_token_id=1, eos_token_id=2)
+    assert loaded.model.generation_config.bos_token_id == 1
+    generate(loaded, ((5, 6), (7, 8, 9)))
+    assert capfd.readouterr().err == ""
