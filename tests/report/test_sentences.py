@@ -1,0 +1,434 @@
+"""All that verdicts, takeaways, recommend and compare say: each sentence as it is printed, beside the condition under which it is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from llmtrack.decide.comparing import compare_pairs
+from llmtrack.decide.floor import with_floors
+from llmtrack.decide.matching import match
+from llmtrack.decide.recommending import Limits, recommend
+from llmtrack.decide.verdicts import tell
+from llmtrack.report.columns import shared_conditions
+from llmtrack.report.comparison import differences_table
+from llmtrack.report.takeaways import takeaways
+from tests.report.frames import frame, interval, run
+
+BUSY = "the machine was busy: other programs took 82% of its CPU time: close them and measure again"
+RATE = "tokens_per_sec"
+
+
+def timed(name: str, rate: float, n: int = 8, share: float = 0.02, **more: Any) -> dict[str, Any]:
+    """A run of so many repeats whose interval reaches that share to both sides."""
+    spread = interval(RATE, rate, (1 - share) * rate, (1 + share) * rate, n)
+    return run(name, **{"workload_id": "w", "environment_id": "e", **spread, **more})
+
+
+def without(row: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key not in keys}
+
+
+BASE = timed("float32", 10.0, baseline=True)
+FAILED = run(
+    "int2", workload_id="w", environment_id="e", status="FAILED", outcome="failed", reason="no kernel"
+)
+
+# Condition, metric, candidate (against BASE), verdict, what is said.
+VERDICTS: Sequence[tuple[str, str, dict[str, Any], str, str]] = [
+    ("known to be better", RATE, timed("b", 20.0), "better", "faster by 100.0 % (92.2 to 108.2)"),
+    ("known to be worse", RATE, timed("b", 5.0), "worse", "slower by 50.0 % (48.0 to 52.0)"),
+    (
+        "the intervals overlap",
+        RATE,
+        timed("b", 10.3),
+        "same",
+        "no significant difference (+3.0 %, -1.0 to +7.2)",
+    ),
+    (
+        "too few repeats to show anything",
+        RATE,
+        timed("b", 20.0, n=1),
+        "unknown",
+        "too few repeats to tell, 8 against 1: measure at least 4 of each",
+    ),
+    (
+        "a single value each",
+        "load_time_s",
+        timed("b", 20.0, load_time_s=3.0),
+        "unknown",
+        "+50.0 %, one value each: noise unknown",
+    ),
+    (
+        "exact, and other",
+        "model_size_mib",
+        timed("b", 20.0, model_size_mib=50.0),
+        "better",
+        "lower by 50.0 %",
+    ),
+    (
+        "exact, and within its tolerance",
+        "perplexity",
+        timed("b", 20.0, perplexity=18.0),
+        "same",
+        "no difference beyond 0.1 %",
+    ),
+    ("exact, and equal", "model_size_mib", timed("b", 20.0, model_size_mib=100.0), "same", "no difference"),
+    (
+        "other work",
+        RATE,
+        timed("b", 20.0, workload_id="x", prompt_tokens=99),
+        "not comparable",
+        "tokens_per_sec is not comparable: the workloads differ (prompt_tokens: 16 against 99)",
+    ),
+    (
+        "another machine",
+        RATE,
+        timed("b", 20.0, environment_id="f", **{"env.cpu": "other"}),
+        "not comparable",
+        "tokens_per_sec is not comparable: measured in different environments (cpu: not given against other)",
+    ),
+    (
+        "scored by another convention",
+        "perplexity",
+        timed("b", 20.0, perplexity=18.0, max_length=64),
+        "not comparable",
+        "perplexity is not comparable: scored by different conventions (max_length: not given against 64)",
+    ),
+    ("it failed", RATE, FAILED, "failed", "failed: no kernel"),
+    (
+        "it still runs",
+        RATE,
+        run("b", status="RUNNING", workload_id="w", environment_id="e"),
+        "missing",
+        "is still running",
+    ),
+    (
+        "it is the same as another",
+        RATE,
+        run("b", outcome="same_as", same_as="float32", reason="same as float32: float32", workload_id="w"),
+        "missing",
+        "not measured again: same as float32: float32",
+    ),
+    ("a side has no figure", "perplexity", timed("b", 20.0), "missing", "no perplexity of the candidate"),
+    (
+        "a value of 0",
+        "pad_share",
+        timed("b", 20.0, pad_share=0.5),
+        "unknown",
+        "the baseline is 0: no ratio",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("metric", "candidate", "verdict", "words"),
+    [each[1:] for each in VERDICTS],
+    ids=[each[0] for each in VERDICTS],
+)
+def test_a_verdict(metric, candidate, verdict, words):
+    known = {"load_time_s": 2.0, "model_size_mib": 100.0, "perplexity": 18.001, "pad_share": 0.0}
+    base, other = (row for _, row in frame({**known, **BASE}, candidate).iterrows())
+    (found,) = tell(base, [other], metric)
+    assert (found.verdict, found.words) == (verdict, words)
+
+
+def in_a_suite(*rows: dict[str, Any]) -> list[dict[str, Any]]:
+    """The same settings twice, in two studies of a suite, 16 % apart, and further runs."""
+    again = timed("again", 11.6, baseline=True, study_id="b", experiment="baseline")
+    return [{**row, "suite_id": "s"} for row in (BASE, again, *rows)]
+
+
+FLOOR = (
+    "Equal settings differed by 16% in this suite (precision/float32 10, baseline/again 11.6 tokens/s): differences below that "
+    "are not shown as wins."
+)
+MORE = "measure more: mlflow run . -e precision --env-manager local"
+
+
+def test_a_verdict_within_what_equal_settings_differ_by():
+    rows = with_floors(frame(*in_a_suite(timed("b", 11.0, n=60, share=0.001, dtype="bfloat16"))))
+    (found,) = tell(rows.iloc[0], [rows.iloc[2]], RATE)
+    assert (found.verdict, found.words) == (
+        "same",
+        "no more than equal settings differed here, 16%: faster by 10.0 % (7.7 to 12.4)",
+    )
+
+
+PLACE = "(experiment precision: packaged:smollm2 on cpu, 16 prompt tokens, 32 new ones)"
+CALL = {
+    "total_latency_s": 2.0,
+    "time_to_first_token_ms": 200.0,
+    "inter_token_latency_ms": 60.0,
+    "copy_bandwidth_gb_per_s": 12.0,
+}
+
+# Condition, runs, what is said.
+TAKEAWAYS: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[str]]] = [
+    ("nothing is tracked", [], []),
+    (
+        "a run is known to be faster, its quality is not known",
+        [BASE, timed("b", 20.0, dtype="bfloat16")],
+        [
+            f"Biggest win: bfloat16 instead of float32 gives 2.00x (interval 1.92x to 2.08x) the tokens/s {PLACE}.",
+            "What it costs: quality was not measured.",
+        ],
+    ),
+    (
+        "a run is known to be slower",
+        [BASE, timed("b", 5.0, use_cache=False)],
+        [
+            "Nothing beat the baseline of its experiment beyond noise.",
+            f"To avoid: KV cache off instead of on gives 0.50x (interval 0.48x to 0.52x) the tokens/s {PLACE}.",
+        ],
+    ),
+    (
+        "none is told from its baseline",
+        [BASE, timed("b", 10.3)],
+        ["Nothing beat the baseline of its experiment beyond noise."],
+    ),
+    (
+        "too few repeats to tell any",
+        [BASE, timed("b", 20.0, n=1)],
+        [
+            "Of 1 comparison of speed nothing can be told, such as b against float32 (too few repeats to tell, 8 against 1): "
+            f"{MORE} -P min_repeats=4"
+        ],
+    ),
+    (
+        "what is faster was disturbed",
+        [BASE, timed("b", 20.0, warnings=BUSY)],
+        [
+            "Whether anything beat its baseline is not known: b was disturbed. Measure again: mlflow run . -e precision "
+            "--env-manager local"
+        ],
+    ),
+    (
+        "equal settings were measured more than once",
+        in_a_suite(timed("b", 11.0, n=60, share=0.001, dtype="bfloat16")),
+        ["Nothing beat the baseline of its experiment beyond noise.", FLOOR],
+    ),
+    (
+        "a plain call was timed, and memory is the limit",
+        [run("a", baseline=True, **CALL, memory_bandwidth_utilization=0.75)],
+        [
+            "Where the time goes: with 16 prompt tokens and 32 new ones the prefill is 10% of the call. Decoding moves 75% of the "
+            "measured 12.0 GB/s: memory is the limit, so smaller weights (lower precision, quantization) make it faster."
+        ],
+    ),
+    (
+        "memory and arithmetic are near each other",
+        [run("a", baseline=True, **CALL, memory_bandwidth_utilization=0.5)],
+        [
+            "Where the time goes: with 16 prompt tokens and 32 new ones the prefill is 10% of the call. Decoding moves 50% of the "
+            "measured 12.0 GB/s: both memory and arithmetic count: smaller weights and another backend can each help."
+        ],
+    ),
+    (
+        "memory is far from being the limit",
+        [run("a", baseline=True, **CALL, memory_bandwidth_utilization=0.2)],
+        [
+            "Where the time goes: with 16 prompt tokens and 32 new ones the prefill is 10% of the call. Decoding moves 20% of the "
+            "measured 12.0 GB/s: far from the limit of memory, so overhead or arithmetic is what takes the time: try another backend."
+        ],
+    ),
+    (
+        "the plain call was disturbed",
+        [run("a", baseline=True, **CALL, warnings=BUSY)],
+        [
+            "Where the time goes is not known: a was disturbed. Measure again: mlflow run . -e precision --env-manager local"
+        ],
+    ),
+    ("a scenario failed", [FAILED], ["1 of 1 scenario failed: int2 (precision)."]),
+    (
+        "scenarios were killed",
+        [run("a", status="KILLED"), run("b", status="KILLED")],
+        ["2 of 2 scenarios were killed: a (precision), b (precision)."],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "lines"), [each[1:] for each in TAKEAWAYS], ids=[each[0] for each in TAKEAWAYS]
+)
+def test_takeaways(rows, lines):
+    assert takeaways(frame(*rows)) == lines
+
+
+def scored(name: str, rate: float, perplexity: float, memory: float, **more: Any) -> dict[str, Any]:
+    row = timed(name, rate, perplexity=perplexity, peak_memory_mib=memory, quantization=name)
+    return {**row, **more}
+
+
+FP32 = scored("fp32", 10.0, 20.0, 2000.0, baseline=True)
+INT8 = scored("int8", 25.0, 20.1, 600.0)
+INT4 = scored("int4", 40.0, 24.0, 400.0)
+OF = "for packaged:smollm2 on cpu"
+
+# Condition, runs, limits, objective, the sentence, and what is said of the others and beside it.
+RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Sequence[str]]] = [
+    (
+        "one is the best of those that keep to the limits",
+        [FP32, INT8, INT4, FAILED],
+        Limits(0.01, 2048),
+        RATE,
+        f"Run int8: the fastest of 3 scenarios that keeps to the limits {OF}, with 25 tokens/s (2.50 times fp32, 2.40 to 2.60), "
+        "perplexity 20.100 (+0.5 %) and 600 MiB peak memory.",
+        ["int4: perplexity +20 % is over +1 %", "int2: failed: no kernel", "fp32: 10 tokens/s"],
+    ),
+    (
+        "there are no limits, and nothing is known of quality",
+        [BASE, timed("b", 20.0)],
+        Limits(),
+        RATE,
+        f"Run b: the fastest of 2 scenarios {OF}, with 20 tokens/s (2.00 times float32, 1.92 to 2.08) and perplexity not known.",
+        ["float32: 10 tokens/s"],
+    ),
+    (
+        "there is one only",
+        [FP32],
+        Limits(),
+        RATE,
+        f"Run fp32: the only scenario {OF}, with 10 tokens/s, perplexity 20.000 and 2,000 MiB peak memory.",
+        [],
+    ),
+    (
+        "the best is not told from the baseline",
+        [FP32, scored("int8", 10.3, 20.1, 600.0)],
+        Limits(),
+        RATE,
+        f"Run int8: the fastest of 2 scenarios {OF}, with 10.3 tokens/s (no different from fp32 within the noise), perplexity "
+        "20.100 (+0.5 %) and 600 MiB peak memory.",
+        ["fp32: 10 tokens/s, no different within the noise"],
+    ),
+    (
+        "another objective is asked for",
+        [FP32, INT8],
+        Limits(),
+        "peak_memory_mib",
+        f"Run int8: the smallest in peak MiB of 2 scenarios {OF}, with 600 MiB (0.30 times fp32), perplexity 20.100 (+0.5 %) and "
+        "600 MiB peak memory.",
+        ["fp32: 2,000 MiB"],
+    ),
+    (
+        "nothing keeps to the limits",
+        [FP32, INT4],
+        Limits(0.001, 100.0),
+        RATE,
+        f"Nothing fits: none of 2 scenarios keeps to perplexity +0.1 % and 100 MiB; the nearest is fp32 {OF} (peak memory 2,000 MiB "
+        "is over 100 MiB).",
+        [
+            "fp32: peak memory 2,000 MiB is over 100 MiB",
+            "int4: perplexity +20 % is over +0.1 %, peak memory 400 MiB is over 100 MiB",
+        ],
+    ),
+    (
+        "nothing keeps to the limits, and which is nearest is not known",
+        [BASE],
+        Limits(0.01),
+        RATE,
+        "Nothing fits: none of 1 scenario keeps to perplexity +1 %; which is nearest is not known (no perplexity was scored).",
+        ["float32: no perplexity was scored"],
+    ),
+    (
+        "it cannot be told which is best",
+        [FP32, scored("int8", 25.0, 20.1, 600.0, **{"spread/tokens_per_sec.n": 1.0})],
+        Limits(),
+        RATE,
+        f"Nothing can be recommended yet {OF}: int8 has 25 tokens/s against fp32 10 tokens/s, and it cannot be told which is best "
+        f"(too few repeats to tell, 8 against 1): {MORE} -P min_repeats=4",
+        [
+            "fp32: 10 tokens/s, which cannot be told from it: too few repeats to tell, 1 against 8: measure at least 4 of each"
+        ],
+    ),
+    (
+        "a run that counts carries warnings",
+        [{**FP32, "warnings": BUSY}, INT8],
+        Limits(),
+        RATE,
+        f"Run int8: the fastest of 2 scenarios {OF}, with 25 tokens/s (2.50 times fp32, 2.40 to 2.60), perplexity 20.100 (+0.5 %) "
+        "and 600 MiB peak memory.",
+        ["fp32: 10 tokens/s", f"read with care: fp32: {BUSY}"],
+    ),
+    (
+        "a limit on perplexity, and no tracked baseline",
+        [{**FP32, "baseline": False}, INT8],
+        Limits(0.01),
+        RATE,
+        f"Run int8: the fastest of 2 scenarios that keeps to the limits {OF}, with 25 tokens/s (2.50 times fp32, 2.40 to 2.60), "
+        "perplexity 20.100 (+0.5 %) and 600 MiB peak memory.",
+        [
+            "fp32: 10 tokens/s",
+            "no tracked baseline is among the runs: perplexity is judged against the lowest, fp32's",
+        ],
+    ),
+    (
+        "the only one that fits was measured once",
+        [without(FP32, *(key for key in FP32 if key.startswith("spread/")))],
+        Limits(),
+        RATE,
+        f"Run fp32: the only scenario {OF}, with 10 tokens/s, perplexity 20.000 and 2,000 MiB peak memory.",
+        ["tokens_per_sec of fp32 is a single value: how much it varies is not known"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "limits", "objective", "sentence", "beside"),
+    [each[1:] for each in RECOMMENDED],
+    ids=[each[0] for each in RECOMMENDED],
+)
+def test_a_recommendation(rows, limits, objective, sentence, beside):
+    found = recommend(frame(*rows), limits, objective)
+    assert found.sentence == sentence
+    assert [f"{name}: {why}" for name, why in found.ruled_out] + list(found.notes) == list(beside)
+    assert (found.scenario is None) == sentence.startswith("Nothing")
+    assert dataclasses.asdict(found)["sentence"] == sentence
+
+
+METRICS = [RATE, "perplexity"]
+# Condition, baseline, candidates, what stands above the table and below it.
+COMPARED: Sequence[tuple[str, dict[str, Any], Sequence[dict[str, Any]], Sequence[str]]] = [
+    (
+        "one baseline, and all differ from it in the same",
+        BASE,
+        [timed("a", 11.0, threads=2), timed("b", 11.0, threads=2)],
+        ["baseline: float32 (id-float)", "all differ from it in: threads – → 2"],
+    ),
+    (
+        "a run carries warnings",
+        BASE,
+        [timed("a", 11.0, warnings=BUSY)],
+        ["baseline: float32 (id-float)", f"read with care: a: {BUSY}"],
+    ),
+    (
+        "other machines",
+        {**BASE, "perplexity": 18.0},
+        [timed("a", 11.0, environment_id="f", perplexity=18.0)],
+        [
+            "baseline: float32 (id-float)",
+            "--across-environments compares speed and memory of different machines or versions, too",
+        ],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidates", "lines"), [each[1:] for each in COMPARED], ids=[each[0] for each in COMPARED]
+)
+def test_a_comparison(baseline, candidates, lines):
+    pairs, unmatched = match(frame(baseline), frame(*candidates))
+    table = differences_table(compare_pairs(pairs, METRICS, samples={}), pairs, unmatched)
+    shared, _ = shared_conditions(frame(baseline, *candidates))
+    assert [line for line in (*table.conditions, *table.notes) if line not in shared] == lines
+
+
+def test_a_candidate_without_a_counterpart():
+    pairs, unmatched = match(
+        frame(BASE, timed("b", 9.0)), frame(timed("b", 11.0, run_id="id-new"), timed("new", 11.0))
+    )
+    table = differences_table(compare_pairs(pairs, [RATE], samples={}), pairs, unmatched)
+    assert "new has no counterpart in the baseline" in table.notes
