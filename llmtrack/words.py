@@ -10,6 +10,13 @@ def plural(count: int, one: str, several: str = "") -> str:
     return f"{count:,} {one if count == 1 else several or f'{one}s'}"
 
 
+def clock_text(seconds: float) -> str:
+    """Return seconds as `0:05`, `12:34` or `1:02:03`."""
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
 def some_of(names: Sequence[str], most: int = 3) -> str:
     """Return `a, b, c` or, of many, `a, b and 18 others`."""
     if len(names) <= most:

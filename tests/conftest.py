@@ -13,6 +13,7 @@ from filelock import FileLock
 from hypothesis import settings
 
 from llmtrack.measure import ceilings, gauge, interference, statistics
+from llmtrack.models import durations
 
 # Before torch is imported anywhere: the models are so small that threads only cost, and other tests run beside.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -69,6 +70,8 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
     monkeypatch.setattr(interference, "BUSY_SHARE", 1.0)
     # What stand-ins for a device can do must not be kept for real runs.
     monkeypatch.setattr(ceilings, "folder", lambda: tmp_path_factory.getbasetemp() / "ceilings")
+    # How long something took must not show in what another test prints.
+    monkeypatch.setattr(durations, "folder", lambda: Path(os.devnull) / "durations")
     monkeypatch.setattr(gauge, "gauge_of", lambda device: None)
     generation = sys.modules.get("llmtrack.worker.generate")
     if generation is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from llmtrack.convert.environment import BuildEnvironment
 from llmtrack.models.cache import build_once
+from llmtrack.models.durations import making
 from llmtrack.models.folder import ModelFolder
 from llmtrack.scenario import digest
 
@@ -72,7 +73,9 @@ def converted(
 
     def build(folder: Path) -> dict[str, Any]:
         command = converter.command(source.path, folder, arguments)
-        converter.environment.run(what, command, folder)
+        converter.environment.python()  # what that takes is not of the conversion
+        with making(what, source.model_id):
+            converter.environment.run(what, command, folder)
         for pattern in _KEPT:
             for path in source.path.glob(pattern):
                 shutil.copy2(path, folder)

@@ -8,13 +8,11 @@ them, but for PyTorch: that is the user's own, since it is large, and the build 
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ from filelock import FileLock, Timeout
 from llmtrack.errors import MissingDependencyError, ScenarioError
 from llmtrack.installed import find_uv, installed_version
 from llmtrack.models.cache import LOCK_SECONDS, cache_root
+from llmtrack.models.durations import making
 from llmtrack.scenario import digest
 
 INSTALL_SECONDS = 1200.0
@@ -31,8 +30,6 @@ INSTALL_SECONDS = 1200.0
 _QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "CI": "true"}
 _GUARD = Path(__file__).with_name("guarded.py")
 _MADE = "llmtrack-made"
-
-logger = logging.getLogger("llmtrack.convert")
 
 
 @dataclass(frozen=True)
@@ -102,14 +99,11 @@ class BuildEnvironment:
             ScenarioError: what was run failed.
         """
         command = [str(self.python()), str(_GUARD), *arguments]
-        logger.info("%s (once, then kept in the cache) ...", what)
-        started = time.perf_counter()
         code, said = _run(command, folder, apart(), timeout=None)
         if code:
             kind = "out_of_memory" if code < 0 else "unsupported"
             why = "it was killed, most likely for want of memory" if code < 0 else last_error(said)
             raise ScenarioError(f"{what} failed: {why}", kind)
-        logger.info("%s took %.0f s", what, time.perf_counter() - started)
 
     @property
     def _what(self) -> str:
@@ -119,7 +113,10 @@ class BuildEnvironment:
         uv = find_uv()
         if uv is None:
             raise MissingDependencyError(f"{self._what} is made by uv, which is not there: pip install uv")
-        logger.warning("making %s (once, then kept in the cache) in %s", self._what, self.folder)
+        with making(f"making {self._what}", self.name):
+            self._fill(uv, python)
+
+    def _fill(self, uv: Sequence[str], python: Path) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)  # of a process that was killed while it was at work
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         pinned = self.folder / "requirements.txt"

@@ -8,7 +8,6 @@ tokens too: the model would be fed other tokens than it was trained on.
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import bytelevel
 from llmtrack.models.cache import build_once, file_digest
+from llmtrack.models.durations import making
 from llmtrack.models.gguf_header import check_header
 
 if TYPE_CHECKING:
@@ -44,8 +44,6 @@ PRE_TOKENIZERS: Mapping[str, tuple[bool, str | None, bool]] = {
     "llama-bpe": (False, _LLAMA3_WORDS, False),
     "qwen2": (False, _QWEN2_WORDS, True),
 }
-
-logger = logging.getLogger(__name__)
 
 
 def entry_name(name: str, gguf_sha256: str) -> str:
@@ -101,11 +99,11 @@ def convert(path: Path, folder: Path) -> dict[str, str]:
 
     reader = open_gguf(path)
     _check_space(reader, folder)
-    logger.warning("converting %s once to safetensors", path.name)
-    metadata = read_metadata(reader)
-    tokenizer, settings = _tokenizer(path, metadata)
-    bytelevel.write(tokenizer, settings, folder)
-    _write_model(path, folder, metadata)
+    with making("converting a GGUF file to safetensors", path.name):
+        metadata = read_metadata(reader)
+        tokenizer, settings = _tokenizer(path, metadata)
+        bytelevel.write(tokenizer, settings, folder)
+        _write_model(path, folder, metadata)
     return {"converted_by": f"transformers {transformers.__version__}"}
 
 

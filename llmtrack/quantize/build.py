@@ -6,7 +6,6 @@ import contextlib
 import errno
 import io
 import json
-import logging
 import shutil
 import time
 import warnings
@@ -21,6 +20,7 @@ from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
 from llmtrack.installed import INSTALL_ONNX, installed_version, missing_modules
 from llmtrack.models.cache import MANIFEST, build_once, read_manifest
 from llmtrack.models.digests import ModelDigests
+from llmtrack.models.durations import making
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.reasons import one_line
 from llmtrack.onnx.session import MODEL_FILE
@@ -28,8 +28,6 @@ from llmtrack.quantize.apart import run_apart
 from llmtrack.quantize.options import CalibrationText
 from llmtrack.quantize.recipe import NONE, Job, Recipe, find_recipe
 from llmtrack.scenario import Scalar, Variant, digest
-
-logger = logging.getLogger("llmtrack.quantize")
 
 CALIBRATION = CalibrationText.calibration
 """The calibration text where none is named: the corpus that experiments do not score by default."""
@@ -68,7 +66,7 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
     spec, revision = identity.source.spec, variant.revision if identity.source.kind == "hub" else None
 
     def export_apart(folder: Path) -> dict[str, Any]:
-        return build_apart("exporting to ONNX", folder, _export, spec, revision, str(folder))
+        return build_apart("exporting to ONNX", spec, folder, _export, spec, revision, str(folder))
 
     if variant.quantization == NONE:
         return build_once(f"{name}-onnx-{key}", export_apart)
@@ -82,6 +80,7 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
     def quantize_apart(folder: Path) -> dict[str, Any]:
         return build_apart(
             f"quantizing by {recipe.name}",
+            spec,
             folder,
             _quantize,
             recipe.backend,
@@ -160,12 +159,13 @@ def _quantize(
 
 
 def build_apart(
-    what: str, folder: Path, work: Callable[..., dict[str, Any]], *arguments: Any
+    what: str, of: str, folder: Path, work: Callable[..., dict[str, Any]], *arguments: Any
 ) -> dict[str, Any]:
     """Fill a folder in a process of its own: its memory does not count as the model's, and dying does not end this one.
 
     Args:
         what: what is done, in words.
+        of: the model that it is done to.
         folder: where it is done.
         work: a function of a module that the child can import; it returns facts for the manifest.
         arguments: its arguments.
@@ -174,11 +174,9 @@ def build_apart(
         ScenarioError: it failed, or the disk is full.
     """
     started = time.perf_counter()
-    logger.info("%s (once, then kept in the cache) ...", what)
-    facts = run_apart(what, _guarded, str(folder), what, work, *arguments)
-    seconds = time.perf_counter() - started
-    logger.info("%s took %.0f s", what, seconds)
-    return {**facts, "build_seconds": seconds}
+    with making(what, of):
+        facts = run_apart(what, _guarded, str(folder), what, work, *arguments)
+    return {**facts, "build_seconds": time.perf_counter() - started}
 
 
 def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:

@@ -52,7 +52,9 @@ def gguf_of(folder: ModelFolder, quantization: str) -> Path:
 
     def build(target: Path) -> dict[str, Any]:
         what = f"converting to GGUF ({recipe.name if recipe else 'float32'})"
-        return build_apart(what, target, _build, str(tool), str(folder.path), str(target), quantization)
+        return build_apart(
+            what, folder.model_id, target, _build, str(tool), str(folder.path), str(target), quantization
+        )
 
     return build_once(f"{stem}-llamacpp-{quantization}-{key}", build) / FILE
 

@@ -18,9 +18,9 @@ from llmtrack.run.crew import Crew
 from llmtrack.run.kept import Kept
 from llmtrack.run.limited import Limited
 from llmtrack.run.patience import LOADING, STARTING, Patience
-from llmtrack.run.progress import clock_text
 from llmtrack.run.worker_process import WorkerProcess
 from llmtrack.scenario import Failure, Measurement, Scenario, TrainTask, Variant
+from llmtrack.words import clock_text
 
 Emit = Callable[[Event], None]
 

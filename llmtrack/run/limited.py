@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from llmtrack.errors import ScenarioError
 from llmtrack.events import Event, Progress
-from llmtrack.run.progress import clock_text
 from llmtrack.scenario import Measurement
+from llmtrack.words import clock_text
 
 
 class Limited:

@@ -15,15 +15,15 @@ from rich.text import Text
 from llmtrack.events import Progress as Step
 from llmtrack.report.escape import on_one_line
 from llmtrack.report.terminal import say
-from llmtrack.words import plural
+from llmtrack.words import clock_text, plural
 
 Clock = Callable[[], float]
 
 QUIET_SECONDS = 60.0
-"""After so long without anything to tell, and again after twice as long, a line says so."""
+"""After so long without a line, and again after so long, one says how far it is."""
 
 
-def seconds_left(elapsed: float, finished: float, total: int) -> float | None:
+def seconds_left(elapsed: float, finished: float, total: float) -> float | None:
     """Return about how many seconds are left, if the scenarios to come take as long as those that ended.
 
     Args:
@@ -39,13 +39,6 @@ def seconds_left(elapsed: float, finished: float, total: int) -> float | None:
     return max(0.0, elapsed / finished * (total - finished))
 
 
-def clock_text(seconds: float) -> str:
-    """Return seconds as `0:05`, `12:34` or `1:02:03`."""
-    whole = round(seconds)
-    hours, minutes = whole // 3600, whole // 60 % 60
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
-
-
 def time_text(elapsed: float, left: float | None) -> str:
     """Return `0:34, about 1:50 left`, or only the time that has passed where nothing more is known."""
     return clock_text(elapsed) + (f", about {clock_text(left)} left" if left is not None else "")
@@ -56,11 +49,20 @@ class SuiteProgress:
 
     Args:
         scenarios: how many scenarios each experiment will measure, by its name, in order.
+        took: how many seconds each took the last time. Where one is not known, a scenario counts like any other.
         clock: returns seconds; monotonic.
     """
 
-    def __init__(self, scenarios: Mapping[str, int], clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        scenarios: Mapping[str, int],
+        took: Mapping[str, float] | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
         self._scenarios = dict(scenarios)
+        self._took: Mapping[str, float] = (
+            dict(took) if took and set(scenarios) <= set(took) else self._scenarios
+        )
         self._clock = clock
         self._began = clock()
         self._current = ""
@@ -76,6 +78,21 @@ class SuiteProgress:
         """Seconds since the suite began."""
         return self._clock() - self._began
 
+    def left(self, shares: float = 0.0) -> float | None:
+        """Return about how many seconds are left; None while there is nothing to go by.
+
+        Args:
+            shares: how much of the scenarios that are being measured is done.
+        """
+        done, counted = 0.0, self.ended + shares
+        for name, count in self._scenarios.items():
+            done += self._took[name] * min(1.0, counted / count) if counted > 0 and count else 0.0
+            counted -= count
+        whole = sum(self._took.values())
+        if not done and self._took is not self._scenarios:
+            return max(0.0, whole - self.elapsed)
+        return seconds_left(self.elapsed, done, whole)
+
     def begin(self, experiment: str) -> str:
         """Go on to an experiment; return the line that says so and how far the suite is."""
         names = list(self._scenarios)
@@ -83,8 +100,8 @@ class SuiteProgress:
         # An experiment that broke has not ended all its scenarios, and none of them is to come.
         self.ended = sum(self._scenarios[name] for name in names[:number])
         self._current = f"[{number + 1}/{len(names)}] {experiment}"
-        left = seconds_left(self.elapsed, self.ended, self.total)
-        return f"{self._current}: {self.ended} of {plural(self.total, 'scenario')} done, {time_text(self.elapsed, left)}"
+        times = time_text(self.elapsed, self.left())
+        return f"{self._current}: {self.ended} of {plural(self.total, 'scenario')} done, {times}"
 
     @property
     def current(self) -> str:
@@ -99,6 +116,7 @@ class StudyProgress:
         console: where lines go.
         scenarios: how many scenarios will be measured.
         suite: the suite that the study is part of.
+        took: how many seconds the study took the last time.
         clock: returns seconds; monotonic.
     """
 
@@ -107,17 +125,18 @@ class StudyProgress:
         console: Console,
         scenarios: int,
         suite: SuiteProgress | None = None,
+        took: float | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
         self._console = console
         self._clock = clock
-        self._began = clock()
-        self._suite = suite
+        self._suite = suite or SuiteProgress({"": scenarios}, None if took is None else {"": took}, clock)
         self._ended = 0
         self._scenarios = scenarios
         self._shares: dict[str, float] = {}
         self._warned: set[str] = set()
-        self._at, self._heard, self._said_at = "loading", clock(), QUIET_SECONDS
+        self._at = "loading"
+        self._heard = self._said = clock()
         self._left = threading.Event()
         self._bar = Progress(
             TextColumn("{task.fields[where]}", markup=False),
@@ -128,7 +147,7 @@ class StudyProgress:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("loading", total=suite.total if suite else scenarios, where="")
+        self._task = self._bar.add_task("loading", total=self._suite.total, where="")
         self._show()
 
     def __enter__(self) -> StudyProgress:
@@ -144,23 +163,27 @@ class StudyProgress:
 
     @property
     def times(self) -> str:
-        """The time that has passed and, once a scenario has ended, about how much is left."""
-        if self._suite:
-            elapsed, total = self._suite.elapsed, self._suite.total
-        else:
-            elapsed, total = self._clock() - self._began, self._scenarios
-        return time_text(elapsed, seconds_left(elapsed, self._done, total))
+        """The time that has passed and, as soon as that is known, about how much is left."""
+        return time_text(self._suite.elapsed, self._suite.left(sum(self._shares.values())))
 
     def line(self, text: str) -> None:
         """Print a line above the bar."""
-        self._hear()
+        self._heard = self._said = self._clock()
         say(self._console, text)
 
     def tick(self) -> None:
-        """Say so if nothing was told for a while: something long, or something that hangs."""
-        quiet = self._clock() - self._heard
-        if quiet >= self._said_at:
-            self._said_at *= 2
+        """Say how far it is if nothing was said for a while: something long, or something that hangs.
+
+        On a terminal the bar says it, as long as there is something to tell.
+        """
+        now = self._clock()
+        quiet = now - self._heard
+        if now - self._said < QUIET_SECONDS or (self._console.is_terminal and quiet < QUIET_SECONDS):
+            return
+        self._said = now
+        if quiet < QUIET_SECONDS:
+            say(self._console, f"    {self.times}, at {self._at}")
+        else:
             say(self._console, f"    quiet for {clock_text(quiet)}, still at: {self._at}")
 
     def warn(self, text: str) -> None:
@@ -171,7 +194,7 @@ class StudyProgress:
 
     def step(self, step: Step) -> None:
         """Show what is being done."""
-        self._hear()
+        self._heard = self._clock()
         self._at = f"{step.scenario}: {step.step}"
         if step.done is not None:
             self._shares[step.scenario] = step.done
@@ -183,27 +206,21 @@ class StudyProgress:
         self._at = "what comes next"
         self._shares.pop(scenario, None)
         self._ended += 1
-        if self._suite:
-            self._suite.ended += 1
+        self._suite.ended += 1
         self.line(text)
         self._show()
-
-    def _hear(self) -> None:
-        self._heard, self._said_at = self._clock(), QUIET_SECONDS
 
     def _watch(self) -> None:
         while not self._left.wait(1.0):
             with contextlib.suppress(OSError):  # nobody may be there to read it
                 self.tick()
 
-    @property
-    def _done(self) -> float:
-        return (self._suite.ended if self._suite else self._ended) + sum(self._shares.values())
-
     def _show(self) -> None:
         count = f"scenario {min(self._ended + 1, self._scenarios)}/{self._scenarios}"
-        where = f"{self._suite.current}, {count}" if self._suite else count
-        self._bar.update(self._task, completed=self._done, where=on_one_line(where))
+        where = f"{self._suite.current}, {count}" if self._suite.current else count
+        self._bar.update(
+            self._task, completed=self._suite.ended + sum(self._shares.values()), where=on_one_line(where)
+        )
 
 
 class _Clock(ProgressColumn):

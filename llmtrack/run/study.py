@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from llmtrack.report.escape import on_one_line
 from llmtrack.report.place import Place
 from llmtrack.report.study import Written, write_study
 from llmtrack.report.terminal import say
+from llmtrack.run.announcing import keep_time, last_time, plan_of
 from llmtrack.run.common import Common
 from llmtrack.run.ending import end_study
 from llmtrack.run.executors import Executor
@@ -109,6 +111,7 @@ def run_study(
     """
     import pandas as pd
 
+    began = time.monotonic()
     machine = executor.machine()
     fetch_checkpoints(experiment.scenarios, tracker.tracking_uri)
     plan = make_plan(experiment.scenarios, machine)
@@ -134,6 +137,11 @@ def run_study(
         plan = plan.without({run["scenario"].iloc[0] for run in reused})
         earlier = pd.concat([*([] if earlier is None else [earlier]), *reused], ignore_index=True)
     counts, refused = {Measurement: 0, Failure: 0}, 0
+    number = sum(map(len, plan.groups))
+    afresh = earlier is None or earlier.empty
+    took = last_time(experiment, environment_id(facts)) if afresh else None
+    if suite_id is None and afresh:
+        say(console, plan_of([experiment], number, {} if took is None else {experiment.name: took}))
     start = partial(
         tracker.start_study,
         experiment.name,
@@ -145,7 +153,7 @@ def run_study(
         tags={} if earlier is None else taken_over_tag(earlier),
     )
     with opened(tracker, executor, start) as study:
-        with StudyProgress(console, sum(map(len, plan.groups)), suite_progress) as progress:
+        with StudyProgress(console, number, suite_progress, took) as progress:
 
             def on_event(event: Event) -> None:
                 nonlocal refused
@@ -183,6 +191,8 @@ def run_study(
                 )
                 progress.line(f"  {same.scenario.name}: not measured again, {note}")
         reported = report_study(experiment, study, tracker, console, bool(counts[Failure]), earlier)
+    if afresh and not counts[Failure] and not reported.problems:
+        keep_time(experiment, environment_id(facts), time.monotonic() - began)
     return StudyResult(study, counts[Measurement], counts[Failure], refused=refused, **vars(reported))
 
 

@@ -19,18 +19,18 @@ from llmtrack.report.place import Place
 from llmtrack.report.study import Written
 from llmtrack.report.suite import write_suite
 from llmtrack.report.terminal import say
+from llmtrack.run.announcing import last_time, plan_of
 from llmtrack.run.common import MEASURE, Common
 from llmtrack.run.ending import end_study
 from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan
-from llmtrack.run.progress import SuiteProgress, clock_text
+from llmtrack.run.progress import SuiteProgress
 from llmtrack.run.study import Reported, StudyResult, in_order, opened, run_study
-from llmtrack.scenario import GenerateTask, Scalar
-from llmtrack.tracking.environment import environment
+from llmtrack.scenario import Scalar
+from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.store import one_line
 from llmtrack.tracking.tracker import Study, Tracker
-from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,14 +99,17 @@ def run_suite(
         TrackingError: the store refuses the suite's run.
     """
     machine = executor.machine()
-    start = partial(tracker.start_study, "suite", question, settings, environment(machine))
+    facts = environment(machine)
+    start = partial(tracker.start_study, "suite", question, settings, facts)
     results: dict[str, StudyResult | None] = {}
     reasons: dict[str, str] = {}
     for remark in remarks:
         say(console, remark)
     common = Common(same, experiments, machine)
-    progress = SuiteProgress({each.name: _planned(each, machine) for each in experiments})
-    say(console, plan_of(experiments, progress.total))
+    known = {each.name: last_time(each, environment_id(facts)) for each in experiments}
+    took = {name: seconds for name, seconds in known.items() if seconds is not None}
+    progress = SuiteProgress({each.name: _planned(each, machine) for each in experiments}, took)
+    say(console, plan_of(experiments, progress.total, took))
     run: list[Experiment] = []
     with opened(tracker, executor, start) as suite:
         for planned in experiments:
@@ -136,21 +139,6 @@ def run_suite(
         result = SuiteResult(suite, results, reasons)
         reported = _report(result, run, tracker, console, question, remarks)
     return replace(result, **vars(reported))
-
-
-def plan_of(experiments: Sequence[Experiment], scenarios: int) -> str:
-    """Say what is going to be run, and how long it can take at most as far as that is known."""
-    capped = [
-        each.repeat.max_seconds
-        for experiment in experiments
-        for each in experiment.scenarios
-        if isinstance(each.task, GenerateTask)
-    ]
-    names = ", ".join(each.name for each in experiments)
-    return (
-        f"Plan: {plural(len(experiments), 'experiment')} ({names}), {plural(scenarios, 'scenario')}: at most "
-        f"{clock_text(sum(capped))} of counted calls; loading, warming up and scoring come on top."
-    )
 
 
 def _following(experiment: Experiment, results: Mapping[str, StudyResult | None]) -> Experiment:

@@ -17,6 +17,7 @@ from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.timing import Clock
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
+from llmtrack.models import durations
 from llmtrack.quality.asked import score_as_asked
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.drift import Drift, compare_distributions
@@ -191,14 +192,16 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
 
     def on_batch(batch: Batch) -> None:
         if batch.number == 1:
-            # In a log, where no bar moves, nothing else is said until all of it is scored.
-            batches = plural(batch.of, "batch", "batches")
+            known = durations.last_time(work, model)
+            batches = plural(batch.of, "batch", "batches") + (f", {known}" if known else "")
             emit(Log(f"  {name}: scoring the perplexity of {task.corpus} in {batches} ..."))
         emit(Progress(name, f"batch {batch.number}/{batch.of}", batch.number / batch.of))
         if task.verbose:
             emit(Log(str(batch)))
 
     corpus = load_corpus(task.corpus)
+    work = f"scoring {workload_id(task, corpus.digest)}"
+    model = f"{engine.info.model_id} in {engine.info.dtype_label}"
     beside = Beside()
     beside.get("the first pass", partial(warm_up, engine), None)
     before = beside.get("the load of the machine", read_cpu, None)
@@ -215,6 +218,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     start = clock()
     quality = score_as_asked(engine, corpus.texts, task, on_batch)
     seconds = clock() - start
+    durations.note(work, seconds, model)
     ended = beside.get("the state of the device", gauge.read, None) if gauge else None
     readings = ((began, ended),) if began is not None and ended is not None else ()
     peak = beside.get("the peak memory", engine.peak_memory_bytes, None)

@@ -72,14 +72,14 @@ def test_a_process_that_was_killed_is_out_of_memory(tmp_path):
     with pytest.raises(
         ScenarioError, match="exporting: the process was killed, most likely for want of memory"
     ) as caught:
-        build.build_apart("exporting", tmp_path, dies)
+        build.build_apart("exporting", "m", tmp_path, dies)
     assert caught.value.kind == "out_of_memory"
 
 
 @pytest.mark.slow(1)
 def test_a_process_that_left_without_a_word_is_quoted(tmp_path):
     with pytest.raises(ScenarioError, match=r"exporting: .* exit code 9 \(libfast.so is missing\)") as caught:
-        build.build_apart("exporting", tmp_path, leaves)
+        build.build_apart("exporting", "m", tmp_path, leaves)
     assert caught.value.kind == "unsupported"
 
 
@@ -139,7 +139,7 @@ def test_a_script_needs_no_guard(guard, tmp_path):
 @pytest.mark.slow(1)
 def test_errors_keep_their_kind_from_another_process(tmp_path):
     with pytest.raises(ScenarioError, match="the disk is full") as caught:
-        build.build_apart("exporting", tmp_path, full_disk)
+        build.build_apart("exporting", "m", tmp_path, full_disk)
     assert caught.value.kind == "unsupported"
 
 

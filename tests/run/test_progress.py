@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from llmtrack.events import Progress
-from llmtrack.run.progress import StudyProgress, SuiteProgress, clock_text, seconds_left, time_text
+from llmtrack.run.progress import StudyProgress, SuiteProgress, seconds_left, time_text
+from llmtrack.words import clock_text
 
 
 class FakeTime:
@@ -124,23 +125,64 @@ def test_a_terminal_shows_which_experiment_of_the_suite_it_is():
     assert "float32: warm-up" in printed(console)
 
 
-def test_a_quiet_minute_is_told_and_then_more_and_more_seldom():
+def test_a_log_is_never_quiet_for_longer_than_a_minute():
     console, clock = log(), FakeTime()
     progress = StudyProgress(console, 2, clock=clock)
     told = []
-    for _ in range(10):
+    for _ in range(4):
         progress.tick()
         told.append(printed(console).count("quiet for"))
         clock.now += 60
-    assert told == [0, 1, 2, 2, 3, 3, 3, 3, 4, 4]
+    assert told == [0, 1, 2, 3]
     assert "quiet for 1:00, still at: loading" in printed(console)
-    progress.step(Progress("one", "repeat 3"))
-    clock.now += 59
+    assert "quiet for 3:00, still at: loading" in printed(console)
+    for number in range(1, 9):
+        progress.step(Progress("one", f"batch {number}/16", number / 16))
+        clock.now += 10
+        progress.tick()
+    # Something is told all the time; in a log nobody sees it.
+    assert printed(console).splitlines()[3:] == [
+        "    4:10, about 2:09:10 left, at one: batch 1/16",
+        "    5:10, about 18:27 left, at one: batch 7/16",
+    ]
+
+
+def test_on_a_terminal_the_bar_says_how_far_it_is():
+    console, clock = terminal(), FakeTime()
+    progress = StudyProgress(console, 2, clock=clock)
+    for number in range(1, 9):
+        progress.step(Progress("one", f"batch {number}/16", number / 16))
+        clock.now += 30
+        progress.tick()
+    assert printed(console) == ""
+    clock.now += 30
     progress.tick()
-    assert printed(console).count("quiet for") == 4
-    clock.now += 1
-    progress.tick()
-    assert "quiet for 1:00, still at: one: repeat 3" in printed(console)
+    assert "quiet for 1:00, still at: one: batch 8/16" in printed(console)
+
+
+def test_the_time_left_is_at_first_what_the_last_time_took():
+    now = FakeTime()
+    progress = StudyProgress(log(), 2, took=30.0, clock=now)
+    now.now += 10
+    assert progress.times == "0:10, about 0:20 left"
+    progress.ended("one", "done")
+    assert progress.times == "0:10, about 0:10 left"
+
+
+def test_of_a_suite_each_experiment_counts_by_what_it_took_the_last_time():
+    now = FakeTime()
+    scenarios = {"baseline": 1, "precision": 3}
+    suite = SuiteProgress(scenarios, {"baseline": 10.0, "precision": 90.0}, clock=now)
+    assert suite.begin("baseline") == "[1/2] baseline: 0 of 4 scenarios done, 0:00, about 1:40 left"
+    now.now += 20
+    suite.ended += 1
+    # Twice as slow as the last time.
+    assert suite.begin("precision") == "[2/2] precision: 1 of 4 scenarios done, 0:20, about 3:00 left"
+    now.now += 60
+    suite.ended += 1
+    assert suite.left() == 80 / 40 * 60
+    assert suite.left(shares=0.5) == pytest.approx(80 / 55 * 45)
+    assert SuiteProgress(scenarios, {"baseline": 10.0}, clock=now).left() is None
 
 
 def test_what_is_told_ends_the_quiet():

@@ -30,10 +30,9 @@ from llmtrack.run.crew import Crew
 from llmtrack.run.executors import BESIDE, INTERRUPTED, Emit
 from llmtrack.run.kept import Kept
 from llmtrack.run.patience import LOADING, STARTING, Patience
-from llmtrack.run.progress import clock_text
 from llmtrack.scenario import Failure, Measurement, Scenario, Variant
 from llmtrack.tracking.environment import environment_id
-from llmtrack.words import plural
+from llmtrack.words import clock_text, plural
 
 RETRIES = 2
 """How often in a row a group is tried again that was lost with its node before a further one of its scenarios had ended."""
