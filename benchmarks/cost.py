@@ -23,7 +23,7 @@ RUN = """
 import sys, time, psutil
 born = psutil.Process().create_time()
 from experiments import baseline
-from llmtrack.run import executors, main, study
+from llmtrack.run import main, process_executor, study
 stamps = {"imports": time.time()}
 def stamped(home, name, when):
     call = getattr(home, name)
@@ -34,16 +34,16 @@ def stamped(home, name, when):
             stamps[when] = time.time()
     setattr(home, name, timed)
 stamped(main, "open_tracker", "opening the store")
-stamped(executors.ProcessExecutor, "machine", "waiting for the worker's imports")
+stamped(process_executor.ProcessExecutor, "machine", "waiting for the worker's imports")
 stamped(main.Tracker, "start_study", "beginning the study")
-tell = executors.event_from_json
+tell = process_executor.event_from_json
 def told(message):
     event = tell(message)
     name = type(event).__name__
     if name in ("Log", "Measurement"):
         stamps["loading" if name == "Log" else "generating"] = time.time()
     return event
-executors.event_from_json = told
+process_executor.event_from_json = told
 stamped(main.Tracker, "log", "tracking the run")
 stamped(study, "report_study", "report and plots")
 sys.argv[1:] = "--model synthetic:tiny --threads 1 --max-new-tokens 8 --min-seconds 0 --max-seconds 2".split()
@@ -103,7 +103,9 @@ def by_value(uri: str) -> dict[str, float]:
 
 def by_tracker(tracker: Tracker) -> dict[str, float]:
     """Track a run as llmtrack does: by the spool, and at once."""
-    from llmtrack.scenario import GenerateTask, Measurement, RepeatPolicy, Scenario, Variant
+    from llmtrack.outcome import Measurement
+    from llmtrack.scenario import Scenario, Variant
+    from llmtrack.task import GenerateTask, RepeatPolicy
 
     study = tracker.start_study(
         "cost", "?", {}, {f"tag_{number}": f"text {number}" for number in range(TAGS)}

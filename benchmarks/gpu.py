@@ -36,7 +36,8 @@ from llmtrack.measure.timing import Arm, time_arms, trace_generate
 from llmtrack.models.load import load_model
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.quality.perplexity import score_rolling
-from llmtrack.scenario import RepeatPolicy, TrainTask, Variant
+from llmtrack.scenario import Variant
+from llmtrack.task import RepeatPolicy, TrainTask
 from llmtrack.tensors import likelihood
 from llmtrack.train.session import Session, open_session
 from llmtrack.worker.perplexity import warm_up

@@ -21,19 +21,11 @@ import torch
 from experiments.prompts import BASE_TEXT
 from llmtrack.engines.registry import load_variant
 from llmtrack.events import Event, SoFar
+from llmtrack.outcome import Failure, Measurement
 from llmtrack.plain import to_json
 from llmtrack.quantize.recipe import find_recipe
-from llmtrack.scenario import (
-    Failure,
-    GenerateTask,
-    Measurement,
-    PerplexityTask,
-    QualityCheck,
-    RepeatPolicy,
-    Scenario,
-    TrainTask,
-    Variant,
-)
+from llmtrack.scenario import QualityCheck, Scenario, Variant
+from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
 from llmtrack.train.checkpoint import checkpoints
 from llmtrack.worker.measuring import EngineCache, measure_group
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.experiment import Experiment
-from llmtrack.scenario import GenerateTask, RepeatPolicy, Scenario, Variant
+from llmtrack.scenario import Scenario, Variant
 from llmtrack.stopping import handlers_kept
+from llmtrack.task import GenerateTask, RepeatPolicy
 
 ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1)
 

@@ -19,7 +19,7 @@ from benchmarks.models import smollm2, tiny
 from benchmarks.peers import PeerError, environment, version
 from benchmarks.results import Found, Row, Samples, benchmark, rounds, row
 from llmtrack import runs
-from llmtrack.convert.environment import apart, last_error
+from llmtrack.convert.environment import apart, error_line
 from llmtrack.errors import LlmtrackError
 from llmtrack.models.load import identify
 from llmtrack.quantize.build import onnx_folder
@@ -208,7 +208,7 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
     )
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise PeerError(last_error(said[-1] if said else ""))
+        raise PeerError(error_line(said[-1] if said else ""))
 
 
 def _prompt(folder: Path, tokens: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from llmtrack.convert.environment import BuildEnvironment, apart, last_error, pinned
+from llmtrack.convert.environment import BuildEnvironment, apart, error_line, pinned
 from llmtrack.errors import LlmtrackError
 
 REQUIREMENTS, SCRIPTS = Path(__file__).with_name("requirements"), Path(__file__).with_name("scripts")
@@ -76,7 +76,7 @@ class Worker:
         answer = self._process.stdout.readline()
         if not answer:
             self._log.seek(0)
-            raise PeerError(last_error(self._log.read().decode(errors="replace")))
+            raise PeerError(error_line(self._log.read().decode(errors="replace")))
         found: dict[str, float] = json.loads(answer)
         return found
 

@@ -21,8 +21,9 @@ from benchmarks.results import Found, Goal, benchmark, row
 from llmtrack.experiment import Experiment
 from llmtrack.installed import install as install_line
 from llmtrack.installed import installed_version
-from llmtrack.run.executors import Executor, ProcessExecutor
+from llmtrack.run.executors import Executor
 from llmtrack.run.patience import Patience
+from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.study import run_study
 from llmtrack.tracking.tracker import Tracker
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import click
 
 from llmtrack.measure.statistics import summarize
+from llmtrack.outcome import Summary
 from llmtrack.plain import from_json, kept, to_json
-from llmtrack.scenario import Summary
 from llmtrack.tracking.environment import environment
 from llmtrack.worker.machine import describe
 

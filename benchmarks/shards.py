@@ -15,9 +15,11 @@ from statistics import median
 import click
 
 from llmtrack.events import Event
-from llmtrack.run.executors import ProcessExecutor
+from llmtrack.outcome import Failure, Measurement
+from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.shards import run_scenarios
-from llmtrack.scenario import Failure, Measurement, PerplexityTask, Scenario, Variant
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import PerplexityTask
 
 GOAL = 0.9
 ALIKE = 1e-9

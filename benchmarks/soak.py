@@ -26,17 +26,11 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.events import Event
 from llmtrack.experiment import Experiment
 from llmtrack.measure import bandwidth
+from llmtrack.outcome import Failure, Measurement, Outcome
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.study import StudyResult, run_study
-from llmtrack.scenario import (
-    Failure,
-    GenerateTask,
-    Measurement,
-    Outcome,
-    RepeatPolicy,
-    Scenario,
-    Variant,
-)
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import GenerateTask, RepeatPolicy
 from llmtrack.tracking.tracker import Study, Tracker
 
 
@@ -54,7 +48,7 @@ class Untracked:
     """Takes what a study tells, as a tracker whose store is away, and keeps nothing."""
 
     offline = True
-    tracking_uri = display_uri = "sqlite://"
+    tracking_uri = "sqlite://"
 
     def start_study(self, *arguments: object, **settings: object) -> Study:
         """Begin nothing."""

@@ -22,9 +22,11 @@ import click
 from rich.console import Console
 
 from benchmarks.nodes import cluster, install, sweep
+from llmtrack.outcome import Measurement
 from llmtrack.run.patience import Patience
 from llmtrack.run.study import run_study
-from llmtrack.scenario import GenerateTask, Measurement, Scenario, Variant
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import GenerateTask
 from llmtrack.tracking import store
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.tracker import Tracker

@@ -26,7 +26,9 @@ import torch
 
 from llmtrack.events import Event, Progress, event_to_json
 from llmtrack.measure.statistics import bootstrap_median_ci, summarize
-from llmtrack.scenario import Failure, Scenario, TrainTask, Variant
+from llmtrack.outcome import Failure
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import TrainTask
 from llmtrack.train.loop import BETAS
 from llmtrack.train.opening import open_session
 from llmtrack.worker.train import measure_training

@@ -27,10 +27,10 @@ from llmtrack.decide.bounded import Part, perplexity_ratio
 from llmtrack.decide.differences import difference, judge
 from llmtrack.decide.racing import Race, Rules, Sample, duel, run_race
 from llmtrack.decide.tuning import PartScore, Tuning
-from llmtrack.run.executors import ProcessExecutor
 from llmtrack.run.hands import Hands
 from llmtrack.run.journal import Journal
 from llmtrack.run.pool import Pool
+from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.progress import StudyProgress
 
 CANDIDATES, REPEATS, MARGIN = 24, 6, 0.05

@@ -18,7 +18,8 @@ from llmtrack.report.pareto import pareto_plot
 from llmtrack.report.plots import measured
 from llmtrack.run.command import command
 from llmtrack.run.settings import QualityOptions, RunOptions, TimingOptions, WhichModel
-from llmtrack.scenario import GenerateTask, PerplexityTask, QualityCheck, Scenario, Variant
+from llmtrack.scenario import QualityCheck, Scenario, Variant
+from llmtrack.task import GenerateTask, PerplexityTask
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:

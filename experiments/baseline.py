@@ -12,7 +12,8 @@ from llmtrack.report import reading as say
 from llmtrack.report.plots import measured, step_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
-from llmtrack.scenario import GenerateTask, Scenario
+from llmtrack.scenario import Scenario
+from llmtrack.task import GenerateTask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,7 +64,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
         say.speed(run),
         *say.phases(run),
         *say.bandwidth(run),
-        *say.floors(run),
+        *say.roofline(run),
         *say.memory(run),
         *say.doubts(runs),
     ]

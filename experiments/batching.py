@@ -12,7 +12,8 @@ from llmtrack.report import reading as say
 from llmtrack.report.plots import line_plot, measured
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
-from llmtrack.scenario import GenerateTask, Scenario
+from llmtrack.scenario import Scenario
+from llmtrack.task import GenerateTask
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
     if done.empty:
         return ["Nothing was measured."]
     first, best = done.iloc[0], knee(done)
-    grown = say.compare(first, best, "tokens_per_sec", len(done) - 1)
+    grown = say.difference(first, best, "tokens_per_sec", len(done) - 1)
     if best["run_id"] == first["run_id"]:
         lines = [
             f"No larger batch is known to make more than batch size {first['batch_size']}: "
@@ -118,7 +119,7 @@ def knee(done: pd.DataFrame) -> pd.Series:
     """
     best = done.iloc[0]
     for _, run in done.iloc[1:].iterrows():
-        if say.compare(best, run, "tokens_per_sec", len(done) - 1).verdict == "better":
+        if say.difference(best, run, "tokens_per_sec", len(done) - 1).verdict == "better":
             best = run
     return best
 

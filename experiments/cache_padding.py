@@ -12,7 +12,8 @@ from llmtrack.report import reading as say
 from llmtrack.report.plots import bar_plot, line_plot, measured
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, ManyTimingOptions, RunOptions
-from llmtrack.scenario import GenerateTask, Scenario
+from llmtrack.scenario import Scenario
+from llmtrack.task import GenerateTask
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def _padding_lines(done: pd.DataFrame) -> list[str]:
         alone, left = by_name["pad_none"], by_name["pad_left"]
         lines.append(
             f"One batch of {left['batch_size']} prompts, {left['pad_share']:.0%} pads, makes "
-            f"{say.times(say.compare(alone, left, 'tokens_per_sec'), 'tokens/s of one prompt at a time')}."
+            f"{say.times(say.difference(alone, left, 'tokens_per_sec'), 'tokens/s of one prompt at a time')}."
         )
     texts = [
         f"{name} {run['rows_equal_unpadded']:.0%}"

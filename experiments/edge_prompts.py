@@ -13,7 +13,8 @@ from llmtrack.report.outliers import outlier_lines, prefill_shares
 from llmtrack.report.plots import bar_plot, measured
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, ManyTimingOptions, RunOptions
-from llmtrack.scenario import GenerateTask, Scenario
+from llmtrack.scenario import Scenario
+from llmtrack.task import GenerateTask
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,8 @@ from llmtrack.report import reading as say
 from llmtrack.report.plots import measured, step_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions
-from llmtrack.scenario import PerplexityTask, Scenario
+from llmtrack.scenario import Scenario
+from llmtrack.task import PerplexityTask
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
         f"{base['tokens_truncated']:,.0f} tokens were cut, at {base['score_tokens_per_sec']:,.0f} tokens/s.",
     ]
     for _, run in done.iloc[1:].iterrows():
-        found = say.compare(base, run, "perplexity")
+        found = say.difference(base, run, "perplexity")
         change = f"perplexity {run['perplexity'] / base['perplexity'] - 1:+.2%} against {base['dtype']}"
         if found.verdict == "same":
             change += f", {found.words}"

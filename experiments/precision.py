@@ -13,7 +13,8 @@ from llmtrack.report import reading as say
 from llmtrack.report.plots import bar_plot, measured
 from llmtrack.run.command import command
 from llmtrack.run.settings import BackendOption, ModelOptions, RunOptions, TimingOptions
-from llmtrack.scenario import GenerateTask, Scenario
+from llmtrack.scenario import Scenario
+from llmtrack.task import GenerateTask
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from llmtrack.report import reading as say
 from llmtrack.report.plots import line_plot, measured
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
-from llmtrack.scenario import GenerateTask, Scenario
+from llmtrack.scenario import Scenario
+from llmtrack.task import GenerateTask
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:

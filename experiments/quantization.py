@@ -22,7 +22,8 @@ from llmtrack.report import reading as say
 from llmtrack.report.plots import curves_plot, measured, scatter_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import ManyTimingOptions, ModelOptions, QualityOptions, RunOptions
-from llmtrack.scenario import GenerateTask, PerplexityTask, QualityCheck, Scalar, Scenario, Variant
+from llmtrack.scenario import QualityCheck, Scalar, Scenario, Variant
+from llmtrack.task import GenerateTask, PerplexityTask
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -353,7 +354,7 @@ def _advice(best: pd.Series, base: pd.Series, done: pd.DataFrame, key: str, use:
     if best["scenario"] == base["scenario"]:
         return f"{start} nothing beats the baseline."
     # The fastest was picked out of all of them, so that as many comparisons were made.
-    found = say.compare(base, best, key, len(done) - 1)
+    found = say.difference(base, best, key, len(done) - 1)
     if found.verdict == "same":
         return f"{start} nothing beats the baseline beyond noise: {found.words}{say.in_doubt(found)}."
     if not found.told or found.ratio is None:

@@ -28,7 +28,8 @@ from llmtrack.run.main import (
 )
 from llmtrack.run.settings import Settings
 from llmtrack.run.suite import SuiteResult, run_suite
-from llmtrack.scenario import GenerateTask, Scenario
+from llmtrack.scenario import Scenario
+from llmtrack.task import GenerateTask
 from llmtrack.tracking.tracker import Tracker
 
 QUESTION = "How should this model run on this machine?"

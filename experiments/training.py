@@ -18,7 +18,8 @@ from llmtrack.report.plots import curves_plot, measured, step_plot
 from llmtrack.run.cluster.files import HOME
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions
-from llmtrack.scenario import Scenario, TrainTask
+from llmtrack.scenario import Scenario
+from llmtrack.task import TrainTask
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from llmtrack.decide.recommending import parse_percent, parse_size
 from llmtrack.decide.verdicts import tell
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
-from llmtrack.options import Option, number, tracked
+from llmtrack.options import Option, read_number, tracked
 from llmtrack.report import reading as say
 from llmtrack.report.pareto import pareto_plot
 from llmtrack.report.plots import measured
@@ -33,7 +33,8 @@ from llmtrack.run.pool import MOST_ON_GPU, Pool
 from llmtrack.run.settings import JudgedText, ModelOptions, RunOptions
 from llmtrack.run.space import Space, make_space, parse_space, rows_of_work
 from llmtrack.run.tune import run_tune
-from llmtrack.scenario import GenerateTask, PerplexityTask, Scenario
+from llmtrack.scenario import Scenario
+from llmtrack.task import GenerateTask, PerplexityTask
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Config(JudgedText, ModelOptions, RunOptions):
         found = re.fullmatch(r"\s*([\d.]+)\s*(s|m|min|h|)\s*", self.budget)
         if found is None:
             raise UsageError(f"budget {self.budget!r} is no time: use such as 90s, 10m or 1h")
-        return number("budget", found[1], Option("", above=0)) * _UNITS[found[2]]
+        return read_number("budget", found[1], Option("", above=0)) * _UNITS[found[2]]
 
     @property
     def most_perplexity(self) -> float | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llmtrack.quality.corpora import load_corpus
     from llmtrack.quality.figures import compute_perplexity
     from llmtrack.quality.perplexity import score_documents, score_rolling
-    from llmtrack.scenario import RepeatPolicy
+    from llmtrack.task import RepeatPolicy
     from llmtrack.tracking.artifacts import measurements
     from llmtrack.tracking.query import runs, studies
 
@@ -30,7 +30,7 @@ _CALLED = ("report", "run")
 
 _HOME = {
     "LlmtrackError": "llmtrack.errors",
-    "RepeatPolicy": "llmtrack.scenario",
+    "RepeatPolicy": "llmtrack.task",
     "compare": "llmtrack.decide.comparing",
     "compute_perplexity": "llmtrack.quality.figures",
     "generate_text": "llmtrack.engines.text",

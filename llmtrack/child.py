@@ -7,7 +7,7 @@ import os
 from llmtrack.version import FOLDER
 
 
-def environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """Return this process's environment, with the folder of this llmtrack first on the path of imports."""
     source = str(FOLDER.parent)
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))

@@ -23,7 +23,7 @@ from llmtrack.command_options import (
     write_text,
 )
 from llmtrack.errors import UsageError
-from llmtrack.options import Option, number
+from llmtrack.options import Option, read_number
 from llmtrack.scenario import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def runs(kind: str, status: str | None, shown: Layout, **chosen: Any) -> None:
 )
 @click.option(
     "--alpha",
-    callback=lambda ctx, param, value: number("alpha", value, Option("", above=0, below=1)),
+    callback=lambda ctx, param, value: read_number("alpha", value, Option("", above=0, below=1)),
     default="0.05",
     metavar="FLOAT",
     show_default=True,

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
+from llmtrack.outcome import Failure, Measurement, StepValues
 from llmtrack.plain import Scalar, from_json, to_json
-from llmtrack.scenario import Failure, Measurement, Scenario, StepValues
+from llmtrack.scenario import Scenario
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,10 @@ INSTALL_ONNX = install("onnx")
 def missing_modules(backend: str, recipe: str = "none") -> list[str]:
     """Return what would have to be installed for a backend and, unless it is `none`, a recipe of llmtrack's own for it."""
     wanted = ONNX_MODULES if backend == "onnx" else RUNTIMES.get(backend, ())
-    return missing((*wanted, *(OWN_RECIPES.get(backend, ()) if recipe != "none" else ())))
+    return not_installed((*wanted, *(OWN_RECIPES.get(backend, ()) if recipe != "none" else ())))
 
 
-def missing(modules: Iterable[str]) -> list[str]:
+def not_installed(modules: Iterable[str]) -> list[str]:
     """Return which modules, or packages of a shared namespace, are not installed."""
     return [name for name in modules if not _importable(name)]
 

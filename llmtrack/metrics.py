@@ -142,7 +142,7 @@ class Tag:
 
 
 _LAST = Shown("")
-Entry = TypeVar("Entry", Metric, Param)
+Described = TypeVar("Described", Metric, Param)
 
 
 def decimals(places: int) -> Callable[[Any], str]:
@@ -1128,12 +1128,12 @@ def role(param: str) -> Role:
     return PARAM_BY_NAME[param].role if param in PARAM_BY_NAME else Param.role
 
 
-def params_of(*roles: Role) -> tuple[str, ...]:
+def params_with(*roles: Role) -> tuple[str, ...]:
     """Return the known params of some roles."""
     return tuple(param.name for param in PARAMS if param.role in roles)
 
 
-def in_place(entries: Iterable[Entry]) -> list[Entry]:
+def in_place(entries: Iterable[Described]) -> list[Described]:
     """Return metrics or params in the order of their columns."""
     return sorted(entries, key=lambda entry: (entry.shown or _LAST).place)
 

@@ -208,7 +208,7 @@ def readable(text: str) -> str:
     return text
 
 
-def number(name: str, text: str, option: Option = Option("")) -> float:
+def read_number(name: str, text: str, option: Option = Option("")) -> float:
     """Return the finite number that a text stands for, within the bounds of an option.
 
     Raises:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar, Union
 
@@ -67,3 +69,9 @@ def kept(*left_out: str) -> Callable[[Kind], Kind]:
         return kind
 
     return register
+
+
+def digest(value: Any) -> str:
+    """Return 16 hex digits that identify a JSON-ready value."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

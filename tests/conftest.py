@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
-from llmtrack.measure import ceilings, gauge, interference, statistics
+from llmtrack.measure import ceilings, gauges, interference, statistics
 from llmtrack.models import durations
 
 # Before torch is imported anywhere: the models are so small that threads only cost, and other tests run beside.
@@ -72,7 +72,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
     monkeypatch.setattr(ceilings, "folder", lambda: tmp_path_factory.getbasetemp() / "ceilings")
     # How long something took must not show in what another test prints.
     monkeypatch.setattr(durations, "folder", lambda: Path(os.devnull) / "durations")
-    monkeypatch.setattr(gauge, "gauge_of", lambda device: None)
+    monkeypatch.setattr(gauges, "gauge_of", lambda device: None)
     generation = sys.modules.get("llmtrack.worker.generate")
     if generation is not None:
         monkeypatch.setattr(generation, "disturbed", lambda durations: False)

@@ -12,20 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrack.plain import from_json, to_json
-from llmtrack.scenario import (
-    Failure,
-    GenerateTask,
-    Measurement,
-    Outcome,
-    PerplexityTask,
-    RepeatPolicy,
-    Scenario,
-    Summary,
-    Variant,
-    digest,
-    workload_id,
-)
+from llmtrack.outcome import Failure, Measurement, Outcome, Summary
+from llmtrack.plain import digest, from_json, to_json
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy, workload_id
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 texts = st.text(max_size=8)
@@ -129,7 +119,7 @@ def test_a_digest_is_stable():
 
 def test_ids_are_the_same_in_every_process():
     code = (
-        "import sys; from llmtrack.scenario import *;"
+        "import sys; from llmtrack.scenario import *; from llmtrack.task import *;"
         "print(Scenario('x', Variant('m'), GenerateTask(('a', 'b'), max_new_tokens=4)).scenario_id,"
         "'torch' in sys.modules, 'mlflow' in sys.modules)"
     )

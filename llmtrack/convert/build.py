@@ -12,7 +12,7 @@ from llmtrack.convert.environment import BuildEnvironment
 from llmtrack.models.cache import build_once
 from llmtrack.models.durations import making
 from llmtrack.models.folder import ModelFolder
-from llmtrack.scenario import digest
+from llmtrack.plain import digest
 
 VERSION = 2
 """Raised when a conversion's result changes, so that cached ones are made anew."""

@@ -23,7 +23,7 @@ from llmtrack.errors import MissingDependencyError, ScenarioError
 from llmtrack.installed import find_uv, installed_version
 from llmtrack.models.cache import LOCK_SECONDS, cache_root
 from llmtrack.models.durations import making
-from llmtrack.scenario import digest
+from llmtrack.plain import digest
 
 INSTALL_SECONDS = 1200.0
 # Converters read the folder that they are given: nothing is fetched, and nobody is told of what is converted.
@@ -102,7 +102,7 @@ class BuildEnvironment:
         code, said = _run(command, folder, apart(), timeout=None)
         if code:
             kind = "out_of_memory" if code < 0 else "unsupported"
-            why = "it was killed, most likely for want of memory" if code < 0 else last_error(said)
+            why = "it was killed, most likely for want of memory" if code < 0 else error_line(said)
             raise ScenarioError(f"{what} failed: {why}", kind)
 
     @property
@@ -135,7 +135,7 @@ class BuildEnvironment:
                     code, said = 1, f"error: it took over {INSTALL_SECONDS:.0f} s"
                 if code:
                     raise MissingDependencyError(
-                        f"{self._what} cannot be made ({last_error(said)}): check the network or uv's package index "
+                        f"{self._what} cannot be made ({error_line(said)}): check the network or uv's package index "
                         "(UV_DEFAULT_INDEX)"
                     )
             (site,) = (
@@ -157,7 +157,7 @@ def pinned(name: str, folder: Path = _GUARD.parent / "requirements") -> tuple[st
     return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
 
-def last_error(said: str) -> str:
+def error_line(said: str) -> str:
     """Return the line of a program's output that says most, without addresses."""
     lines = [line.strip() for line in said.replace("\r", "\n").splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith(("error", "×", "╰─▶", "cause:"))]

@@ -18,7 +18,7 @@ _UNQUANTIZED = ("-p", "fp32")
 
 
 @dataclass(frozen=True)
-class Blocks(Checked):
+class BuilderBlocks(Checked):
     """What the model builder's weight-only recipes can be told; the defaults are its own."""
 
     block_size: Annotated[int, Option("Weights that share a scale: a power of two.", min=16, max=256)] = 32
@@ -57,6 +57,10 @@ def _int4(options: Mapping[str, Scalar]) -> list[str]:
 CONVERTER = Converter(BACKEND, BuildEnvironment(BACKEND, pinned(BACKEND)), _command, _UNQUANTIZED)
 
 RECIPES = (
-    Recipe("int8", BACKEND, "weights, 8 bits in blocks (GenAI's model builder)", "int8", _int8, Blocks),
-    Recipe("int4", BACKEND, "weights, 4 bits in blocks (GenAI's model builder)", "int4", _int4, Blocks),
+    Recipe(
+        "int8", BACKEND, "weights, 8 bits in blocks (GenAI's model builder)", "int8", _int8, BuilderBlocks
+    ),
+    Recipe(
+        "int4", BACKEND, "weights, 4 bits in blocks (GenAI's model builder)", "int4", _int4, BuilderBlocks
+    ),
 )

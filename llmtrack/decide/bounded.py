@@ -17,7 +17,7 @@ import numpy as np
 from llmtrack.decide.racing import quantile
 from llmtrack.decide.significance import ALPHA, Ratio
 
-Kept = Literal["kept", "broken", "open"]
+Standing = Literal["kept", "broken", "open"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def perplexity_ratio(
     return Ratio(_exp(mean), _exp(mean - half), _exp(mean + half))
 
 
-def judge_bound(ratio: Ratio, most: float) -> Kept:
+def judge_bound(ratio: Ratio, most: float) -> Standing:
     """Return whether perplexity is surely at most so many times the reference's, surely not, or neither yet."""
     if ratio.high <= most:
         return "kept"

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # The convention of a perplexity: figures of two conventions are never compared.
-CONVENTION = schema.params_of("convention")
+CONVENTION = schema.params_with("convention")
 # What was really scored, as far as params and metrics tell it: figures of the text need the same text, those per token
 # the same tokens, too. The counts are all that runs of older versions have.
 _SCORED_TEXT = ("bytes_scored", "words_scored", "scored_text_digest")
 _SCORED_TOKENS = ("tokens_scored", "scored_tokens_digest")
 # What a workload's digest is made of, as far as params tell it, and what tells of prompts where their longest are equal.
-WORK = (*schema.params_of("work"), "prompt_tokens_total", *CONVENTION)
+WORK = (*schema.params_with("work"), "prompt_tokens_total", *CONVENTION)
 
 _ENV = "env."
 # Facts of the model and not of the machine.

@@ -159,14 +159,14 @@ def _judged(each: Difference, tests: int, alpha: float) -> Difference:
     if each.repeated:
         return _judged_by_repeats(each, each.ratio, tests, alpha)
     if entry.sureness != "exact":
-        words = f"{percent(each.ratio.value)}, one value each: noise unknown"
+        words = f"{change_in_percent(each.ratio.value)}, one value each: noise unknown"
         needed = enough_repeats(tests, alpha) if entry.sureness == "sampled" else 0
         return dataclasses.replace(each, words=words, repeats_needed=needed)
     if abs(each.ratio.value - 1) <= entry.tolerance:
         beyond = f" beyond {entry.tolerance:.1%}".replace("%", " %") if entry.tolerance else ""
         words = f"no difference{beyond}"
         return dataclasses.replace(each, verdict="same", words=words)
-    return dataclasses.replace(each, verdict=direction(each), words=in_words(each))
+    return dataclasses.replace(each, verdict=direction(each), words=change_in_words(each))
 
 
 def _judged_by_repeats(each: Difference, ratio: Ratio, tests: int, alpha: float) -> Difference:
@@ -175,7 +175,7 @@ def _judged_by_repeats(each: Difference, ratio: Ratio, tests: int, alpha: float)
         return dataclasses.replace(each, words=words, repeats_needed=enough_repeats(tests, alpha))
     significant = each.p_adjusted is None or each.p_adjusted < alpha
     if significant and not ratio.low <= 1 <= ratio.high:
-        return dataclasses.replace(each, verdict=direction(each), words=in_words(each))
+        return dataclasses.replace(each, verdict=direction(each), words=change_in_words(each))
     return dataclasses.replace(
         each, verdict="same", words=f"no significant difference ({interval_in_words(ratio)})"
     )
@@ -189,7 +189,7 @@ def direction(each: Difference) -> Verdict:
     return "better" if (each.ratio.value > 1) == (better == "higher") else "worse"
 
 
-def in_words(each: Difference) -> str:
+def change_in_words(each: Difference) -> str:
     """Return a change in words: `faster by 12.0 % (8.1 to 15.3)`."""
     if each.ratio is None:
         return ""
@@ -203,10 +203,10 @@ def in_words(each: Difference) -> str:
 
 def interval_in_words(ratio: Ratio) -> str:
     """Return a ratio as a signed change with its interval: `+0.3 %, -1.2 to +1.9`."""
-    return f"{percent(ratio.value)}, {100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f}"
+    return f"{change_in_percent(ratio.value)}, {100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f}"
 
 
-def percent(ratio: float) -> str:
+def change_in_percent(ratio: float) -> str:
     """Return a ratio as a signed change: `-4.8 %`."""
     return f"{100 * (ratio - 1):+.1f} %"
 

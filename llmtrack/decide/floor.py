@@ -14,7 +14,7 @@ from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
-from llmtrack.scenario import REPLACED
+from llmtrack.outcome import REPLACED
 from llmtrack.tracking import ask, query
 from llmtrack.tracking.cells import FLOORS, configuration, keys
 from llmtrack.tracking.filters import quoted
@@ -112,7 +112,7 @@ def is_within(ratio: float, floor: float) -> bool:
     return ratio > 0 and abs(math.log(ratio)) <= math.log1p(floor)
 
 
-def in_words(floor: float) -> str:
+def floor_in_words(floor: float) -> str:
     """Say that a difference is none."""
     return f"no more than equal settings differed here, {floor:.0%}"
 

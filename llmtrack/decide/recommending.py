@@ -13,9 +13,9 @@ from llmtrack.decide.differences import Difference
 from llmtrack.decide.floor import say_floor
 from llmtrack.decide.points import MEMORY, QUALITY, SPEED, Points, gather_points
 from llmtrack.decide.significance import Ratio
-from llmtrack.decide.verdicts import doubts, measure_more, tell
+from llmtrack.decide.verdicts import measure_more, own_warnings, tell
 from llmtrack.errors import UsageError
-from llmtrack.options import number
+from llmtrack.options import read_number
 from llmtrack.tracking import ask
 from llmtrack.words import plural
 
@@ -117,7 +117,7 @@ def recommend(
     near = [run for run, each in zip(others, behind, strict=True) if not each.told]
     weighed = [best, *([] if reference is None else [reference]), *near]
     notes += say_floor(table, objective)
-    notes += dict.fromkeys(f"read with care: {line}" for run in weighed for line in doubts(run))
+    notes += dict.fromkeys(f"read with care: {line}" for run in weighed for line in own_warnings(run))
     told = ("better", "worse", "same")
     open_ones = [each for each in (*([lead] if lead else []), *behind) if each.verdict not in told]
     if open_ones:
@@ -139,7 +139,7 @@ def parse_size(text: str) -> float:
     found = _SIZE.fullmatch(text)
     if found is None or not found[2]:
         raise UsageError(f"{text!r} is not a size: use a number with a unit, such as 2GiB or 500MB")
-    return number("size", found[1].replace(",", "")) * _MIB[found[2].lower()]
+    return read_number("size", found[1].replace(",", "")) * _MIB[found[2].lower()]
 
 
 def parse_percent(text: str) -> float:
@@ -151,7 +151,7 @@ def parse_percent(text: str) -> float:
     found = _PERCENT.fullmatch(text)
     if found is None:
         raise UsageError(f"{text!r} is not a percentage: use 1%")
-    return number("percentage", found[1]) / 100
+    return read_number("percentage", found[1]) / 100
 
 
 def _reference(points: Points, baseline: str | None, limits: Limits, notes: list[str]) -> pd.Series | None:

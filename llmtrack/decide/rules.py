@@ -10,11 +10,11 @@ from typing import Literal
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
-from llmtrack.decide.differences import interval_in_words, percent, sampled_ratio, too_few
-from llmtrack.decide.floor import in_words, is_within
+from llmtrack.decide.differences import change_in_percent, interval_in_words, sampled_ratio, too_few
+from llmtrack.decide.floor import floor_in_words, is_within
 from llmtrack.decide.significance import ALPHA, holm, least_p, mann_whitney_p
 from llmtrack.errors import UsageError
-from llmtrack.options import number
+from llmtrack.options import read_number
 
 Ruling = Literal["broken", "kept", "cannot tell", "missing"]
 
@@ -82,7 +82,7 @@ def parse_rule(text: str) -> Rule:
             f"the rule {text!r} is not understood: name a metric, < or >, and a change in percent, "
             "such as 'tokens_per_sec < -5%' or 'perplexity > +1%'"
         )
-    return Rule(known_metric(found[1]), found[2] == "<", number("change", found[3]) / 100)
+    return Rule(known_metric(found[1]), found[2] == "<", read_number("change", found[3]) / 100)
 
 
 def parse_rules(texts: Sequence[str]) -> list[Rule]:
@@ -130,7 +130,7 @@ def check_values(rule: Rule, baseline: float, candidate: float) -> Check:
     """Return the check of one value each."""
     if not baseline:
         return Check(rule, "cannot tell", why="the baseline is 0: no ratio")
-    change = percent(candidate / baseline)
+    change = change_in_percent(candidate / baseline)
     if schema.metric(rule.metric).sureness != "exact":
         return Check(rule, "cannot tell", change, "one value each: noise unknown")
     relative = candidate / baseline - 1
@@ -160,7 +160,7 @@ def decide(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
 def _decided(check: Check, p_broken: float, tests: int, alpha: float) -> Check:
     within = "within" if check.rule.below == (check.rule.limit < 0) else "on the right side of"
     if p_broken < alpha and is_within(check.ratio, check.floor):
-        return dataclasses.replace(check, why=f"beyond the limit, but {in_words(check.floor)}")
+        return dataclasses.replace(check, why=f"beyond the limit, but {floor_in_words(check.floor)}")
     if p_broken < alpha:
         return dataclasses.replace(check, outcome="broken", why=f"beyond the limit (p = {p_broken:.2g})")
     if check.p_kept is not None and check.p_kept < alpha:

@@ -1,6 +1,6 @@
 """The way from candidates to the best one: a race of speed, bounds that must be kept, and a fresh claim at the end.
 
-It knows nothing of engines or MLflow: whatever is done, `Hands` do, and everything follows from what they answer. So one that
+It knows nothing of engines or MLflow: whatever is done, a `Measurer` does, and everything follows from what it answers. So one that
 was killed goes on when the same answers are given again.
 """
 
@@ -64,7 +64,7 @@ class PartScore:
     why: str = ""
 
 
-class Hands(Protocol):
+class Measurer(Protocol):
     """What measures and scores."""
 
     def measure(self, name: str, seconds: float) -> Seen:
@@ -126,7 +126,7 @@ class Tuning:
     """
 
     task: Goal
-    hands: Hands
+    hands: Measurer
     race: Race = field(init=False)
     quality: dict[str, Ratio] = field(init=False, default_factory=dict)
     fresh: dict[str, list[float]] = field(init=False, default_factory=dict)

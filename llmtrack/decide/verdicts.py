@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference, Spread, Verdict, difference, judge
-from llmtrack.decide.floor import floor_of, in_words, is_within, measured_there, with_floors
+from llmtrack.decide.floor import floor_in_words, floor_of, is_within, measured_there, with_floors
 from llmtrack.decide.significance import ALPHA
 from llmtrack.errors import LlmtrackError
-from llmtrack.scenario import DEFAULT_MODEL, GenerateTask, RepeatPolicy, Variant
+from llmtrack.scenario import DEFAULT_MODEL, Variant
+from llmtrack.task import GenerateTask, RepeatPolicy
 from llmtrack.tracking import ask
 from llmtrack.tracking.artifacts import SAMPLES, raw_samples
 
@@ -96,7 +97,7 @@ def tell_pairs(
     return [_above_floor(each, floor_of(metric, *pair)) for each, pair in zip(told, pairs, strict=True)]
 
 
-def doubts(run: pd.Series) -> tuple[str, ...]:
+def own_warnings(run: pd.Series) -> tuple[str, ...]:
     """Return the warnings that a run carries itself, each with the run's name."""
     return tuple(f"{ask.name(run)}: {line}" for line in ask.lines(run, "warnings"))
 
@@ -222,14 +223,14 @@ def _difference(
     spreads = [_spread(run, metric) for run in (baseline, candidate)]
     both = (spreads[0], spreads[1]) if spreads[0] and spreads[1] else None
     found = difference(metric, then, now, before, after, both)
-    return dataclasses.replace(found, doubts=(*doubts(baseline), *doubts(candidate)))
+    return dataclasses.replace(found, doubts=(*own_warnings(baseline), *own_warnings(candidate)))
 
 
 def _above_floor(found: Difference, floor: float) -> Difference:
     """Return a difference, which is none where equal settings differed by as much."""
     if not found.told or found.ratio is None or not is_within(found.ratio.value, floor):
         return found
-    return dataclasses.replace(found, verdict="same", words=f"{in_words(floor)}: {found.words}")
+    return dataclasses.replace(found, verdict="same", words=f"{floor_in_words(floor)}: {found.words}")
 
 
 def _samples(run: pd.Series, metric: str, known: Mapping[str, Samples]) -> Sequence[float]:

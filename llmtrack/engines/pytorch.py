@@ -23,10 +23,12 @@ from llmtrack.engines.options import TorchOptions
 from llmtrack.engines.rows import sharing_of, sharing_of_generation
 from llmtrack.engines.stamps import Stamps
 from llmtrack.engines.step import Step, observe_step, stored_tensors
+from llmtrack.errors import in_words
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.context import context_length, first_position
 from llmtrack.models.decoder import forward_inputs, positions_of
-from llmtrack.models.load import SHARDED, SPREAD, load_model
+from llmtrack.models.from_folder import SHARDED, SPREAD
+from llmtrack.models.load import load_model
 from llmtrack.options import chosen
 from llmtrack.quantize.recipe import NONE, find_recipe
 from llmtrack.scenario import Scalar, Variant
@@ -474,7 +476,7 @@ def _step_of(model: Any) -> tuple[Step, tuple[str, ...]]:
     try:
         return observe_step(model), ()
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = in_words(error)[:200]
         warning = (
             f"no decode step could be tried ({reason}): its bytes are those of all weights, without a cache"
         )

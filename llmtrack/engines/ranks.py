@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from llmtrack.child import environment
+from llmtrack.child import child_environment
 from llmtrack.devices import resolve_device
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Operations, Tokenized
 from llmtrack.errors import ScenarioError, UsageError, in_words
@@ -129,7 +129,7 @@ class Ranks:
         self._peers = [
             subprocess.Popen(
                 [sys.executable, "-m", "llmtrack.engines.peer", str(rank), str(count), str(store.port), kind],
-                env=environment(),
+                env=child_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )

@@ -10,8 +10,8 @@ from llmtrack.errors import ScenarioError
 from llmtrack.llamacpp.decoder import LlamaDecoder
 from llmtrack.llamacpp.library import library
 from llmtrack.models.cache import cache_root, file_digest
+from llmtrack.plain import digest
 from llmtrack.quantize.apart import run_apart
-from llmtrack.scenario import digest
 
 CRASHED = (
     ": it was compiled for another CPU, or by a compiler that gets AMX wrong (GCC 12 does): compile it anew by "

@@ -7,7 +7,7 @@ from collections import deque
 from functools import cache
 from typing import Any
 
-from llmtrack.errors import MissingDependencyError
+from llmtrack.errors import MissingDependencyError, in_words
 from llmtrack.installed import install
 
 # Levels of llama.cpp's log: 4 is an error, 5 goes on with the line before.
@@ -26,7 +26,7 @@ def library() -> Any:
         import llama_cpp
     except (ImportError, OSError, RuntimeError) as error:
         raise MissingDependencyError(
-            f"the llamacpp backend needs llama-cpp-python ({' '.join(str(error).split())[:200]}): {install('llamacpp')}"
+            f"the llamacpp backend needs llama-cpp-python ({in_words(error)[:200]}): {install('llamacpp')}"
         ) from error
     # The binding keeps no reference, and a callback that was collected would be called all the same.
     library.keep = _listener(llama_cpp)  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cache, partial
 
 from llmtrack.errors import ScenarioError
-from llmtrack.measure.ceilings import kept
+from llmtrack.measure.ceilings import remembered
 from llmtrack.measure.room import free_memory
 
 SIDE, SIDE_ON_GPU, FIRST = 4096, 8192, 512
@@ -46,7 +46,7 @@ def matrix_rate(device: str, arithmetic: str) -> float:
     Raises:
         ScenarioError: there is no memory for matrices that say anything, or no such product.
     """
-    return kept(device, f"matrix products in {arithmetic}", partial(measure_rate, device, arithmetic))
+    return remembered(device, f"matrix products in {arithmetic}", partial(measure_rate, device, arithmetic))
 
 
 def measure_rate(device: str, arithmetic: str) -> float:

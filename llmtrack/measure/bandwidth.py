@@ -6,7 +6,7 @@ import time
 from functools import cache, partial
 
 from llmtrack.errors import ScenarioError
-from llmtrack.measure.ceilings import kept
+from llmtrack.measure.ceilings import remembered
 from llmtrack.measure.room import free_memory
 
 MIB = 2**20
@@ -27,7 +27,7 @@ def copy_bandwidth(device: str) -> float:
     Raises:
         ScenarioError: there is no memory for a buffer that says anything.
     """
-    return kept(device, "copy bandwidth", partial(measure_bandwidth, device))
+    return remembered(device, "copy bandwidth", partial(measure_bandwidth, device))
 
 
 def measure_bandwidth(device: str) -> float:

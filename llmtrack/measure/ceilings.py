@@ -15,7 +15,7 @@ from llmtrack.devices import cpu_model
 from llmtrack.measure import interference
 from llmtrack.measure.gpus import torch_uuid
 from llmtrack.models.cache import cache_root
-from llmtrack.scenario import digest
+from llmtrack.plain import digest
 
 KEPT_SECONDS = 30 * 24 * 3600
 """How long a ceiling is believed: a virtual machine moves, a driver is replaced."""
@@ -47,7 +47,7 @@ def device_id(device: str) -> str:
     return f"{cpu_model()} of {platform.node()}, {usable} CPUs, {threads} threads, torch {torch.__version__}"
 
 
-def kept(device: str, name: str, measure: Callable[[], float]) -> float:
+def remembered(device: str, name: str, measure: Callable[[], float]) -> float:
     """Return a ceiling of a device: as it was measured before, or else measured now.
 
     What is measured while other programs take a notable share of the machine is used, and not kept for others.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Protocol
 
 
@@ -49,19 +48,3 @@ class Gauge(Protocol):
     def read(self) -> Reading:
         """Read the counters; what cannot be read is left out."""
         ...
-
-
-@cache
-def gauge_of(device: str) -> Gauge | None:
-    """Return what reads the counters of a device, None where nothing does.
-
-    Args:
-        device: `cpu` or `cuda:N`.
-    """
-    if device.startswith("cuda"):
-        from llmtrack.measure.nvml import open_card
-
-        return open_card(device)
-    from llmtrack.measure.cpu_gauge import CpuGauge
-
-    return CpuGauge()

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.room import check_context, check_memory
-from llmtrack.scenario import GenerateTask, Scalar
+from llmtrack.scenario import Scalar
+from llmtrack.task import GenerateTask
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,10 @@ def prompt_ids(engine: Engine, task: GenerateTask) -> tuple[tuple[int, ...], ...
     Raises:
         ScenarioError: a prompt has no tokens, or is longer than the context allows, and no rule helps.
     """
-    return tokenize(engine, task).ids
+    return tokenize_prompts(engine, task).ids
 
 
-def tokenize(engine: Engine, task: GenerateTask) -> Prompts:
+def tokenize_prompts(engine: Engine, task: GenerateTask) -> Prompts:
     """Tokenize the prompts of a task.
 
     Raises:

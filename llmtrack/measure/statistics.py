@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmtrack.scenario import RepeatPolicy, Summary
+from llmtrack.outcome import Summary
+from llmtrack.task import RepeatPolicy
 
 BOOTSTRAP_RESAMPLES = 2000
 NOISY_CV = 0.10

@@ -22,7 +22,8 @@ from llmtrack.measure.prompts import prompt_ids
 from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import findings, should_stop, summarize, summarize_rate
 from llmtrack.metrics import metric
-from llmtrack.scenario import GenerateTask, RepeatPolicy, Summary
+from llmtrack.outcome import Summary
+from llmtrack.task import GenerateTask, RepeatPolicy
 
 Clock = Callable[[], float]
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llmtrack.models.cache import cache_root
-from llmtrack.scenario import digest
+from llmtrack.plain import digest
 from llmtrack.words import clock_text
 
 WORTH_SECONDS = 3.0

@@ -10,7 +10,8 @@ from typing import Any
 
 from llmtrack.models import synthetic
 from llmtrack.models.cache import build_once
-from llmtrack.models.load import SEED, clean_generation, identify
+from llmtrack.models.from_folder import clean_generation
+from llmtrack.models.load import SEED, identify
 from llmtrack.scenario import Scalar
 
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import gguf, hub, packaged, synthetic
 from llmtrack.models.cache import read_manifest
-from llmtrack.models.decoder import (
-    headless,
-    refuse_adapter,
-    refuse_incomplete,
-    refuse_other_architectures,
-    refuse_peeking,
-)
+from llmtrack.models.decoder import headless, refuse_adapter, refuse_peeking
 from llmtrack.models.digests import ModelDigests, model_digests, weight_files
-from llmtrack.models.reasons import one_line, quantized_explained, tokenizer_explained
+from llmtrack.models.from_folder import clean_generation, load_folder
+from llmtrack.models.reasons import one_line
 from llmtrack.models.source import ModelSource, missing_path, parse_candidates
 
 if TYPE_CHECKING:
@@ -29,7 +23,6 @@ if TYPE_CHECKING:
 
 RANDOM_WEIGHTS = "random weights: speed and memory are real, quality figures are meaningless"
 SEED = 0
-SHARDED, SPREAD = "sharded", "spread"
 
 
 @dataclass(frozen=True)
@@ -213,134 +206,6 @@ def _folder_of(source: ModelSource, revision: str | None) -> tuple[Path | None, 
     if source.kind == "packaged":
         return packaged.ensure(source.location), None
     return Path(source.location), None
-
-
-def load_folder(
-    folder: Path, *, device: str, dtype: torch.dtype, placed: str = ""
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model folder without the network and without running code that it may hold.
-
-    Args:
-        folder: the folder.
-        device: `cpu` or `cuda:N`.
-        dtype: dtype of the weights.
-        placed: as in `load_model`.
-
-    Raises:
-        ModelLoadError: weights or tokenizer are missing or incomplete, or it is no causal decoder by its config.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    from llmtrack.compat import restore_rope, tensor_parallel
-
-    refuse_adapter(folder)
-    kind, files = weight_files(folder)
-    if not files:
-        raise ModelLoadError(
-            f"{folder} holds no model.safetensors or pytorch_model.bin, nor an index of their parts: give a whole model "
-            "folder"
-        )
-    safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    config = AutoConfig.from_pretrained(str(folder), **safe)
-    refuse_other_architectures(config)
-    restore_rope(config)
-    shares: dict[str, Any] = {}
-    if placed == SHARDED:
-        refuse_unsharded(config)
-        shares = tensor_parallel()
-    elif placed == SPREAD:
-        shares = {"device_map": "auto"}
-    _use_plain_kernels(config, device)
-    _forget_impossible_pad(config)
-    with tokenizer_explained(folder):
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **safe)
-    with quantized_explained(config):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(folder),
-            config=config,
-            dtype=dtype,
-            use_safetensors=kind == "safetensors",
-            weights_only=True,
-            output_loading_info=True,
-            **shares,
-            **safe,
-        )
-    model, loading = loaded
-    refuse_incomplete(model, loading, files)
-    if placed == SPREAD:
-        refuse_offloaded(getattr(model, "hf_device_map", {}), device)
-    return (model if placed else model.to(device)).eval(), tokenizer
-
-
-def refuse_offloaded(places: Mapping[str, Any], device: str) -> None:
-    """Refuse a model of which parts lie beside the cards: what is fetched for each token has no speed worth a number.
-
-    Raises:
-        ModelLoadError: they do.
-    """
-    beside = [name for name, place in places.items() if str(place) in ("cpu", "disk")]
-    if beside and device.startswith("cuda"):
-        raise ModelLoadError(
-            f"{len(beside)} parts of it do not fit on the GPUs ({beside[0]} ...): use a smaller dtype, or more GPUs"
-        )
-
-
-def refuse_unsharded(config: Any) -> None:
-    """Refuse a model whose layers cannot be shared out among the ranks of the group that is open.
-
-    Raises:
-        ModelLoadError: transformers has no plan for it, or its heads cannot be divided by the number of ranks.
-    """
-    import torch.distributed as dist
-
-    text, ranks = config.get_text_config(), dist.get_world_size()
-    if not getattr(text, "base_model_tp_plan", None):
-        raise ModelLoadError(
-            f"transformers has no plan to share {config.model_type} out: use tensor_parallel=1"
-        )
-    heads = {
-        name: count
-        for name in ("num_attention_heads", "num_key_value_heads")
-        if (count := getattr(text, name, None)) and count % ranks
-    }
-    if heads:
-        told = ", ".join(f"{name}={count}" for name, count in heads.items())
-        raise ModelLoadError(
-            f"{told} cannot be divided among {ranks}: use a tensor_parallel that divides them"
-        )
-
-
-def _use_plain_kernels(config: Any, device: str) -> None:
-    """Let a hybrid model compute its recurrence in plain PyTorch where the kernels that it asks for cannot be there."""
-    kernels = device.startswith("cuda") and all(map(find_spec, ("mamba_ssm", "causal_conv1d")))
-    if getattr(config, "use_mamba_kernels", False) and not kernels:
-        config.use_mamba_kernels = False
-
-
-def _forget_impossible_pad(config: Any) -> None:
-    """Forget the id of a pad that the model has no row for: pads are masked, and making the model would fail."""
-    for each in (config, config.get_text_config()):
-        pad = getattr(each, "pad_token_id", None)
-        if pad is not None and not 0 <= pad < getattr(each, "vocab_size", pad + 1):
-            each.pad_token_id = None
-
-
-def clean_generation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Replace a model's generation settings by greedy ones that hold the special ids only.
-
-    What a checkpoint ships (sampling, repetition penalties, forced or suppressed tokens) would change the
-    text or the time of a greedy measurement. Several end-of-sequence ids are kept as they are.
-    """
-    from transformers import GenerationConfig
-
-    def known(name: str) -> Any:
-        for holder in (model.generation_config, model.config, tokenizer):
-            if (value := getattr(holder, name, None)) is not None:
-                return value
-        return None
-
-    ids = {name: known(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    model.generation_config = GenerationConfig(do_sample=False, **ids)
 
 
 def _facts(model: PreTrainedModel, source: ModelSource, weights: str) -> dict[str, str | int | float | bool]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from onnx import ModelProto
 
-from llmtrack.errors import ScenarioError
+from llmtrack.errors import ScenarioError, in_words
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.load import LoadedModel, load_model
 from llmtrack.models.reasons import one_line
@@ -94,8 +94,7 @@ def _export(loaded: LoadedModel, folder: Path) -> None:
     except (OSError, ScenarioError):
         raise
     except Exception as error:
-        text = " ".join(str(error).split())
         raise ScenarioError(
-            f"{type(loaded.model).__name__} cannot be exported to ONNX: {text[:300]} (use backend=torch)",
+            f"{type(loaded.model).__name__} cannot be exported to ONNX: {in_words(error)[:300]} (use backend=torch)",
             "unsupported",
         ) from error

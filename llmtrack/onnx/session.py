@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
+from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError, in_words
 from llmtrack.installed import INSTALL_ONNX
 from llmtrack.onnx.names import COS, IN_PLACE, LAST, LOGITS_TO_KEEP, SIN, TOTAL
 
@@ -141,7 +141,7 @@ class OnnxDecoder:
             self.session._model_bytes = None
         except Exception as error:
             raise ScenarioError(
-                f"ONNX Runtime cannot run {self._path.name}: {' '.join(str(error).split())[:300]}",
+                f"ONNX Runtime cannot run {self._path.name}: {in_words(error)[:300]}",
                 "unsupported",
             ) from error
         self._pads = made is None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmtrack.errors import UsageError
-from llmtrack.scenario import digest as digest_of
+from llmtrack.plain import digest as digest_of
 
 Row = TypeVar("Row")
 

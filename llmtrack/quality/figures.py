@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 
 from llmtrack.quality.bootstrap import gather_blocks, stderr_of_ratio
 from llmtrack.quality.encoding import lost_warning, unknown_warning
-from llmtrack.scenario import PerplexityTask
 from llmtrack.scored import Scored, Text
+from llmtrack.task import PerplexityTask
 
 
 @dataclass(frozen=True)

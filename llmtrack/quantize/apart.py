@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmtrack.child import environment
+from llmtrack.child import child_environment
 from llmtrack.errors import ScenarioError
 
 Result = TypeVar("Result")
@@ -46,7 +46,7 @@ def run_apart(what: str, work: Callable[..., Result], *arguments: Any) -> Result
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=environment(),
+                env=child_environment(),
             )
         assert child.stdin is not None
         try:

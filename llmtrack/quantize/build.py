@@ -14,20 +14,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llmtrack import installed
 from llmtrack.compat import import_transformers
 from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
-from llmtrack.installed import INSTALL_ONNX, installed_version, missing_modules
+from llmtrack.installed import INSTALL_ONNX, installed_version, missing_modules, not_installed
 from llmtrack.models.cache import MANIFEST, build_once, read_manifest
 from llmtrack.models.digests import ModelDigests
 from llmtrack.models.durations import making
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.reasons import one_line
 from llmtrack.onnx.session import MODEL_FILE
+from llmtrack.plain import digest
 from llmtrack.quantize.apart import run_apart
 from llmtrack.quantize.options import CalibrationText
 from llmtrack.quantize.recipe import NONE, Job, Recipe, find_recipe
-from llmtrack.scenario import Scalar, Variant, digest
+from llmtrack.scenario import Scalar, Variant
 
 CALIBRATION = CalibrationText.calibration
 """The calibration text where none is named: the corpus that experiments do not score by default."""
@@ -119,7 +119,7 @@ def require_onnx(quantization: str) -> None:
         MissingDependencyError: it is.
     """
     needs = () if quantization == NONE else find_recipe("onnx", quantization).needs
-    if missing := [*missing_modules("onnx"), *installed.missing(needs)]:
+    if missing := [*missing_modules("onnx"), *not_installed(needs)]:
         raise MissingDependencyError(f"the onnx backend needs {', '.join(missing)}: {INSTALL_ONNX}")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.extensions import RECIPES, broken, extensions, load_extension
-from llmtrack.installed import missing, missing_modules
+from llmtrack.installed import missing_modules, not_installed
 from llmtrack.options import NoOptions, chosen
 from llmtrack.quantize.options import CalibrationText
 from llmtrack.scenario import Scalar
@@ -108,7 +108,7 @@ class Recipe:
     @property
     def lacking(self) -> list[str]:
         """What would have to be installed for it."""
-        return [*missing_modules(self.backend), *missing(self.needs)]
+        return [*missing_modules(self.backend), *not_installed(self.needs)]
 
     @property
     def label(self) -> str:

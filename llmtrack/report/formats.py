@@ -6,10 +6,15 @@ import csv
 import html
 import io
 import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from llmtrack.output import console_of
-from llmtrack.report.escape import in_latex, on_one_line
-from llmtrack.report.table import Table, to_markdown, to_rich
+from llmtrack.report.escape import in_latex, in_markdown, on_one_line, plain
+from llmtrack.report.table import Table
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 
 def render(table: Table, style: str, title: str = "") -> str:
@@ -25,6 +30,56 @@ def render(table: Table, style: str, title: str = "") -> str:
     if style in writers:
         return writers[style](table)
     return {"table": _text, "html": _html, "latex": _latex}[style](table, title)
+
+
+def to_rich(table: Table, title: str = "", widths: Sequence[int] | None = None) -> RichTable:
+    """Return the table for a terminal.
+
+    Args:
+        table: what is drawn.
+        title: stands above it.
+        widths: of its columns (`llmtrack.report.fit`); None: as wide as they are.
+    """
+    from rich import box
+    from rich.table import Table as RichTable
+
+    drawn = RichTable(
+        title=plain(title) if title else None,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        collapse_padding=True,
+    )
+    for index, (heading, numeric) in enumerate(zip(table.titles, table.numeric, strict=True)):
+        # Only texts may be wrapped: a figure that is cut reads as another figure.
+        wraps = widths is not None or index == len(table.titles) - 1
+        drawn.add_column(
+            plain(heading),
+            justify="right" if numeric else "left",
+            no_wrap=not wraps,
+            overflow="fold",
+            width=widths[index] if widths else None,
+        )
+    for row in table.rows:
+        drawn.add_row(*(plain(on_one_line(cell)) for cell in row))
+    return drawn
+
+
+def to_markdown(table: Table, links: tuple[str, ...] = ()) -> str:
+    """Return the table as Markdown, its conditions first; the scenario links to its run where links are given."""
+    lines = [" · ".join(map(in_markdown, table.conditions)), ""] if table.conditions else []
+    lines.append("| " + " | ".join(map(in_markdown, table.titles)) + " |")
+    lines.append("|" + "|".join("---:" if numeric else ":---" for numeric in table.numeric) + "|")
+    linked = table.titles.index("scenario")
+    for index, row in enumerate(table.rows):
+        cells = list(map(in_markdown, row))
+        if links:
+            cells[linked] = f"[{cells[linked]}]({links[index]})"
+        lines.append("| " + " | ".join(cells) + " |")
+    if table.notes:
+        lines += ["", *(f"- {in_markdown(note)}" for note in table.notes)]
+    return "\n".join(lines) + "\n"
 
 
 def _text(table: Table, title: str) -> str:

@@ -13,7 +13,7 @@ from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
 from llmtrack.decide.pareto import Position, Standing, pareto_front
 from llmtrack.decide.points import MEMORY, Points, gather_points
-from llmtrack.decide.verdicts import doubts, each_once
+from llmtrack.decide.verdicts import each_once, own_warnings
 from llmtrack.errors import UsageError
 from llmtrack.report.columns import cell, column_of, shared_conditions
 from llmtrack.report.drawing import drawing, save
@@ -121,7 +121,7 @@ def _doubts(runs: pd.DataFrame) -> list[str]:
     """Return the warnings of the runs that are on the front or may be, each once, with some of the runs that carry it."""
     found: dict[str, dict[str, None]] = {}
     for _, run in runs[runs["_place"].isin(["on", "open"])].iterrows():
-        for line in doubts(run):
+        for line in own_warnings(run):
             name, _, what = line.partition(": ")
             found.setdefault(what, {})[name] = None
     return [f"read with care: {some_of(list(names))}: {what}" for what, names in found.items()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from llmtrack.tracking.store import one_line
+from llmtrack.tracking.store_errors import one_line
 
 
 class Parts:

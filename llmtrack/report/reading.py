@@ -21,7 +21,7 @@ SPIKE = 1.1
 ALIKE = 1.5
 
 
-def compare(
+def difference(
     before: pd.Series, after: pd.Series, key: str, among: int = 1, across_work: bool = False
 ) -> Difference:
     """Return how a run differs from another in a metric, by the one rule of `llmtrack.decide.verdicts`.
@@ -39,7 +39,7 @@ def compare(
 
 def change(before: pd.Series, after: pd.Series, key: str, among: int = 1, across_work: bool = False) -> str:
     """Say what time a call takes beside another: `2.1x as long`, `12.0% longer`, no other, or why it cannot be told."""
-    found = compare(before, after, key, among, across_work)
+    found = difference(before, after, key, among, across_work)
     if found.ratio is not None and found.verdict == "same":
         if _is_alike(found):
             return f"about as long, no different within the noise{in_doubt(found)}"
@@ -152,7 +152,7 @@ def bandwidth(run: pd.Series) -> list[str]:
     return [f"Decoding moves {used:.0%} of the measured {run['copy_bandwidth_gb_per_s']:.1f} GB/s: {advice}."]
 
 
-def floors(run: pd.Series) -> list[str]:
+def roofline(run: pd.Series) -> list[str]:
     """Say how near the prefill and decoding come to the least time that the device could take for them."""
     named = (("prefill", "Prefill", "ms"), ("decode", "Decoding", "ms/token"), ("score", "Scoring", "ms"))
     lines = []

@@ -16,11 +16,12 @@ from llmtrack.experiment import Experiment
 from llmtrack.report.drawing import drawing
 from llmtrack.report.escape import in_markdown
 from llmtrack.report.fit import fit
+from llmtrack.report.formats import to_markdown
 from llmtrack.report.gather import Member, plot_of, study_report
 from llmtrack.report.html import Plot
 from llmtrack.report.place import Place, links_to
 from llmtrack.report.roofline import roofline_plots
-from llmtrack.report.table import Table, summary_table, to_markdown, told_by_default
+from llmtrack.report.table import Table, summary_table, told_by_default
 from llmtrack.report.takeaways import headline
 from llmtrack.report.terminal import metrics_block, say, width_of
 from llmtrack.report.views import as_text, chart_view

@@ -1,8 +1,8 @@
-"""The summary table: tracked runs side by side, as text for a terminal, Markdown, CSV or a picture."""
+"""The summary table: tracked runs side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,25 +11,16 @@ from llmtrack.decide.comparability import why_not
 from llmtrack.decide.floor import say_floor
 from llmtrack.decide.verdicts import is_disturbed, tell
 from llmtrack.experiment import OwnTable
-from llmtrack.report.drawing import new_figure
-from llmtrack.report.escape import in_markdown, in_plot, on_one_line, plain
 from llmtrack.tracking import ask
 from llmtrack.tracking.cells import baseline_of
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from rich.table import Table as RichTable
 
 DASH = "–"
 # Blanks between two columns.
 GAP = 2
 OTHER_WORK = "other work"
-# Characters of a cell in a picture: as many as the longest change from the baseline in three metrics takes.
-WIDEST = 110
-# Rows of a picture; a longer one is over what Matplotlib draws, and nobody would read it.
-MOST_DRAWN = 100
 
 
 @dataclass(frozen=True)
@@ -240,56 +231,6 @@ def _noise(run: pd.Series, base: pd.Series, key: str, among: int) -> str:
     return " (within noise)" if found.verdict == "same" and found.repeated else ""
 
 
-def to_rich(table: Table, title: str = "", widths: Sequence[int] | None = None) -> RichTable:
-    """Return the table for a terminal.
-
-    Args:
-        table: what is drawn.
-        title: stands above it.
-        widths: of its columns (`llmtrack.report.fit`); None: as wide as they are.
-    """
-    from rich import box
-    from rich.table import Table as RichTable
-
-    drawn = RichTable(
-        title=plain(title) if title else None,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-        collapse_padding=True,
-    )
-    for index, (heading, numeric) in enumerate(zip(table.titles, table.numeric, strict=True)):
-        # Only texts may be wrapped: a figure that is cut reads as another figure.
-        wraps = widths is not None or index == len(table.titles) - 1
-        drawn.add_column(
-            plain(heading),
-            justify="right" if numeric else "left",
-            no_wrap=not wraps,
-            overflow="fold",
-            width=widths[index] if widths else None,
-        )
-    for row in table.rows:
-        drawn.add_row(*(plain(on_one_line(cell)) for cell in row))
-    return drawn
-
-
-def to_markdown(table: Table, links: tuple[str, ...] = ()) -> str:
-    """Return the table as Markdown, its conditions first; the scenario links to its run where links are given."""
-    lines = [" · ".join(map(in_markdown, table.conditions)), ""] if table.conditions else []
-    lines.append("| " + " | ".join(map(in_markdown, table.titles)) + " |")
-    lines.append("|" + "|".join("---:" if numeric else ":---" for numeric in table.numeric) + "|")
-    linked = table.titles.index("scenario")
-    for index, row in enumerate(table.rows):
-        cells = list(map(in_markdown, row))
-        if links:
-            cells[linked] = f"[{cells[linked]}]({links[index]})"
-        lines.append("| " + " | ".join(cells) + " |")
-    if table.notes:
-        lines += ["", *(f"- {in_markdown(note)}" for note in table.notes)]
-    return "\n".join(lines) + "\n"
-
-
 def to_csv(runs: pd.DataFrame) -> str:
     """Return the numbers behind the table as CSV: unrounded, with the spread, one row per run."""
     names = ["study_id", "experiment", "scenario", "run_id", "status", "outcome", "reason", "baseline"]
@@ -297,62 +238,6 @@ def to_csv(runs: pd.DataFrame) -> str:
     names += sorted(name for name in runs.columns if name.startswith("spread/"))
     kept = [name for name in dict.fromkeys(names) if name in runs.columns and runs[name].notna().any()]
     return str(runs[kept].to_csv(index=False))
-
-
-def to_figure(table: Table | Mapping[str, Table], title: str) -> Figure:
-    """Return a table as a picture, or several below each other under their titles."""
-    tables = (
-        {title: table}
-        if isinstance(table, Table)
-        else {f"{title}: {name}": each for name, each in table.items()}
-    )
-    sizes = [_picture_size(each, name) for name, each in tables.items()]
-    height = sum(size[1] for size in sizes)
-    figure = new_figure(figsize=(max(size[0] for size in sizes), height), dpi=150)
-    grid = figure.subplots(
-        len(tables), squeeze=False, gridspec_kw={"height_ratios": [size[1] for size in sizes]}
-    )
-    for axes, (name, each) in zip(grid[:, 0], tables.items(), strict=True):
-        _draw_table(axes, each, name)
-    figure.tight_layout()
-    return figure
-
-
-def _column_widths(table: Table, rows: Sequence[Sequence[str]]) -> list[int]:
-    widths = [max([len(title), *(len(row[i]) for row in rows)]) for i, title in enumerate(table.titles)]
-    return [min(width, WIDEST) + 2 for width in widths]
-
-
-def _picture_size(table: Table, title: str) -> tuple[float, float]:
-    rows = table.rows[:MOST_DRAWN]
-    return max(6.0, 0.085 * sum(_column_widths(table, rows))), 1.0 + 0.3 * (len(rows) + 1)
-
-
-def _draw_table(axes: Axes, table: Table, title: str) -> None:
-    left_out = len(table.rows) - MOST_DRAWN
-    rows = table.rows[:MOST_DRAWN]
-    widths = _column_widths(table, rows)
-    axes.axis("off")
-    cells = [[in_plot(_shorten(on_one_line(cell), WIDEST)) for cell in row] for row in rows]
-    drawn = axes.table(
-        cellText=cells,
-        colLabels=list(map(in_plot, table.titles)),
-        colWidths=[width / sum(widths) for width in widths],
-        cellLoc="right",
-        loc="center",
-    )
-    drawn.auto_set_font_size(False)
-    drawn.set_fontsize(8)
-    drawn.scale(1, 1.35)
-    for (row, column), cell in drawn.get_celld().items():
-        cell.set_edgecolor("#d0d0d0")
-        cell.set_text_props(ha="right" if table.numeric[column] else "left")
-        if row == 0:
-            cell.set_text_props(weight="bold")
-            cell.set_facecolor("#eef2f7")
-    more = f"the first {MOST_DRAWN} of {len(table.rows)} rows; table.csv has all" if left_out > 0 else ""
-    head = filter(None, (title, " · ".join(table.conditions), more))
-    axes.set_title("\n".join(in_plot(on_one_line(line)) for line in head), fontsize=9, loc="left")
 
 
 def _worth_a_column(values: list[Any]) -> bool:
@@ -369,7 +254,3 @@ def _values(runs: pd.DataFrame, key: str) -> list[Any]:
 
 def _show(column: Column, value: Any) -> str:
     return DASH if ask.missing(value) else column.render(value)
-
-
-def _shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

@@ -14,9 +14,11 @@ from llmtrack.output import console_of
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import in_markdown, on_one_line, plain
 from llmtrack.report.fit import blocks, fit, without_constants
+from llmtrack.report.formats import to_markdown, to_rich
 from llmtrack.report.html import Report, render_report
 from llmtrack.report.parts import Parts
-from llmtrack.report.table import Table, to_csv, to_figure, to_markdown, to_rich
+from llmtrack.report.picture import to_figure
+from llmtrack.report.table import Table, to_csv
 from llmtrack.words import plural
 
 if TYPE_CHECKING:

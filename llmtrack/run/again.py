@@ -9,10 +9,12 @@ from dataclasses import replace
 from llmtrack.decide.verdicts import DISTURBED
 from llmtrack.events import Event
 from llmtrack.measure.statistics import NOISY_CV, bootstrap_median_ci
+from llmtrack.outcome import REPLACED, Failure, Measurement
 from llmtrack.run.executors import Executor
 from llmtrack.run.merged import merged
 from llmtrack.run.shards import run_scenarios
-from llmtrack.scenario import REPLACED, Failure, Measurement, RepeatPolicy, Scenario
+from llmtrack.scenario import Scenario
+from llmtrack.task import RepeatPolicy
 
 # So often a disturbed arm gets further repeats.
 MOST_ROUNDS = 3

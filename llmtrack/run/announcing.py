@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from llmtrack.experiment import Experiment
 from llmtrack.models import durations
-from llmtrack.scenario import GenerateTask, digest
+from llmtrack.plain import digest
+from llmtrack.task import GenerateTask
 from llmtrack.words import clock_text, plural
 
 

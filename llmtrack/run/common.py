@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 from llmtrack.experiment import Experiment
 from llmtrack.metrics import METRIC_BY_NAME
+from llmtrack.outcome import Measurement
 from llmtrack.run.merged import merged
 from llmtrack.run.plan import resolved
-from llmtrack.scenario import Measurement, RepeatPolicy, Scenario, TrainTask
+from llmtrack.scenario import Scenario
+from llmtrack.task import RepeatPolicy, TrainTask
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:

@@ -15,22 +15,15 @@ from llmtrack.engines.options import ThreadOption
 from llmtrack.events import Event, Log, Progress, Warn
 from llmtrack.metrics import metric
 from llmtrack.options import parameters
+from llmtrack.outcome import Failure, Measurement, Outcome
 from llmtrack.plain import from_json, to_json
 from llmtrack.quality.corpora import Corpus
 from llmtrack.run.journal import Journal
 from llmtrack.run.pool import Pool
 from llmtrack.run.progress import StudyProgress
 from llmtrack.run.space import Candidate
-from llmtrack.scenario import (
-    Failure,
-    Measurement,
-    Outcome,
-    PerplexityTask,
-    RepeatPolicy,
-    Scalar,
-    Scenario,
-    Variant,
-)
+from llmtrack.scenario import Scalar, Scenario, Variant
+from llmtrack.task import PerplexityTask, RepeatPolicy
 
 # A sample of the race is the median of a few calls where a call is short.
 SAMPLE = RepeatPolicy(
@@ -94,7 +87,7 @@ class Hands:
         self._gone: set[str] = set()
         self._text_digests: dict[int, Scalar] = {}
         self._parts = []
-        for number, texts in enumerate(split(asked.corpus)):
+        for number, texts in enumerate(parts_of(asked.corpus)):
             path = folder / f"part-{number}.jsonl"
             path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
             self._parts.append(path)
@@ -215,7 +208,7 @@ def _numbers_of(variant: Variant) -> str:
     return "/".join([variant.backend, variant.dtype, variant.quantization, *told])
 
 
-def split(corpus: Corpus, most: int = MOST_PARTS) -> list[list[str]]:
+def parts_of(corpus: Corpus, most: int = MOST_PARTS) -> list[list[str]]:
     """Divide the texts of a corpus at random, the same each time, into parts of about the same length."""
     texts = list(corpus.texts)
     random.Random(SEED).shuffle(texts)

@@ -9,7 +9,8 @@ from llmtrack.engines.registry import backend_of
 from llmtrack.errors import LlmtrackError
 from llmtrack.options import parameters
 from llmtrack.quantize.recipe import NONE, find_recipe
-from llmtrack.scenario import GenerateTask, Scalar, Variant
+from llmtrack.scenario import Scalar, Variant
+from llmtrack.task import GenerateTask
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from llmtrack.events import Event, SoFar
-from llmtrack.scenario import Failure, Measurement
+from llmtrack.outcome import Failure, Measurement
 
 
 class Kept:

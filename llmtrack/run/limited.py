@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from llmtrack.errors import ScenarioError
 from llmtrack.events import Event, Progress
-from llmtrack.scenario import Measurement
+from llmtrack.outcome import Measurement
 from llmtrack.words import clock_text
 
 

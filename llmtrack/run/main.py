@@ -24,8 +24,9 @@ from llmtrack.report import drawing
 from llmtrack.report.escape import on_one_line
 from llmtrack.report.html import page_template
 from llmtrack.report.terminal import make_console, say
-from llmtrack.run.executors import Executor, InlineExecutor, ManyAtOnce, ProcessExecutor
+from llmtrack.run.executors import Executor, InlineExecutor, ManyAtOnce
 from llmtrack.run.patience import Patience
+from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.settings import RunOptions
 from llmtrack.run.study import StudyResult, run_study
 from llmtrack.run.suite import SuiteResult
@@ -211,22 +212,19 @@ def say_where(console: Console, tracker: Tracker, study: Study) -> None:
             f"then make the table and plots with: llmtrack report {study.study_id}",
         )
         return
-    uri = tracker.display_uri
+    uri = tracker.delivery.display_uri
     say(console, f"Tracked in {uri}")
     server = uri if uri.startswith("http") else "http://127.0.0.1:5000"
     if server != uri:
         say(console, f"See the runs: mlflow ui --backend-store-uri {shlex.quote(uri)}")
     place, views = server.rstrip("/"), kept_views(study.experiment_id or "", tracker.tracking_uri)
-    opened = study.study_id if study.study_id in views else ""
-    link = runs_link(place, str(tracker.experiment_id), opened)
+    number, opened = str(tracker.delivery.experiment_id), study.study_id if study.study_id in views else ""
+    link = runs_link(place, number, opened)
     say(console, f"{'  and open' if server != uri else 'See the runs:'} {link}")
     if opened:
-        say(
-            console,
-            f"Its charts: {runs_link(place, str(tracker.experiment_id), study.study_id, charts=True)}",
-        )
+        say(console, f"Its charts: {runs_link(place, number, study.study_id, charts=True)}")
     if study.run_id is not None:
-        say(console, f"Its page: {run_link(place, str(tracker.experiment_id), study.run_id)}")
+        say(console, f"Its page: {run_link(place, number, study.run_id)}")
         report = local_artifact(study.run_id, "report.html", tracker.tracking_uri)
-        remote = run_link(place, str(tracker.experiment_id), study.run_id, "report.html")
+        remote = run_link(place, number, study.run_id, "report.html")
         say(console, f"Its report: {remote if report is None else report}")

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from llmtrack.measure.statistics import disturbed, findings, summarize, summarize_rate
 from llmtrack.metrics import METRIC_BY_NAME
-from llmtrack.scenario import Measurement, RepeatPolicy
+from llmtrack.outcome import Measurement
+from llmtrack.task import RepeatPolicy
 
 _DURATION = "total_latency_s"
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
-from llmtrack.run.executors import Emit, Executor, ProcessExecutor
+from llmtrack.run.executors import Emit, Executor
+from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.scenario import Scenario, Variant
 
 # Below this share of the memory, models that were not used lately are freed.

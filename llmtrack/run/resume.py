@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.quality.corpora import load_corpus
-from llmtrack.scenario import GenerateTask, Scenario, workload_id
+from llmtrack.scenario import Scenario
+from llmtrack.task import GenerateTask, workload_id
 from llmtrack.tracking import ask
 from llmtrack.tracking.cells import ASKED_ALIKE, MODEL_DIGESTS, REFERENCE_DIGESTS
 from llmtrack.tracking.query import runs

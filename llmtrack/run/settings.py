@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import CompileOption, DevicesOption, ThreadOption
 from llmtrack.options import Checked, Option, taken
-from llmtrack.scenario import PerplexityTask, QualityCheck, RepeatPolicy, Variant
+from llmtrack.scenario import QualityCheck, Variant
+from llmtrack.task import PerplexityTask, RepeatPolicy
 
 
 @dataclass(frozen=True)

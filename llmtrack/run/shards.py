@@ -12,11 +12,13 @@ from functools import partial
 
 from llmtrack.errors import ScenarioError
 from llmtrack.events import Event, Log, Progress, Warn
+from llmtrack.outcome import Failure, Measurement
 from llmtrack.quality.figures import cut_warnings, quality_warnings
 from llmtrack.quality.shards import merge
 from llmtrack.run.crew import Crew, SideBySide
 from llmtrack.run.executors import Emit, Executor
-from llmtrack.scenario import Failure, Measurement, PerplexityTask, Scenario, ShardTask
+from llmtrack.scenario import Scenario
+from llmtrack.task import PerplexityTask, ShardTask
 from llmtrack.words import plural
 from llmtrack.worker.outcomes import failure_of
 

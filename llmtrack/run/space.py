@@ -17,7 +17,8 @@ from llmtrack.measure.gpus import capability
 from llmtrack.options import parameters, written
 from llmtrack.quantize.recipe import NONE, recipes
 from llmtrack.run.plan import device_of
-from llmtrack.scenario import GenerateTask, Scalar, Variant
+from llmtrack.scenario import Scalar, Variant
+from llmtrack.task import GenerateTask
 
 BASELINE = ("torch", "float32")
 BATCH_SIZES = (1, 2, 4)

@@ -15,6 +15,7 @@ from rich.text import Text
 from llmtrack.decide.verdicts import with_samples
 from llmtrack.events import Begun, Event, Log, Progress, Steps, Warn
 from llmtrack.experiment import Experiment
+from llmtrack.outcome import Failure, Measurement
 from llmtrack.report.escape import on_one_line
 from llmtrack.report.place import Place
 from llmtrack.report.study import Written, write_study
@@ -27,7 +28,6 @@ from llmtrack.run.plan import make_plan, model_folders
 from llmtrack.run.progress import StudyProgress, SuiteProgress
 from llmtrack.run.resume import finished_already
 from llmtrack.run.together import run_groups
-from llmtrack.scenario import Failure, Measurement
 from llmtrack.stopping import stop_in_order
 from llmtrack.tracking.checkpoints import fetch_checkpoints
 from llmtrack.tracking.environment import environment, environment_id

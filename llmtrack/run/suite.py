@@ -29,7 +29,7 @@ from llmtrack.run.study import Reported, StudyResult, in_order, opened, run_stud
 from llmtrack.scenario import Scalar
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
-from llmtrack.tracking.store import one_line
+from llmtrack.tracking.store_errors import one_line
 from llmtrack.tracking.tracker import Study, Tracker
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from llmtrack.events import Event
+from llmtrack.outcome import Measurement
 from llmtrack.run.again import run_undisturbed
 from llmtrack.run.executors import Executor, ManyAtOnce
-from llmtrack.scenario import Measurement, Scenario
+from llmtrack.scenario import Scenario
 
 
 def run_groups(

@@ -19,6 +19,8 @@ from llmtrack.decide.significance import Ratio
 from llmtrack.decide.tuning import Tuning
 from llmtrack.experiment import Experiment
 from llmtrack.measure.statistics import summarize
+from llmtrack.outcome import Failure, Measurement, Outcome
+from llmtrack.plain import digest
 from llmtrack.report.terminal import say
 from llmtrack.run.hands import FRESH, SAMPLE, Asked, Hands, scenario_of
 from llmtrack.run.how import command_line, python_lines
@@ -29,13 +31,7 @@ from llmtrack.run.pool import Pool
 from llmtrack.run.progress import StudyProgress
 from llmtrack.run.space import Space
 from llmtrack.run.study import StudyResult, opened, report_study
-from llmtrack.scenario import (
-    Failure,
-    Measurement,
-    Outcome,
-    Scalar,
-    digest,
-)
+from llmtrack.scenario import Scalar
 from llmtrack.stopping import stop_in_order
 from llmtrack.tracking.aliases import set_alias
 from llmtrack.tracking.environment import environment, environment_id

@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any
 
-from llmtrack.child import environment
+from llmtrack.child import child_environment
 from llmtrack.processes import kill_tree
 
 LOOK_SECONDS = 1.0
@@ -39,7 +39,7 @@ class WorkerProcess:
             text=True,
             encoding="utf-8",
             errors="replace",
-            env={**told, **environment()},
+            env={**told, **child_environment()},
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="llmtrack-listen", daemon=True).start()

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.tracking import store
+from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.filters import key_quoted
 from llmtrack.tracking.ids import run_of_id
-from llmtrack.tracking.paging import newest
+from llmtrack.tracking.paging import newest_runs
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -55,7 +55,7 @@ def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | 
             if run.info.run_id != run_id:
                 client.delete_tag(run.info.run_id, key)
     except MlflowException as error:
-        raise store.unreadable(client, error) from error
+        raise store_errors.unreadable(client, error) from error
     return holders[0].info.run_id if holders else None
 
 
@@ -103,5 +103,5 @@ def alias_tag(name: str) -> str:
 def _holders(client: MlflowClient, experiment_ids: list[str], key: str) -> list[Run]:
     """Return the runs that have an alias, the one it was given last first."""
     # Whether a tag is there: older releases of MLflow know no IS NOT NULL for tags.
-    runs = newest(client, experiment_ids, f"tags.{key_quoted(key)} LIKE '%'", _MOST)
+    runs = newest_runs(client, experiment_ids, f"tags.{key_quoted(key)} LIKE '%'", _MOST)
     return sorted(runs, key=lambda run: int(run.data.tags[key]), reverse=True)

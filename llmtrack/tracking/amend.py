@@ -9,9 +9,10 @@ from pathlib import Path
 
 from llmtrack.errors import TrackingError
 from llmtrack.redaction import redact, secrets_of
-from llmtrack.tracking import store
+from llmtrack.tracking import store, store_errors
+from llmtrack.tracking.files import clean_content, safe_path
 from llmtrack.tracking.limits import MAX_TAG_VALUE, shorten
-from llmtrack.tracking.push import clean_content, now_ms, safe_path
+from llmtrack.tracking.push import now_ms
 
 _WARNINGS = "llmtrack.warnings"
 
@@ -58,4 +59,6 @@ def add_report(
                 target.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
             client.log_artifacts(run_id, folder)
     except Exception as error:
-        raise TrackingError(f"cannot write the report to run {run_id}: {store.one_line(error)}") from error
+        raise TrackingError(
+            f"cannot write the report to run {run_id}: {store_errors.one_line(error)}"
+        ) from error

@@ -12,7 +12,7 @@ from urllib.request import url2pathname
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.tracking import store
+from llmtrack.tracking import store, store_errors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +91,7 @@ def series(run_id: str, name: str, tracking_uri: str | None = None) -> list[floa
     try:
         history = client.get_metric_history(run_id, schema.series_key(name))
     except MlflowException as error:
-        raise store.unreadable(client, error) from error
+        raise store_errors.unreadable(client, error) from error
     return [entry.value for entry in sorted(history, key=lambda entry: entry.step)]
 
 
@@ -138,7 +138,7 @@ def local_artifact(run_id: str, path: str, tracking_uri: str | None = None) -> P
     try:
         root = urlsplit(client.get_run(run_id).info.artifact_uri)
     except MlflowException as error:
-        raise store.unreadable(client, error) from error
+        raise store_errors.unreadable(client, error) from error
     if root.scheme not in ("", "file"):
         return None
     found = Path(url2pathname(root.path)) / path

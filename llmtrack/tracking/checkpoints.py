@@ -12,7 +12,7 @@ from llmtrack.errors import ModelLoadError, UsageError
 from llmtrack.models.cache import build_once
 from llmtrack.models.source import ModelSource, parse_candidates, run_entry, run_of
 from llmtrack.scenario import Scenario
-from llmtrack.tracking import store
+from llmtrack.tracking import store, store_errors
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -62,7 +62,7 @@ def _fetch(source: ModelSource, tracking_uri: str | None) -> Path:
             Exception
         ) as error:  # Of the store, its artifacts' server or this disk: MLflow has no kind for it.
             raise ModelLoadError(
-                f"{source.spec}: its files cannot be fetched ({store.one_line(error)}): check the run's artifacts"
+                f"{source.spec}: its files cannot be fetched ({store_errors.one_line(error)}): check the run's artifacts"
             ) from error
         shutil.rmtree(downloads)
         return {"run_id": run_id, "path": path}
@@ -78,11 +78,11 @@ def _check(client: MlflowClient, spec: str, run_id: str, path: str) -> None:
         names = {each.path for each in client.list_artifacts(run_id, path)}
     except OSError as error:  # A link in a store of files that leads nowhere.
         raise ModelLoadError(
-            f"{spec}: its files cannot be fetched ({store.one_line(error)}): check the run's artifacts"
+            f"{spec}: its files cannot be fetched ({store_errors.one_line(error)}): check the run's artifacts"
         ) from error
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-            raise store.unreadable(client, error) from error
+            raise store_errors.unreadable(client, error) from error
         raise UsageError(
             f"{spec}: there is no such run in this tracking store: check MLFLOW_TRACKING_URI"
         ) from error

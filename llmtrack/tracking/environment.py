@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from llmtrack import metrics as schema
-from llmtrack.scenario import digest
+from llmtrack.plain import digest
 from llmtrack.version import FOLDER, __version__
 
 # Instruction sets that decide which kernels an inference library picks.

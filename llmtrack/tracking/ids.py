@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
 from llmtrack.tracking.filters import quoted
-from llmtrack.tracking.paging import newest
+from llmtrack.tracking.paging import newest_runs
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -48,7 +48,7 @@ def run_of_id(client: MlflowClient, experiment_ids: Sequence[str], text: str) ->
     if not may_be_id(text):
         return None
     asked = f"= {quoted(text)}" if is_id(text) else f"LIKE {quoted(text + '%')}"
-    found = newest(client, experiment_ids, f"attributes.run_id {asked}", _NAMED)
+    found = newest_runs(client, experiment_ids, f"attributes.run_id {asked}", _NAMED)
     if len(found) > 1:
         raise UsageError(
             f"several runs begin with {text!r} ({', '.join(run.info.run_id for run in found)}): give more of the id"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from llmtrack.scenario import digest
+from llmtrack.plain import digest
 
 TAG = "llmtrack.process"
 PROC = Path("/proc")

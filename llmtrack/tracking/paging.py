@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
-from llmtrack.tracking import store
+from llmtrack.tracking import store_errors
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -58,7 +58,7 @@ def read_pages(client: MlflowClient, experiment_ids: Sequence[str], text: str) -
             gc.collect(1)
 
 
-def newest(client: MlflowClient, experiment_ids: Sequence[str], text: str, limit: int = 1) -> list[Run]:
+def newest_runs(client: MlflowClient, experiment_ids: Sequence[str], text: str, limit: int = 1) -> list[Run]:
     """Return the newest runs that an MLflow filter finds; raises as `read_pages`."""
     return list(_page(client, experiment_ids, text, limit)) if experiment_ids else []
 
@@ -144,9 +144,9 @@ def _page(
         )
     except MlflowException as error:
         if error.error_code != "INVALID_PARAMETER_VALUE":
-            raise store.unreadable(client, error) from error
+            raise store_errors.unreadable(client, error) from error
         raise UsageError(
-            f"MLflow does not understand the filter {text!r}: {store.one_line(error)}"
+            f"MLflow does not understand the filter {text!r}: {store_errors.one_line(error)}"
         ) from error
 
 

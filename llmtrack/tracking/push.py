@@ -6,22 +6,21 @@ import dataclasses
 import json
 import math
 import os
-import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import TrackingError
 from llmtrack.metrics import DIGEST_PREFIX, series_key
+from llmtrack.outcome import StepValues
 from llmtrack.redaction import redact
-from llmtrack.scenario import StepValues
+from llmtrack.tracking.files import safe_path
 from llmtrack.tracking.limits import Fitted, fit, shorten
 from llmtrack.tracking.records import RUNNING, RunRecord
 from llmtrack.tracking.spool import Entry
-from llmtrack.tracking.store import one_line
+from llmtrack.tracking.store_errors import one_line
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,7 +34,6 @@ _MAX_DATASET_NAME = 500
 _MAX_DIGEST = 36
 
 _RECORD_ID = "llmtrack.record_id"
-_TEXT_SUFFIXES = frozenset({".csv", ".html", ".json", ".log", ".md", ".svg", ".txt", ".yaml", ".yml"})
 
 
 class ArtifactsError(TrackingError):
@@ -241,62 +239,6 @@ def _log_artifacts(client: MlflowClient, run_id: str, record: RunRecord, files: 
             client.log_artifacts(run_id, folder)
     if files is not None and files.is_dir():
         client.log_artifacts(run_id, str(files))
-
-
-@contextmanager
-def handed_over(files: Mapping[str, bytes | Path]) -> Iterator[tuple[Path | None, list[str]]]:
-    """Give a folder of files that need no room of their own, as far as that goes, and the names that had none."""
-    if not files:
-        yield None, []
-        return
-    lost: list[str] = []
-    with ExitStack() as stack:
-        try:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="llmtrack-")))
-        except OSError:
-            yield None, list(files)
-            return
-        for name, content in files.items():
-            path = folder / safe_path(name)
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if isinstance(content, Path):
-                    _link(content.absolute(), path)
-                else:
-                    path.write_bytes(content)
-            except OSError:
-                path.unlink(missing_ok=True)
-                lost.append(name)
-        yield folder, lost
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        target.symlink_to(source)
-    except (OSError, NotImplementedError):
-        shutil.copyfile(source, target)
-
-
-def clean_content(path: Path, secrets: tuple[str, ...]) -> bytes | Path:
-    """Return a text file's content without credentials; other files are copied as they are.
-
-    Raises:
-        TrackingError: it cannot be read.
-    """
-    if path.suffix.lower() not in _TEXT_SUFFIXES:
-        return path
-    try:
-        return redact(path.read_text(encoding="utf-8"), secrets).encode()
-    except UnicodeDecodeError:
-        return path
-    except OSError as error:
-        raise TrackingError(f"cannot read the file {path} of a study: {error.strerror}") from error
-
-
-def safe_path(name: str) -> str:
-    """Return an artifact path that stays below its root."""
-    parts = [part for part in PurePosixPath(name).parts if part not in ("/", "..", ".")]
-    return "/".join(parts) or "file"
 
 
 def _author_tags() -> dict[str, str]:

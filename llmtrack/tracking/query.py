@@ -15,7 +15,7 @@ from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.filters import Moment, Wanted, quoted
 from llmtrack.tracking.frame import FrameBuilder, pick
 from llmtrack.tracking.ids import run_of_id
-from llmtrack.tracking.paging import newest, read_pages
+from llmtrack.tracking.paging import newest_runs, read_pages
 from llmtrack.tracking.taken_over import as_own, taken_over
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _study_id(client: MlflowClient, experiment_ids: Sequence[str], study: str, e
     if experiment:
         base += f" and tags.`llmtrack.experiment` = {quoted(experiment)}"
     if study == "latest":
-        for run in newest(client, experiment_ids, base):
+        for run in newest_runs(client, experiment_ids, base):
             return run.data.tags["llmtrack.study_id"]
         raise UsageError(
             "there is no study" + (f" of experiment {experiment!r}" if experiment else "") + " yet"
@@ -201,9 +201,9 @@ def _study_id(client: MlflowClient, experiment_ids: Sequence[str], study: str, e
     named = run_of_id(client, experiment_ids, study)
     if named is not None and "llmtrack.study_id" in named.data.tags:
         return named.data.tags["llmtrack.study_id"]
-    if newest(client, experiment_ids, f"tags.`llmtrack.study_id` = {quoted(study)}"):
+    if newest_runs(client, experiment_ids, f"tags.`llmtrack.study_id` = {quoted(study)}"):
         return study
-    known = newest(client, experiment_ids, base, _STUDIES_NAMED)
+    known = newest_runs(client, experiment_ids, base, _STUDIES_NAMED)
     ids = [run.data.tags.get("llmtrack.study_id", "") for run in known]
     raise UsageError(f"there is no study {study!r}{_nearest(study, ids)}")
 
@@ -213,17 +213,17 @@ def _taken_over(
 ) -> dict[str, tuple[str, bool]]:
     """Return the runs that a study took over from earlier ones."""
     text = f"tags.`llmtrack.kind` = 'study' and tags.`llmtrack.study_id` = {quoted(study_id)}"
-    return next((taken_over(run.data.tags) for run in newest(client, experiment_ids, text)), {})
+    return next((taken_over(run.data.tags) for run in newest_runs(client, experiment_ids, text)), {})
 
 
 def _ids_by_mlflow_name(client: MlflowClient, names: Mapping[str, str], experiment: str) -> list[str]:
     """Return the MLflow experiment of that name, where no run bears it as the llmtrack experiment's."""
-    if newest(client, list(names), f"tags.`llmtrack.experiment` = {quoted(experiment)}"):
+    if newest_runs(client, list(names), f"tags.`llmtrack.experiment` = {quoted(experiment)}"):
         return []  # The experiment is there; the other filters leave nothing of it.
     ids = [number for number, name in names.items() if name == experiment]
     if ids:
         return ids
-    studies_found = newest(client, list(names), "tags.`llmtrack.kind` = 'study'", _STUDIES_NAMED)
+    studies_found = newest_runs(client, list(names), "tags.`llmtrack.kind` = 'study'", _STUDIES_NAMED)
     known = {run.data.tags.get("llmtrack.experiment", "") for run in studies_found} | set(names.values())
     raise UsageError(f"there is no experiment {experiment!r}{_nearest(experiment, sorted(known - {''}))}")
 

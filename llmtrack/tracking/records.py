@@ -10,18 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.plain import kept, to_json
-from llmtrack.scenario import (
-    Failure,
-    GenerateTask,
-    Measurement,
-    Outcome,
-    Scalar,
-    Scenario,
-    StepValues,
-    digest,
-    not_asked,
-)
+from llmtrack.outcome import Failure, Measurement, Outcome, StepValues
+from llmtrack.plain import digest, kept, to_json
+from llmtrack.scenario import Scalar, Scenario
+from llmtrack.task import GenerateTask, not_asked
 from llmtrack.tracking import spreads
 
 # Prompts are in the workload's digest; how much is printed changes nothing that is measured; how many workers there were is

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import re
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from llmtrack.errors import TrackingError, UsageError
-from llmtrack.redaction import redact, secrets_of
-from llmtrack.scenario import digest
+from llmtrack.plain import digest
+from llmtrack.redaction import redact
+from llmtrack.tracking.store_errors import UnreachableError, is_permanent, one_line, refusal, unreadable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -37,40 +37,6 @@ _INITIALISE_TIMEOUT_S = 120.0
 _SQLITE = "sqlite:///"
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _BARE_SCHEMES = ("databricks", "databricks-uc")
-_PERMANENT_CODES = frozenset(
-    {
-        "BAD_REQUEST",
-        "ENDPOINT_NOT_FOUND",
-        "INVALID_PARAMETER_VALUE",
-        "INVALID_STATE",
-        "PERMISSION_DENIED",
-        "RESOURCE_ALREADY_EXISTS",
-        "RESOURCE_DOES_NOT_EXIST",
-        "UNAUTHENTICATED",
-    }
-)
-_LOCAL_ERRORS = frozenset(
-    getattr(errno, name)
-    for name in (
-        "EACCES",
-        "EDQUOT",
-        "EFBIG",
-        "EIO",
-        "EISDIR",
-        "EMFILE",
-        "ENAMETOOLONG",
-        "ENOENT",
-        "ENOSPC",
-        "ENOTDIR",
-        "EPERM",
-        "EROFS",
-    )
-    if hasattr(errno, name)
-)
-
-
-class UnreachableError(TrackingError):
-    """The store does not answer now; later it may."""
 
 
 def resolve_tracking_uri(uri: str | None = None) -> str:
@@ -285,74 +251,6 @@ def experiment_names(client: MlflowClient) -> dict[str, str]:
         token = page.token
         if not token:
             return names
-
-
-def is_permanent(error: BaseException) -> bool:
-    """Return whether trying the same call again later cannot help."""
-    return getattr(error, "error_code", None) in _PERMANENT_CODES
-
-
-def is_local(error: BaseException) -> bool:
-    """Return whether an error is of this machine's files (a full disk, no permission) and says nothing of the store."""
-    return (
-        isinstance(error, OSError) and error.errno in _LOCAL_ERRORS and not isinstance(error, ConnectionError)
-    )
-
-
-def refusal(uri: str, error: BaseException) -> str:
-    """Return in one line why a server does not serve us, with the remedy where there is one."""
-    text = one_line(error)
-    if "invalid host header" in text.lower():
-        host = urlsplit(uri).hostname
-        return (
-            f"{redact(uri)} refuses requests under the name {host} (Invalid Host header): start the server with "
-            f"--allowed-hosts {host}, or use an address that it allows, such as 127.0.0.1"
-        )
-    code = getattr(error, "error_code", None)
-    if code == "UNAUTHENTICATED" or re.search(r"\b401\b", text):
-        return (
-            f"{redact(uri)} wants a user and a password, or refuses those given: set MLFLOW_TRACKING_USERNAME and "
-            "MLFLOW_TRACKING_PASSWORD (or MLFLOW_TRACKING_TOKEN)"
-        )
-    if is_denied(error):
-        return f"{redact(uri)} does not permit it ({text}): {whom_to_ask(uri)}"
-    return f"{redact(uri)} does not answer as an MLflow server: {text}"
-
-
-def is_denied(error: BaseException) -> bool:
-    """Return whether a server refuses because this user may not do it."""
-    if getattr(error, "error_code", None) == "PERMISSION_DENIED":
-        return True
-    return re.search(r"\b403\b|permission denied", one_line(error), re.IGNORECASE) is not None
-
-
-def whom_to_ask(uri: str, experiment: str = "", permission: str = "EDIT") -> str:
-    """Say who lacks which permission, and what to do about it.
-
-    Args:
-        uri: the store.
-        experiment: what it is needed for; empty: not known.
-        permission: as MLflow calls it.
-    """
-    user = os.environ.get("MLFLOW_TRACKING_USERNAME")
-    what = f"the experiment {experiment!r}" if experiment else "its experiment"
-    return (
-        f"{f'the user {user!r}' if user else 'this user'} needs the permission {permission} on {what}: ask whoever "
-        f"administers {redact(uri)} for it, or use another experiment (experiment_name, MLFLOW_EXPERIMENT_NAME)"
-    )
-
-
-def unreadable(client: MlflowClient, error: BaseException) -> TrackingError:
-    """Return the error that says that a store cannot be read, and why."""
-    uri = client.tracking_uri
-    remedy = f": {whom_to_ask(uri, permission='READ')}" if is_denied(error) else ""
-    return TrackingError(f"cannot read from {redact(uri)}: {one_line(error)}{remedy}")
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error as one short line without credentials."""
-    text = redact(" ".join(str(error).split()), secrets_of(os.environ)) or type(error).__name__
-    return text if len(text) <= 300 else text[:297] + "..."
 
 
 @contextlib.contextmanager

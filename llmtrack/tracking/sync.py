@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack.errors import LlmtrackError, TrackingError
 from llmtrack.redaction import HIDDEN, redact
-from llmtrack.tracking import store
+from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.push import push
 from llmtrack.tracking.spool import Entry, Notify, Spool, Target, to_stderr
 
@@ -73,7 +73,7 @@ def push_all(spool: Spool, uri: str | None, only_own: bool = False) -> SyncResul
             goal = goal or with_credentials(entry.target.tracking_uri)
             sent += _send(spool, entry, goal, stores)
         except Exception as error:
-            problems[store.one_line(error)] = None
+            problems[store_errors.one_line(error)] = None
             if goal is not None and _concerns_store(error):
                 stores.give_up(goal)
     return SyncResult(sent, len(spool.names()), tuple(problems))
@@ -166,5 +166,5 @@ def _send(spool: Spool, entry: Entry, uri: str, stores: _Stores) -> int:
 def _concerns_store(error: Exception) -> bool:
     """Return whether an error would meet every other record of the same store too."""
     if isinstance(error, LlmtrackError):
-        return isinstance(error, store.UnreachableError)
-    return not store.is_permanent(error) and not isinstance(error, OSError)
+        return isinstance(error, store_errors.UnreachableError)
+    return not store_errors.is_permanent(error) and not isinstance(error, OSError)

@@ -1,4 +1,4 @@
-"""Write studies and their scenarios to MLflow, each record kept in the spool until it is there."""
+"""Turn studies and their scenarios into records, and have them brought to MLflow."""
 
 from __future__ import annotations
 
@@ -8,34 +8,24 @@ import os
 import re
 import secrets as random_source
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-from llmtrack.errors import TrackingError
 from llmtrack.metrics import ASKED_TAG
-from llmtrack.redaction import redact, secrets_of
-from llmtrack.scenario import Failure, Measurement, Outcome, Scalar, Scenario, StepValues
+from llmtrack.outcome import Failure, Measurement, Outcome, StepValues
+from llmtrack.scenario import Scalar, Scenario
 from llmtrack.stopping import stop_in_order
-from llmtrack.tracking import owner, store, sync
+from llmtrack.tracking import owner, sync
+from llmtrack.tracking.delivery import Delivery
 from llmtrack.tracking.environment import environment_tags
+from llmtrack.tracking.files import clean_content, safe_path
 from llmtrack.tracking.limits import fit_key
 from llmtrack.tracking.mlmodel import mlflow_model
-from llmtrack.tracking.push import (
-    ArtifactsError,
-    clean_content,
-    handed_over,
-    now_ms,
-    push,
-    push_steps,
-    redacted,
-    reopen,
-    safe_path,
-)
+from llmtrack.tracking.push import now_ms, push_steps, reopen
 from llmtrack.tracking.records import (
     FAILED,
     FINISHED,
@@ -48,16 +38,14 @@ from llmtrack.tracking.records import (
     study_name,
     study_record,
 )
-from llmtrack.tracking.spool import Entry, Notify, Spool, Target, to_stderr
+from llmtrack.tracking.spool import Notify, Spool, to_stderr
+from llmtrack.tracking.store import resolve_tracking_uri
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 STATUS_OF_OUTCOME = {"finished": FINISHED, "failed": FAILED, "killed": KILLED}
 
-_LOCK_WAIT_S = 15.0
-_FINAL_LOCK_WAIT_S = 60.0
-_FIRST_RETRY_S = 30.0
 # The names that MLflow makes up, such as nosy-bear-123.
 _MADE_UP_NAME = re.compile(r"[a-z]+-[a-z]+-\d+")
 _RUN_NAME = "mlflow.runName"
@@ -92,31 +80,15 @@ class Tracker:
     Uses run ids only, no active run of MLflow's, so that any thread may use it.
 
     Attributes:
-        tracking_uri: the store, resolved; it may hold credentials.
-        experiment: name of the MLflow experiment.
-        experiment_id: its id, or None while the store cannot be reached.
-        offline: whether the store could not be reached; records stay in the spool meanwhile.
-        spool: where records are kept until they are in MLflow.
+        delivery: the way there.
     """
 
-    def __init__(self, tracking_uri: str, experiment: str, spool: Spool, notify: Notify) -> None:
-        self.tracking_uri = tracking_uri
-        self.experiment = experiment
-        self.experiment_id: str | None = None
-        self.offline = False
-        self.spool = spool
-        self._notify = notify
-        self._client: MlflowClient | None = None
-        self._secrets = secrets_of(os.environ)
-        self._run_ids: dict[str, str] = {}
+    def __init__(self, delivery: Delivery) -> None:
+        self.delivery = delivery
         self._delivered: dict[str, list[StepValues]] = {}
         # Models that were really loaded, by the study or suite.
         self._models: dict[str, list[str]] = {}
-        self._joinable: str | None = None
-        self._said: set[str] = set()
         self._finished: set[str] = set()
-        self._retry_at = 0.0
-        self._retry_wait_s = _FIRST_RETRY_S
 
     @classmethod
     def open(
@@ -142,19 +114,26 @@ class Tracker:
             UsageError: the tracking URI is not accepted.
             TrackingError: the store refuses: no such database folder, no permission, a deleted experiment.
         """
-        uri = store.resolve_tracking_uri(tracking_uri)
-        tracker = cls(uri, experiment or "", Spool(spool, notify), notify)
-        tracker._joinable = os.environ.get("MLFLOW_RUN_ID") or None
-        try:
-            tracker._connect()
-        except store.UnreachableError as error:
-            tracker._go_offline(error)
-        return tracker
+        joins = os.environ.get("MLFLOW_RUN_ID") or None
+        place = Spool(spool, notify)
+        delivery = Delivery(resolve_tracking_uri(tracking_uri), experiment or "", place, notify, joins)
+        delivery.open()
+        return cls(delivery)
 
     @property
-    def display_uri(self) -> str:
-        """The store's address without credentials, fit to be printed."""
-        return redact(self.tracking_uri, self._secrets)
+    def tracking_uri(self) -> str:
+        """The store, resolved; it may hold credentials."""
+        return self.delivery.tracking_uri
+
+    @property
+    def offline(self) -> bool:
+        """Whether the store could not be reached; records stay in the spool meanwhile."""
+        return self.delivery.offline
+
+    @property
+    def spool(self) -> Spool:
+        """Where records are kept until they are in MLflow."""
+        return self.delivery.spool
 
     def start_study(
         self,
@@ -187,20 +166,20 @@ class Tracker:
         context = StudyContext(study_id, experiment, suite_id, shared)
         record = study_record(context, question, settings, now_ms())
         record = dataclasses.replace(record, tags={**record.tags, **(tags or {})})
-        joined, self._joinable = self._joinable, None
+        joined, self.delivery.joins = self.delivery.joins, None
         if joined is not None:
             # As MLflow's own start_run does: the next one that looks must not join the same run.
             os.environ.pop("MLFLOW_RUN_ID", None)
             record = self._joining(record, joined)
         else:
             record = _named(record, record.run_name)
-        run_id = self._write(record, run_id=joined)
+        run_id = self.delivery.write(record, run_id=joined)
         return Study(
             study_id=study_id,
             name=record.run_name,
             experiment=experiment,
             run_id=run_id or joined,
-            experiment_id=self.experiment_id,
+            experiment_id=self.delivery.experiment_id,
             context=context,
             record=record,
         )
@@ -230,8 +209,8 @@ class Tracker:
         delivered = {(row.step, row.at) for row in self._delivered.pop(record.record_id, ())}
         left = tuple(row for row in record.steps if (row.step, row.at) not in delivered)
         record = dataclasses.replace(record, steps=left)
-        run_id = self._run_ids.get(outcome.run_key) if outcome.run_key else None
-        return self._write(record, run_id=run_id, files=files, known=bool(outcome.run_key))
+        run_id = self.delivery.run_of(outcome.run_key) if outcome.run_key else None
+        return self.delivery.write(record, run_id=run_id, files=files, known=bool(outcome.run_key))
 
     def begin(
         self,
@@ -261,18 +240,16 @@ class Tracker:
             TrackingError: the spool cannot be written.
         """
         record = begun_record(scenario, run_key, facts, tags, started_at, study.context)
-        run_id = self._write(record, known=True)
+        run_id = self.delivery.write(record, known=True)
         self._delivered[run_key] = []
-        if resumed and run_id is not None and self._client is not None:
-            self._attempt(lambda client: reopen(client, run_id))
+        if resumed and run_id is not None:
+            self.delivery.attempt(lambda client: reopen(client, run_id))
         return run_id
 
     def log_steps(self, run_key: str, rows: Sequence[StepValues]) -> None:
         """Write steps to a run that `begin` opened; what cannot be written now is written with the outcome."""
-        run_id = self._run_ids.get(run_key)
-        if run_id is None or self._client is None or not self._may_try(False):
-            return
-        if self._attempt(lambda client: push_steps(client, run_id, rows)):
+        run_id = self.delivery.run_of(run_key)
+        if run_id is not None and self.delivery.attempt(lambda client: push_steps(client, run_id, rows)):
             self._delivered.setdefault(run_key, []).extend(rows)
 
     def log_same_as(
@@ -290,7 +267,7 @@ class Tracker:
         Raises:
             TrackingError: the spool cannot be written.
         """
-        return self._write(same_as_record(scenario, facts, same_as, note, study.context, time.time()))
+        return self.delivery.write(same_as_record(scenario, facts, same_as, note, study.context, time.time()))
 
     def finish_study(
         self,
@@ -333,10 +310,13 @@ class Tracker:
         )
         if _RUN_NAME in tags and (models := self._models.get(study.study_id)):
             record = _named(record, study_name(study.context, models))
-        kept = {safe_path(name): clean_content(path, self._secrets) for name, path in (files or {}).items()}
+        kept = {
+            safe_path(name): clean_content(path, self.delivery.secrets)
+            for name, path in (files or {}).items()
+        }
         # A signal waits: what is all there, and only has to be sent, does not become what was ended early.
         with stop_in_order():
-            run_id = self._write(record, run_id=study.run_id, files=kept, known=True, last=True)
+            run_id = self.delivery.write(record, run_id=study.run_id, files=kept, known=True, last=True)
             self._finished.add(study.study_id)
             if run_id is not None and self.spool.names():
                 self.sync()  # What was kept while the store did not answer.
@@ -348,43 +328,14 @@ class Tracker:
 
     def sync(self) -> sync.SyncResult:
         """Send everything in the spool that belongs to this store; see `llmtrack.tracking.sync.sync`."""
-        return sync.push_all(self.spool, self.tracking_uri, only_own=True)
-
-    def _connect(self) -> None:
-        from mlflow.exceptions import MlflowException
-
-        client = store.open_store(self.tracking_uri)
-        try:
-            if self._joinable is not None:
-                self.experiment_id, self.experiment = store.experiment_of_run(client, self._joinable)
-            else:
-                self.experiment = self.experiment or store.default_experiment(client)
-                self.experiment_id = store.ensure_experiment(client, self.experiment)
-            self._notice_own_disk(client)
-        except MlflowException as error:
-            kind = TrackingError if store.is_permanent(error) else store.UnreachableError
-            raise kind(f"cannot use {self.display_uri}: {store.one_line(error)}") from error
-        self._client = client
-
-    def _notice_own_disk(self, client: MlflowClient) -> None:
-        """Say it if files would land on this machine's disk, which a server elsewhere never sees."""
-        place = client.get_experiment(self.experiment_id or "").artifact_location
-        if urlsplit(self.tracking_uri).scheme in ("http", "https") and urlsplit(place).scheme in ("", "file"):
-            self._say_once(
-                f"{self.display_uri} takes no files itself (--no-serve-artifacts): plots and tables go to {place} on the "
-                "disk of this machine, where the server finds them only if it runs here",
-                of="disk",
-            )
+        return self.delivery.sync()
 
     def _joining(self, record: RunRecord, run_id: str) -> RunRecord:
         """Adapt a study's record to a run that has values already, which MLflow would not let us change."""
-        if self._client is None:
+        runs: list[Run] = []
+        if not self.delivery.attempt(lambda client: runs.append(client.get_run(run_id))):
             return record
-        try:
-            run = self._client.get_run(run_id)
-        except Exception as error:
-            self._keep(error)
-            return record
+        (run,) = runs
         present = run.data.params
         refused = {k: v for k, v in record.params.items() if present.get(fit_key(k), str(v)) != str(v)}
         tags = dict(record.tags)
@@ -397,141 +348,6 @@ class Tracker:
             tags[_RUN_NAME] = record.run_name
         params = {key: value for key, value in record.params.items() if key not in refused}
         return dataclasses.replace(record, start_ms=run.info.start_time, params=params, tags=tags)
-
-    def _write(
-        self,
-        record: RunRecord,
-        run_id: str | None = None,
-        files: Mapping[str, bytes | Path] | None = None,
-        known: bool = False,
-        last: bool = False,
-    ) -> str | None:
-        if record.record_id in self._run_ids and not known:
-            return self._run_ids[record.record_id]  # The same outcome, logged twice.
-        there = {k: v for k, v in (files or {}).items() if not isinstance(v, Path) or v.is_file()}
-        if gone := sorted(set(files or {}) - set(there)):
-            self._notify(f"{record.run_name}: {', '.join(gone)} cannot be kept, no such file any more")
-        files = there
-        entry = Entry(redacted(record, self._secrets), self._target(), run_id=run_id, attempted=known)
-        try:
-            entry = self.spool.put(entry, files)
-        except TrackingError as error:
-            return self._write_directly(entry, files or {}, error)
-        if not self._may_try(last):
-            return None
-        wait_s = _FINAL_LOCK_WAIT_S if last else _LOCK_WAIT_S
-        try:
-            if self._client is None:
-                self._connect()
-            assert self._client is not None
-            pushed = sync.push_entry(self.spool, entry.name, self._client, self.experiment_id or "", wait_s)
-        except ArtifactsError as error:
-            pushed = error.run_id
-            # Of the first run, and of the study: those of others are missing alike.
-            self._say_once(
-                f"{record.run_name}: the numbers are tracked, but not {', '.join(sorted({*record.texts, *files}))} "
-                f"({error}); files are kept in {self.spool.folder}, `llmtrack sync` tries again",
-                of=f"files of {record.tags.get('llmtrack.kind')}",
-            )
-        except Exception as error:
-            self._keep(error)
-            return None
-        if pushed is not None:
-            self._run_ids[record.record_id] = pushed
-        self._back_online()
-        return pushed
-
-    def _write_directly(
-        self, entry: Entry, files: Mapping[str, bytes | Path], full: TrackingError
-    ) -> str | None:
-        """Write a record that the spool cannot keep; what the store does not take now is lost.
-
-        Raises:
-            TrackingError: the store cannot be reached either.
-        """
-        self._say_once(
-            f"{full}; written to {self.display_uri} directly, what it does not take at once is lost",
-            of="spool",
-        )
-        try:
-            if self._client is None:
-                self._connect()
-            assert self._client is not None
-            with handed_over(files) as (folder, lost):
-                if lost:
-                    self._notify(f"{entry.record.run_name}: the files {', '.join(lost)} are lost")
-                run_id = push(self._client, self.experiment_id or "", entry, folder, lambda known: None)
-        except Exception as error:
-            if not isinstance(error, ArtifactsError):
-                raise full from error
-            run_id = error.run_id
-            self._notify(f"{entry.record.run_name}: {error}; they are lost")
-        self._run_ids[entry.record.record_id] = run_id
-        self._back_online()
-        return run_id
-
-    def _attempt(self, write: Callable[[MlflowClient], None]) -> bool:
-        """Write what is not lost if it fails; return whether it did not."""
-        assert self._client is not None
-        try:
-            write(self._client)
-        except Exception as error:
-            self._keep(error)
-            return False
-        return True
-
-    def _target(self) -> Target:
-        number, name = self.experiment_id or "", self.experiment
-        if (
-            self._client is None
-        ):  # Offline since the start: where it would have gone, as far as is known here.
-            name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or ""
-            number = "" if name else os.environ.get("MLFLOW_EXPERIMENT_ID") or ""
-        return Target(redact(self.tracking_uri), name, number)
-
-    def _may_try(self, last: bool) -> bool:
-        return not self.offline or last or time.monotonic() >= self._retry_at
-
-    def _keep(self, error: Exception) -> None:
-        if store.is_local(error):
-            self._notify(
-                f"a record is not complete ({store.one_line(error)}); it is kept in {self.spool.folder}, "
-                "`llmtrack sync` tries again"
-            )
-            return
-        if isinstance(error, store.UnreachableError) or not store.is_permanent(error):
-            self._go_offline(error)
-            return
-        why = ""
-        if store.is_denied(error):
-            why = f": {store.whom_to_ask(self.tracking_uri, self.experiment or '')}"
-        self._notify(
-            f"MLflow refused a record ({store.one_line(error)}){why}; it is kept in {self.spool.folder}, "
-            "`llmtrack sync` tries again"
-        )
-
-    def _say_once(self, message: str, of: str) -> None:
-        if of not in self._said:
-            self._said.add(of)
-            self._notify(message)
-
-    def _go_offline(self, error: Exception) -> None:
-        if self.offline:
-            self._retry_wait_s *= 2
-        else:
-            self.offline = True
-            self._retry_wait_s = _FIRST_RETRY_S
-            self._notify(
-                f"tracking store {self.display_uri} cannot be reached ({store.one_line(error)}); "
-                f"measurements are kept in {self.spool.folder}, `llmtrack sync` sends them later"
-            )
-        self._retry_at = time.monotonic() + self._retry_wait_s
-
-    def _back_online(self) -> None:
-        if self.offline:
-            self.offline = False
-            self._notify(f"tracking store {self.display_uri} answers again")
-            self.sync()
 
 
 def _named(record: RunRecord, name: str) -> RunRecord:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from llmtrack.tracking import store
+from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.ids import is_study_id
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str |
             client.set_experiment_tag(experiment_id, KIND_TAG, OURS)
         _forget_oldest(client, experiment_id, tags)
     except MlflowException as error:
-        raise store.unreadable(client, error) from error
+        raise store_errors.unreadable(client, error) from error
 
 
 def kept_views(experiment_id: str, tracking_uri: str | None = None) -> frozenset[str]:

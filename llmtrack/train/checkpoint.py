@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from llmtrack.errors import ModelLoadError
+from llmtrack.errors import ModelLoadError, in_words
 from llmtrack.models.folder import save_model
 
 STATE = "training.json"
@@ -58,7 +58,7 @@ def save(
     text = json.dumps(state, indent=1)
     if (place / TENSORS).is_file():
         # Kept when it was interrupted, and now evaluated: the weights are the same.
-        write_text(place / STATE, text)
+        write_at_once(place / STATE, text)
         return place
     scratch = folder / f".{place.name}.new"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -69,7 +69,7 @@ def save(
     if device.type == "cuda":
         tensors["cuda_random"] = torch.cuda.get_rng_state(device)
     torch.save(tensors, scratch / TENSORS)
-    write_text(scratch / STATE, text)
+    write_at_once(scratch / STATE, text)
     shutil.rmtree(place, ignore_errors=True)
     os.replace(scratch, place)
     return place
@@ -139,7 +139,7 @@ def export_model(checkpoint: Path, folder: Path) -> Path:
     return folder
 
 
-def write_text(path: Path, text: str) -> None:
+def write_at_once(path: Path, text: str) -> None:
     """Write a file at once or not at all."""
     part = path.with_name(f".{path.name}.new")
     part.write_text(text, encoding="utf-8")
@@ -151,5 +151,6 @@ def _step(path: Path) -> int:
 
 
 def _damaged(checkpoint: Path, error: Exception) -> ModelLoadError:
-    reason = " ".join(str(error).split())[:200]
-    return ModelLoadError(f"{checkpoint} cannot be resumed ({reason}): train anew with resume=false")
+    return ModelLoadError(
+        f"{checkpoint} cannot be resumed ({in_words(error)[:200]}): train anew with resume=false"
+    )

@@ -16,18 +16,15 @@ from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.engines.pytorch import load_whole as load_engine
 from llmtrack.errors import UsageError
 from llmtrack.measure.room import check_batch
-from llmtrack.models.load import clean_generation, load_folder
+from llmtrack.models.from_folder import clean_generation, load_folder
 from llmtrack.models.source import parse_candidates
+from llmtrack.outcome import StepValues
 from llmtrack.plain import from_json
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.encoding import encode_text, lost_warning, unknown_warning
 from llmtrack.quality.perplexity import SEPARATOR
-from llmtrack.scenario import (
-    Scalar,
-    StepValues,
-    TrainTask,
-    Variant,
-)
+from llmtrack.scenario import Scalar, Variant
+from llmtrack.task import TrainTask
 from llmtrack.train import checkpoint
 from llmtrack.train.data import WindowDataset
 from llmtrack.train.loop import State, make_optimizer

@@ -13,21 +13,16 @@ import torch
 from llmtrack.engines.options import TorchOptions
 from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.errors import UsageError, in_words
-from llmtrack.models.load import load_folder
+from llmtrack.models.from_folder import load_folder
 from llmtrack.options import chosen
+from llmtrack.outcome import StepValues
 from llmtrack.plain import to_json
 from llmtrack.quality import perplexity
 from llmtrack.quality.asked import score_as_asked
 from llmtrack.quality.encoding import encode_text
 from llmtrack.quality.figures import Quality
-from llmtrack.scenario import (
-    PerplexityTask,
-    Scalar,
-    StepValues,
-    TrainTask,
-    Variant,
-    not_asked,
-)
+from llmtrack.scenario import Scalar, Variant
+from llmtrack.task import PerplexityTask, TrainTask, not_asked
 from llmtrack.train import checkpoint
 from llmtrack.train.data import TrainingBatch, WindowDataset, batches
 from llmtrack.train.explain import explain_window

@@ -9,13 +9,16 @@ from functools import partial
 
 from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.events import Progress, SoFar
-from llmtrack.measure import gauge as gauges
+from llmtrack.measure import gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import CpuReading, busy_warning, read_cpu
-from llmtrack.measure.prompts import Prompts, tokenize
+from llmtrack.measure.prompts import Prompts, tokenize_prompts
 from llmtrack.measure.statistics import disturbed
 from llmtrack.measure.timing import Arm, Clock, Timing, requests_for, time_arms
-from llmtrack.scenario import GenerateTask, Measurement, Scalar, Scenario, digest, workload_id
+from llmtrack.outcome import Measurement
+from llmtrack.plain import digest
+from llmtrack.scenario import Scalar, Scenario
+from llmtrack.task import GenerateTask, workload_id
 from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
 from llmtrack.worker.power import device_warnings, energy_figures, idle_watts
 from llmtrack.worker.roofline import of_generation, roof_of
@@ -33,7 +36,7 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
         if not isinstance(scenario.task, GenerateTask):
             continue
         try:
-            prompts = tokenize(engine, scenario.task)
+            prompts = tokenize_prompts(engine, scenario.task)
             arms[scenario.name] = Arm(requests_for(scenario.task, prompts.ids), scenario.repeat)
             asked[scenario.name] = (scenario, scenario.task, prompts)
         except Exception as error:

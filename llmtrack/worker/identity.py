@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
-from llmtrack.scenario import Scenario, TrainTask, Variant
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import TrainTask
 
 if TYPE_CHECKING:
     from llmtrack.models.load import ModelIdentity

@@ -9,7 +9,9 @@ from llmtrack.engine import Engine
 from llmtrack.errors import ExtensionError, LlmtrackError, ScenarioError
 from llmtrack.events import Event, Log, SoFar, Warn
 from llmtrack.measure.timing import Clock
-from llmtrack.scenario import Measurement, PerplexityTask, Scenario, ShardTask, TrainTask, Variant
+from llmtrack.outcome import Measurement
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import PerplexityTask, ShardTask, TrainTask
 from llmtrack.worker.generate import measure_generation
 from llmtrack.worker.notices import notices
 from llmtrack.worker.outcomes import Emit, failure_of

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, in_words, is_out_of_memory
 from llmtrack.events import Event
-from llmtrack.scenario import Failure, Scalar, Scenario
+from llmtrack.outcome import Failure
+from llmtrack.scenario import Scalar, Scenario
 
 MIB = 2**20
 

@@ -12,27 +12,20 @@ import torch
 from llmtrack.engine import Engine
 from llmtrack.errors import in_words
 from llmtrack.events import Log, Progress, SoFar
-from llmtrack.measure import gauge as gauges
+from llmtrack.measure import gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.timing import Clock
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.models import durations
+from llmtrack.outcome import Failure, Measurement
 from llmtrack.quality.asked import score_as_asked
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.drift import Drift, compare_distributions
 from llmtrack.quality.figures import cut_warnings, quality_warnings
 from llmtrack.quality.perplexity import Batch
-from llmtrack.scenario import (
-    Failure,
-    Measurement,
-    PerplexityTask,
-    QualityCheck,
-    Scalar,
-    Scenario,
-    Variant,
-    workload_id,
-)
+from llmtrack.scenario import QualityCheck, Scalar, Scenario, Variant
+from llmtrack.task import PerplexityTask, workload_id
 from llmtrack.words import plural
 from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_kind, failure_of
 from llmtrack.worker.power import device_warnings, energy_figures, idle_watts

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from functools import cache
 
-from llmtrack.measure import gauge
+from llmtrack.measure import gauges
 from llmtrack.measure.causes import causes, other_processes
 from llmtrack.measure.energy import energy_of
 from llmtrack.measure.gauge import Interval
@@ -22,7 +22,7 @@ def idle_watts(device: str) -> float | None:
 
     Measured once, over a second, before anything is timed.
     """
-    counters = gauge.gauge_of(device)
+    counters = gauges.gauge_of(device)
     if counters is None or (before := counters.read()).energy_j is None:
         return None
     time.sleep(IDLE_S)
@@ -43,7 +43,7 @@ def energy_figures(
         tokens: tokens that came of all calls.
         prefix: before the names of the metrics.
     """
-    counters = gauge.gauge_of(device)
+    counters = gauges.gauge_of(device)
     found = energy_of(intervals, counters.period_s) if counters else None
     if counters is None or found is None or not tokens:
         return {}, {}

@@ -10,11 +10,13 @@ from llmtrack.engine import Engine
 from llmtrack.events import Log, Progress
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.timing import Clock
+from llmtrack.outcome import Measurement
 from llmtrack.quality.asked import prepare, score_shard
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.perplexity import Batch, Prepared
-from llmtrack.scenario import Measurement, PerplexityTask, Scenario, ShardTask, workload_id
+from llmtrack.scenario import Scenario
 from llmtrack.scored import Part
+from llmtrack.task import PerplexityTask, ShardTask, workload_id
 from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
 from llmtrack.worker.perplexity import corpus_facts, warm_up
 

@@ -11,16 +11,18 @@ from pathlib import Path
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.pytorch import threads_set
 from llmtrack.events import Begun, Log, Progress, SoFar, Steps, Warn
-from llmtrack.measure import gauge as gauges
+from llmtrack.measure import gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import summarize_rate
 from llmtrack.measure.timing import Clock
+from llmtrack.outcome import Failure, Measurement, Outcome, StepValues
 from llmtrack.quality.figures import compute_perplexity, quality_warnings
 from llmtrack.quality.perplexity import Batch
-from llmtrack.scenario import Failure, Measurement, Outcome, Scenario, StepValues, TrainTask, workload_id
+from llmtrack.scenario import Scenario
 from llmtrack.stopping import stop_in_order
+from llmtrack.task import TrainTask, workload_id
 from llmtrack.train import checkpoint
 from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, compiled_nll, fit
 from llmtrack.train.opening import open_session

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from benchmarks import page
 from benchmarks.results import Found, Goal, Result, benchmark, load, rounds, row, section, table
-from llmtrack.scenario import Summary
+from llmtrack.outcome import Summary
 
 
 def summary(median: float, low: float, high: float) -> Summary:

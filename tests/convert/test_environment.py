@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from llmtrack.convert import environment
-from llmtrack.convert.environment import BuildEnvironment, last_error, pinned
+from llmtrack.convert.environment import BuildEnvironment, error_line, pinned
 from llmtrack.errors import MissingDependencyError, ScenarioError
 from llmtrack.installed import find_uv
 
@@ -161,4 +161,4 @@ def test_the_pins_of_each_converter_are_whole():
     ],
 )
 def test_the_line_that_says_most(said, line):
-    assert last_error(said) == line
+    assert error_line(said) == line

@@ -7,7 +7,8 @@ import pytest
 import llmtrack
 from llmtrack.decide.comparing import COLUMNS, compare
 from llmtrack.errors import UsageError
-from llmtrack.scenario import PerplexityTask, Scenario, Variant
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import PerplexityTask
 from llmtrack.tracking.query import runs
 from tests.decide.scripted import REPEATS, measure
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario

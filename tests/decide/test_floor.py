@@ -17,11 +17,12 @@ from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.verdicts import DISTURBED, is_disturbed, tell
 from llmtrack.measure import interference
 from llmtrack.measure.statistics import findings
+from llmtrack.outcome import REPLACED
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.show import Layout, show
 from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import CHOICES, headline, takeaways
-from llmtrack.scenario import REPLACED, RepeatPolicy, TrainTask
+from llmtrack.task import RepeatPolicy, TrainTask
 from tests.report.frames import frame, interval, run
 
 SUITE = {"suite_id": "suite-1", "workload_id": "w", "environment_id": "e", "output_digest": "d"}
@@ -210,7 +211,7 @@ def test_whatever_configures_a_run_is_a_choice_that_takeaways_count_or_is_of_the
         *("empty_prompt", "overlong_prompt", "decoding"),
     }
     trained = {field.name for field in fields(TrainTask)}
-    assert {*schema.params_of("configuration")} - trained == ({*dict(CHOICES)} | of_model) - trained
+    assert {*schema.params_with("configuration")} - trained == ({*dict(CHOICES)} | of_model) - trained
 
 
 @pytest.mark.slow(1)

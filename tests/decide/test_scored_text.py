@@ -11,7 +11,9 @@ from llmtrack.decide.comparing import compare
 from llmtrack.engines.scripted import FakeClock
 from llmtrack.errors import UsageError
 from llmtrack.events import Event
-from llmtrack.scenario import Measurement, PerplexityTask, Scenario, Variant
+from llmtrack.outcome import Measurement
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import PerplexityTask
 from llmtrack.tracking.tracker import Tracker
 from llmtrack.worker.perplexity import measure_perplexity
 from tests.quality import tokenizers as made

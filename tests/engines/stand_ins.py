@@ -11,7 +11,7 @@ from llmtrack.convert.build import Converter
 from llmtrack.models.cache import build_once
 from llmtrack.models.folder import ModelFolder
 from llmtrack.onnx.session import MODEL_FILE
-from llmtrack.scenario import digest
+from llmtrack.plain import digest
 
 
 def genai_converted(

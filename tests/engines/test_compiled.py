@@ -16,7 +16,7 @@ from llmtrack.engines.stamps import Stamps
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.timing import Arm, time_arms
 from llmtrack.models import synthetic
-from llmtrack.scenario import RepeatPolicy
+from llmtrack.task import RepeatPolicy
 from tests.engines.models import bigram_engine, chain, small
 from tests.engines.test_generate import generate
 

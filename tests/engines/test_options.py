@@ -18,9 +18,10 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.installed import available
 from llmtrack.options import Checked, Option, chosen
+from llmtrack.outcome import Measurement
 from llmtrack.plain import to_json
 from llmtrack.run.executors import InlineExecutor
-from llmtrack.scenario import Measurement, Variant
+from llmtrack.scenario import Variant
 from llmtrack.tracking.records import StudyContext, params_of, scenario_record
 from llmtrack.worker.machine import describe
 from tests.extensions import install

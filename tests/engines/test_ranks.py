@@ -13,17 +13,11 @@ from llmtrack.engines import ranks
 from llmtrack.engines.ranks import Ranks, together
 from llmtrack.engines.registry import load_engine
 from llmtrack.errors import ModelLoadError, UsageError
-from llmtrack.models.load import refuse_unsharded
+from llmtrack.models.from_folder import refuse_unsharded
+from llmtrack.outcome import Measurement
 from llmtrack.quality.perplexity import score_documents
-from llmtrack.scenario import (
-    GenerateTask,
-    Measurement,
-    PerplexityTask,
-    QualityCheck,
-    RepeatPolicy,
-    Scenario,
-    Variant,
-)
+from llmtrack.scenario import QualityCheck, Scenario, Variant
+from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy
 from llmtrack.worker.measuring import EngineCache, measure_group
 from tests.engines.models import small
 

@@ -15,7 +15,9 @@ import yaml
 from experiments import backends, quantization
 from experiments.suite import NAMES, Config, experiments_of
 from llmtrack.experiment import Experiment
-from llmtrack.scenario import Measurement, Scenario, workload_id
+from llmtrack.outcome import Measurement
+from llmtrack.scenario import Scenario
+from llmtrack.task import workload_id
 from llmtrack.tracking.records import StudyContext, scenario_record
 
 ROOT = Path(__file__).resolve().parents[2]

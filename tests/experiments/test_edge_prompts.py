@@ -13,7 +13,7 @@ from experiments import edge_prompts
 from experiments.edge_prompts import PROMPT_BY_NAME, PROMPTS, Config, build, plots, reading
 from llmtrack import load_engine
 from llmtrack.errors import UsageError
-from llmtrack.measure.prompts import tokenize
+from llmtrack.measure.prompts import tokenize_prompts
 from llmtrack.options import parameters
 from llmtrack.report.outliers import outlier_lines, outliers
 from llmtrack.run.executors import InlineExecutor
@@ -96,7 +96,7 @@ def test_the_real_tokenizer_reads_one_token_and_special_tokens(smollm2_spec):
     engine = load_engine(smollm2_spec, device="cpu")
     assert len(engine.encode(PROMPT_BY_NAME["one_token"].text)) == 1
     assert len(set(engine.encode(PROMPT_BY_NAME["repeated_token"].text))) == 1
-    done = {name: tokenize(engine, task) for name, task in tasks(long_tokens=256).items()}
+    done = {name: tokenize_prompts(engine, task) for name, task in tasks(long_tokens=256).items()}
     assert done["empty"].facts["prompt_rule"] == "empty: starts from <|im_start|> (the BOS)"
     assert done["special_tokens"].facts["special_tokens_in_prompt"] == 3
     assert len(done["very_long"].ids[0]) == len(done["beyond_context"].ids[0]) == 256

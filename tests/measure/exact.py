@@ -11,7 +11,7 @@ import pytest
 
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.scenario import RepeatPolicy
+from llmtrack.task import RepeatPolicy
 
 THREE_REPEATS = RepeatPolicy(warmup=1, min_repeats=3, min_seconds=0, max_repeats=3)
 

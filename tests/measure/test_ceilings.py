@@ -27,10 +27,10 @@ def counting(*values):
 
 def test_a_ceiling_is_measured_once_for_each_name_and_device(monkeypatch):
     measure = counting(1.0, 2.0, 3.0)
-    assert [ceilings.kept("cpu", "copies", measure) for _ in range(3)] == [1.0, 1.0, 1.0]
-    assert ceilings.kept("cpu", "products", measure) == 2.0
+    assert [ceilings.remembered("cpu", "copies", measure) for _ in range(3)] == [1.0, 1.0, 1.0]
+    assert ceilings.remembered("cpu", "products", measure) == 2.0
     monkeypatch.setattr(ceilings, "device_id", lambda device: "another")
-    assert ceilings.kept("cpu", "copies", measure) == 3.0
+    assert ceilings.remembered("cpu", "copies", measure) == 3.0
 
 
 def test_threads_are_part_of_what_a_cpu_can_do(monkeypatch):
@@ -41,19 +41,19 @@ def test_threads_are_part_of_what_a_cpu_can_do(monkeypatch):
 
 def test_an_old_one_is_measured_anew(monkeypatch):
     measure = counting(1.0, 2.0)
-    ceilings.kept("cpu", "copies", measure)
+    ceilings.remembered("cpu", "copies", measure)
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + ceilings.KEPT_SECONDS + 1)
-    assert ceilings.kept("cpu", "copies", measure) == 2.0
+    assert ceilings.remembered("cpu", "copies", measure) == 2.0
 
 
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"value": 5}', '{"value": -1, "measured_at": 0}', "null"]
 )
 def test_a_damaged_file_is_no_ceiling(content):
-    ceilings.kept("cpu", "copies", counting(1.0))
+    ceilings.remembered("cpu", "copies", counting(1.0))
     (file,) = ceilings.folder().iterdir()
     file.write_text(content)
-    assert ceilings.kept("cpu", "copies", counting(2.0)) == 2.0
+    assert ceilings.remembered("cpu", "copies", counting(2.0)) == 2.0
     assert json.loads(file.read_text())["value"] == 2.0
 
 
@@ -63,15 +63,15 @@ def test_what_is_measured_on_a_busy_machine_is_used_but_not_kept(monkeypatch):
         CpuReading(0, 0, 0), CpuReading(50, 10, 100), CpuReading(0, 0, 0), CpuReading(20, 15, 100)
     )
     monkeypatch.setattr(interference, "read_cpu", readings)
-    assert ceilings.kept("cpu", "copies", counting(1.0)) == 1.0
-    assert ceilings.kept("cpu", "copies", counting(2.0)) == 2.0
-    assert ceilings.kept("cpu", "copies", counting()) == 2.0
+    assert ceilings.remembered("cpu", "copies", counting(1.0)) == 1.0
+    assert ceilings.remembered("cpu", "copies", counting(2.0)) == 2.0
+    assert ceilings.remembered("cpu", "copies", counting()) == 2.0
 
 
 def test_without_a_place_to_keep_it_it_is_measured_each_time(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(ceilings, "folder", lambda: tmp_path / "file")
-    assert [ceilings.kept("cpu", "copies", measure) for measure in (counting(1.0), counting(2.0))] == [
+    assert [ceilings.remembered("cpu", "copies", measure) for measure in (counting(1.0), counting(2.0))] == [
         1.0,
         2.0,
     ]

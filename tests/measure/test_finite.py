@@ -12,7 +12,7 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.timing import Arm, time_arms
 from llmtrack.quality.drift import compare_distributions
-from llmtrack.scenario import RepeatPolicy
+from llmtrack.task import RepeatPolicy
 from tests.engines.models import bigram_engine, chain
 
 A, B = ord("a"), ord("b")

@@ -113,7 +113,7 @@ def test_a_mistake_turns_a_check_red(name):
 def test_unequal_repeats_notice_a_mean_of_rates():
     mutant = load_mutant(*MUTATIONS["mean of rates instead of time"])
     from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-    from llmtrack.scenario import RepeatPolicy
+    from llmtrack.task import RepeatPolicy
     from tests.measure.exact import request, run
 
     def product(module):

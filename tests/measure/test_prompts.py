@@ -11,8 +11,8 @@ from llmtrack import load_engine
 from llmtrack.engine import SpecialTokens
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
-from llmtrack.measure.prompts import prompt_ids, tokenize
-from llmtrack.scenario import GenerateTask, workload_id
+from llmtrack.measure.prompts import prompt_ids, tokenize_prompts
+from llmtrack.task import GenerateTask, workload_id
 
 BOS, EOS = 1, 2
 BOTH = SpecialTokens({BOS: "<s>", EOS: "</s>"}, BOS, EOS)
@@ -39,7 +39,7 @@ def spell(text: str) -> tuple[int, ...]:
 
 
 def test_a_text_is_taken_as_it_is_and_nothing_is_told():
-    done = tokenize(engine(), task("abc", "de"))
+    done = tokenize_prompts(engine(), task("abc", "de"))
     assert done.ids == (spell("abc"), spell("de"))
     assert done.facts == {"special_tokens_in_prompt": 0}
     assert done.warnings == ()
@@ -53,14 +53,14 @@ def test_a_text_is_repeated_to_a_length(length):
 
 @pytest.mark.parametrize(("share", "length"), [(1.0, 10), (0.5, 5), (0.51, 6)])
 def test_a_text_is_repeated_to_a_share_of_the_room(share, length):
-    done = tokenize(engine(), task("abc", prompt_share=share))
+    done = tokenize_prompts(engine(), task("abc", prompt_share=share))
     assert len(done.ids[0]) == length
     assert done.facts["prompt_rule"] == f"repeated to {length} tokens: the context has room for 10"
     assert done.warnings == ()
 
 
 def test_what_fills_the_context_may_be_limited_and_says_so():
-    done = tokenize(engine(3000), task("abc", prompt_share=1.0, max_prompt_tokens=7))
+    done = tokenize_prompts(engine(3000), task("abc", prompt_share=1.0, max_prompt_tokens=7))
     assert len(done.ids[0]) == 7
     assert done.facts["prompt_rule"] == (
         "repeated to 7 tokens: max_prompt_tokens=7, the context has room for 2,990"
@@ -85,12 +85,12 @@ def test_beyond_the_context_is_an_error_by_default():
 def test_beyond_the_context_may_be_truncated_to_its_last_tokens_and_says_so():
     asked = task("abcdefghijklmn", overlong_prompt="truncate")
     assert prompt_ids(engine(), asked) == (spell("efghijklmn"),)
-    assert tokenize(engine(), asked).facts == {
+    assert tokenize_prompts(engine(), asked).facts == {
         "prompt_rule": "truncated from 14 tokens to the last 10: the context has room for 10",
         "prompt_truncated_tokens": 4,
         "special_tokens_in_prompt": 0,
     }
-    assert tokenize(engine(), asked).warnings == (
+    assert tokenize_prompts(engine(), asked).warnings == (
         "prompt truncated from 14 tokens to the last 10: the context has room for 10",
     )
     (ids,) = prompt_ids(engine(), task("abc", prompt_share=1.5, overlong_prompt="truncate"))
@@ -134,7 +134,7 @@ def test_an_empty_prompt_is_an_error_by_default():
     ],
 )
 def test_an_empty_prompt_may_start_from_the_bos_or_else_the_eos(special, start, rule):
-    done = tokenize(engine(special=special), task("", empty_prompt="bos"))
+    done = tokenize_prompts(engine(special=special), task("", empty_prompt="bos"))
     assert done.ids == ((start,),)
     assert done.facts["prompt_rule"] == rule
 
@@ -146,14 +146,16 @@ def test_without_a_start_token_an_empty_prompt_stays_an_error(special):
 
 
 def test_a_tokenizer_that_adds_a_bos_needs_no_rule_for_an_empty_prompt():
-    done = tokenize(engine(adds_bos=True), task(""))
+    done = tokenize_prompts(engine(adds_bos=True), task(""))
     assert done.ids == ((BOS,),)
     assert done.facts["prompt_rule"].startswith("empty: starts from <s>, which the tokenizer puts")
     assert done.facts["special_tokens_in_prompt"] == 1
 
 
 def test_facts_of_a_batch():
-    done = tokenize(engine(), task("", "a\x01b", "c" * 12, empty_prompt="bos", overlong_prompt="truncate"))
+    done = tokenize_prompts(
+        engine(), task("", "a\x01b", "c" * 12, empty_prompt="bos", overlong_prompt="truncate")
+    )
     assert done.facts == {
         "prompt_rule": "empty: starts from <s> (the BOS); "
         "truncated from 12 tokens to the last 10: the context has room for 10",
@@ -163,7 +165,7 @@ def test_facts_of_a_batch():
 
 
 def test_special_tokens_are_not_counted_where_they_are_unknown():
-    assert tokenize(engine(special=SpecialTokens({})), task("a\x01b")).facts == {
+    assert tokenize_prompts(engine(special=SpecialTokens({})), task("a\x01b")).facts == {
         "special_tokens_in_prompt": 0
     }
 
@@ -187,7 +189,7 @@ def test_special_tokens_of_a_real_tokenizer(tiny):
     assert tiny.info.special_tokens == SpecialTokens(
         {256: "<|bos|>", 257: "<|eos|>", 258: "<|pad|>"}, 256, 257
     )
-    facts = tokenize(tiny, task("a<|bos|>b<|eos|><|im_end|>")).facts
+    facts = tokenize_prompts(tiny, task("a<|bos|>b<|eos|><|im_end|>")).facts
     assert facts == {"special_tokens_in_prompt": 2}
 
 

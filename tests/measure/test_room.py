@@ -15,8 +15,10 @@ from llmtrack.errors import ScenarioError
 from llmtrack.measure import room
 from llmtrack.measure.room import check_batch
 from llmtrack.options import LARGEST
+from llmtrack.outcome import Failure, Measurement
 from llmtrack.quality.perplexity import score_documents, score_rolling
-from llmtrack.scenario import Failure, GenerateTask, Measurement, RepeatPolicy, Scenario, Variant
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import GenerateTask, RepeatPolicy
 from llmtrack.worker.generate import measure_generation
 
 MIB = 2**20

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmtrack.measure.interference import CpuReading, busy_warning, others_share, read_cpu
 from llmtrack.measure.statistics import bootstrap_median_ci, findings, should_stop, summarize, summarize_rate
-from llmtrack.scenario import RepeatPolicy
+from llmtrack.task import RepeatPolicy
 
 positive = st.floats(1e-3, 1e3)
 

@@ -17,7 +17,7 @@ from llmtrack.measure.formulas import (
     token_gaps_ms,
 )
 from llmtrack.measure.timing import Arm, time_arms, time_generate
-from llmtrack.scenario import RepeatPolicy
+from llmtrack.task import RepeatPolicy
 from tests.measure.exact import CHECKS, request
 
 

@@ -7,7 +7,8 @@ import torch
 
 from llmtrack.compat import portable_rope
 from llmtrack.errors import ModelLoadError, UsageError
-from llmtrack.models.load import RANDOM_WEIGHTS, clean_generation, load_model
+from llmtrack.models.from_folder import clean_generation
+from llmtrack.models.load import RANDOM_WEIGHTS, load_model
 
 
 def load(spec, dtype=torch.float32, **options):

@@ -14,7 +14,8 @@ import torch
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.errors import ScenarioError
-from llmtrack.models import load, synthetic
+from llmtrack.models import synthetic
+from llmtrack.models.from_folder import load_folder
 from tests.quantize.conftest import MISSING
 
 pytest.importorskip("onnx", reason=MISSING)
@@ -59,7 +60,7 @@ def saved(folder, kind, **settings):
 
 def expected_logits(folder, ids):
     """Logits by PyTorch of all but the last tokens at once, and of these one by one from the cache."""
-    model, _ = load.load_folder(folder, device="cpu", dtype=torch.float32)
+    model, _ = load_folder(folder, device="cpu", dtype=torch.float32)
     with torch.inference_mode():
         out = model(ids[:, :-NEW], use_cache=True)
         parts = [out.logits]
@@ -151,7 +152,7 @@ def test_positions_that_nothing_is_known_of_are_refused_in_one_line():
 
 def test_tracing_leaves_the_model_as_it_was(tmp_path):
     folder = saved(tmp_path, "llama", max_position_embeddings=64, **rope("dynamic", factor=2.0))
-    model, _ = load.load_folder(folder, device="cpu", dtype=torch.float32)
+    model, _ = load_folder(folder, device="cpu", dtype=torch.float32)
     embedding = model.model.rotary_emb
     before = embedding.inv_freq.clone()
     with traceable_rope(model):
@@ -180,7 +181,7 @@ def test_what_is_generated_across_a_threshold_is_what_pytorch_generates_and_uneq
     rows = tuple(tuple((7 * at + row) % 400 + 3 for at in range(17)) for row in range(2))
     for use_cache in (True, False):
         request = GenerateRequest(rows, 8, use_cache=use_cache)
-        expected = TorchEngine(*load.load_folder(folder, device="cpu", dtype=torch.float32)).generate(
+        expected = TorchEngine(*load_folder(folder, device="cpu", dtype=torch.float32)).generate(
             request, lambda: None
         )
         assert engine.generate(request, lambda: None) == expected

@@ -10,7 +10,7 @@ from llmtrack.options import parameters
 from llmtrack.quality import batching
 from llmtrack.quality.batching import in_batches, token_budget
 from llmtrack.quality.perplexity import score_documents, score_rolling
-from llmtrack.scenario import PerplexityTask
+from llmtrack.task import PerplexityTask
 from tests.engines.models import small
 
 TEXTS = ("The harbour is quiet.", "Boats come in with the tide, and go out with it.", "x", "Two more words")

@@ -15,8 +15,9 @@ from llmtrack.errors import ScenarioError
 from llmtrack.plain import from_json, to_json
 from llmtrack.quality.asked import prepare, score_as_asked, score_shard
 from llmtrack.quality.shards import merge, plan_batches, share_out
-from llmtrack.scenario import PerplexityTask, ShardTask, Variant
+from llmtrack.scenario import Variant
 from llmtrack.scored import Part, Scored, Text
+from llmtrack.task import PerplexityTask, ShardTask
 
 TEXTS = [f"The {'harbour ' * (number % 5)}wakes before the town {'é' * number}." for number in range(9)]
 ASKED = {

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from llmtrack import installed as available
-from llmtrack.child import environment
+from llmtrack.child import child_environment
 from llmtrack.engines.registry import load_variant
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
 from llmtrack.models.load import identify
@@ -128,7 +128,7 @@ def test_a_script_needs_no_guard(guard, tmp_path):
     done = subprocess.run(
         [sys.executable, str(script)],
         cwd=tmp_path,
-        env=environment(),
+        env=child_environment(),
         capture_output=True,
         text=True,
         timeout=60,

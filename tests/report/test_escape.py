@@ -13,11 +13,12 @@ from rich.console import Console
 from llmtrack.output import protected
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import as_label, in_latex, in_markdown, shown
-from llmtrack.report.formats import render
+from llmtrack.report.formats import render, to_markdown
 from llmtrack.report.html import Report, Rows, Section, render_report
 from llmtrack.report.listing import render_runs
+from llmtrack.report.picture import MOST_DRAWN, to_figure
 from llmtrack.report.plots import bar_plot, curves_plot, line_plot, scatter_plot
-from llmtrack.report.table import MOST_DRAWN, summary_table, to_figure, to_markdown
+from llmtrack.report.table import summary_table
 from llmtrack.report.terminal import say
 from llmtrack.report.write import print_report
 from tests.report.frames import frame, run

@@ -30,8 +30,9 @@ from llmtrack.report.fit import STAY, fit, without_constants
 from llmtrack.report.gate import gate_table
 from llmtrack.report.listing import listing_table
 from llmtrack.report.pareto import pareto_table
+from llmtrack.report.picture import to_figure
 from llmtrack.report.show import Layout, show
-from llmtrack.report.table import DASH, Table, summary_table, to_figure
+from llmtrack.report.table import DASH, Table, summary_table
 from llmtrack.report.tasks import split_by_task, tables_by_task
 from llmtrack.report.terminal import metrics_block, render_recommendation
 from llmtrack.report.write import print_report, write_report

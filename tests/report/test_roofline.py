@@ -75,9 +75,9 @@ def test_the_plot_has_a_line_for_each_roof_and_a_mark_for_each_stage():
 
 
 def test_the_reading_says_what_sets_the_floor_and_where_overhead_takes_the_rest():
-    prefill, decode = reading.floors(frame(ONE).iloc[0])
+    prefill, decode = reading.roofline(frame(ONE).iloc[0])
     assert prefill == "Prefill takes 2.0 times its floor of 26.7 ms, which arithmetic sets."
     assert decode.startswith(
         "Decoding takes 8.3 times its floor of 1 ms/token, which memory sets: the rest is overhead"
     )
-    assert reading.floors(frame(run("plain")).iloc[0]) == []
+    assert reading.roofline(frame(run("plain")).iloc[0]) == []

@@ -8,14 +8,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from llmtrack.report.table import (
-    DASH,
-    summary_table,
-    to_csv,
-    to_figure,
-    to_markdown,
-    to_rich,
-)
+from llmtrack.report.formats import to_markdown, to_rich
+from llmtrack.report.picture import to_figure
+from llmtrack.report.table import DASH, summary_table, to_csv
 from llmtrack.report.terminal import metrics_block
 from llmtrack.report.write import print_report, write_report
 from tests.report.frames import frame, interval, run

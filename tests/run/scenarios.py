@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmtrack.scenario import GenerateTask, PerplexityTask, RepeatPolicy, Scenario, Variant
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy
 
 MODEL = Variant("synthetic:tiny", device="cpu")
 QUICK = RepeatPolicy(warmup=1, min_repeats=2, min_seconds=0, max_repeats=2)

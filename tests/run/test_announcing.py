@@ -7,7 +7,8 @@ import pytest
 from llmtrack.experiment import Experiment
 from llmtrack.models import durations
 from llmtrack.run.announcing import keep_time, last_time, plan_of
-from llmtrack.scenario import GenerateTask, PerplexityTask, RepeatPolicy, Scenario, Variant
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy
 
 
 def experiment(name: str, *seconds: float) -> Experiment:

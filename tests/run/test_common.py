@@ -16,7 +16,8 @@ from llmtrack.run.common import HOW, POOL, REUSE, Common
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.suite import run_suite
-from llmtrack.scenario import QualityCheck, RepeatPolicy, TrainTask
+from llmtrack.scenario import QualityCheck
+from llmtrack.task import RepeatPolicy, TrainTask
 from llmtrack.tracking.query import runs
 from tests.decide.scripted import noisy_scripts
 from tests.tracking.samples import measurement, scenario

@@ -16,12 +16,15 @@ from experiments import declarations
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.events import Log, Progress, SoFar, event_to_json
+from llmtrack.outcome import Failure, Measurement
 from llmtrack.run import main as entry
 from llmtrack.run import worker_process
-from llmtrack.run.executors import InlineExecutor, ProcessExecutor
+from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.patience import Patience
+from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.worker_process import WorkerProcess
-from llmtrack.scenario import Failure, Measurement, PerplexityTask, QualityCheck, RepeatPolicy, Variant
+from llmtrack.scenario import QualityCheck, Variant
+from llmtrack.task import PerplexityTask, RepeatPolicy
 from tests.run.scenarios import MODEL, generating, scoring
 
 ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1)

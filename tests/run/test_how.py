@@ -17,7 +17,8 @@ from llmtrack.errors import UsageError
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.how import PROMPT, command_line, how_to_run, python_lines, variant_of
 from llmtrack.run.study import run_study
-from llmtrack.scenario import GenerateTask, Variant
+from llmtrack.scenario import Variant
+from llmtrack.task import GenerateTask
 
 VARIANT = Variant("synthetic:tiny", device="cpu", dtype="bfloat16", options=(("threads", 1),))
 TASK = GenerateTask(("a",), max_new_tokens=3, use_cache=False)

@@ -15,7 +15,7 @@ from experiments.suite import quick_remark
 from llmtrack.cli import main
 from llmtrack.report.escape import in_markdown
 from llmtrack.report.parts import Parts
-from llmtrack.tracking import store
+from llmtrack.tracking import store_errors
 from llmtrack.tracking.query import runs, studies
 from tests.report.test_escape import HOSTILE
 from tests.run.scenarios import generating
@@ -115,7 +115,7 @@ def test_the_report_of_a_study_whose_store_was_away_is_made_after_sync(
     tracker, uri, console, monkeypatch, spooled
 ):
     def away(*_: object, **__: object) -> None:
-        raise store.UnreachableError("no answer")
+        raise store_errors.UnreachableError("no answer")
 
     monkeypatch.setattr("llmtrack.run.study.runs", away)
     monkeypatch.setattr("llmtrack.tracking.sync.push_entry", away)

@@ -14,10 +14,12 @@ from llmtrack.models import hub
 from llmtrack.options import taken
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.run import resume
-from llmtrack.run.executors import InlineExecutor, ProcessExecutor
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
-from llmtrack.scenario import QualityCheck, TrainTask
+from llmtrack.scenario import QualityCheck
+from llmtrack.task import TrainTask
 from llmtrack.tracking.cells import REFERENCE_DIGESTS
 from llmtrack.tracking.query import runs
 from llmtrack.worker.identity import identify

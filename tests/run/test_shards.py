@@ -14,11 +14,13 @@ import pytest
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.events import Log, Progress, Warn, event_from_json, event_to_json
 from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
+from llmtrack.outcome import Failure, Measurement
 from llmtrack.run.crew import Crew
-from llmtrack.run.executors import InlineExecutor, ProcessExecutor
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.shards import SHARDS_EACH, put_together, run_scenarios, shards_of
 from llmtrack.run.worker_process import WorkerProcess
-from llmtrack.scenario import Failure, Measurement, Scenario
+from llmtrack.scenario import Scenario
 from llmtrack.scored import Part, Scored, Text
 from tests.conftest import HANG_S
 from tests.run.scenarios import generating, scoring

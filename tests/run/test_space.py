@@ -15,7 +15,8 @@ from llmtrack.options import Option, parameters, written
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.run import space
 from llmtrack.run.space import make_space, parse_space, rows_of_work
-from llmtrack.scenario import GenerateTask, Variant
+from llmtrack.scenario import Variant
+from llmtrack.task import GenerateTask
 
 MACHINE = {"devices": "cpu", "bfloat16": "cpu", "threads": "4"}
 TASK = GenerateTask(("a",) * 4, max_new_tokens=32)

@@ -24,6 +24,7 @@ from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.study import is_signal, run_study
 from llmtrack.run.suite import run_suite
 from llmtrack.stopping import STOPPING, Terminated, handlers_kept, signals_end, stop_in_order
+from llmtrack.tracking.delivery import Delivery
 from llmtrack.tracking.query import runs, studies
 from llmtrack.tracking.tracker import Tracker
 from tests.run.test_study import lengths
@@ -171,14 +172,14 @@ def test_further_signals_leave_no_run_behind(tracker, uri, console, monkeypatch,
 
 @pytest.mark.slow(1)
 def test_a_signal_while_the_report_is_sent_waits_until_it_is_there(tracker, uri, console, monkeypatch):
-    write = Tracker._write
+    write = Delivery.write
 
     def struck(self, record, **settings):
         if settings.get("last"):
             storm()
         return write(self, record, **settings)
 
-    monkeypatch.setattr(Tracker, "_write", struck)
+    monkeypatch.setattr(Delivery, "write", struck)
     clock = FakeClock()
     executor = InlineExecutor(lambda v: ScriptedEngine(clock, Script(0.03, 0.005)), clock)
     with pytest.raises(SystemExit) as ended, entry.exit_codes(console):

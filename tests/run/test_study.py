@@ -13,11 +13,11 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.options import taken
+from llmtrack.outcome import Failure, Measurement, Summary
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import outcome_line, run_study
 from llmtrack.run.suite import run_suite
-from llmtrack.scenario import Failure, Measurement, Summary
 from llmtrack.tracking.query import runs, studies
 from tests.run.scenarios import generating
 

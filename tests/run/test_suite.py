@@ -15,7 +15,7 @@ from llmtrack.options import taken
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.suite import run_suite
-from llmtrack.scenario import GenerateTask
+from llmtrack.task import GenerateTask
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
 

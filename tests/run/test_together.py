@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from llmtrack.outcome import Measurement
 from llmtrack.run.together import run_groups
-from llmtrack.scenario import Measurement
 from tests.conftest import HANG_S
 from tests.run.scenarios import generating
 

@@ -13,11 +13,12 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.report import study as report_of_study
 from llmtrack.run.executors import InlineExecutor
-from llmtrack.run.hands import Asked, split
+from llmtrack.run.hands import Asked, parts_of
 from llmtrack.run.pool import Pool
 from llmtrack.run.space import Candidate, Space
 from llmtrack.run.tune import run_tune
-from llmtrack.scenario import GenerateTask, PerplexityTask, Variant
+from llmtrack.scenario import Variant
+from llmtrack.task import GenerateTask, PerplexityTask
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.artifacts import artifact_text, raw_samples
 from llmtrack.tracking.query import runs
@@ -211,8 +212,8 @@ def test_one_that_was_interrupted_keeps_what_it_has_and_goes_on_by_the_same_comm
 
 def test_parts_hold_each_text_once_and_are_of_about_the_same_length():
     corpus = load_corpus("builtin")
-    parts = split(corpus)
+    parts = parts_of(corpus)
     assert sorted(text for part in parts for text in part) == sorted(corpus.texts)
     lengths = [sum(map(len, part)) for part in parts]
     assert max(lengths) - min(lengths) <= max(map(len, corpus.texts))
-    assert split(replace(corpus, texts=("text",))) == [["text"]]
+    assert parts_of(replace(corpus, texts=("text",))) == [["text"]]

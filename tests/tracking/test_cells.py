@@ -10,7 +10,7 @@ import pytest
 from llmtrack import metrics as schema
 from llmtrack.decide.matching import match
 from llmtrack.decide.points import gather_points
-from llmtrack.scenario import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
+from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
 from llmtrack.tracking.cells import newest_of_each, params_in
 from llmtrack.tracking.frame import FrameBuilder
 from tests.report.frames import frame, run
@@ -18,9 +18,9 @@ from tests.report.frames import frame, run
 ONE = {str: "one", int: 1, float: 0.25, bool: False}
 OTHER = {str: "other", int: 2, float: 0.5, bool: True}
 PARAMS = {param.name: param for param in schema.PARAMS}
-CONFIGURATIONS = schema.params_of("configuration")
-OF_WORK = schema.params_of("work", "convention")
-SAME = schema.params_of("repeats", "found")
+CONFIGURATIONS = schema.params_with("configuration")
+OF_WORK = schema.params_with("work", "convention")
+SAME = schema.params_with("repeats", "found")
 
 
 def at(minute, **values):
@@ -103,7 +103,7 @@ def test_every_setting_of_a_task_has_its_line_and_says_what_it_is():
     for task in (GenerateTask, PerplexityTask, TrainTask, RepeatPolicy):
         for field in dataclasses.fields(task):
             assert field.name in schema.PARAM_BY_NAME or field.name in unseen, field.name
-    assert {field.name for field in dataclasses.fields(RepeatPolicy)} == {*schema.params_of("repeats")}
+    assert {field.name for field in dataclasses.fields(RepeatPolicy)} == {*schema.params_with("repeats")}
 
 
 def test_what_failed_after_its_model_was_loaded_is_replaced_by_what_was_asked_alike():

@@ -76,8 +76,8 @@ def test_without_a_proxy_the_numbers_are_tracked_and_the_missing_files_named(gua
     found = runs(name, tracking_uri=guarded.uri)
     assert sorted(found["scenario"]) == ["one", "two"]
     assert set(found["status"]) == {"FINISHED"}
-    prepare_views(summary_table(found), found, "study_id", tracker.experiment_id, guarded.uri)
-    assert kept_views(tracker.experiment_id, guarded.uri) == {study.study_id}
+    prepare_views(summary_table(found), found, "study_id", tracker.delivery.experiment_id, guarded.uri)
+    assert kept_views(tracker.delivery.experiment_id, guarded.uri) == {study.study_id}
     assert list(found["total_latency_s"]) == [1.5, 1.5]
     assert list(studies(name, tracking_uri=guarded.uri)["status"]) == ["FINISHED"]
     assert not tracker.offline

@@ -8,7 +8,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from llmtrack.scenario import Scenario, StepValues, TrainTask, Variant
+from llmtrack.outcome import StepValues
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import TrainTask
 from llmtrack.tracking import tracker as tracker_module
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.tracker import Tracker
@@ -101,7 +103,7 @@ def test_what_a_store_did_not_take_comes_with_the_outcome(tracker, uri, monkeypa
     assert tracker.offline
     tracker.log_steps(KEY, rows(5, 6))  # not even tried so soon
     assert history(uri, run_id) == EXPECTED[:2]
-    tracker._retry_at = 0.0
+    tracker.delivery._retry_at = 0.0
     assert tracker.log(study, done(rows(1, 6))) == run_id
     assert history(uri, run_id) == EXPECTED
     assert any("cannot be reached" in line for line in said)
@@ -145,10 +147,10 @@ def test_interrupted_and_resumed_is_one_run(uri, tmp_path):
 
 @pytest.mark.slow(1)
 def test_without_a_store_all_of_it_is_kept_and_sent_once(uri, tmp_path, monkeypatch, said):
-    from llmtrack.tracking import store, sync
+    from llmtrack.tracking import store, store_errors, sync
 
     def refuse(address):
-        raise store.UnreachableError("nobody is there")
+        raise store_errors.UnreachableError("nobody is there")
 
     with monkeypatch.context() as away:
         away.setattr(store, "open_store", refuse)

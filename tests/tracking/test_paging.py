@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 from llmtrack.errors import UsageError
 from llmtrack.tracking import paging
-from llmtrack.tracking.paging import newest, read_pages
+from llmtrack.tracking.paging import newest_runs, read_pages
 from tests.tracking.test_query import clone
 
 YEAR = 365 * 86_400_000
@@ -60,8 +60,8 @@ def test_a_filter_holds_for_every_stretch(uri):
 
 def test_newest(uri):
     client, number, _ = store_with(uri, [5, 9, 7])
-    assert [run.info.start_time for run in newest(client, [number], "", 2)] == [9, 7]
-    assert newest(client, [], "") == []
+    assert [run.info.start_time for run in newest_runs(client, [number], "", 2)] == [9, 7]
+    assert newest_runs(client, [], "") == []
 
 
 def test_collecting_goes_on_afterwards_also_after_an_error(uri):

@@ -68,12 +68,12 @@ def test_a_refusal_names_its_cause_and_remedy(refusing, monkeypatch, answer, wor
 def test_files_that_would_land_on_this_machines_disk_are_noticed(uri, said, tmp_path, place, monkeypatch):
     tracker = Tracker.open(uri, spool=tmp_path / "spool", notify=said.append)
     assert said == [], "a database is of this machine"
-    tracker.tracking_uri = "http://server:5000"
+    tracker.delivery.tracking_uri = "http://server:5000"
     client = MlflowClient(uri)
     number = client.create_experiment("elsewhere", artifact_location=place)
-    tracker.experiment_id = number
-    tracker._notice_own_disk(client)
-    tracker._notice_own_disk(client)
+    tracker.delivery.experiment_id = number
+    tracker.delivery._notice_own_disk(client)
+    tracker.delivery._notice_own_disk(client)
     (line,) = said
     assert place in line
     assert "--no-serve-artifacts" in line
@@ -81,10 +81,10 @@ def test_files_that_would_land_on_this_machines_disk_are_noticed(uri, said, tmp_
 
 def test_files_that_a_server_takes_itself_are_not_worth_a_word(uri, said, tmp_path):
     tracker = Tracker.open(uri, spool=tmp_path / "spool", notify=said.append)
-    tracker.tracking_uri = "http://server:5000"
+    tracker.delivery.tracking_uri = "http://server:5000"
     client = MlflowClient(uri)
     for number, place in enumerate(("mlflow-artifacts:/1", "s3://bucket/1")):
-        tracker.experiment_id = client.create_experiment(f"e{number}", artifact_location=place)
-        tracker._notice_own_disk(client)
+        tracker.delivery.experiment_id = client.create_experiment(f"e{number}", artifact_location=place)
+        tracker.delivery._notice_own_disk(client)
     assert said == []
     assert Path(tracker.spool.folder).parent == tmp_path

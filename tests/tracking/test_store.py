@@ -12,7 +12,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 
 from llmtrack.errors import TrackingError, UsageError
-from llmtrack.tracking import store
+from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.store import resolve_tracking_uri
 
 
@@ -87,7 +87,7 @@ def test_a_file_that_is_no_database_is_a_clear_error(tmp_path):
 
 def test_a_server_that_is_down_is_known_at_once():
     start = time.monotonic()
-    with pytest.raises(store.UnreachableError, match="no answer"):
+    with pytest.raises(store_errors.UnreachableError, match="no answer"):
         store.open_store("http://127.0.0.1:9")
     assert time.monotonic() - start < 10
 
@@ -142,15 +142,15 @@ def test_who_lacks_a_permission_is_told_whom_to_ask_for_what(user, monkeypatch):
         monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user)
     denied = MlflowException("Permission denied", error_code=PERMISSION_DENIED)
     assert denied.error_code == "PERMISSION_DENIED"
-    assert store.is_denied(denied)
-    assert not store.is_denied(MlflowException("a full disk"))
-    told = store.whom_to_ask("http://name:secret@host:5000", "mine")
+    assert store_errors.is_denied(denied)
+    assert not store_errors.is_denied(MlflowException("a full disk"))
+    told = store_errors.whom_to_ask("http://name:secret@host:5000", "mine")
     assert told.startswith(
         f"{'the user ' + repr(user) if user else 'this user'} needs the permission EDIT on"
     )
     assert "the experiment 'mine': ask whoever administers http" in told
     assert "secret" not in told
-    assert "needs the permission EDIT" in store.refusal("http://host:5000", denied)
+    assert "needs the permission EDIT" in store_errors.refusal("http://host:5000", denied)
 
 
 @pytest.mark.slow(2)

@@ -87,14 +87,14 @@ def test_a_study_is_tracked_from_start_to_end(tracker, tmp_path, spooled, said):
 
 
 def test_the_mlflow_experiment_comes_from_argument_variable_or_default(uri, monkeypatch):
-    assert Tracker.open(uri).experiment == "llmtrack"
+    assert Tracker.open(uri).delivery.experiment == "llmtrack"
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "from-variable")
-    assert Tracker.open(uri).experiment == "from-variable"
-    assert Tracker.open(uri, "from-argument").experiment == "from-argument"
+    assert Tracker.open(uri).delivery.experiment == "from-variable"
+    assert Tracker.open(uri, "from-argument").delivery.experiment == "from-argument"
     number = MlflowClient(uri).get_experiment_by_name("from-argument").experiment_id
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", number)
-    assert Tracker.open(uri).experiment == "from-argument"
+    assert Tracker.open(uri).delivery.experiment == "from-argument"
 
 
 def test_a_deleted_mlflow_experiment_is_refused_at_once(uri):
@@ -352,7 +352,7 @@ def test_records_can_be_sent_to_another_store(tracker, monkeypatch, template_dat
 
 def test_a_spool_without_credentials_asks_for_them(tracker, said):
     study = start(tracker)
-    tracker._client, tracker.tracking_uri = None, "http://me:pw@127.0.0.1:9"
+    tracker.delivery._client, tracker.delivery.tracking_uri = None, "http://me:pw@127.0.0.1:9"
     assert tracker.log(study, measurement()) is None
     assert all("pw" not in line for line in said)
     result = sync.sync(tracker.spool.folder)

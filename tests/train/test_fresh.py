@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmtrack.models.digests import tokenizer_digest
-from llmtrack.scenario import TrainTask
+from llmtrack.task import TrainTask
 from llmtrack.train.scratch import fresh_engine
 from llmtrack.train.split import Split
 

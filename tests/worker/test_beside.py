@@ -16,7 +16,9 @@ from llmtrack.measure import bandwidth
 from llmtrack.measure.bandwidth import buffer_bytes
 from llmtrack.measure.memory import available_bytes
 from llmtrack.measure.room import free_memory
-from llmtrack.scenario import Measurement, PerplexityTask, QualityCheck, Scenario, TrainTask, Variant
+from llmtrack.outcome import Measurement
+from llmtrack.scenario import QualityCheck, Scenario, Variant
+from llmtrack.task import PerplexityTask, TrainTask
 from llmtrack.train.session import Session
 from llmtrack.worker import generate as generation
 from llmtrack.worker import perplexity as scoring

@@ -10,7 +10,9 @@ import pytest
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
 from llmtrack.events import Log, Progress, Warn
-from llmtrack.scenario import Failure, Measurement, PerplexityTask, QualityCheck, Variant
+from llmtrack.outcome import Failure, Measurement
+from llmtrack.scenario import QualityCheck, Variant
+from llmtrack.task import PerplexityTask
 from llmtrack.worker.measuring import EngineCache, measure_group
 from llmtrack.worker.outcomes import failure_kind
 from tests.run.scenarios import generating, scoring

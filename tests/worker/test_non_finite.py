@@ -11,7 +11,9 @@ from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.models import synthetic
 from llmtrack.models.load import LoadedModel
-from llmtrack.scenario import Failure, Measurement, PerplexityTask, QualityCheck, RepeatPolicy, Scenario
+from llmtrack.outcome import Failure, Measurement
+from llmtrack.scenario import QualityCheck, Scenario
+from llmtrack.task import PerplexityTask, RepeatPolicy
 from llmtrack.worker.measuring import EngineCache, measure_group
 from tests.engines.models import bigram_engine, chain
 from tests.run.scenarios import MODEL, generating, scoring

@@ -16,8 +16,10 @@ from llmtrack.errors import UsageError
 from llmtrack.events import Event
 from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
 from llmtrack.options import taken
+from llmtrack.outcome import Measurement
 from llmtrack.plain import from_json, to_json
-from llmtrack.scenario import Measurement, PerplexityTask, Scenario, Variant, workload_id
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import PerplexityTask, workload_id
 from llmtrack.tracking.records import params_of
 from llmtrack.worker.perplexity import measure_perplexity
 from tests.quality.tokenizers import SlowTokenizer, TokenizingEngine, word_piece, wrap

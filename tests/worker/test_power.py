@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.measure import gauge
+from llmtrack.measure import gauges
 from llmtrack.measure.gauge import Reading
-from llmtrack.scenario import Measurement
+from llmtrack.outcome import Measurement
 from llmtrack.worker import power
 from llmtrack.worker.measuring import EngineCache, measure_group
 from tests.run.scenarios import generating, scoring
@@ -35,7 +35,7 @@ def run(monkeypatch):
     def run(scenario, **settings):
         clock = FakeClock()
         card = ScriptedGauge(clock, **settings)
-        monkeypatch.setattr(gauge, "gauge_of", lambda device: card)
+        monkeypatch.setattr(gauges, "gauge_of", lambda device: card)
         monkeypatch.setattr(power.time, "sleep", lambda seconds: setattr(card, "idle", card.idle + seconds))
         power.idle_watts.cache_clear()
         events = []

@@ -14,9 +14,12 @@ import torch
 
 from llmtrack.engines.registry import load_engine
 from llmtrack.events import Begun, Log, Steps
+from llmtrack.outcome import Failure, Measurement
 from llmtrack.quality.perplexity import score_rolling
-from llmtrack.run.executors import InlineExecutor, ProcessExecutor
-from llmtrack.scenario import Failure, Measurement, Scenario, TrainTask, Variant
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.process_executor import ProcessExecutor
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import TrainTask
 from llmtrack.train import checkpoint
 from llmtrack.worker.train import measure_training
 

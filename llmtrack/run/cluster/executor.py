@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.events import Begun, Log, Progress, SoFar, event_from_json
+from llmtrack.outcome import Failure, Measurement
 from llmtrack.plain import to_json
 from llmtrack.run.cluster import node
 from llmtrack.run.cluster.connect import Cluster, LostAnswerError, Task
@@ -30,7 +31,7 @@ from llmtrack.run.crew import Crew
 from llmtrack.run.executors import BESIDE, INTERRUPTED, Emit
 from llmtrack.run.kept import Kept
 from llmtrack.run.patience import LOADING, STARTING, Patience
-from llmtrack.scenario import Failure, Measurement, Scenario, Variant
+from llmtrack.scenario import Scenario, Variant
 from llmtrack.tracking.environment import environment_id
 from llmtrack.words import clock_text, plural
 

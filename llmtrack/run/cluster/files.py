@@ -12,8 +12,10 @@ from typing import Any
 from llmtrack.errors import LlmtrackError
 from llmtrack.models.cache import build_once, file_digest
 from llmtrack.models.source import parse_candidates
+from llmtrack.outcome import Measurement
 from llmtrack.run.cluster.kinds import Node
-from llmtrack.scenario import GenerateTask, Measurement, Scenario, Task, TrainTask
+from llmtrack.scenario import Scenario
+from llmtrack.task import GenerateTask, Task, TrainTask
 
 MIB = 2**20
 

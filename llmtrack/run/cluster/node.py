@@ -21,8 +21,8 @@ from llmtrack.events import Event, event_to_json
 from llmtrack.installed import installed_version
 from llmtrack.plain import from_json
 from llmtrack.run.cluster.files import Parcel, arrive, named_back, parcel_of, renamed
-from llmtrack.run.executors import ProcessExecutor
 from llmtrack.run.patience import Patience
+from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.tracking.environment import machine_facts
 from llmtrack.version import FOLDER, __version__

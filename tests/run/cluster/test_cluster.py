@@ -18,6 +18,7 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.events import Progress
 from llmtrack.experiment import Experiment
+from llmtrack.outcome import Failure, Measurement
 from llmtrack.run import again
 from llmtrack.run.cluster.connect import Cluster
 from llmtrack.run.cluster.executor import Stopped
@@ -25,8 +26,9 @@ from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.patience import Patience
 from llmtrack.run.shards import run_scenarios
 from llmtrack.run.study import run_study
-from llmtrack.scenario import Failure, Measurement, PerplexityTask, RepeatPolicy, Scenario, Variant
+from llmtrack.scenario import Scenario, Variant
 from llmtrack.stopping import STOPPING
+from llmtrack.task import PerplexityTask, RepeatPolicy
 from llmtrack.tracking.query import runs, studies
 from tests.conftest import HANG_S
 from tests.run.scenarios import generating

@@ -8,6 +8,7 @@ import pytest
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.events import event_to_json
+from llmtrack.outcome import Failure, Measurement
 from llmtrack.plain import to_json
 from llmtrack.run.cluster import files, node
 from llmtrack.run.cluster.connect import LostAnswerError
@@ -24,7 +25,8 @@ from llmtrack.run.cluster.files import (
 )
 from llmtrack.run.cluster.kinds import Node
 from llmtrack.run.patience import Patience
-from llmtrack.scenario import Failure, Measurement, PerplexityTask, QualityCheck, Scenario, TrainTask, Variant
+from llmtrack.scenario import QualityCheck, Scenario, Variant
+from llmtrack.task import PerplexityTask, TrainTask
 from tests.run.scenarios import generating, scoring
 
 

@@ -6,12 +6,14 @@ import pytest
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.events import Begun, Log, Progress, SoFar, event_to_json
+from llmtrack.outcome import Failure, Measurement
 from llmtrack.run.cluster.connect import LostAnswerError
 from llmtrack.run.cluster.executor import RayExecutor
 from llmtrack.run.cluster.files import home_of, note_home
 from llmtrack.run.cluster.kinds import Kind, Node
 from llmtrack.run.patience import Patience
-from llmtrack.scenario import Failure, Measurement, Scenario, TrainTask, Variant
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import TrainTask
 from llmtrack.tracking.environment import environment_id
 from tests.run.cluster.conftest import FakeCluster
 from tests.run.scenarios import generating

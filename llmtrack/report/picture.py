@@ -1,0 +1,79 @@
+"""A table as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from llmtrack.report.drawing import new_figure
+from llmtrack.report.escape import in_plot, on_one_line
+from llmtrack.report.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Characters of a cell: as many as the longest change from the baseline in three metrics takes.
+WIDEST = 110
+# Rows; a longer picture is over what Matplotlib draws, and nobody would read it.
+MOST_DRAWN = 100
+
+
+def to_figure(table: Table | Mapping[str, Table], title: str) -> Figure:
+    """Return a table as a picture, or several below each other under their titles."""
+    tables = (
+        {title: table}
+        if isinstance(table, Table)
+        else {f"{title}: {name}": each for name, each in table.items()}
+    )
+    sizes = [_picture_size(each, name) for name, each in tables.items()]
+    height = sum(size[1] for size in sizes)
+    figure = new_figure(figsize=(max(size[0] for size in sizes), height), dpi=150)
+    grid = figure.subplots(
+        len(tables), squeeze=False, gridspec_kw={"height_ratios": [size[1] for size in sizes]}
+    )
+    for axes, (name, each) in zip(grid[:, 0], tables.items(), strict=True):
+        _draw_table(axes, each, name)
+    figure.tight_layout()
+    return figure
+
+
+def _column_widths(table: Table, rows: Sequence[Sequence[str]]) -> list[int]:
+    widths = [max([len(title), *(len(row[i]) for row in rows)]) for i, title in enumerate(table.titles)]
+    return [min(width, WIDEST) + 2 for width in widths]
+
+
+def _picture_size(table: Table, title: str) -> tuple[float, float]:
+    rows = table.rows[:MOST_DRAWN]
+    return max(6.0, 0.085 * sum(_column_widths(table, rows))), 1.0 + 0.3 * (len(rows) + 1)
+
+
+def _draw_table(axes: Axes, table: Table, title: str) -> None:
+    left_out = len(table.rows) - MOST_DRAWN
+    rows = table.rows[:MOST_DRAWN]
+    widths = _column_widths(table, rows)
+    axes.axis("off")
+    cells = [[in_plot(_shorten(on_one_line(cell), WIDEST)) for cell in row] for row in rows]
+    drawn = axes.table(
+        cellText=cells,
+        colLabels=list(map(in_plot, table.titles)),
+        colWidths=[width / sum(widths) for width in widths],
+        cellLoc="right",
+        loc="center",
+    )
+    drawn.auto_set_font_size(False)
+    drawn.set_fontsize(8)
+    drawn.scale(1, 1.35)
+    for (row, column), cell in drawn.get_celld().items():
+        cell.set_edgecolor("#d0d0d0")
+        cell.set_text_props(ha="right" if table.numeric[column] else "left")
+        if row == 0:
+            cell.set_text_props(weight="bold")
+            cell.set_facecolor("#eef2f7")
+    more = f"the first {MOST_DRAWN} of {len(table.rows)} rows; table.csv has all" if left_out > 0 else ""
+    head = filter(None, (title, " · ".join(table.conditions), more))
+    axes.set_title("\n".join(in_plot(on_one_line(line)) for line in head), fontsize=9, loc="left")
+
+
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,256 @@
+"""Bring records to one MLflow experiment, each kept in the spool until it is there."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from llmtrack.errors import TrackingError
+from llmtrack.redaction import redact, secrets_of
+from llmtrack.tracking import store, store_errors, sync
+from llmtrack.tracking.files import handed_over
+from llmtrack.tracking.push import ArtifactsError, push, redacted
+from llmtrack.tracking.records import RunRecord
+from llmtrack.tracking.spool import Entry, Notify, Spool, Target
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_LOCK_WAIT_S = 15.0
+_FINAL_LOCK_WAIT_S = 60.0
+_FIRST_RETRY_S = 30.0
+
+
+class Delivery:
+    """The way to one MLflow experiment of one store, which may be away for a while.
+
+    Args:
+        tracking_uri: the store, resolved.
+        experiment: name of the MLflow experiment; empty: the store's default.
+        spool: where records are kept.
+        notify: is given messages for the user, one line each.
+        joins: the run of `mlflow run` that the first study joins, whose experiment it is then, or None.
+
+    Attributes:
+        tracking_uri: the store; it may hold credentials.
+        experiment: name of the MLflow experiment.
+        experiment_id: its id, or None while the store cannot be reached.
+        offline: whether the store could not be reached; records stay in the spool meanwhile.
+        spool: where records are kept until they are in MLflow.
+        joins: the run to join, until a study has joined it.
+        secrets: what no text that is written may hold.
+    """
+
+    def __init__(
+        self, tracking_uri: str, experiment: str, spool: Spool, notify: Notify, joins: str | None = None
+    ) -> None:
+        self.tracking_uri = tracking_uri
+        self.experiment = experiment
+        self.experiment_id: str | None = None
+        self.offline = False
+        self.spool = spool
+        self.joins = joins
+        self.secrets = secrets_of(os.environ)
+        self._notify = notify
+        self._client: MlflowClient | None = None
+        self._run_ids: dict[str, str] = {}
+        self._said: set[str] = set()
+        self._retry_at = 0.0
+        self._retry_wait_s = _FIRST_RETRY_S
+
+    @property
+    def display_uri(self) -> str:
+        """The store's address without credentials, fit to be printed."""
+        return redact(self.tracking_uri, self.secrets)
+
+    def open(self) -> None:
+        """Find the experiment in the store; if a server does not answer, go on offline.
+
+        Raises:
+            TrackingError: the store refuses: no such database folder, no permission, a deleted experiment.
+        """
+        try:
+            self._connected()
+        except store_errors.UnreachableError as error:
+            self._go_offline(error)
+
+    def run_of(self, record_id: str) -> str | None:
+        """Return the id of the run that a record was written to, or None if none was by this object."""
+        return self._run_ids.get(record_id)
+
+    def write(
+        self,
+        record: RunRecord,
+        run_id: str | None = None,
+        files: Mapping[str, bytes | Path] | None = None,
+        known: bool = False,
+        last: bool = False,
+    ) -> str | None:
+        """Write a record, or keep it in the spool; return the id of its run, or None if it stays there.
+
+        Args:
+            record: what to write.
+            run_id: the run to write it to; None: that of its id, or a new one.
+            files: artifact path to the content, or to the file to copy.
+            known: whether the run may be there already, and is to be written to once more.
+            last: whether nothing follows: a store that was away is tried all the same, and locks are waited for longer.
+
+        Raises:
+            TrackingError: neither the spool nor the store takes it.
+        """
+        if record.record_id in self._run_ids and not known:
+            return self._run_ids[record.record_id]  # The same outcome, logged twice.
+        there = {k: v for k, v in (files or {}).items() if not isinstance(v, Path) or v.is_file()}
+        if gone := sorted(set(files or {}) - set(there)):
+            self._notify(f"{record.run_name}: {', '.join(gone)} cannot be kept, no such file any more")
+        entry = Entry(redacted(record, self.secrets), self._target(), run_id=run_id, attempted=known)
+        try:
+            entry = self.spool.put(entry, there)
+        except TrackingError as error:
+            return self._write_directly(entry, there, error)
+        if not self._may_try(last):
+            return None
+        wait_s = _FINAL_LOCK_WAIT_S if last else _LOCK_WAIT_S
+        try:
+            client = self._connected()
+            pushed = sync.push_entry(self.spool, entry.name, client, self.experiment_id or "", wait_s)
+        except ArtifactsError as error:
+            pushed = error.run_id
+            # Of the first run, and of the study: those of others are missing alike.
+            self._say_once(
+                f"{record.run_name}: the numbers are tracked, but not {', '.join(sorted({*record.texts, *there}))} "
+                f"({error}); files are kept in {self.spool.folder}, `llmtrack sync` tries again",
+                of=f"files of {record.tags.get('llmtrack.kind')}",
+            )
+        except Exception as error:
+            self._keep(error)
+            return None
+        if pushed is not None:
+            self._run_ids[record.record_id] = pushed
+        self._back_online()
+        return pushed
+
+    def attempt(self, call: Callable[[MlflowClient], object]) -> bool:
+        """Ask the store for something by which nothing is lost if it fails; return whether it did it."""
+        if self._client is None or not self._may_try():
+            return False
+        try:
+            call(self._client)
+        except Exception as error:
+            self._keep(error)
+            return False
+        return True
+
+    def sync(self) -> sync.SyncResult:
+        """Send everything in the spool that belongs to this store; see `llmtrack.tracking.sync.sync`."""
+        return sync.push_all(self.spool, self.tracking_uri, only_own=True)
+
+    def _connected(self) -> MlflowClient:
+        if self._client is not None:
+            return self._client
+        from mlflow.exceptions import MlflowException
+
+        client = store.open_store(self.tracking_uri)
+        try:
+            if self.joins is not None:
+                self.experiment_id, self.experiment = store.experiment_of_run(client, self.joins)
+            else:
+                self.experiment = self.experiment or store.default_experiment(client)
+                self.experiment_id = store.ensure_experiment(client, self.experiment)
+            self._notice_own_disk(client)
+        except MlflowException as error:
+            kind = TrackingError if store_errors.is_permanent(error) else store_errors.UnreachableError
+            raise kind(f"cannot use {self.display_uri}: {store_errors.one_line(error)}") from error
+        self._client = client
+        return client
+
+    def _notice_own_disk(self, client: MlflowClient) -> None:
+        """Say it if files would land on this machine's disk, which a server elsewhere never sees."""
+        place = client.get_experiment(self.experiment_id or "").artifact_location
+        if urlsplit(self.tracking_uri).scheme in ("http", "https") and urlsplit(place).scheme in ("", "file"):
+            self._say_once(
+                f"{self.display_uri} takes no files itself (--no-serve-artifacts): plots and tables go to {place} on the "
+                "disk of this machine, where the server finds them only if it runs here",
+                of="disk",
+            )
+
+    def _write_directly(self, entry: Entry, files: Mapping[str, bytes | Path], full: TrackingError) -> str:
+        """Write a record that the spool cannot keep; what the store does not take now is lost.
+
+        Raises:
+            TrackingError: the store cannot be reached either.
+        """
+        self._say_once(
+            f"{full}; written to {self.display_uri} directly, what it does not take at once is lost",
+            of="spool",
+        )
+        try:
+            client = self._connected()
+            with handed_over(files) as (folder, lost):
+                if lost:
+                    self._notify(f"{entry.record.run_name}: the files {', '.join(lost)} are lost")
+                run_id = push(client, self.experiment_id or "", entry, folder, lambda known: None)
+        except Exception as error:
+            if not isinstance(error, ArtifactsError):
+                raise full from error
+            run_id = error.run_id
+            self._notify(f"{entry.record.run_name}: {error}; they are lost")
+        self._run_ids[entry.record.record_id] = run_id
+        self._back_online()
+        return run_id
+
+    def _target(self) -> Target:
+        number, name = self.experiment_id or "", self.experiment
+        if self._client is None:
+            # Offline since the start: where it would have gone, as far as is known here.
+            name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or ""
+            number = "" if name else os.environ.get("MLFLOW_EXPERIMENT_ID") or ""
+        return Target(redact(self.tracking_uri), name, number)
+
+    def _may_try(self, last: bool = False) -> bool:
+        return not self.offline or last or time.monotonic() >= self._retry_at
+
+    def _keep(self, error: Exception) -> None:
+        if store_errors.is_local(error):
+            self._notify(
+                f"a record is not complete ({store_errors.one_line(error)}); it is kept in {self.spool.folder}, "
+                "`llmtrack sync` tries again"
+            )
+            return
+        if isinstance(error, store_errors.UnreachableError) or not store_errors.is_permanent(error):
+            self._go_offline(error)
+            return
+        why = ""
+        if store_errors.is_denied(error):
+            why = f": {store_errors.whom_to_ask(self.tracking_uri, self.experiment or '')}"
+        self._notify(
+            f"MLflow refused a record ({store_errors.one_line(error)}){why}; it is kept in {self.spool.folder}, "
+            "`llmtrack sync` tries again"
+        )
+
+    def _say_once(self, message: str, of: str) -> None:
+        if of not in self._said:
+            self._said.add(of)
+            self._notify(message)
+
+    def _go_offline(self, error: Exception) -> None:
+        if self.offline:
+            self._retry_wait_s *= 2
+        else:
+            self.offline = True
+            self._retry_wait_s = _FIRST_RETRY_S
+            self._notify(
+                f"tracking store {self.display_uri} cannot be reached ({store_errors.one_line(error)}); "
+                f"measurements are kept in {self.spool.folder}, `llmtrack sync` sends them later"
+            )
+        self._retry_at = time.monotonic() + self._retry_wait_s
+
+    def _back_online(self) -> None:
+        if self.offline:
+            self.offline = False
+            self._notify(f"tracking store {self.display_uri} answers again")
+            self.sync()
