@@ -156,8 +156,19 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
         runs[speed], runs[quality], s=_sizes(runs), c=inside, zorder=3, edgecolors=edges, linewidths=0.8
     )
     axes.margins(x=0.22, y=0.18)
-    label_points(figure, axes, list(runs[speed]), list(runs[quality]), list(map(str, runs["scenario"])))
+    label_points(
+        figure, axes, list(runs[speed]), list(runs[quality]), _short(list(map(str, runs["scenario"])))
+    )
     return figure
+
+
+def _short(names: Sequence[str]) -> Sequence[str]:
+    """Return names without the words that all of them end with: the points would be hidden behind them."""
+    ends = [name.split("-")[::-1] for name in names]
+    alike = 0
+    while len(names) > 1 and all(len(end) > alike + 1 and end[alike] == ends[0][alike] for end in ends):
+        alike += 1
+    return ["-".join(end[alike:][::-1]) for end in ends]
 
 
 def _axis(metric: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.tracking import ask
-from llmtrack.words import plural
+from llmtrack.words import plural, some_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -185,6 +185,6 @@ def doubts(runs: pd.DataFrame) -> list[str]:
         for line in ask.lines(run, "warnings"):
             warned.setdefault(line, []).append(ask.name(run))
     if warned:
-        told = "; ".join(f"{', '.join(names)}: {line}" for line, names in warned.items())
+        told = "; ".join(f"{some_of(names)}: {line}" for line, names in warned.items())
         lines.append(f"Read with care, for the runs carried warnings: {told}.")
     return lines

@@ -197,6 +197,8 @@ class Hands:
             elif isinstance(event, Warn):
                 self._progress.warn(event.text)
 
+        # Until it tells more: it may have to be loaded, or even made.
+        self._progress.step(Progress(scenario.name, "loading"))
         self._pool.run((scenario,), take, seconds)
         return found[0]
 

@@ -86,6 +86,15 @@ def test_what_cannot_be_told_is_said_with_what_would_tell():
 
 
 @pytest.mark.slow(1)
+def test_a_plot_leaves_out_what_all_names_end_with():
+    runs = frame(
+        repeated("onnx-int8-threads-2", 20.0, 20.0, n=8), repeated("torch-threads-2", 10.0, 20.0, n=8)
+    )
+    axes = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity").axes[0]
+    assert {text.get_text() for text in axes.texts} == {"onnx-int8", "torch"}
+
+
+@pytest.mark.slow(1)
 def test_many_arms_need_more_repeats_to_be_told():
     few = [repeated(f"a{n}", 10.0 + n, 20.0, n=5) for n in range(8)]
     assert set(places(*few).values()) == {"open"}

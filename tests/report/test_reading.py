@@ -101,3 +101,7 @@ def test_doubts():
         "Read with care, for the runs carried warnings: a: noisy.",
     ]
     assert reading.doubts(frame(run("c"))) == []
+    many = frame(*(run(name, warnings="noisy") for name in "abcde"))
+    assert reading.doubts(many) == [
+        "Read with care, for the runs carried warnings: a, b and 3 others: noisy."
+    ]
