@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import math
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
+from typing import IO
 
 import pytest
 from filelock import FileLock
@@ -23,18 +28,26 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+)
+"""A PNG of one pixel."""
+
 HANG_S = 3600
 """When something is taken to hang: no machine is so slow, and no test is about speed."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest tests first, so that no worker is left alone with one of them at the end."""
+    """Put the files with the longest tests first, so that no worker is left alone with one of them at the end.
 
-    def seconds(item: pytest.Item) -> float:
+    The tests of a file stay together: what they share is made once, and a server or a cluster by one worker.
+    """
+    longest: dict[Path, float] = {}
+    for item in items:
         marker = item.get_closest_marker("slow")
-        return float(marker.args[0] if marker and marker.args else marker is not None)
-
-    items.sort(key=lambda item: -seconds(item))
+        seconds = float(marker.args[0] if marker and marker.args else marker is not None)
+        longest[item.path] = max(seconds, longest.get(item.path, 0.0))
+    items.sort(key=lambda item: -longest[item.path])
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
@@ -54,6 +67,15 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(folder)
             done.touch()
     return folder
+
+
+def processes() -> ForkServerContext:
+    """Return a context whose processes are forked off one that has imported what measures and tracks: each would for seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["mlflow.store.tracking.sqlalchemy_store", "llmtrack.worker.generate", "llmtrack.run.study"]
+    )
+    return context
 
 
 def make_here(patch: pytest.MonkeyPatch) -> None:
@@ -76,6 +98,18 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
     generation = sys.modules.get("llmtrack.worker.generate")
     if generation is not None:
         monkeypatch.setattr(generation, "disturbed", lambda durations: False)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each picture be a dot: to set its text takes most of a report's time, and tests/report and tests/experiments draw all."""
+
+    def savefig(figure: object, target: Path | IO[bytes], **how: object) -> None:
+        with contextlib.ExitStack() as opened:
+            file = opened.enter_context(target.open("wb")) if isinstance(target, Path) else target
+            file.write(DOT)
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
 
 
 @pytest.fixture

@@ -29,3 +29,32 @@ def install(site: Path, package: str, module: str, entry_points: str) -> Path:
 ENGINE = (
     "[llmtrack.engines]\nplugin = plugin_engine:load\n[llmtrack.recipes]\nplugin = plugin_engine:RECIPES\n"
 )
+
+# Instead of what a worker imports for models, since most have one: seconds for each worker.
+LIGHT = """
+import sys
+from types import ModuleType
+
+def stand_in(name, **content):
+    sys.modules[name] = ModuleType(name)
+    vars(sys.modules[name]).update(content)
+
+if "llmtrack.worker.process" in sys.orig_argv:
+    stand_in("transformers.generation.utils")
+    stand_in("quiet", disable_progress_bar=lambda: None)
+    stand_in("transformers.utils", logging=sys.modules["quiet"])
+    stand_in("llmtrack.worker.train", measure_training=None)
+"""
+
+
+def scripted_backend(site: Path, module: Path) -> Path:
+    """Lay out a backend of scripted engines for worker processes, which then import nothing that only models need.
+
+    Args:
+        site: the folder for `PYTHONPATH`.
+        module: the backend's module, which has its name.
+    """
+    name = module.stem
+    install(site, name, module.read_text(encoding="utf-8"), f"[llmtrack.engines]\n{name} = {name}:load\n")
+    (site / "sitecustomize.py").write_text(LIGHT, encoding="utf-8")
+    return site

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from llmtrack.cli import main
 from llmtrack.decide.comparing import COLUMNS
-from tests.decide.scripted import measure
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
@@ -24,9 +23,9 @@ def run(*arguments: str, code: int = 0):
 
 
 @pytest.fixture
-def studies(tracker, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
-    return [f"study:{measure(tracker, seed, slower).study.study_id}" for seed, slower in ((1, 1.0), (2, 1.2))]
+def studies(measured, uri, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    return [f"study:{each.study_id}" for each in measured((1, 1.0), (2, 1.2))]
 
 
 @pytest.fixture

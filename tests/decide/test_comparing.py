@@ -10,16 +10,16 @@ from llmtrack.errors import UsageError
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.task import PerplexityTask
 from llmtrack.tracking.query import runs
-from tests.decide.scripted import REPEATS, measure
+from tests.decide.scripted import REPEATS
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
 
 
 @pytest.fixture
-def studies(tracker):
+def studies(measured):
     """Study ids: a baseline, the same again, and one that is 20 % slower."""
-    return [measure(tracker, seed, slower).study.study_id for seed, slower in ((1, 1.0), (2, 1.0), (3, 1.2))]
+    return [each.study_id for each in measured((1, 1.0), (2, 1.0), (3, 1.2))]
 
 
 @pytest.mark.slow(7)

@@ -21,7 +21,6 @@ from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
 from llmtrack.tracking.aliases import set_alias
-from tests.decide.scripted import measure
 from tests.report.frames import frame, run
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
@@ -155,8 +154,8 @@ def test_a_gate_passes_on_the_same_sleep_and_fails_on_a_longer_one(tracker, uri,
 
 
 @pytest.fixture
-def studies(tracker):
-    return [measure(tracker, seed, slower).study for seed, slower in ((1, 1.0), (2, 1.2))]
+def studies(measured):
+    return measured((1, 1.0), (2, 1.2))
 
 
 @pytest.mark.slow(9)

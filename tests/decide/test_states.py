@@ -25,7 +25,6 @@ from llmtrack.decide.points import gather_points
 from llmtrack.report.gather import conditions, rows_of
 from llmtrack.report.takeaways import takeaways
 from llmtrack.tracking import ask
-from tests.decide.scripted import measure
 from tests.report.frames import frame, run
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
@@ -34,11 +33,11 @@ STATES = ["RUNNING", "KILLED", "SCHEDULED", "FAILED"]
 
 
 @pytest.fixture
-def store(tracker, monkeypatch):
+def store(measured, uri, monkeypatch):
     """A study of two finished runs with further ones in each other state, with all of our tags or hardly any."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
-    study = measure(tracker, 1).study
-    client = MlflowClient(tracker.tracking_uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    (study,) = measured((1, 1.0))
+    client = MlflowClient(uri)
     ids = {}
     for state, bare in itertools.product(STATES, (False, True)):
         tags = {"llmtrack.kind": "scenario", "llmtrack.study_id": study.study_id}

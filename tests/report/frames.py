@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -45,15 +46,23 @@ def interval(metric: str, value: float, low: float, high: float, n: int = 5) -> 
 
 
 def frame(*rows: dict[str, Any]) -> pd.DataFrame:
-    dtypes = dict(ID_COLUMNS) | {param.name: KINDS[param.kind] for param in schema.PARAMS}
-    dtypes |= {metric.name: "float64" for metric in schema.METRICS}
-    names = [*dtypes, *(name for row in rows for name in row if name not in dtypes)]
-    columns = {}
-    for name in dict.fromkeys(names):
+    given = dict.fromkeys(name for row in rows for name in row)
+    found = _empty(len(rows)).copy()
+    added = {}
+    for name in given:
         values = [row.get(name) for row in rows]
         if name in ("start_time", "end_time"):
-            columns[name] = pd.to_datetime(pd.Series(values), utc=True).astype(dtypes[name])
+            found[name] = pd.to_datetime(pd.Series(values), utc=True).astype(found[name].dtype)
+        elif name in found:
+            found[name] = pd.Series(values, dtype=found[name].dtype)
         else:
-            plain = "string" if name.startswith("env.") else "float64"
-            columns[name] = pd.Series(values, dtype=dtypes.get(name, plain))
-    return pd.DataFrame(columns)
+            added[name] = pd.Series(values, dtype="string" if name.startswith("env.") else "float64")
+    return pd.concat([found, pd.DataFrame(added)], axis=1) if added else found
+
+
+@cache
+def _empty(rows: int) -> pd.DataFrame:
+    """So many rows without a value: to make some hundred columns takes most of the time."""
+    dtypes = dict(ID_COLUMNS) | {param.name: KINDS[param.kind] for param in schema.PARAMS}
+    dtypes |= {metric.name: "float64" for metric in schema.METRICS}
+    return pd.DataFrame({name: pd.Series([None] * rows, dtype=dtype) for name, dtype in dtypes.items()})

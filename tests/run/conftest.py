@@ -10,6 +10,7 @@ from rich.console import Console
 
 import llmtrack.worker.generate  # noqa: F401 - executors import it late, and `quiet_machine` must find it
 from llmtrack.measure import bandwidth
+from tests.extensions import scripted_backend
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
     said,
@@ -19,6 +20,11 @@ from tests.tracking.conftest import (  # noqa: F401 - fixtures
 )
 
 BANDWIDTH = 1e6
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(undrawn: None) -> None:
+    """What a study or a suite is seen to do here is not how its pictures look."""
 
 
 @pytest.fixture
@@ -36,12 +42,8 @@ def console() -> Console:
 @pytest.fixture
 def noisy_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Install the backend `noisy` (see noisy.py) for worker processes; return the file that it writes to."""
-    site, log = tmp_path / "site", tmp_path / "noisy.log"
-    info = site / "noisy-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "noisy.py").write_text(Path(__file__).with_name("noisy.py").read_text())
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: noisy\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[llmtrack.engines]\nnoisy = noisy:load\n")
+    log = tmp_path / "noisy.log"
+    site = scripted_backend(tmp_path / "site", Path(__file__).with_name("noisy.py"))
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setenv("NOISY_LOG", str(log))
     return log

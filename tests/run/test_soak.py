@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from benchmarks.soak import Untracked, soak
 from llmtrack.measure import bandwidth
 from llmtrack.tracking.query import runs, studies
 from llmtrack.tracking.tracker import Tracker
+from tests.conftest import HANG_S, processes
 
 
 @pytest.fixture(autouse=True)
@@ -41,15 +41,15 @@ def _write(uri: str, spool: Path) -> None:
     soak(Tracker.open(uri, spool=spool), 6, 6)
 
 
-@pytest.mark.slow(28)
+@pytest.mark.slow(12)
 def test_two_studies_at_once_in_one_store_and_spool_are_both_whole(uri, tmp_path):
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_write, args=(uri, tmp_path / "spool")) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(300)
-    assert [process.exitcode for process in processes] == [0, 0]
+    context = processes()
+    writers = [context.Process(target=_write, args=(uri, tmp_path / "spool")) for _ in range(2)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(HANG_S)
+    assert [writer.exitcode for writer in writers] == [0, 0]
     assert list(studies(tracking_uri=uri)["status"]) == ["FINISHED", "FINISHED"]
     found = runs(tracking_uri=uri)
     assert sorted(found.groupby("study_id").size()) == [6, 6]

@@ -14,12 +14,12 @@ from llmtrack.tracking.query import runs
 from llmtrack.tracking.spool import Spool
 from tests.conftest import HANG_S
 
-pytestmark = pytest.mark.slow(40)
+pytestmark = pytest.mark.slow(25)
 
 ROOT = Path(__file__).parents[2]
 TINY = [
     *("--model", "synthetic:tiny", "--executor", "inline", "--experiments", "baseline,perplexity"),
-    *("--max-new-tokens", "2", "--min-repeats", "1", "--min-seconds", "0", "--max-seconds", "5"),
+    *("--quick", "true", "--max-new-tokens", "2", "--min-repeats", "1", "--max-seconds", "1"),
 ]
 
 

@@ -1,4 +1,3 @@
-import multiprocessing
 import os
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.store import resolve_tracking_uri
+from tests.conftest import HANG_S, processes
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,16 @@ def test_the_users_own_retries_are_kept(uri, monkeypatch):
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "30"
 
 
-@pytest.mark.slow(17)
+@pytest.mark.slow(14)
 def test_two_processes_may_open_a_new_database_at_once(tmp_path):
     uri = f"sqlite:///{tmp_path}/new.db"
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_create, args=(uri, index)) for index in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(150)
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    context = processes()
+    writers = [context.Process(target=_create, args=(uri, index)) for index in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(HANG_S)
+    assert [writer.exitcode for writer in writers] == [0, 0, 0]
     client = MlflowClient(uri)
     experiments = [item.name for item in client.search_experiments()]
     assert experiments.count("shared") == 1
