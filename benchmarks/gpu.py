@@ -39,7 +39,8 @@ from llmtrack.quality.perplexity import score_rolling
 from llmtrack.scenario import Variant
 from llmtrack.task import RepeatPolicy, TrainTask
 from llmtrack.tensors import likelihood
-from llmtrack.train.session import Session, open_session
+from llmtrack.train.opening import open_session
+from llmtrack.train.session import Session
 from llmtrack.worker.perplexity import warm_up
 
 GIB, MIB = 2**30, 2**20
@@ -69,7 +70,7 @@ def decode(
     shape: str, device: str, modes: tuple[str, ...], sizes: tuple[int, ...], profile: bool
 ) -> list[Row]:
     """Time generation eagerly and compiled; of one row also how often it chooses what a whole pass would."""
-    table = []
+    table: list[dict[str, Any]] = []
     for mode, engine in engines(shape, device, modes).items():
         for size in sizes:
             request = request_of(size)

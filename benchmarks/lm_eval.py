@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def measure(small: bool) -> Found:
             with arms(case, file, peers) as workers:
                 for count in case.threads:
                     samples = rounds(
-                        {name: lambda w=worker, n=count: w.ask(str(n)) for name, worker in workers.items()},
+                        {name: partial(worker.ask, str(count)) for name, worker in workers.items()},
                         1 if small else ROUNDS,
                     )
                     (exact,) = {figures["tokens"][0] for figures in samples.values()}

@@ -150,8 +150,10 @@ def ours(folder: Path, scratch: Path, shape: Shape, threads: int, backend: str) 
     wall = time.perf_counter() - start
     run_id = runs("side-by-side", tracking_uri=uri).iloc[0]["run_id"]
     found = raw_samples(run_id, uri)
-    sampled = ("total_latency_s", "time_to_first_token_ms", "inter_token_latency_ms")
-    return figures_of(*(found[name] for name in sampled), wall)
+    total, first, gap = (
+        found[name] for name in ("total_latency_s", "time_to_first_token_ms", "inter_token_latency_ms")
+    )
+    return figures_of(total, first, gap, wall)
 
 
 def theirs(folder: Path, shape: Shape, threads: int, backend: str, launcher: str) -> dict[str, float]:

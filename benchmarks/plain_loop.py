@@ -8,6 +8,7 @@ from benchmarks import by_hand
 from benchmarks.results import Found, Goal, Samples, benchmark, rounds, row
 from llmtrack import load_engine
 from llmtrack.engine import GenerateRequest
+from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.measure.formulas import derive
 from llmtrack.measure.statistics import summarize
 from llmtrack.measure.timing import trace_generate
@@ -22,6 +23,7 @@ def measure(small: bool) -> Found:
     """Time both on one loaded model, in turn, until the intervals are narrow."""
     model, prompt, new = ("synthetic:tiny", 16, 4) if small else ("packaged:smollm2", 128, 16)
     engine = load_engine(model, device="cpu")
+    assert isinstance(engine, TorchEngine)
     ids = tuple(islice(cycle(engine.encode(TEXT)), prompt))
     request = GenerateRequest((ids,), new)
 

@@ -64,7 +64,7 @@ def fill(uri: str, experiment: str, count: int) -> None:
 
     client = store.connect(uri)
     number = store.ensure_experiment(client, experiment)
-    texts = {bool: "True", float: "0.5"}
+    texts: dict[type, str] = {bool: "True", float: "0.5"}
     generator = random.Random(0)
     for n in range(count):
         # A thousand runs a week, a minute apart: crowded and empty times, as in life.

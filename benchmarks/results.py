@@ -302,8 +302,11 @@ def machine() -> dict[str, str]:
         "gpu",
         "os",
         "python_version",
+        "llmtrack_version",
+        "llmtrack_git_commit",
+        "mlflow_version",
+        "threads",
     )
-    wanted += ("llmtrack_version", "llmtrack_git_commit", "mlflow_version", "threads")
     facts = environment(describe())
     return {key: value for key, value in facts.items() if key in wanted or key.startswith("version.")}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from itertools import cycle, islice
 from typing import Any
@@ -46,10 +47,10 @@ def _rows(threads: int, small: bool, peers: bool) -> list[Row]:
     engines = {label: _engine(model, label, threads) for label in labels}
     ids = tuple(islice(cycle(engines[FLOAT].encode(TEXT)), prompt))
     arms: dict[str, Callable[[], Mapping[str, float]]] = {
-        label: lambda engine=engine: _ours(engine, ids, new) for label, engine in engines.items()
+        label: partial(_ours, engine, ids, new) for label, engine in engines.items()
     }
     for label in PEERS.values() if peers else ():
-        arms[f"{label}, {OWN}"] = lambda engine=engines[label]: _theirs(engine, ids, new)
+        arms[f"{label}, {OWN}"] = partial(_theirs, engines[label], ids, new)
     for arm in arms.values():
         arm()
     samples = rounds(arms, count)

@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 
 from experiments.tune import Config, asked_of, space_of
-from llmtrack.decide.bounded import Part, perplexity_ratio
+from llmtrack.decide.bounded import ComparedPart, perplexity_ratio
 from llmtrack.decide.differences import difference, judge
 from llmtrack.decide.racing import Race, Rules, Sample, duel, run_race
 from llmtrack.decide.tuning import PartScore, Tuning
@@ -143,7 +143,7 @@ def full_grid(hands: Hands) -> tuple[dict[str, float], dict[str, float]]:
     for model, own in scores.items():
         if all(each.tokens for each in own):
             pairs = zip(own, reference, strict=True)
-            parts = [Part(each.nats, other.nats, each.tokens) for each, other in pairs]
+            parts = [ComparedPart(each.nats, other.nats, each.tokens) for each, other in pairs]
             losses[model] = perplexity_ratio(parts, task.parts).value
     return speeds, {name: losses[of] for name in speeds if (of := task.model_of[name]) in losses}
 

@@ -82,7 +82,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
     if done.empty:
         return ["Nothing was measured."]
     first, best = done.iloc[0], knee(done)
-    grown = say.difference(first, best, "tokens_per_sec", len(done) - 1)
+    grown = say.difference_between(first, best, "tokens_per_sec", len(done) - 1)
     if best["run_id"] == first["run_id"]:
         lines = [
             f"No larger batch is known to make more than batch size {first['batch_size']}: "
@@ -119,7 +119,7 @@ def knee(done: pd.DataFrame) -> pd.Series:
     """
     best = done.iloc[0]
     for _, run in done.iloc[1:].iterrows():
-        if say.difference(best, run, "tokens_per_sec", len(done) - 1).verdict == "better":
+        if say.difference_between(best, run, "tokens_per_sec", len(done) - 1).verdict == "better":
             best = run
     return best
 

@@ -135,7 +135,7 @@ def _padding_lines(done: pd.DataFrame) -> list[str]:
         alone, left = by_name["pad_none"], by_name["pad_left"]
         lines.append(
             f"One batch of {left['batch_size']} prompts, {left['pad_share']:.0%} pads, makes "
-            f"{say.times(say.difference(alone, left, 'tokens_per_sec'), 'tokens/s of one prompt at a time')}."
+            f"{say.times(say.difference_between(alone, left, 'tokens_per_sec'), 'tokens/s of one prompt at a time')}."
         )
     texts = [
         f"{name} {run['rows_equal_unpadded']:.0%}"

@@ -78,7 +78,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
         f"{base['tokens_truncated']:,.0f} tokens were cut, at {base['score_tokens_per_sec']:,.0f} tokens/s.",
     ]
     for _, run in done.iloc[1:].iterrows():
-        found = say.difference(base, run, "perplexity")
+        found = say.difference_between(base, run, "perplexity")
         change = f"perplexity {run['perplexity'] / base['perplexity'] - 1:+.2%} against {base['dtype']}"
         if found.verdict == "same":
             change += f", {found.words}"

@@ -16,7 +16,7 @@ from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.installed import RUNTIMES, available, why_missing
 from llmtrack.measure.gpus import capability
 from llmtrack.options import Option, parameters, tracked
-from llmtrack.quantize.options import Blocks, CalibrationText, Method, Static, Symmetric, Text
+from llmtrack.quantize.options import Blocks, CalibrationCorpus, CalibrationText, Method, Static, Symmetric
 from llmtrack.quantize.recipe import find_recipe, recipes
 from llmtrack.report import reading as say
 from llmtrack.report.plots import curves_plot, measured, scatter_plot
@@ -69,7 +69,7 @@ class Options(OnnxOptions):
         int, Option("Weight-only: weights that share a scale; 0: the recipe's own.", min=0)
     ] = 0
     symmetric: Symmetric = Blocks.symmetric
-    calibration: Text = CalibrationText.calibration
+    calibration: CalibrationCorpus = CalibrationText.calibration
     calibration_tokens: Annotated[int, Option("Tokens of it; 0: the recipe's own number.", min=0)] = 0
     calibration_method: Method = Static.calibration_method
 
@@ -354,7 +354,7 @@ def _advice(best: pd.Series, base: pd.Series, done: pd.DataFrame, key: str, use:
     if best["scenario"] == base["scenario"]:
         return f"{start} nothing beats the baseline."
     # The fastest was picked out of all of them, so that as many comparisons were made.
-    found = say.difference(base, best, key, len(done) - 1)
+    found = say.difference_between(base, best, key, len(done) - 1)
     if found.verdict == "same":
         return f"{start} nothing beats the baseline beyond noise: {found.words}{say.in_doubt(found)}."
     if not found.told or found.ratio is None:

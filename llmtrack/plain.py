@@ -12,7 +12,7 @@ from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 from cattrs.strategies import configure_tagged_union
 
 Scalar = Union[str, int, float, bool]  # noqa: UP007 - cattrs reads this alias at run time on Python 3.10
-Kind = TypeVar("Kind", bound=type)
+Class = TypeVar("Class", bound=type)
 
 _converter = cattrs.Converter(prefer_attrib_converters=True)
 # A Scalar keeps the type that JSON gave it; int and float would otherwise be tried in turn.
@@ -46,7 +46,7 @@ def tagged(union: Any) -> None:
     configure_tagged_union(union, _converter, tag_name="kind_of")
 
 
-def kept(*left_out: str) -> Callable[[Kind], Kind]:
+def kept(*left_out: str) -> Callable[[Class], Class]:
     """Have a dataclass, as a decorator, outlast the version that wrote it.
 
     Data with a field that this version does not know is refused, and not cut short.
@@ -55,7 +55,7 @@ def kept(*left_out: str) -> Callable[[Kind], Kind]:
         left_out: fields that are not written where they are empty, as it was before there were such fields.
     """
 
-    def register(kind: Kind) -> Kind:
+    def register(kind: Class) -> Class:
         # Made when first needed: the types of the fields may be declared below.
         def unstructure(_: Any) -> Any:
             whole: Callable[[Any], dict[str, Any]] = make_dict_unstructure_fn(kind, _converter)

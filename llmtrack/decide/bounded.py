@@ -17,11 +17,11 @@ import numpy as np
 from llmtrack.decide.racing import quantile
 from llmtrack.decide.significance import ALPHA, Ratio
 
-Standing = Literal["kept", "broken", "open"]
+Judgement = Literal["kept", "broken", "open"]
 
 
 @dataclass(frozen=True)
-class Part:
+class ComparedPart:
     """The losses on one part of a text.
 
     Attributes:
@@ -36,7 +36,7 @@ class Part:
 
 
 def perplexity_ratio(
-    parts: Sequence[Part], of: int, looks: int = 1, tests: int = 1, alpha: float = ALPHA
+    parts: Sequence[ComparedPart], of: int, looks: int = 1, tests: int = 1, alpha: float = ALPHA
 ) -> Ratio:
     """Return the model's perplexity over the reference's on the whole text, with an interval that holds for all looks.
 
@@ -66,7 +66,7 @@ def perplexity_ratio(
     return Ratio(_exp(mean), _exp(mean - half), _exp(mean + half))
 
 
-def judge_bound(ratio: Ratio, most: float) -> Standing:
+def judge_bound(ratio: Ratio, most: float) -> Judgement:
     """Return whether perplexity is surely at most so many times the reference's, surely not, or neither yet."""
     if ratio.high <= most:
         return "kept"

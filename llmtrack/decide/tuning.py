@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
-from llmtrack.decide.bounded import Part, judge_bound, perplexity_ratio
+from llmtrack.decide.bounded import ComparedPart, judge_bound, perplexity_ratio
 from llmtrack.decide.differences import Difference, difference, judge
 from llmtrack.decide.racing import Race, Rules, Sample, duel, run_race
 from llmtrack.decide.significance import Ratio
@@ -290,7 +290,7 @@ class Tuning:
         assert task.most_perplexity is not None
         reference = self._scores[self._model(task.baseline)]
         parts = [
-            Part(own.nats, other.nats, own.tokens)
+            ComparedPart(own.nats, other.nats, own.tokens)
             for own, other in zip(self._scores[model], reference, strict=False)
         ]
         tests = len(set(map(self._model, task.names))) - 1

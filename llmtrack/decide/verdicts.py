@@ -123,7 +123,7 @@ def measure_more(run: pd.Series, repeats: int = 0) -> str:
         "--env-manager",
         "local",
     ]
-    given = asked_of(run)
+    given = parameters_asked(run)
     # What only scores or trains repeats nothing, and takes no such parameter.
     if repeats and ask.has(run, "max_new_tokens"):
         wanted = max(repeats, int(ask.number(run, "min_repeats") or 0))
@@ -149,7 +149,7 @@ def each_once(commands: Iterable[str]) -> list[str]:
     ]
 
 
-def asked_of(run: pd.Series) -> dict[str, str]:
+def parameters_asked(run: pd.Series) -> dict[str, str]:
     """Return the parameters by which a run's experiment is asked for again, where they are not as by default.
 
     Of a run that does not tell them (of an older version) these are what every experiment takes, as far as params tell.

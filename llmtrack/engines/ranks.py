@@ -69,7 +69,7 @@ def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
     except Exception:
         ranks.release()
         raise
-    info = together(infos, count if kind == "cuda" else 1)
+    info = joint_info(infos, count if kind == "cuda" else 1)
     return ShardedEngine(
         ranks,
         number,
@@ -84,7 +84,7 @@ def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
     )
 
 
-def together(infos: Sequence[EngineInfo], devices: int) -> EngineInfo:
+def joint_info(infos: Sequence[EngineInfo], devices: int) -> EngineInfo:
     """Return what is known of a model of which each rank holds a share: sizes and work are those of all of them.
 
     What every rank holds (norms, and a head that is not shared out) each of them reads, and counts for each.

@@ -13,7 +13,7 @@ from llmtrack.errors import UsageError
 from llmtrack.models.cache import cache_root
 from llmtrack.models.named import PACKAGED, PRESETS
 
-Kind = Literal["hub", "folder", "gguf", "packaged", "synthetic", "run"]
+SourceKind = Literal["hub", "folder", "gguf", "packaged", "synthetic", "run"]
 
 ACCEPTED = (
     "a hub id (org/name), a folder, a .gguf file, packaged:NAME, synthetic:PRESET or runs:/RUN_ID/checkpoint"
@@ -39,7 +39,7 @@ class ModelSource:
         spec: the candidate as it was written.
     """
 
-    kind: Kind
+    kind: SourceKind
     location: str
     spec: str
 

@@ -20,7 +20,7 @@ SHARE = 2
 """A batch is meant to take this part of what is free."""
 
 Row = TypeVar("Row")
-Scored = TypeVar("Scored")
+Given = TypeVar("Given")
 
 
 def token_budget(info: EngineInfo, free: int | None = None) -> int:
@@ -40,10 +40,10 @@ def token_budget(info: EngineInfo, free: int | None = None) -> int:
 def in_batches(
     rows: Iterable[Row],
     length_of: Callable[[Row], int],
-    score: Callable[[Sequence[Row]], Scored],
+    score: Callable[[Sequence[Row]], Given],
     batch_size: int | None,
     budget: int,
-) -> Iterator[tuple[Sequence[Row], Scored]]:
+) -> Iterator[tuple[Sequence[Row], Given]]:
     """Score rows batch by batch, and yield the rows of each batch, with what came of it.
 
     Without a batch size each batch has as many rows as the budget allows; where memory does not suffice, the budget is
@@ -61,7 +61,7 @@ def in_batches(
     """
     source, waiting = iter(rows), list[Row]()
     while batch := _next_batch(waiting, source, length_of, batch_size, budget):
-        scored: Scored | None = None
+        scored: Given | None = None
         try:
             scored = score(batch)
         except Exception as error:

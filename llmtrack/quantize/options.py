@@ -42,7 +42,7 @@ KeepQuality = Annotated[
 ]
 BlockSize = Annotated[int, Option("Weights that share a scale.", min=1)]
 Symmetric = Annotated[bool, Option("Weight-only: blocks without zero points.")]
-Text = Annotated[str, Option("Text that quantization may look at; not the scored one.", min=1)]
+CalibrationCorpus = Annotated[str, Option("Text that quantization may look at; not the scored one.", min=1)]
 Method = Annotated[
     str, Option("int8-static: how ranges are found.", choices=("minmax", "percentile", "entropy"))
 ]
@@ -53,7 +53,7 @@ Tokens = Annotated[int, Option("Tokens of the calibration text.", min=1)]
 class CalibrationText(Checked):
     """What every recipe that is calibrated can be told besides."""
 
-    calibration: Text = "pydoc"
+    calibration: CalibrationCorpus = "pydoc"
 
 
 @dataclass(frozen=True)

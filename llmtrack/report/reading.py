@@ -21,7 +21,7 @@ SPIKE = 1.1
 ALIKE = 1.5
 
 
-def difference(
+def difference_between(
     before: pd.Series, after: pd.Series, key: str, among: int = 1, across_work: bool = False
 ) -> Difference:
     """Return how a run differs from another in a metric, by the one rule of `llmtrack.decide.verdicts`.
@@ -39,7 +39,7 @@ def difference(
 
 def change(before: pd.Series, after: pd.Series, key: str, among: int = 1, across_work: bool = False) -> str:
     """Say what time a call takes beside another: `2.1x as long`, `12.0% longer`, no other, or why it cannot be told."""
-    found = difference(before, after, key, among, across_work)
+    found = difference_between(before, after, key, among, across_work)
     if found.ratio is not None and found.verdict == "same":
         if _is_alike(found):
             return f"about as long, no different within the noise{in_doubt(found)}"

@@ -33,7 +33,7 @@ from llmtrack.worker.roofline import of_scoring, roof_of
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredText:
     """What scoring a corpus adds to a measurement."""
 
     corpus: Corpus
@@ -180,7 +180,7 @@ def _drift(
     return drift, told, (drift.finding,) if drift.finding else ()
 
 
-def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock) -> Scored:
+def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock) -> ScoredText:
     emit(Progress(name, "reading the corpus"))
 
     def on_batch(batch: Batch) -> None:
@@ -241,7 +241,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
         + beside.get("what held the device back", partial(device_warnings, device, readings), ((), False))[0]
         + beside.warnings
     )
-    return Scored(
+    return ScoredText(
         corpus,
         metrics,
         facts,

@@ -7,24 +7,24 @@ import math
 import numpy as np
 import pytest
 
-from llmtrack.decide.bounded import Part, judge_bound, perplexity_ratio
+from llmtrack.decide.bounded import ComparedPart, judge_bound, perplexity_ratio
 
 
 def test_once_all_parts_are_scored_the_ratio_is_exact():
-    parts = [Part(11.0, 10.0, 10), Part(33.0, 30.0, 30)]
+    parts = [ComparedPart(11.0, 10.0, 10), ComparedPart(33.0, 30.0, 30)]
     ratio = perplexity_ratio(parts, of=2)
     assert ratio.value == ratio.low == ratio.high == pytest.approx(math.exp(0.1))
 
 
 def test_one_part_of_several_tells_nothing_yet():
-    ratio = perplexity_ratio([Part(11.0, 10.0, 10)], of=2)
+    ratio = perplexity_ratio([ComparedPart(11.0, 10.0, 10)], of=2)
     assert judge_bound(ratio, 1.5) == "open"
     assert ratio.value == pytest.approx(math.exp(0.1))
 
 
 def test_the_interval_is_that_of_a_ratio_of_sums_drawn_without_putting_back():
     # Differences 1, 3 of 10 tokens each: mean 0.2 a token; residuals -1, 1; variance 2 x 2 x (1 - 2/4) = 2.
-    parts = [Part(11.0, 10.0, 10), Part(13.0, 10.0, 10)]
+    parts = [ComparedPart(11.0, 10.0, 10), ComparedPart(13.0, 10.0, 10)]
     ratio = perplexity_ratio(parts, of=4, alpha=0.5)
     # Student's t of 1 degree of freedom at 0.25 is 1.
     assert math.log(ratio.high) == pytest.approx(0.2 + math.sqrt(2) / 20)
@@ -36,7 +36,7 @@ def test_many_looks_at_random_parts_are_wrong_in_few_of_100_texts():
     for seed in range(100):
         generator = np.random.default_rng(seed)
         drawn = generator.normal(0.012, 0.02, 12)
-        parts = [Part(100 * (2 + each), 200.0, 100) for each in drawn]
+        parts = [ComparedPart(100 * (2 + each), 200.0, 100) for each in drawn]
         truth = judge_bound(perplexity_ratio(parts, 12), 1.01)
         for n in range(1, 13):
             verdict = judge_bound(perplexity_ratio(parts[:n], 12, looks=12), 1.01)
@@ -49,7 +49,7 @@ def test_many_looks_at_random_parts_are_wrong_in_few_of_100_texts():
 
 
 def test_what_is_far_from_the_bound_is_told_by_few_parts():
-    parts = [Part(100.0 + each, 90.0, 50) for each in (0.0, 0.2, 0.1)]
+    parts = [ComparedPart(100.0 + each, 90.0, 50) for each in (0.0, 0.2, 0.1)]
     assert judge_bound(perplexity_ratio(parts, 12, looks=12, tests=8), 1.01) == "broken"
 
 

@@ -10,7 +10,7 @@ import torch
 from llmtrack.compat import TRANSFORMERS_MAJOR
 from llmtrack.engine import EngineInfo, GenerateRequest, Operations
 from llmtrack.engines import ranks
-from llmtrack.engines.ranks import Ranks, together
+from llmtrack.engines.ranks import Ranks, joint_info
 from llmtrack.engines.registry import load_engine
 from llmtrack.errors import ModelLoadError, UsageError
 from llmtrack.models.from_folder import refuse_unsharded
@@ -37,11 +37,11 @@ SHARE = EngineInfo(
 
 
 def test_sizes_and_work_are_those_of_all_shares():
-    whole = together([SHARE, replace(SHARE, step_weight_bytes=70, kv_windows=((4, 6), (8, 2)))], devices=2)
+    whole = joint_info([SHARE, replace(SHARE, step_weight_bytes=70, kv_windows=((4, 6), (8, 2)))], devices=2)
     assert (whole.model_size_bytes, whole.step_weight_bytes, whole.kv_bytes_per_token) == (200, 150, 20)
     assert (whole.kv_windows, whole.state_bytes) == (((4, 12), (8, 2)), 6)
     assert (whole.operations, whole.devices) == (Operations(100, 8, 40), 2)
-    assert together([SHARE, replace(SHARE, operations=None)], 2).operations is None
+    assert joint_info([SHARE, replace(SHARE, operations=None)], 2).operations is None
 
 
 @pytest.mark.parametrize(("cards", "device", "count", "said"), [

@@ -33,7 +33,7 @@ class LostAnswerError(LlmtrackError):
 
 
 @dataclass
-class Task:
+class RayTask:
     """A task that was handed to Ray.
 
     Attributes:
@@ -141,10 +141,10 @@ class Cluster:
         except self._ray.exceptions.RayError as error:
             raise LostAnswerError(_first_line(error)) from error
 
-    def start(self, needs: Mapping[str, float], nodes: Sequence[str], *args: Any) -> Task:
+    def start(self, needs: Mapping[str, float], nodes: Sequence[str], *args: Any) -> RayTask:
         """Have scenarios measured on one of several nodes (see `node.measure`)."""
         key = secrets.token_hex(8)
-        task = Task(key, self._boxes.open(key))
+        task = RayTask(key, self._boxes.open(key))
         task.ref = self.call(_measure, needs, nodes, self._post, key, *args)
         task.ref.future().add_done_callback(partial(self._over, key))
         return task
@@ -153,12 +153,12 @@ class Cluster:
         """Keep something where tasks can take it from; return Ray's reference to it, which they are given."""
         return self._ray.put(content)
 
-    def interrupt(self, task: Task) -> None:
+    def interrupt(self, task: RayTask) -> None:
         """Ask a task to keep what it has and end."""
         with contextlib.suppress(Exception):
             self._ray.cancel(task.ref)
 
-    def end(self, task: Task) -> None:
+    def end(self, task: RayTask) -> None:
         """Hear no more of a task, and end it whatever it does, if it does not end by itself."""
         self._boxes.close(task.key)
         with contextlib.suppress(Exception):

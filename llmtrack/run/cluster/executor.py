@@ -17,7 +17,7 @@ from llmtrack.events import Begun, Log, Progress, SoFar, event_from_json
 from llmtrack.outcome import Failure, Measurement
 from llmtrack.plain import to_json
 from llmtrack.run.cluster import node
-from llmtrack.run.cluster.connect import Cluster, LostAnswerError, Task
+from llmtrack.run.cluster.connect import Cluster, LostAnswerError, RayTask
 from llmtrack.run.cluster.files import (
     Parcel,
     brought,
@@ -79,7 +79,7 @@ class RayExecutor:
         self._by_id = {each.id: each for each in kind.nodes}
         self._sent: dict[str, Parcel] = {}
         self._stopping = threading.Event()
-        self._running: dict[str, Task] = {}
+        self._running: dict[str, RayTask] = {}
         self._lock = threading.Lock()
         self._one_crew = threading.Lock()
 
@@ -225,7 +225,7 @@ class RayExecutor:
         alive = self._cluster.alive()
         return [each for each in self._by_id if each in alive]
 
-    def _start(self, nodes: Sequence[str], group: _Group) -> Task:
+    def _start(self, nodes: Sequence[str], group: _Group) -> RayTask:
         with self._lock:
             if self._stopping.is_set():
                 raise Stopped
@@ -236,7 +236,7 @@ class RayExecutor:
             self._running[task.key] = task
             return task
 
-    def _follow(self, task: Task, nodes: Sequence[str], group: _Group) -> None:
+    def _follow(self, task: RayTask, nodes: Sequence[str], group: _Group) -> None:
         heard = 0.0
         while True:
             try:
@@ -256,7 +256,7 @@ class RayExecutor:
             if self._stopping.is_set():
                 raise Stopped
 
-    def _end_in_order(self, task: Task, group: _Group) -> None:
+    def _end_in_order(self, task: RayTask, group: _Group) -> None:
         """Interrupt a task, and pass on what it tells until it has ended."""
         self._cluster.interrupt(task)
         until = time.monotonic() + self._patience.ending

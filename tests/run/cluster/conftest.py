@@ -115,7 +115,7 @@ class FakeCluster:
     def start(self, needs, nodes, patience, alone, facts, scenarios, parcels):
         import queue
 
-        from llmtrack.run.cluster.connect import Task
+        from llmtrack.run.cluster.connect import RayTask
 
         self.asked.append((list(nodes), [each["name"] for each in scenarios]))
         letters: queue.SimpleQueue = queue.SimpleQueue()
@@ -123,7 +123,7 @@ class FakeCluster:
             letters.put(letter)
         if len(self.lives) > 1:
             self.lives.pop(0)
-        return Task(f"task {len(self.asked)}", letters, SimpleNamespace())
+        return RayTask(f"task {len(self.asked)}", letters, SimpleNamespace())
 
     def interrupt(self, task):
         self.interrupted.append(task.key)
