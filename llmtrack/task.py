@@ -166,10 +166,12 @@ class ShardTask(PerplexityTask):
     Attributes:
         number: which shard, from 0.
         of: number of shards.
+        occasion: the same for all shards of one scoring: what a worker made of the text for one of them serves the others.
     """
 
     number: int = 0
     of: int = 1
+    occasion: str = ""
 
 
 @dataclass(frozen=True)

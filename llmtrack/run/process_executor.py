@@ -45,6 +45,7 @@ class ProcessExecutor:
         self._patience = patience or Patience()
         self._new_worker = start
         self._worker: WorkerProcess | None = None
+        self._crew: list[ProcessExecutor] = []
         self._variant: Variant | None = None
         self._hung_loading = 0
         self.until = math.inf
@@ -73,7 +74,8 @@ class ProcessExecutor:
         return dict(self._ask({"identify": to_json(scenario)}, "identity", self._patience.loading))
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
-        """Measure scenarios of one variant in its worker."""
+        """Measure scenarios of one variant in its worker; nothing of a crew is left beside it."""
+        self._dismiss()
         if self._variant not in (None, scenarios[0].variant):
             self.close()
         self._variant = scenarios[0].variant
@@ -105,10 +107,13 @@ class ProcessExecutor:
         worker, self._worker, self._variant = self._worker, None, None
         if worker is not None:
             worker.end()
+        self._dismiss()
 
     @contextmanager
     def crew(self, workers: int | None) -> Iterator[Crew]:
         """Open a crew of worker processes that share the threads of this machine; this one's own worker is ended first.
+
+        They keep their loaded model for the next crew of so many, until something is measured alone.
 
         Args:
             workers: how many; None: one.
@@ -116,20 +121,24 @@ class ProcessExecutor:
         if workers is None or workers == 1:
             yield Crew((self.run,), self.close)
             return
-        threads = max(1, int(self.machine().get("threads", 1)) // workers)
-        self.close()
-        made = [ProcessExecutor(self._patience, partial(self._new_worker, threads)) for _ in range(workers)]
-
-        def stop() -> None:
-            for each in made:
-                each.close()
-
+        if len(self._crew) != workers:
+            threads = max(1, int(self.machine().get("threads", 1)) // workers)
+            self.close()
+            start = partial(self._new_worker, threads)
+            self._crew = [ProcessExecutor(self._patience, start) for _ in range(workers)]
         try:
-            for each in made:
+            for each in self._crew:
                 each.begin()
-            yield Crew(tuple(each.run for each in made), stop, retries=SHARD_RETRIES)
-        finally:
-            stop()
+            yield Crew(tuple(each.run for each in self._crew), self._dismiss, retries=SHARD_RETRIES)
+        except BaseException:
+            self._dismiss()
+            raise
+
+    def _dismiss(self) -> None:
+        """End the workers of the crew."""
+        crew, self._crew = self._crew, []
+        for each in crew:
+            each.close()
 
     def _follow(self, waiting: dict[str, Scenario], at: _At, emit: Emit) -> None:
         """Have the worker measure what is waiting, and take off what has ended, until it is done.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import secrets
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -22,8 +23,8 @@ from llmtrack.task import PerplexityTask, ShardTask
 from llmtrack.words import plural
 from llmtrack.worker.outcomes import failure_of
 
-SHARDS_EACH = 8
-"""Shards for each worker: what is lost with one is then an eighth of its work, and whoever is faster takes more of them."""
+SHARDS_EACH = 32
+"""Shards for each worker: so little is lost with one, and waited for at the end. Whoever is faster takes more of them."""
 
 LOST = ("killed", "timeout")
 """Failures of a worker and not of what it did: another one may do it."""
@@ -56,8 +57,8 @@ def run_scenarios(executor: Executor, scenarios: Sequence[Scenario], emit: Emit)
 
 
 def shards_of(scenario: Scenario, task: PerplexityTask, of: int) -> list[Scenario]:
-    """Return the scenarios that score the shards of a text."""
-    settings = {**vars(task), "workers": 1}
+    """Return the scenarios that score the shards of a text, as it is now."""
+    settings = {**vars(task), "workers": 1, "occasion": secrets.token_hex(4)}
     return [
         replace(
             scenario,

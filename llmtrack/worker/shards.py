@@ -16,12 +16,12 @@ from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.perplexity import Batch, Prepared
 from llmtrack.scenario import Scenario
 from llmtrack.scored import Part
-from llmtrack.task import PerplexityTask, ShardTask, workload_id
+from llmtrack.task import ShardTask, workload_id
 from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
 from llmtrack.worker.perplexity import corpus_facts, warm_up
 
-# All of a text, ready to be scored, by its digest and the convention; the shards of a worker have it in common.
-Ready = dict[tuple[str, PerplexityTask], Prepared]
+# A text, and the same ready to be scored, by what all of its shards have in common.
+Ready = dict[ShardTask, tuple[Corpus, Prepared]]
 
 
 def measure_shard(
@@ -42,7 +42,8 @@ def measure_shard(
     started = time.time()
     try:
         emit(Progress(scenario.name, "reading the corpus"))
-        corpus = load_corpus(task.corpus)
+        key = replace(task, number=0)
+        corpus, text = ready.get(key) or (load_corpus(task.corpus), None)
         beside = Beside()
         beside.get("the first pass", partial(warm_up, engine), None)
         beside.get("the peak memory", engine.reset_peak_memory, None)
@@ -53,9 +54,11 @@ def measure_shard(
                 emit(Log(f"{scenario.name} {batch}"))
 
         start = clock()
-        text = _prepared(engine, corpus, task, ready)
+        text = text or prepare(engine, corpus.texts, task)
         batches, of = score_shard(engine, text, task, on_batch)
         part = Part(text.text, of, batches, clock() - start)
+        ready.clear()
+        ready[key] = corpus, text
         peak = beside.get("the peak memory", engine.peak_memory_bytes, None)
     except Exception as error:
         emit(failure_of(scenario, error, started, engine))
@@ -75,11 +78,3 @@ def measure_shard(
             part=part,
         )
     )
-
-
-def _prepared(engine: Engine, corpus: Corpus, task: ShardTask, ready: Ready) -> Prepared:
-    key = (corpus.digest, replace(task, number=0))
-    if key not in ready:
-        ready.clear()
-        ready[key] = prepare(engine, corpus.texts, task)
-    return ready[key]

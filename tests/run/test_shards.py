@@ -15,15 +15,24 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.events import Log, Progress, Warn, event_from_json, event_to_json
 from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
 from llmtrack.outcome import Failure, Measurement
+from llmtrack.run import shards as sharing
 from llmtrack.run.crew import Crew
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.process_executor import ProcessExecutor
-from llmtrack.run.shards import SHARDS_EACH, put_together, run_scenarios, shards_of
+from llmtrack.run.shards import put_together, run_scenarios, shards_of
 from llmtrack.run.worker_process import WorkerProcess
 from llmtrack.scenario import Scenario
 from llmtrack.scored import Part, Scored, Text
 from tests.conftest import HANG_S
 from tests.run.scenarios import generating, scoring
+
+EACH = 8
+
+
+@pytest.fixture(autouse=True)
+def _few_shards(monkeypatch):
+    monkeypatch.setattr(sharing, "SHARDS_EACH", EACH)
+
 
 WHOLE = Text("documents", 16, 16, 16, 0, 0, 0, 0, 0, "t", "u")
 
@@ -91,7 +100,7 @@ def test_all_shards_make_one_measurement_and_progress_is_over_all():
     done = outcome(events)
     assert done.scenario == scoring("text", workers=2)
     assert (done.metrics["loss"], done.metrics["tokens_scored"]) == (1.0, 16.0)
-    assert (done.facts["workers"], done.facts["shards"]) == (2, 2 * SHARDS_EACH)
+    assert (done.facts["workers"], done.facts["shards"]) == (2, 2 * EACH)
     assert done.metrics["load_time_s"] == 16.0, "of the worker that took longest"
     assert done.part is None
     assert sorted(number for _, number in fake.asked) == list(range(16))
@@ -175,8 +184,8 @@ def test_a_worker_that_loads_anew_each_time_gets_its_share_at_once():
     fake = Fake(lambda worker, shard: measured(shard), all_at_once=True)
     run(fake)
     mine = [number for worker, number in fake.asked if worker == 0]
-    assert len(mine) == SHARDS_EACH
-    assert mine == list(range(mine[0], mine[0] + SHARDS_EACH))
+    assert len(mine) == EACH
+    assert mine == list(range(mine[0], mine[0] + EACH))
 
 
 def test_a_signal_stops_all_workers_and_what_is_lost_with_them_is_not_begun_again():
@@ -245,6 +254,9 @@ def test_two_real_workers_score_what_one_does_although_one_is_killed(killed):
     executor = ProcessExecutor(start=Seen)
     try:
         run_scenarios(executor, (asked,), events.append)
+        if not killed:
+            # The workers, and their model, serve the next text.
+            run_scenarios(executor, (scoring("other", max_length=32, workers=2),), [].append)
     finally:
         executor.close()
     found = outcome(events)

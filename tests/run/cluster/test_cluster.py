@@ -24,7 +24,7 @@ from llmtrack.run.cluster.connect import Cluster
 from llmtrack.run.cluster.executor import Stopped
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.patience import Patience
-from llmtrack.run.shards import run_scenarios
+from llmtrack.run.shards import SHARDS_EACH, run_scenarios
 from llmtrack.run.study import run_study
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.stopping import STOPPING
@@ -120,9 +120,9 @@ def test_a_text_is_scored_on_both_nodes_and_what_is_lost_with_one_on_the_other(c
     (found,) = outcomes(events)
     assert isinstance(found, Measurement), found
     assert found.scenario == asked
-    assert (found.facts["workers"], found.facts["shards"]) == (2, 16)
+    assert (found.facts["workers"], found.facts["shards"]) == (2, 2 * SHARDS_EACH)
     shards = [line.split("\t") for line in found.texts["shards.txt"].splitlines()[1:]]
-    assert [int(number) for number, *_ in shards] == list(range(1, 17)), "each counts once"
+    assert [int(number) for number, *_ in shards] == list(range(1, 2 * SHARDS_EACH + 1)), "each counts once"
     assert {node for _, _, node, *_ in shards} <= set(names)
     assert names[1] in found.tags["node"]
     alone = []
