@@ -15,7 +15,8 @@ from llmtrack.scenario import Scenario, Variant
 from llmtrack.stopping import handlers_kept
 from llmtrack.task import GenerateTask, RepeatPolicy
 
-ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1)
+# Without time for more: what the other node, or other work, disturbs would be repeated further.
+ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_seconds=0.001, max_repeats=1)
 
 
 class _RealClock(FakeClock):

@@ -16,6 +16,7 @@ from typing import Any
 from llmtrack.errors import LlmtrackError, MissingDependencyError, UsageError
 from llmtrack.installed import install, installed_version
 from llmtrack.run.cluster import node
+from llmtrack.run.cluster.files import awaited
 from llmtrack.run.cluster.kinds import KIND_LABEL, Node
 from llmtrack.run.cluster.post import Boxes, Post
 from llmtrack.stopping import handlers_kept
@@ -228,7 +229,8 @@ def _measure(post: Any, key: str, *args: Any) -> None:
     try:
         node.measure(tell, *args)
     finally:
-        ray.get(sent, timeout=_TAKE_SECONDS)
+        for letter in sent:
+            awaited(letter, _TAKE_SECONDS)
 
 
 def _node(told_by_ray: Mapping[str, Any], told: Mapping[str, Any]) -> Node:

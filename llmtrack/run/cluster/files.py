@@ -84,15 +84,15 @@ def packed(path: Path) -> dict[str, bytes]:
     return {each.relative_to(path.parent).as_posix(): each.read_bytes() for each in _files(path)}
 
 
-def fetched(content: Any) -> Mapping[str, bytes]:
-    """Return what Ray's reference stands for."""
-    import ray
+def awaited(reference: Any, seconds: float | None = None) -> Any:
+    """Return what Ray's reference stands for, as a task that keeps its node meanwhile.
 
-    found: Mapping[str, bytes] = ray.get(content)
-    return found
+    Ray takes a task that waits in `ray.get` for one that needs no CPUs, and begins the next one on its node.
+    """
+    return reference.future().result(seconds)
 
 
-def arrive(parcel: Parcel, fetch: Callable[[Any], Mapping[str, bytes]] = fetched) -> str:
+def arrive(parcel: Parcel, fetch: Callable[[Any], Mapping[str, bytes]] = awaited) -> str:
     """Return where a parcel is on this node: under its own path if it is the same there, else where it was sent to.
 
     Args:

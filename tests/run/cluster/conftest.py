@@ -34,7 +34,8 @@ class TwoNodes:
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
 
-        self.ray = Cluster(initialize_head=True, head_node_args=HEAD)
+        with handlers_kept():
+            self.ray = Cluster(initialize_head=True, head_node_args=HEAD)
         self.fill()
 
     @property
@@ -42,8 +43,10 @@ class TwoNodes:
         return self.ray.address
 
     def fill(self, **options: object) -> None:
-        while len(self.ray.worker_nodes) < NODES:
-            self.ray.add_node(**{**WORKER, **options})
+        with handlers_kept():  # other tests of this process end by signals
+            while len(self.ray.worker_nodes) < NODES:
+                self.ray.add_node(wait=False, **{**WORKER, **options})
+        self.ray.wait_for_nodes(timeout=HANG_S)
 
     def kill(self, node: str) -> None:
         """Kill the node that a name tells, as a power cut would."""
@@ -68,8 +71,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
         for name, value in told.items():
             patch.setenv(name, value)
         patch.syspath_prepend(str(folder / "site"))
-        with handlers_kept():  # other tests of this process end by signals
-            cluster = TwoNodes()
+        cluster = TwoNodes()
         try:
             yield cluster
         finally:
