@@ -11,7 +11,8 @@ import click
 from benchmarks import page
 from benchmarks.results import RESULTS
 
-NAMES = ("plain_loop", "optimum", "lm_eval", "llama", "runtimes", "cost", "query", "startup", "ray_sweep")
+_SIDE_BY_SIDE = ("plain_loop", "optimum", "lm_eval", "lm_eval_long", "llama", "runtimes")
+NAMES = (*_SIDE_BY_SIDE, "cost", "query", "startup", "ray_sweep")
 """Modules of this package that are `benchmark`s; each in a process of its own, whose memory is then its own."""
 
 

@@ -172,6 +172,7 @@ def rounds(
     arms: Mapping[str, Callable[[], Mapping[str, float]]],
     count: int,
     enough: Callable[[Samples], bool] = lambda samples: False,
+    seconds: float = math.inf,
 ) -> Samples:
     """Run all arms in each round, in an order that turns, so that what else the machine does falls on all alike.
 
@@ -179,13 +180,19 @@ def rounds(
         arms: each returns its figures of one call, by name.
         count: rounds at most.
         enough: asked after each round whether what there is suffices.
+        seconds: no round begins that would end later, if it took as long as the longest so far.
     """
     names, samples = list(arms), {name: dict[str, list[float]]() for name in arms}
+    begun, longest = time.monotonic(), 0.0
     for number in range(count):
+        start = time.monotonic()
+        if start - begun + longest > seconds:
+            break
         turn = number % len(names)
         for name in (*names[turn:], *names[:turn]):
             for figure, value in arms[name]().items():
                 samples[name].setdefault(figure, []).append(value)
+        longest = max(longest, time.monotonic() - start)
         if enough(samples):
             break
     return samples

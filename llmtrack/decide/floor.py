@@ -17,7 +17,6 @@ from llmtrack import metrics as schema
 from llmtrack.outcome import REPLACED
 from llmtrack.tracking import ask, query
 from llmtrack.tracking.cells import FLOORS, configuration, keys
-from llmtrack.tracking.filters import quoted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,10 +62,7 @@ def measured_there(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.Da
     suites = [suite for suite in dict.fromkeys(key for (key,) in keys(runs, ["suite_id"])) if suite]
     if not suites or len(suites) > _MOST_READ:
         return runs
-    found = [
-        query.runs(search=f"tags.`llmtrack.suite_id` = {quoted(suite)}", tracking_uri=tracking_uri)
-        for suite in suites
-    ]
+    found = [query.runs(tags={"llmtrack.suite_id": suite}, tracking_uri=tracking_uri) for suite in suites]
     return pd.concat([runs, *found], ignore_index=True).drop_duplicates("run_id", ignore_index=True)
 
 

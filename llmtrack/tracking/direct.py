@@ -2,29 +2,39 @@
 
 Nothing is written: the file is opened read-only, and no statement keeps a writer waiting for long. It is read only where the
 release of MLflow and the columns of its tables are those that are known here; else MLflow reads, as it does from
-every other store. Values mean what they do to MLflow, which a test of made-up histories holds.
+every other store. Values mean what they do to MLflow, which a test of made-up histories holds. Where the database itself is of
+the release that is known, MLflow is not even imported, which takes longer than to read.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
 
 from llmtrack.tracking import store
 from llmtrack.tracking.filters import Wanted
 from llmtrack.tracking.frame import FrameBuilder
+from llmtrack.tracking.paging import collecting_later
 
 NEWEST = (3, 17)
 """The newest release of MLflow whose tables were compared: a newer one may keep values elsewhere."""
 
+MIGRATED = "dc11669786a5"
+"""Of a database of that release: MLflow itself opens it as it is, and neither refuses nor migrates it."""
+
 _RUNS = (
     "run_uuid name source_type source_name entry_point_name user_id status start_time end_time source_version"
 )
+_EXPERIMENTS = {
+    "experiments": "experiment_id name artifact_location lifecycle_stage creation_time last_update_time workspace"
+}
 _TABLES = {
     "runs": f"{_RUNS} lifecycle_stage artifact_uri experiment_id deleted_time",
     "params": "key value run_uuid",
@@ -33,6 +43,47 @@ _TABLES = {
 }
 _SCANNED, _ASKED = 20_000, 500
 """Rows of a statement that goes through a table, and runs of one that asks for theirs."""
+
+Found = TypeVar("Found")
+
+
+def experiment_names(uri: str) -> dict[str, str] | None:
+    """Return id to name of every active MLflow experiment as MLflow lists them, or None where MLflow has to say.
+
+    Args:
+        uri: the store, resolved.
+    """
+
+    def ask(database: sqlite3.Connection) -> dict[str, str] | None:
+        migrated = database.execute("SELECT version_num FROM alembic_version").fetchall()
+        apart = database.execute("SELECT 1 FROM experiments WHERE workspace != 'default' LIMIT 1").fetchone()
+        if migrated != [(MIGRATED,)] or apart or "MLFLOW_ENABLE_WORKSPACES" in os.environ:
+            return None
+        return dict(
+            database.execute(
+                "SELECT CAST(experiment_id AS TEXT), name FROM experiments WHERE lifecycle_stage = 'active' "
+                "ORDER BY creation_time DESC, experiment_id"
+            ).fetchall()
+        )
+
+    return _asked(uri, ask, _TABLES | _EXPERIMENTS)
+
+
+def tags_of_newest(
+    uri: str, experiment_ids: Sequence[str], wanted: Wanted, limit: int
+) -> list[dict[str, str]] | None:
+    """Return the tags of the newest runs that are wanted, or None where MLflow has to read them; see `read`."""
+
+    def ask(database: sqlite3.Connection) -> list[dict[str, str]]:
+        condition, values = _condition(experiment_ids, wanted)
+        text = f"SELECT run_uuid FROM runs WHERE {condition} ORDER BY start_time DESC, run_uuid LIMIT {limit}"
+        of_run = "SELECT key, value FROM tags WHERE run_uuid = ?"
+        return [
+            dict(database.execute(of_run, run).fetchall())
+            for run in database.execute(text, values).fetchall()
+        ]
+
+    return None if wanted.in_mlflows_words else _asked(uri, ask)
 
 
 def read(
@@ -51,32 +102,47 @@ def read(
         wanted: which runs.
         on_page: is told how many there are.
     """
-    path = store.sqlite_path(uri)
-    if path is None or "?" in uri or wanted.in_mlflows_words or not _is_known_mlflow():
-        return None
-    found = FrameBuilder(experiment_names)
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            if not all(_is_known(database, table) for table in _TABLES):
-                return None
+
+    def ask(database: sqlite3.Connection) -> FrameBuilder:
+        found = FrameBuilder(experiment_names)
+        with collecting_later():
             _fill(found, database, experiment_ids, wanted)
-    except (sqlite3.Error, ValueError):
-        return None  # What keeps us from reading is MLflow's to tell.
-    on_page(len(found))
+        return found
+
+    found = None if wanted.in_mlflows_words else _asked(uri, ask)
+    if found is not None:
+        on_page(len(found))
     return found
 
 
-def _is_known(database: sqlite3.Connection, table: str) -> bool:
+def _asked(
+    uri: str, ask: Callable[[sqlite3.Connection], Found], tables: Mapping[str, str] = _TABLES
+) -> Found | None:
+    """Return what a database answers, or None where it is not one that is known here, or cannot be read."""
+    path = store.sqlite_path(uri)
+    if path is None or "?" in uri or not _is_known_mlflow():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            known = all(_is_known(database, table, columns) for table, columns in tables.items())
+            return ask(database) if known else None
+    except (sqlite3.Error, ValueError):
+        return None  # What keeps us from reading is MLflow's to tell.
+
+
+def _is_known(database: sqlite3.Connection, table: str, known: str) -> bool:
     """Return whether a table has the columns that are known, no more and no fewer."""
     kind = database.execute("SELECT type FROM sqlite_master WHERE name = ?", (table,)).fetchone()
     columns = {str(column[1]) for column in database.execute(f"PRAGMA table_info({table})")}
-    return kind == ("table",) and columns == set(_TABLES[table].split())
+    return kind == ("table",) and columns == set(known.split())
 
 
 def _is_known_mlflow() -> bool:
-    from mlflow.version import VERSION
-
-    return tuple(int(part) for part in VERSION.split(".")[:2] if part.isdecimal()) <= NEWEST
+    try:
+        release = version("mlflow")
+    except PackageNotFoundError:
+        return False
+    return tuple(int(part) for part in release.split(".")[:2] if part.isdecimal()) <= NEWEST
 
 
 def _fill(

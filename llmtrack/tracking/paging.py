@@ -50,7 +50,7 @@ def read_pages(client: MlflowClient, experiment_ids: Sequence[str], text: str) -
         return
     read = _from_server if client.tracking_uri.startswith("http") else _in_turn
     pages = read(client, experiment_ids, text)
-    with _collecting_between_pages():
+    with collecting_later():
         for page in pages:
             yield page
             # Only what is young: the garbage of one page, not the whole program.
@@ -151,7 +151,8 @@ def _page(
 
 
 @contextlib.contextmanager
-def _collecting_between_pages() -> Iterator[None]:
+def collecting_later() -> Iterator[None]:
+    """Pause the garbage collector, which thousands of new objects that are no garbage would wake again and again."""
     was_on = gc.isenabled()
     gc.disable()
     try:

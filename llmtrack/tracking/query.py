@@ -1,4 +1,4 @@
-"""Read tracked runs back as a typed table, through MLflow's public API only."""
+"""Read tracked runs back as a typed table: through MLflow's public API, or straight from a database that is known."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
@@ -14,7 +15,7 @@ from llmtrack.tracking import ask, direct, store
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.filters import Moment, Wanted, quoted
 from llmtrack.tracking.frame import FrameBuilder, pick
-from llmtrack.tracking.ids import run_of_id
+from llmtrack.tracking.ids import may_be_id, run_of_id
 from llmtrack.tracking.paging import newest_runs, read_pages
 from llmtrack.tracking.taken_over import as_own, taken_over
 
@@ -25,6 +26,37 @@ if TYPE_CHECKING:
 STUDY_KINDS = ("study:ID", "the id of its run", "latest", "latest:EXPERIMENT", "alias:NAME")
 SUITE = "suite"
 _STUDIES_NAMED = 200
+
+
+class _Source:
+    """A store to read from; MLflow, whose import alone takes seconds, is there once something needs it.
+
+    Args:
+        uri: the store, resolved.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+
+    @cached_property
+    def client(self) -> MlflowClient:
+        """MLflow's client of it."""
+        return store.open_existing(self.uri)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Id to name of every active MLflow experiment."""
+        found = direct.experiment_names(self.uri)
+        return store.experiment_names(self.client) if found is None else found
+
+    def tags_of_newest(self, wanted: Wanted, limit: int = 1) -> list[dict[str, str]]:
+        """The tags of the newest runs that are wanted; the word or model of `wanted` may not be given."""
+        ids = list(self.names)
+        found = direct.tags_of_newest(self.uri, ids, wanted, limit)
+        if found is not None:
+            return found
+        (text,) = wanted.filters()
+        return [run.data.tags for run in newest_runs(self.client, ids, text, limit)]
 
 
 def runs(
@@ -70,28 +102,28 @@ def runs(
         UsageError: no such experiment, study or column, or MLflow does not understand the filter.
         TrackingError: the store cannot be read.
     """
-    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    names = store.experiment_names(client)
+    source = _Source(store.resolve_tracking_uri(tracking_uri))
+    everywhere = list(source.names)
     named, _, scenario = (study or "").partition("#")
-    study_id = _study_id(client, list(names), named, experiment) if study else None
+    study_id = _study_id(source, named, experiment) if study else None
     of_tags = dict(tags or {})
     if study_id and kind == "scenario" and study_id.startswith(f"{SUITE}-"):
         of_tags["llmtrack.suite_id"] = study_id
         study_id = None
     wanted = Wanted(experiment, study_id, model, kind, search, status, of_tags, since, until)
     with _progress(progress) as on_page:
-        found = _gather(client, names, list(names), wanted, on_page)
+        found = _gather(source, everywhere, wanted, on_page)
         if not len(found) and experiment is not None:
-            by_name = _ids_by_mlflow_name(client, names, experiment)
-            found = _gather(client, names, by_name, dataclasses.replace(wanted, experiment=None), on_page)
-    held = _taken_over(client, list(names), study_id) if study_id and kind in (None, "scenario") else {}
+            by_name = _ids_by_mlflow_name(source, experiment)
+            found = _gather(source, by_name, dataclasses.replace(wanted, experiment=None), on_page)
+    held = _taken_over(source, study_id) if study_id and kind in (None, "scenario") else {}
     if held:
         # Of any study and experiment.
         others = dataclasses.replace(wanted, study_id=None, experiment=None)
         ids = ", ".join(map(quoted, held))
         for text in others.filters():
             for page in read_pages(
-                client, list(names), f"{text} and attributes.run_id IN ({ids})".removeprefix(" and ")
+                source.client, everywhere, f"{text} and attributes.run_id IN ({ids})".removeprefix(" and ")
             ):
                 for run in filter(others.holds, page):
                     found.add(run)
@@ -144,19 +176,15 @@ def study_run(study: str, tracking_uri: str | None = None) -> pd.Series:
 
 
 def _gather(
-    client: MlflowClient,
-    names: Mapping[str, str],
-    experiment_ids: Sequence[str],
-    wanted: Wanted,
-    on_page: Callable[[int], None],
+    source: _Source, experiment_ids: Sequence[str], wanted: Wanted, on_page: Callable[[int], None]
 ) -> FrameBuilder:
     filters = wanted.filters()
-    read = direct.read(client.tracking_uri, names, experiment_ids, wanted, on_page)
+    read = direct.read(source.uri, source.names, experiment_ids, wanted, on_page)
     if read is not None:
         return read
-    found = FrameBuilder(names)
+    found = FrameBuilder(source.names)
     for text in filters:
-        for page in read_pages(client, experiment_ids, text):
+        for page in read_pages(source.client, experiment_ids, text):
             for run in page:
                 if wanted.holds(run):
                     found.add(run)
@@ -178,53 +206,49 @@ def _progress(shown: bool) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.update(task, completed=count)
 
 
-def _study_id(client: MlflowClient, experiment_ids: Sequence[str], study: str, experiment: str | None) -> str:
+def _study_id(source: _Source, study: str, experiment: str | None) -> str:
     """Return the id of the study that a selector names; see `runs`."""
     kind, colon, value = study.removeprefix("study:").partition(":")
     if kind == "alias" and value:
-        study = run_of_alias(value, experiment, client.tracking_uri)
+        study = run_of_alias(value, experiment, source.uri)
     elif kind == "latest":
         study, experiment = "latest", value or experiment
     elif colon:
         raise UsageError(f"{study!r} names no study: use {', '.join(STUDY_KINDS)}")
     else:
         study = kind
-    base = "tags.`llmtrack.kind` = 'study'"
-    if experiment:
-        base += f" and tags.`llmtrack.experiment` = {quoted(experiment)}"
+    any_study = Wanted(experiment, kind="study")
     if study == "latest":
-        for run in newest_runs(client, experiment_ids, base):
-            return run.data.tags["llmtrack.study_id"]
+        for tags in source.tags_of_newest(any_study):
+            if "llmtrack.study_id" in tags:
+                return tags["llmtrack.study_id"]
         raise UsageError(
             "there is no study" + (f" of experiment {experiment!r}" if experiment else "") + " yet"
         )
-    named = run_of_id(client, experiment_ids, study)
+    # Without MLflow where it need not be asked.
+    named = run_of_id(source.client, list(source.names), study) if may_be_id(study) else None
     if named is not None and "llmtrack.study_id" in named.data.tags:
         return named.data.tags["llmtrack.study_id"]
-    if newest_runs(client, experiment_ids, f"tags.`llmtrack.study_id` = {quoted(study)}"):
+    if source.tags_of_newest(Wanted(study_id=study)):
         return study
-    known = newest_runs(client, experiment_ids, base, _STUDIES_NAMED)
-    ids = [run.data.tags.get("llmtrack.study_id", "") for run in known]
+    ids = [tags.get("llmtrack.study_id", "") for tags in source.tags_of_newest(any_study, _STUDIES_NAMED)]
     raise UsageError(f"there is no study {study!r}{_nearest(study, ids)}")
 
 
-def _taken_over(
-    client: MlflowClient, experiment_ids: Sequence[str], study_id: str
-) -> dict[str, tuple[str, bool]]:
+def _taken_over(source: _Source, study_id: str) -> dict[str, tuple[str, bool]]:
     """Return the runs that a study took over from earlier ones."""
-    text = f"tags.`llmtrack.kind` = 'study' and tags.`llmtrack.study_id` = {quoted(study_id)}"
-    return next((taken_over(run.data.tags) for run in newest_runs(client, experiment_ids, text)), {})
+    return next(map(taken_over, source.tags_of_newest(Wanted(kind="study", study_id=study_id))), {})
 
 
-def _ids_by_mlflow_name(client: MlflowClient, names: Mapping[str, str], experiment: str) -> list[str]:
+def _ids_by_mlflow_name(source: _Source, experiment: str) -> list[str]:
     """Return the MLflow experiment of that name, where no run bears it as the llmtrack experiment's."""
-    if newest_runs(client, list(names), f"tags.`llmtrack.experiment` = {quoted(experiment)}"):
+    if source.tags_of_newest(Wanted(experiment)):
         return []  # The experiment is there; the other filters leave nothing of it.
-    ids = [number for number, name in names.items() if name == experiment]
+    ids = [number for number, name in source.names.items() if name == experiment]
     if ids:
         return ids
-    studies_found = newest_runs(client, list(names), "tags.`llmtrack.kind` = 'study'", _STUDIES_NAMED)
-    known = {run.data.tags.get("llmtrack.experiment", "") for run in studies_found} | set(names.values())
+    studies_found = source.tags_of_newest(Wanted(kind="study"), _STUDIES_NAMED)
+    known = {tags.get("llmtrack.experiment", "") for tags in studies_found} | set(source.names.values())
     raise UsageError(f"there is no experiment {experiment!r}{_nearest(experiment, sorted(known - {''}))}")
 
 

@@ -35,6 +35,8 @@ _DEFAULTS = {
 _CONNECT_TIMEOUT_S = 5.0
 _INITIALISE_TIMEOUT_S = 120.0
 _SQLITE = "sqlite:///"
+# Of which every release of SQLAlchemy makes the same, so that it need not be asked: its import takes long.
+_PLAIN_PATH = re.compile(r"[\w./~-]+", re.ASCII)
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _BARE_SCHEMES = ("databricks", "databricks-uc")
 
@@ -67,10 +69,12 @@ def sqlite_path(uri: str) -> Path | None:
     """Return the file of a resolved sqlite URI, or None for any other store or an in-memory database."""
     if not uri.startswith(_SQLITE):
         return None
-    from sqlalchemy.engine import make_url
+    path: str | None = uri.removeprefix(_SQLITE)
+    if not _PLAIN_PATH.fullmatch(uri.removeprefix(_SQLITE)):
+        from sqlalchemy.engine import make_url
 
-    # MLflow percent-encodes the path that it passes on, and which release of SQLAlchemy decodes it differs.
-    path = make_url(uri).database
+        # MLflow percent-encodes the path that it passes on, and which release of SQLAlchemy decodes it differs.
+        path = make_url(uri).database
     return Path(path) if path and path != ":memory:" else None
 
 
@@ -286,6 +290,8 @@ def _absolute_sqlite(uri: str) -> str:
 
 
 def _sqlite_uri(path: Path) -> str:
+    if _PLAIN_PATH.fullmatch(str(path)):
+        return f"{_SQLITE}{path}"
     from sqlalchemy.engine import URL
 
     return URL.create("sqlite", database=str(path)).render_as_string()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import random
 import sqlite3
+import subprocess
+import sys
 
-import mlflow
 import pandas as pd
 import pytest
 from mlflow import MlflowClient
@@ -68,6 +69,10 @@ ASKED = (
     {"search": "it's", "kind": None},
     {"since": "1970-01-01T00:00:00.005", "until": "1970-01-01T00:00:00.020", "kind": None},
     {"tags": {"other": "Ärger"}, "kind": None},
+    {"study": "latest", "kind": None},
+    {"study": "latest:study", "kind": None},
+    {"study": "1", "kind": None},
+    {"study": "none such"},
 )
 
 
@@ -83,7 +88,8 @@ def by_mlflow(monkeypatch):
 
     def read(**asked):
         with monkeypatch.context() as patch:
-            patch.setattr(direct, "read", lambda *_: None)
+            for name in ("read", "experiment_names", "tags_of_newest"):
+                patch.setattr(direct, name, lambda *_: None)
             return runs(**asked)
 
     return read
@@ -183,7 +189,7 @@ def alter(uri, statement):
 
 
 def newer(monkeypatch, uri):
-    monkeypatch.setattr(mlflow.version, "VERSION", f"{direct.NEWEST[0]}.{direct.NEWEST[1] + 1}.0")
+    monkeypatch.setattr(direct, "version", lambda package: f"{direct.NEWEST[0]}.{direct.NEWEST[1] + 1}.0")
 
 
 def another_column(monkeypatch, uri):
@@ -209,6 +215,48 @@ def test_a_database_that_is_not_known_is_read_by_mlflow(uri, monkeypatch, was_di
     strange(monkeypatch, uri)
     assert list(runs(kind=None, tracking_uri=uri)["env.cpu"]) == ["fast"]
     assert was_direct == [False]
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize(
+    "strange",
+    [
+        "UPDATE alembic_version SET version_num = 'of another release'",
+        "UPDATE experiments SET workspace = 'theirs' WHERE name = 'second'",
+        "ALTER TABLE experiments ADD COLUMN owner TEXT",
+    ],
+)
+def test_experiments_of_a_database_that_is_not_known_are_listed_by_mlflow(uri, strange):
+    client = store.connect(uri)
+    for name in ("first", "second"):
+        client.create_experiment(name)
+    client.delete_experiment(client.get_experiment_by_name("first").experiment_id)
+    assert direct.experiment_names(uri) == store.experiment_names(client)
+    alter(uri, strange)
+    assert direct.experiment_names(uri) is None
+
+
+def test_where_workspaces_are_in_use_mlflow_lists_the_experiments(uri, monkeypatch):
+    assert direct.experiment_names(uri) == {"0": "Default"}
+    monkeypatch.setenv("MLFLOW_ENABLE_WORKSPACES", "true")
+    assert direct.experiment_names(uri) is None
+
+
+@pytest.mark.slow(2)
+def test_what_only_reads_a_database_imports_neither_mlflow_nor_sqlalchemy(uri):
+    client = store.connect(uri)
+    tags = {"llmtrack.kind": "scenario", "llmtrack.study_id": "s-1", "llmtrack.suite_id": "suite-1"}
+    client.create_run("0", tags=tags)
+    client.create_run("0", tags=tags | {"llmtrack.kind": "study"})
+    script = f"""
+import sys
+from llmtrack.cli import main
+main(["compare", "--study", "latest", "--tracking-uri", {uri!r}], standalone_mode=False)
+main(["compare", "--tracking-uri", {uri!r}], standalone_mode=False)
+print(*{{"mlflow", "sqlalchemy", "torch", "matplotlib", "scipy"}} & set(sys.modules), "were imported", file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stderr.strip() == "were imported", done.stderr
 
 
 def test_what_only_mlflow_understands_is_asked_of_mlflow(uri, was_direct):

@@ -148,6 +148,7 @@ def test_the_probe_tries_smaller_buffers_where_large_ones_are_refused(monkeypatc
         return 7.0
 
     monkeypatch.setattr(bandwidth, "free_memory", lambda device: 100_000 * MIB)
+    monkeypatch.setattr(bandwidth, "last_caches_bytes", lambda: 100 * MIB)
     monkeypatch.setattr(bandwidth, "_measure", refuse)
     assert bandwidth.measure_bandwidth("cpu") == 7.0
     assert asked == [256, 128, 64]
