@@ -57,7 +57,8 @@ scenario:
 """
 """What its user writes; threads are given twice, since its pytorch backend exchanges the two."""
 
-ROUNDS = 2
+ROUNDS, SECONDS = 4, 200
+"""Rounds of both tools, and the time after which no further one begins."""
 
 UNITS = {
     "total latency": "s",
@@ -99,7 +100,7 @@ def measure(small: bool) -> Found:
                 arms["onnx, process"] = lambda: theirs(_exported(), shape, threads, "onnxruntime", "process")
             except LlmtrackError as error:
                 left_out.append(f"{version(PEER)}, backend onnxruntime: {error}")
-        samples = rounds(arms, 1 if small else ROUNDS)
+        samples = rounds(arms, 1 if small else ROUNDS, seconds=SECONDS)
     lines = CONFIG.count("\n") + 1
     rows = [
         row(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from typing import Any, TypeVar
 
 from llmtrack.tracking import store
@@ -162,11 +163,11 @@ def _fill(
     (count,) = database.execute("SELECT COUNT(*) FROM runs").fetchone()
     # The values of a run are found by an index; where most runs are wanted, going through all of a table is faster.
     read_table = _all if 2 * len(found) > count else partial(_of_runs, tuple(found.run_ids))
-    number = "CASE WHEN is_nan THEN NULL ELSE value END"
-    metrics = read_table(database, "latest_metrics", number)
+    no_numbers = read_table(database, "latest_metrics", "NULL", "is_nan")
+    metrics = read_table(database, "latest_metrics", "value", "NOT is_nan")
     found.put(
         params=read_table(database, "params", "value"),
-        metrics=((run_id, key, math.nan if value is None else value) for run_id, key, value in metrics),
+        metrics=chain(((run_id, key, math.nan) for run_id, key, _ in no_numbers), metrics),
         tags=read_table(database, "tags", "value", "key LIKE 'llmtrack.%'"),
     )
 

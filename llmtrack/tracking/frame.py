@@ -93,7 +93,7 @@ class FrameBuilder:
         """Begin a table; `experiment_names` maps an MLflow experiment's id to its name."""
         self._experiment_names = experiment_names
         self._row_of: dict[str, int] = {}
-        self._texts: dict[str, int] = {}
+        self._texts = _Numbered()
         self._infos: dict[str, list[Any]] = {name: [] for name in _INFO_COLUMNS}
         self._params: dict[str, array[int]] = {}
         self._tags: dict[str, array[int]] = {}
@@ -158,15 +158,12 @@ class FrameBuilder:
         for run_id, key, number in values:
             if (row := row_of(run_id)) is None:
                 continue
-            column = columns.get(key)
-            if column is None:
+            try:
+                columns[key][row] = number
+            except (KeyError, IndexError):
                 # The last value of a series says nothing of the run as a whole.
-                if key.startswith(schema.SERIES_PREFIX):
-                    continue
-                column = columns[key] = array("d")
-            if row >= len(column):
-                column.extend([math.nan] * (len(self) - len(column)))
-            column[row] = number
+                if not key.startswith(schema.SERIES_PREFIX):
+                    _grown(columns, key, "d", math.nan, len(self))[row] = number
 
     def frame(self) -> pd.DataFrame:
         """Return the table of all runs that were added, newest first."""
@@ -221,12 +218,26 @@ class FrameBuilder:
         for run_id, key, text in values:
             if (row := row_of(run_id)) is None:
                 continue
-            column = columns.get(key)
-            if column is None:
-                column = columns[key] = array("l")
-            if row >= len(column):
-                column.extend([-1] * (len(self) - len(column)))
-            column[row] = texts.setdefault(text, len(texts))
+            number = texts[text]
+            try:
+                columns[key][row] = number
+            except (KeyError, IndexError):
+                _grown(columns, key, "l", -1, len(self))[row] = number
+
+
+class _Numbered(dict[str, int]):
+    """Texts, each with the number that it was given when it was first asked for."""
+
+    def __missing__(self, text: str) -> int:
+        self[text] = number = len(self)
+        return number
+
+
+def _grown(columns: dict[str, array[Any]], key: str, kind: str, missing: float, rows: int) -> array[Any]:
+    """Return a column, which may not be there yet, made as long as the table is."""
+    column = columns.setdefault(key, array(kind))
+    column.extend([missing] * (rows - len(column)))
+    return column
 
 
 def pick(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
