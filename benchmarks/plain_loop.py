@@ -8,7 +8,7 @@ from benchmarks import by_hand
 from benchmarks.results import Found, Goal, Samples, benchmark, rounds, row
 from llmtrack import load_engine
 from llmtrack.engine import GenerateRequest
-from llmtrack.engines.pytorch import TorchEngine
+from llmtrack.engines.pytorch import TorchEngine, threads_set
 from llmtrack.measure.formulas import derive
 from llmtrack.measure.statistics import summarize
 from llmtrack.measure.timing import trace_generate
@@ -16,29 +16,34 @@ from llmtrack.measure.timing import trace_generate
 FIDELITY = Goal(0.99, 1.01, width=0.01)
 UNITS = {"total": "s", "time to first token": "ms", "inter-token latency": "ms"}
 TEXT = "The harbour wakes before the town does: boats come in, and the gulls know it."
-LEAST_ROUNDS, MOST_ROUNDS = 12, 60
+LEAST_ROUNDS, MOST_ROUNDS, SECONDS = 40, 2000, 220
+"""Rounds at least and at most, and the time after which no further one begins: short calls, so that there are many pairs a minute."""
+
+PROMPT, NEW, THREADS = 16, 4, 1
+"""Of a call. Where another program takes a core, two threads wait for one another: one thread is held up least."""
 
 
 def measure(small: bool) -> Found:
     """Time both on one loaded model, in turn, until the intervals are narrow."""
-    model, prompt, new = ("synthetic:tiny", 16, 4) if small else ("packaged:smollm2", 128, 16)
-    engine = load_engine(model, device="cpu")
+    engine = load_engine("synthetic:tiny" if small else "packaged:smollm2", device="cpu")
     assert isinstance(engine, TorchEngine)
-    ids = tuple(islice(cycle(engine.encode(TEXT)), prompt))
-    request = GenerateRequest((ids,), new)
+    ids = tuple(islice(cycle(engine.encode(TEXT)), PROMPT))
+    request = GenerateRequest((ids,), NEW)
 
     def plain() -> dict[str, float]:
-        return by_hand.measure(engine.model, list(ids), new, engine.tokenizer.eos_token_id)
+        return by_hand.measure(engine.model, list(ids), NEW, engine.tokenizer.eos_token_id)
 
     def ours() -> dict[str, float]:
         found = derive(trace_generate(engine, request)[0])
         values = (found["total_latency_s"], found["time_to_first_token_ms"], found["inter_token_latency_ms"])
         return dict(zip(UNITS, values, strict=True))
 
-    plain()
-    ours()
-    samples = rounds({"ours": ours, "plain": plain}, 2 if small else MOST_ROUNDS, narrow)
-    where = f"{engine.info.model_id}, float32, {prompt} + {new} tokens"
+    with threads_set(THREADS):
+        plain()
+        ours()
+        samples = rounds({"ours": ours, "plain": plain}, 2 if small else MOST_ROUNDS, narrow, SECONDS)
+    pairs = len(samples["ours"]["total"])
+    where = f"{engine.info.model_id}, float32, {PROMPT} + {NEW} tokens, threads: {THREADS}, {pairs} pairs"
     return Found(
         tuple(
             row(

@@ -11,6 +11,10 @@ import torch
 CHUNK_BYTES, GPU_CHUNK_BYTES = 64 * 2**20, 2**31
 """Bytes of a chunk's logits at most: on a CPU, of float32, as many as help, on a GPU, of float64, as keep its matrix units busy."""
 
+HEAP_BYTES, CHUNK_TOKENS = 31 * 2**20, 128
+"""On a CPU: bytes of the largest block that the C library keeps once it has been freed (beyond 32 MiB each one is new memory, which the
+system clears page by page, and by the first such block all smaller ones are kept, too), and tokens below which a product gets slower."""
+
 CACHE_BYTES = 2 * 2**20
 """Bytes of float32 logits whose exponentials are taken at once on a CPU: they stay in its cache until they are summed."""
 
@@ -74,7 +78,8 @@ def chunk_tokens(vocab_size: int, device: torch.device, free: int | None = None)
         free: bytes that are free on a GPU; None: as many as it says.
     """
     if device.type != "cuda":
-        return max(1, CHUNK_BYTES // (4 * vocab_size))
+        most, kept = (size // (4 * vocab_size) for size in (CHUNK_BYTES, HEAP_BYTES))
+        return max(1, min(most, max(kept, CHUNK_TOKENS)))
     if free is None:
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free = torch.cuda.mem_get_info(device)[0] + kept
