@@ -1115,7 +1115,6 @@ TAGS: tuple[Tag, ...] = (
 
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 PARAM_BY_NAME = {param.name: param for param in PARAMS}
-TAG_BY_NAME = {tag.name: tag for tag in TAGS}
 
 
 def metric(name: str) -> Metric:

@@ -22,3 +22,8 @@ def some_of(names: Sequence[str], most: int = 3) -> str:
     if len(names) <= most:
         return ", ".join(names)
     return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} others"
+
+
+def cut(text: str, most: int, mark: str = "…") -> str:
+    """Return a text of so many characters at most, with a mark where it was cut."""
+    return text if len(text) <= most else text[: most - len(mark)] + mark

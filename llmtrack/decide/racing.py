@@ -48,14 +48,12 @@ class Dropped:
 
     Attributes:
         why: in words.
-        after: how many samples it had.
         ratio: how many times as good the one was that beat it, with the interval by which it was dropped; None where it
             was not beaten.
         by: who beat it; empty where nobody did.
     """
 
     why: str
-    after: int
     ratio: Ratio | None = None
     by: str = ""
 
@@ -132,7 +130,7 @@ class Race:
     def drop(self, name: str, why: str) -> None:
         """Take a candidate out for another reason than its samples."""
         self.waiting.discard(name)
-        self.dropped.setdefault(name, Dropped(why, len(self.samples[name])))
+        self.dropped.setdefault(name, Dropped(why))
 
     def hold(self, name: str) -> None:
         """Let a candidate drop no other one until it is admitted: it is not known yet whether it may win."""
@@ -159,7 +157,7 @@ class Race:
             ):
                 continue
             why = f"{leader} is {ratio.value:.2f}x as good ({ratio.low:.2f} to {ratio.high:.2f})"
-            self.dropped[name] = Dropped(why, len(self.samples[name]), ratio, leader)
+            self.dropped[name] = Dropped(why, ratio, leader)
             self.waiting.discard(name)
 
     def leader(self) -> str | None:

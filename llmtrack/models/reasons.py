@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import LlmtrackError, ModelLoadError
+from llmtrack.words import cut
 
 MAX_CHARACTERS = 400
 
@@ -125,5 +126,4 @@ def one_line(error: BaseException) -> str:
 
 
 def _flat(text: str) -> str:
-    flat = " ".join(text.split())
-    return flat if len(flat) <= MAX_CHARACTERS else flat[: MAX_CHARACTERS - 3] + "..."
+    return cut(" ".join(text.split()), MAX_CHARACTERS, "...")

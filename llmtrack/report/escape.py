@@ -9,6 +9,8 @@ import re
 
 from rich.text import Text
 
+from llmtrack.words import cut
+
 # What a terminal obeys, or what changes the order of the text around it: control characters, marks of direction,
 # other line ends, and halves of a character. Joiners stay: emoji and Persian need them.
 _OBEYED = re.compile(
@@ -73,5 +75,4 @@ def in_plot(text: str) -> str:
 
 def as_label(text: str) -> str:
     """Return a name for an axis or a legend of a plot, cut where it would push the plot away."""
-    line = on_one_line(text)
-    return in_plot(line if len(line) <= _LONGEST_IN_PLOT else line[: _LONGEST_IN_PLOT - 1] + "…")
+    return in_plot(cut(on_one_line(text), _LONGEST_IN_PLOT))

@@ -32,20 +32,17 @@ def render(table: Table, style: str, title: str = "") -> str:
     return {"table": _text, "html": _html, "latex": _latex}[style](table, title)
 
 
-def to_rich(table: Table, title: str = "", widths: Sequence[int] | None = None) -> RichTable:
+def to_rich(table: Table, widths: Sequence[int] | None = None) -> RichTable:
     """Return the table for a terminal.
 
     Args:
         table: what is drawn.
-        title: stands above it.
         widths: of its columns (`llmtrack.report.fit`); None: as wide as they are.
     """
     from rich import box
     from rich.table import Table as RichTable
 
     drawn = RichTable(
-        title=plain(title) if title else None,
-        title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         show_edge=False,

@@ -15,6 +15,7 @@ from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import plain_call
 from llmtrack.report.tasks import split_by_task, tables_by_task
 from llmtrack.tracking import ask
+from llmtrack.words import cut
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,7 +194,7 @@ def samples(runs: pd.DataFrame, text_of: TextOf) -> tuple[GeneratedText, ...]:
         if output not in known:
             if len(names) == MOST_SAMPLES:
                 continue
-            known[output] = _shorten(text_of(run["run_id"], "sample.txt"))
+            known[output] = cut(text_of(run["run_id"], "sample.txt"), LONGEST_SAMPLE)
         if known[output].strip():
             names.setdefault(known[output], []).append(str(run["scenario"]))
     return tuple(GeneratedText(tuple(each), text) for text, each in names.items())
@@ -217,7 +218,3 @@ def _kind(run: pd.Series) -> str:
     if ask.text(run, "outcome") == "same_as":
         return "same_as"
     return "baseline" if ask.is_true(run, "baseline") else ""
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= LONGEST_SAMPLE else text[: LONGEST_SAMPLE - 1] + "…"

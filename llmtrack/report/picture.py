@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from llmtrack.report.drawing import new_figure
 from llmtrack.report.escape import in_plot, on_one_line
 from llmtrack.report.table import Table
+from llmtrack.words import cut
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +54,7 @@ def _draw_table(axes: Axes, table: Table, title: str) -> None:
     rows = table.rows[:MOST_DRAWN]
     widths = _column_widths(table, rows)
     axes.axis("off")
-    cells = [[in_plot(_shorten(on_one_line(cell), WIDEST)) for cell in row] for row in rows]
+    cells = [[in_plot(cut(on_one_line(cell), WIDEST)) for cell in row] for row in rows]
     drawn = axes.table(
         cellText=cells,
         colLabels=list(map(in_plot, table.titles)),
@@ -73,7 +74,3 @@ def _draw_table(axes: Axes, table: Table, title: str) -> None:
     more = f"the first {MOST_DRAWN} of {len(table.rows)} rows; table.csv has all" if left_out > 0 else ""
     head = filter(None, (title, " · ".join(table.conditions), more))
     axes.set_title("\n".join(in_plot(on_one_line(line)) for line in head), fontsize=9, loc="left")
-
-
-def _shorten(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

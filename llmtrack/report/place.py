@@ -41,10 +41,6 @@ class Place:
         """Return a text artifact of a run; empty if it has none."""
         return artifact_text(run_id, path, self.tracking_uri)
 
-    def links(self, run_ids: Sequence[str]) -> tuple[str, ...]:
-        """Return where MLflow shows each run."""
-        return links_to(self.experiment_id, run_ids)
-
 
 def links_to(experiment_id: str | None, run_ids: Sequence[str]) -> tuple[str, ...]:
     """Return where MLflow shows each run, from within its pages."""

@@ -81,9 +81,7 @@ def bar_plot(runs: pd.DataFrame, label: str, y: str, *, title: str, y_label: str
     return figure
 
 
-def scatter_plot(
-    runs: pd.DataFrame, x: str, y: str, *, title: str, x_label: str, y_label: str, label: str = "scenario"
-) -> Figure:
+def scatter_plot(runs: pd.DataFrame, x: str, y: str, *, title: str, x_label: str, y_label: str) -> Figure:
     """Draw a metric against another, a named point per run; the baseline is grey."""
     figure, axes = canvas(title, x_label, y_label)
     points = measured(runs, y)
@@ -92,7 +90,7 @@ def scatter_plot(
     xs, ys = points[x].astype(float).tolist(), points[y].astype(float).tolist()
     axes.scatter(xs, ys, color=colors, zorder=3)
     axes.margins(x=0.12, y=0.12)
-    label_points(figure, axes, xs, ys, [str(name) for name in points[label]])
+    label_points(figure, axes, xs, ys, [str(name) for name in points["scenario"]])
     return figure
 
 

@@ -22,12 +22,6 @@ def split_by_task(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {title: runs[[each == title for each in named]].reset_index(drop=True) for title in titles}
 
 
-def tables_by_task(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> Mapping[str, Table]:
-    """Return a table for each task, under its title.
-
-    Args:
-        runs: the rows of all of them.
-        among: where to look for the baselines, if not among these rows.
-    """
-    everyone = runs if among is None else among
-    return {title: summary_table(own, among=everyone) for title, own in split_by_task(runs).items()}
+def tables_by_task(runs: pd.DataFrame) -> Mapping[str, Table]:
+    """Return a table for each task, under its title; baselines are looked for among all runs."""
+    return {title: summary_table(own, among=runs) for title, own in split_by_task(runs).items()}

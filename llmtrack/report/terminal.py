@@ -54,9 +54,9 @@ def hanging(text: str, width: int | None, indent: int = 2) -> str:
     )
 
 
-def say(console: Console, text: str, style: str = "") -> None:
+def say(console: Console, text: str) -> None:
     """Print a text as it is, in lines that are not wrapped at a guessed width: a log is read by programs too."""
-    console.print(plain(text, style), soft_wrap=True)
+    console.print(plain(text), soft_wrap=True)
 
 
 def render_recommendation(found: Recommendation, style: str = "table", width: int | None = None) -> str:

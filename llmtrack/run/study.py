@@ -34,7 +34,7 @@ from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.taken_over import link_to, taken_over_tag
 from llmtrack.tracking.tracker import Study, Tracker
-from llmtrack.words import plural
+from llmtrack.words import cut, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,7 +175,7 @@ def run_study(
                     tracker.log(study, event)
                     progress.ended(event.scenario.name, outcome_line(event))
                     if isinstance(event, Measurement) and event.sample_text:
-                        progress.line(f"    sample: {_one_line(event.sample_text)}")
+                        progress.line(f"    sample: {cut(on_one_line(event.sample_text), 100)}")
                     for warning in event.warnings if isinstance(event, Measurement) else ():
                         progress.warn(warning)
 
@@ -217,11 +217,6 @@ def outcome_line(outcome: Measurement | Failure) -> str:
             parts.append(text.format(metrics[key]))
     repeats = outcome.summaries.get("total_latency_s")
     return f"  {name}: {', '.join(parts)}" + (f" (median of {repeats.n})" if repeats else "")
-
-
-def _one_line(text: str, width: int = 100) -> str:
-    joined = on_one_line(text)
-    return joined if len(joined) <= width else joined[: width - 1] + "…"
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmtrack.redaction import redact
+from llmtrack.words import cut
 
 MAX_KEY = 250
 MAX_PARAM_VALUE = 6_000
@@ -56,9 +57,7 @@ def fit_key(key: str) -> str:
 
 def shorten(text: str, limit: int) -> str:
     """Return the text cut to `limit` characters, with a visible mark where it was cut."""
-    if len(text) <= limit:
-        return text
-    return text[: limit - len(SHORTENED_MARK)] + SHORTENED_MARK
+    return cut(text, limit, SHORTENED_MARK)
 
 
 def fit(

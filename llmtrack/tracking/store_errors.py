@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from llmtrack.errors import TrackingError, in_words
 from llmtrack.redaction import redact, secrets_of
+from llmtrack.words import cut
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -114,5 +115,4 @@ def unreadable(client: MlflowClient, error: BaseException) -> TrackingError:
 
 def one_line(error: BaseException) -> str:
     """Return an error as one short line without credentials."""
-    text = redact(in_words(error), secrets_of(os.environ))
-    return text if len(text) <= 300 else text[:297] + "..."
+    return cut(redact(in_words(error), secrets_of(os.environ)), 300, "...")

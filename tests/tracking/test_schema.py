@@ -16,14 +16,14 @@ def test_names_of_metrics_params_and_id_columns_are_disjoint():
     metrics, params = [m.name for m in schema.METRICS], [p.name for p in schema.PARAMS]
     everything = metrics + params + list(ID_COLUMNS)
     assert sorted(everything) == sorted(set(everything))
-    assert len(schema.TAG_BY_NAME) == len(schema.TAGS)
+    assert len({tag.name for tag in schema.TAGS}) == len(schema.TAGS)
 
 
 def test_every_name_is_accepted_by_mlflow_as_it_is():
     from llmtrack.tracking.limits import fit_key
 
     spreads = [schema.spread_key(m.name, stat) for m in schema.METRICS for stat in schema.SPREAD_STATS]
-    names = [*schema.METRIC_BY_NAME, *schema.PARAM_BY_NAME, *schema.TAG_BY_NAME, *spreads]
+    names = [*schema.METRIC_BY_NAME, *schema.PARAM_BY_NAME, *(tag.name for tag in schema.TAGS), *spreads]
     assert [fit_key(name) for name in names] == names
 
 
