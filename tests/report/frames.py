@@ -47,7 +47,7 @@ def interval(metric: str, value: float, low: float, high: float, n: int = 5) -> 
 
 def frame(*rows: dict[str, Any]) -> pd.DataFrame:
     given = dict.fromkeys(name for row in rows for name in row)
-    found = _empty(len(rows)).copy()
+    found = _empty(len(rows), schema.PARAMS, schema.METRICS).copy()
     added = {}
     for name in given:
         values = [row.get(name) for row in rows]
@@ -61,8 +61,8 @@ def frame(*rows: dict[str, Any]) -> pd.DataFrame:
 
 
 @cache
-def _empty(rows: int) -> pd.DataFrame:
+def _empty(rows: int, params: tuple[schema.Param, ...], metrics: tuple[schema.Metric, ...]) -> pd.DataFrame:
     """So many rows without a value: to make some hundred columns takes most of the time."""
-    dtypes = dict(ID_COLUMNS) | {param.name: KINDS[param.kind] for param in schema.PARAMS}
-    dtypes |= {metric.name: "float64" for metric in schema.METRICS}
+    dtypes = dict(ID_COLUMNS) | {param.name: KINDS[param.kind] for param in params}
+    dtypes |= {metric.name: "float64" for metric in metrics}
     return pd.DataFrame({name: pd.Series([None] * rows, dtype=dtype) for name, dtype in dtypes.items()})
