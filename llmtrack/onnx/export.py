@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,11 @@ def _export(loaded: LoadedModel, folder: Path) -> None:
     from optimum.exporters.onnx import onnx_export_from_model
 
     try:
-        with traceable_rope(loaded.model):
+        with traceable_rope(loaded.model), warnings.catch_warnings():
+            # Of each branch that the tracer takes for the only one, and of indices that may be negative: whether the graph holds
+            # for other inputs than those that were traced is what `parity` looks at afterwards.
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)
+            warnings.filterwarnings("ignore", "Exporting aten::index operator", UserWarning)
             onnx_export_from_model(loaded.model, str(folder), task=TASK, do_validation=False)
     except (OSError, ScenarioError):
         raise

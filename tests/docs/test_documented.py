@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import made_once
+from tests.conftest import made_once, make_here
 from tests.docs import runner
 from tests.docs.blocks import Block, blocks, commands
 from tests.docs.substitutions import CODE, FILES, REAL_MODEL
@@ -19,11 +19,13 @@ pytestmark = pytest.mark.slow(4)
 BLOCKS = blocks()
 SHELL = {"bash", "yaml"}
 READ_ONLY = {"text", ""}
+# What stands in several documents is run once.
+PLACES: dict[str, list[str]] = {}
+for _block in BLOCKS:
+    for _line in commands(_block) if _block.language in SHELL else ():
+        PLACES.setdefault(_line, []).append(_block.place)
 LINES = [
-    pytest.param(line, id=f"{block.place} {line}")
-    for block in BLOCKS
-    if block.language in SHELL
-    for line in dict.fromkeys(commands(block))
+    pytest.param(line, id=f"{', '.join(dict.fromkeys(places))} {line}") for line, places in PLACES.items()
 ]
 
 
@@ -43,11 +45,12 @@ def reader(tmp_path_factory: pytest.TempPathFactory, template_database: Path) ->
 
 
 @pytest.fixture(autouse=True)
-def _in_it(reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_it(reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None) -> None:
     for name in list(os.environ):
         if name.startswith("MLFLOW_") or name == "LLMTRACK_SPOOL":
             monkeypatch.delenv(name)
     monkeypatch.setenv("LLMTRACK_SPOOL", str(tmp_path / "spool"))
+    make_here(monkeypatch)
     for name in ("mlflow.db", *FILES):
         shutil.copyfile(reader / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)

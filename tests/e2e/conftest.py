@@ -89,8 +89,8 @@ def mlflow_run(checkout, environment, elsewhere) -> MlflowRun:
 
 
 @pytest.fixture
-def run_here(elsewhere, monkeypatch) -> Callable[..., Result]:
-    """Run an entry point as `mlflow run` would, but in this process, which measures, too."""
+def run_here(elsewhere, monkeypatch, undrawn) -> Callable[..., Result]:
+    """Run an entry point as `mlflow run` would, but in this process, which measures, too, and draws no picture."""
     for name in [name for name in os.environ if name.startswith(("MLFLOW_", "LLMTRACK_SPOOL"))]:
         monkeypatch.delenv(name)
     # MLflow's default store is a file of the working directory.
