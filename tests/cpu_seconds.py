@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 SHOWN = 40
-SLOW = 0.5
+SLOW = 0.25
 """From so many CPU seconds on a test wants `@pytest.mark.slow(seconds)`: `make check` leaves it out."""
 
 NAME = "cpu seconds"

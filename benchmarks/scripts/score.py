@@ -46,8 +46,8 @@ def plain(folder: str, dtype: str, context: int) -> Score:
 
 def harness(folder: str, dtype: str, context: int) -> Score:
     """Score by lm-evaluation-harness' `loglikelihood_rolling`."""
-    from lm_eval.api.instance import Instance  # type: ignore[import-not-found]
-    from lm_eval.models.huggingface import HFLM  # type: ignore[import-not-found]
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
 
     model = HFLM(pretrained=folder, device="cpu", dtype=dtype, max_length=context, batch_size=1)
 

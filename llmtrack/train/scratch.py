@@ -71,7 +71,7 @@ def fresh_engine(model: str, task: TrainTask, split: Split, device: str) -> Torc
     preset = synthetic.PRESETS[source.location]
     tokenizer = train_tokenizer(split.train, preset.vocab, preset.context)
     fresh = new_model(preset, tokenizer, task.seed)
-    fresh.to(torch.device(device))  # type: ignore[arg-type] # it hides torch's own signature
+    fresh.to(torch.device(device))
     clean_generation(fresh, tokenizer)
     return TorchEngine(
         fresh,
