@@ -3,8 +3,9 @@
     python -m benchmarks.four_bits                            # trains a small model first, by our own experiment
     python -m benchmarks.four_bits --model FOLDER --text held-out.jsonl
 
-Without a model, one is trained from scratch on Python's help texts and judged by the part of them that was held out. With one, `--text`
-names what it was not trained on.
+Without a model, one is trained from scratch on the source code of Python's own modules (on a GPU where there is one). A tenth of the
+modules is held out: one half of them is what recipes that are calibrated look at, the other what all are judged by. With a model,
+`--text` names what it was not trained on, which is divided likewise.
 """
 
 from __future__ import annotations
@@ -12,22 +13,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
 import click
 
-from benchmarks.results import Found, Goal, benchmark, row
+from benchmarks.results import Found, Goal, Row, benchmark, estimate
 from llmtrack.engine import Engine
 from llmtrack.engines.registry import load_variant
 from llmtrack.errors import ScenarioError
 from llmtrack.quality.corpora import load_corpus
-from llmtrack.quality.drift import compare_distributions
-from llmtrack.quality.perplexity import score_rolling
-from llmtrack.quantize.build import CALIBRATION
+from llmtrack.quality.drift import Drift, compare_distributions
+from llmtrack.quantize.recipe import find_recipe
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.train.split import split_texts
 
@@ -36,93 +37,137 @@ ARMS: Mapping[str, tuple[str, Mapping[str, Scalar]]] = {
     "int4-weight-only": ("int4-weight-only", {"symmetric": True}),
     "int4-weight-only, zero points": ("int4-weight-only", {"symmetric": False}),
     "int4-hqq": ("int4-hqq", {}),
+    "int4-gptq": ("int4-gptq", {}),
+    "int4-mixed, 1 %": ("int4-mixed", {"keep_quality": "1%"}),
+    "int8-weight-only": ("int8-weight-only", {}),
 }
-BLOCK_SIZES = (32, 64, 128)
+BLOCK_SIZES = (32, 128)
 WINDOW = 256
+CHARACTERS = 1000
+"""Of a stretch that is judged by itself: most have fewer tokens than `WINDOW`."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is quantized, and what it is judged by."""
+    """What is quantized, what it is judged by, and the file that recipes look at."""
 
     model: str
-    text: str
+    texts: tuple[str, ...]
+    calibration: Path
 
 
-def trained(folder: Path, steps: int) -> Subject:
-    """Train a small model by the training experiment, on what is not held out of Python's help texts."""
+def written(path: Path, texts: Sequence[str]) -> Path:
+    """Write a corpus."""
+    path.write_text("".join(json.dumps({"text": each}) + "\n" for each in texts), encoding="utf-8")
+    return path
+
+
+def sources() -> Iterator[str]:
+    """Yield the source code of Python's own modules."""
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if len(text) > CHARACTERS and text.isascii():
+            yield text
+
+
+def trained(folder: Path, corpus: Path, steps: int) -> str:
+    """Train a small model by the training experiment, and return the folder of its best checkpoint."""
     subprocess.run(
         [
             *(sys.executable, "-m", "experiments.training", "--log-checkpoint", "none"),
-            *("--corpus", CALIBRATION, "--steps", str(steps), "--eval-every", str(steps)),
-            *("--output", str(folder / "model"), "--tracking-uri", f"sqlite:///{folder / 'mlflow.db'}"),
+            *("--corpus", str(corpus), "--steps", str(steps), "--eval-every", str(max(1, steps // 4))),
+            *("--validation-tokens", "8192", "--sample-tokens", "0"),
+            *("--output", str(folder), "--tracking-uri", f"sqlite:///{folder}.db"),
         ],
         check=True,
         stdout=sys.stderr,
     )
-    sides = split_texts(load_corpus(CALIBRATION).texts, 0.1)
-    held_out = folder / "held-out.jsonl"
-    held_out.write_text(
-        "".join(json.dumps({"text": each}) + "\n" for each in sides.validation), encoding="utf-8"
-    )
-    return Subject(str(max((folder / "model").glob("checkpoint-*"))), str(held_out))
+    return str(max(folder.glob("checkpoint-*")))
 
 
-def quality(engine: Engine, texts: Sequence[str], reference: Engine, tokens: int) -> dict[str, float]:
-    """Return perplexity, and how far the distributions are from the reference's."""
-    scored = score_rolling(
-        engine, texts, max_length=WINDOW, max_tokens=tokens, bos_rule="model", batch_size=1
+def stretches(texts: Sequence[str], characters: int = CHARACTERS) -> tuple[str, ...]:
+    """Cut texts at ends of lines into stretches of about so many characters, each of which is judged by itself."""
+    found: list[str] = []
+    for text in texts:
+        begun = ""
+        for line in text.splitlines(keepends=True):
+            begun += line
+            if len(begun) >= characters:
+                found.append(begun)
+                begun = ""
+    return tuple(found)
+
+
+def rows_of(where: str, drift: Drift, engine: Engine) -> tuple[Row, ...]:
+    """Return what is known of one quantized model."""
+    low, high = drift.ratio_interval
+    change, ends = 100 * (drift.perplexity_ratio - 1), (100 * (low - 1), 100 * (high - 1))
+    size = (engine.info.file_size_bytes or engine.info.model_size_bytes) / 2**20
+    return (
+        estimate("perplexity more than float32's", "%", change, ends, where=where, goal=KEPT),
+        estimate("KL divergence from float32", "nats", drift.kl_divergence, drift.kl_interval, where=where),
+        estimate("top-1 agreement with float32", "%", 100 * drift.top1_agreement, where=where),
+        estimate("file", "MiB", size, where=where),
     )
-    drift = compare_distributions(
-        engine, reference, texts, max_length=WINDOW, bos_rule="model", max_tokens=tokens // 4
-    )
-    return {"perplexity": scored.perplexity, "kl": drift.kl_divergence, "top1": drift.top1_agreement}
 
 
 def compared(subject: Subject, tokens: int, block_sizes: Sequence[int], arms: Sequence[str]) -> Found:
     """Return the figures of each recipe and block size."""
-    texts = load_corpus(subject.text).texts
     reference = load_variant(Variant(subject.model))
-    exact = quality(reference, texts, reference, tokens)["perplexity"]
-    rows, refused = [], []
+    judged_by = stretches(subject.texts)
+    found: list[Row] = []
+    refused: list[str] = []
+    notes: list[str] = []
     for arm, block_size in product(arms, block_sizes):
         name, options = ARMS[arm]
         where = f"{arm}, blocks of {block_size}"
         told: dict[str, Scalar] = {**options, "block_size": block_size}
+        if find_recipe("onnx", name).calibrated:
+            told["calibration"] = str(subject.calibration)
+        variant = Variant(
+            subject.model, backend="onnx", quantization=name, options=tuple(sorted(told.items()))
+        )
         try:
-            variant = Variant(
-                subject.model, backend="onnx", quantization=name, options=tuple(sorted(told.items()))
+            engine = load_variant(variant)
+            drift = compare_distributions(
+                engine, reference, judged_by, max_length=WINDOW, bos_rule="model", max_tokens=tokens
             )
-            found = quality(load_variant(variant), texts, reference, tokens)
         except ScenarioError as error:
             refused.append(f"{where}: {error}")
             continue
-        change = 100 * (found["perplexity"] / exact - 1)
-        rows += [
-            row("perplexity more than float32's", "%", [change], where=where, goal=KEPT),
-            row("KL divergence from float32", "nats", [found["kl"]], where=where),
-            row("top-1 agreement with float32", "", [found["top1"]], where=where),
-        ]
-        print(
-            f"{where}: {change:+.2f} %, KL {found['kl']:.4f}, top-1 {found['top1']:.1%}",
-            file=sys.stderr,
-            flush=True,
+        found += rows_of(where, drift, engine)
+        if left_out := engine.info.facts.get("left_out_layers"):
+            notes.append(f"{where}: {left_out} of {engine.info.facts['linear_layers']} layers got 8 bits.")
+        low, high = drift.ratio_interval
+        click.echo(
+            f"{where}: perplexity {drift.perplexity_ratio - 1:+.2%} ({low - 1:+.2%} to {high - 1:+.2%}), "
+            f"KL {drift.kl_divergence:.4f}, top-1 {drift.top1_agreement:.1%}",
+            err=True,
         )
-    return Found(tuple(rows), tuple(refused), (f"Perplexity in float32: {exact:.3f} on {tokens} tokens.",))
+    if found:
+        notes.insert(0, f"Judged on {drift.tokens} tokens of text that the model was not trained on.")
+    return Found(tuple(found), tuple(refused), tuple(notes))
 
 
 @benchmark(
     "What 4 bits cost a model that had full precision",
     click.option("--model", help="Folder or name of a model; without one, it is trained."),
-    click.option("--text", default="builtin", show_default=True, help="With --model: what it is judged by."),
+    click.option("--text", default="builtin", show_default=True, help="With --model: what it did not see."),
 )
 def main(small: bool, model: str | None, text: str) -> Found:
     """Compare the recipes."""
-    how = (512, (32,), ("int4-weight-only",)) if small else (8192, BLOCK_SIZES, tuple(ARMS))
-    if model:
-        return compared(Subject(model, text), *how)
-    with tempfile.TemporaryDirectory() as folder:
-        return compared(trained(Path(folder), 20 if small else 1000), *how)
+    how = (512, (32,), ("int4-weight-only", "int4-gptq")) if small else (16_384, BLOCK_SIZES, tuple(ARMS))
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        if model is None:
+            texts = list(sources())
+            model = trained(folder / "model", written(folder / "sources.jsonl", texts), 20 if small else 400)
+            held_out = split_texts(texts, 0.1).validation
+        else:
+            held_out = load_corpus(text).texts
+        half = len(held_out) // 2
+        calibration = written(folder / "calibration.jsonl", held_out[half:])
+        return compared(Subject(model, tuple(held_out[:half]), calibration), *how)
 
 
 if __name__ == "__main__":

@@ -127,6 +127,29 @@ def row(
     )
 
 
+def estimate(
+    what: str,
+    unit: str,
+    value: float,
+    interval: tuple[float, float] | None = None,
+    *,
+    where: str = "",
+    goal: Goal | None = None,
+) -> Row:
+    """Return the row of one figure of ours whose 95 % interval is known without rounds; see `Row`."""
+    low, high = interval or (value, value)
+    own = Summary(2 if interval else 1, value, low, high, value)
+    return Row(
+        what,
+        unit,
+        where,
+        "",
+        own,
+        goal=str(goal) if goal else "",
+        verdict=goal.verdict(own) if goal else "",
+    )
+
+
 @dataclass(frozen=True)
 class Found:
     """What a benchmark measured.

@@ -61,8 +61,8 @@ class Options(OnnxOptions):
     keep_quality: Annotated[
         str,
         Option(
-            "int8 with 8-bit activations: leave the worst layers out until perplexity of the calibration text rises by no "
-            "more than this (such as 5%); none: quantize all; auto: each recipe's own."
+            "int8 with 8-bit activations, int4-mixed: leave the worst layers out until perplexity of the calibration text "
+            "rises by no more than this (such as 5%); none: quantize all; auto: each recipe's own."
         ),
     ] = "auto"
     block_size: Annotated[
@@ -300,11 +300,16 @@ def reading(runs: pd.DataFrame) -> list[str]:
     for _, run in measured(runs, "left_out_layers").iterrows():
         if run["left_out_layers"]:
             lines.append(
-                f"{run['scenario']} left {run['left_out_layers']} of {run['linear_layers']} layers out of 8-bit "
-                f"activations ({run['left_out_parameter_share']:.0%} of their weights): see quantization/layers.csv of its run."
+                f"{run['scenario']} left {run['left_out_layers']} of {run['linear_layers']} layers out of {_coarse(run)} "
+                f"({run['left_out_parameter_share']:.0%} of their weights): see quantization/layers.csv of its run."
             )
     missing = why_missing()
     return lines + ([missing] if missing else []) + say.doubts(runs)
+
+
+def _coarse(run: pd.Series) -> str:
+    """Return what the layers that lose too much are left out of."""
+    return f"{run['weight_bits']:.0f}-bit weights" if ask.has(run, "weight_bits") else "8-bit activations"
 
 
 def advise(done: pd.DataFrame, base: pd.Series) -> list[str]:

@@ -1037,7 +1037,7 @@ PARAMS: tuple[Param, ...] = (
     Param(
         "keep_quality",
         str,
-        "of int8 recipes: share by which perplexity of the calibration text may rise; `none`: all is quantized",
+        "of int8 recipes and `int4-mixed`: share by which perplexity of the calibration text may rise; `none`: all is quantized",
     ),
     Param("calibration", str, "text that quantization looked at"),
     Param("calibration_digest", str, "digest of that text; never that of the scored one"),
@@ -1065,7 +1065,7 @@ PARAMS: tuple[Param, ...] = (
     Param(
         "left_out_layers",
         int,
-        "of them, those left out of 8-bit activations for the sake of quality",
+        "of them, those left out of 8-bit activations, or of 4 bits, for the sake of quality",
         role="found",
     ),
     Param("left_out_parameter_share", float, "share of the layers' weights that these hold", role="found"),

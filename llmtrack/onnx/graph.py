@@ -230,14 +230,21 @@ def remove_unused(model: ModelProto) -> None:
 def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> None:
     """Let tensors of a quantized graph be made as in another version of the same graph.
 
+    Versions may call different weights alike: each keeps its own.
+
     Args:
         target: is changed. What is no longer needed is removed from it.
         donor: holds, for each of these tensors, one node that makes it from tensors that both graphs have.
         results: names of the tensors.
     """
-    made_by = {name: node for node in donor.graph.node for name in node.output if name in results}
+    made_by = {name: _copy(node) for node in donor.graph.node for name in node.output if name in results}
     weights = {tensor.name: tensor for tensor in donor.graph.initializer}
-    there = {tensor.name for tensor in target.graph.initializer}
+    there = {tensor.name: tensor for tensor in target.graph.initializer}
+    for node in made_by.values():
+        for index, name in enumerate(node.input):
+            if name in weights:
+                node.input[index] = _brought(target, weights[name], there)
+        import_domain(target, node.domain)
     # A statically quantized graph rounds a result once more and goes on with this.
     rounded = {f"{name}_DequantizeLinear_Output": name for name in results}
     nodes: list[NodeProto] = []
@@ -249,14 +256,20 @@ def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> No
         for index, name in enumerate(node.input):
             node.input[index] = rounded.get(name, name)
         nodes.append(node)
-    for node in made_by.values():
-        target.graph.initializer.extend(
-            weights[name] for name in node.input if name in weights and name not in there
-        )
-        there.update(node.input)
-        import_domain(target, node.domain)
     _replace(target.graph.node, [_copy(node) for node in nodes])
     remove_unused(target)
+
+
+def _brought(target: ModelProto, tensor: TensorProto, there: dict[str, TensorProto]) -> str:
+    """Return the name that a tensor has in a graph, after adding it unless it is there, equal and of that name."""
+    own = TensorProto()
+    own.CopyFrom(tensor)
+    while there.get(own.name, own) != own:
+        own.name += ".grafted"
+    if own.name not in there:
+        target.graph.initializer.append(own)
+        there[own.name] = own
+    return own.name
 
 
 def _copy(node: NodeProto) -> NodeProto:

@@ -11,9 +11,11 @@ import torch
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.finite import not_finite
+from llmtrack.quality.bootstrap import stderr_of_ratio
 from llmtrack.quality.encoding import encode_text
 
 CHUNK_BYTES = 64 * 2**20
+Z_95 = 1.96
 
 SPIKE_RATIO = 1.1
 """Perplexity over the reference's from which on the difference is said in words."""
@@ -30,12 +32,28 @@ class Drift:
         top1_agreement: share of tokens (0 to 1) after which both find the same next token most likely.
         perplexity_ratio: perplexity of the model over that of the reference, on these tokens.
         tokens: tokens that were compared.
+        loss_stderr: standard error of the difference of mean losses in nats, by bootstrap over the texts; None for one text.
+        kl_stderr: that of the mean KL divergence, likewise.
     """
 
     kl_divergence: float
     top1_agreement: float
     perplexity_ratio: float
     tokens: int
+    loss_stderr: float | None = None
+    kl_stderr: float | None = None
+
+    @property
+    def ratio_interval(self) -> tuple[float, float]:
+        """The 95 % interval of `perplexity_ratio`, as far as other text of this kind goes; the ratio twice for one text."""
+        factor = math.exp(min(Z_95 * (self.loss_stderr or 0.0), 700.0))
+        return self.perplexity_ratio / factor, self.perplexity_ratio * factor
+
+    @property
+    def kl_interval(self) -> tuple[float, float]:
+        """The 95 % interval of `kl_divergence`, likewise."""
+        width = Z_95 * (self.kl_stderr or 0.0)
+        return max(0.0, self.kl_divergence - width), self.kl_divergence + width
 
     @property
     def finding(self) -> str | None:
@@ -81,7 +99,8 @@ def compare_distributions(
             f"{engine.info.vocab_size}: their distributions cannot be compared",
             "unsupported",
         )
-    sums = torch.zeros(4, dtype=torch.float64)
+    rows: list[torch.Tensor] = []
+    counts: list[int] = []
     tokens = 0
     for text in texts:
         keep = min(max_length, max_tokens - tokens + 1)
@@ -95,15 +114,24 @@ def compare_distributions(
             )
         first = row.given - 1
         own, theirs = (_logits(each, row.ids)[first:] for each in (engine, reference))
-        sums += _row(own, theirs, row.ids[first:])
+        rows.append(_row(own, theirs, row.ids[first:]))
+        counts.append(row.predicted)
         tokens += row.predicted
         on_row(tokens)
         if tokens >= max_tokens:
             break
     if not tokens:
         raise ScenarioError("no text has two tokens, so there is nothing to compare", "unsupported")
-    kl, agreeing, nll, reference_nll = (sums / tokens).tolist()
-    return Drift(kl, agreeing, math.exp(min(nll - reference_nll, 700.0)), tokens)
+    sums = torch.stack(rows)
+    kl, agreeing, nll, reference_nll = (sums.sum(0) / tokens).tolist()
+    return Drift(
+        kl,
+        agreeing,
+        math.exp(min(nll - reference_nll, 700.0)),
+        tokens,
+        stderr_of_ratio((sums[:, 2] - sums[:, 3]).tolist(), counts),
+        stderr_of_ratio(sums[:, 0].tolist(), counts),
+    )
 
 
 def _logits(engine: Engine, ids: Sequence[int]) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from llmtrack.onnx import graph
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder, next_token_logits
 from llmtrack.quantize.options import share
 from llmtrack.quantize.recipe import Built, Job
-from llmtrack.quantize.sensitivity import LayerError, fewest_left_out, layer_error, worst_first
+from llmtrack.quantize.sensitivity import LayerError, Rounding, fewest_left_out, layer_error, worst_first
 from llmtrack.tensors.likelihood import sum_nll
 
 # Ranking looks at so many rows: what a layer is given is kept in memory for all of them.
@@ -23,7 +23,7 @@ RANKED_ROWS = 4
 
 
 def leave_out(
-    job: Job, base: ModelProto, quantized: ModelProto, donor: ModelProto, scheme: str
+    job: Job, base: ModelProto, quantized: ModelProto, donor: ModelProto, rounding: Rounding
 ) -> tuple[ModelProto, Built]:
     """Return the quantized graph with the worst layers made as in the donor, and what was found.
 
@@ -34,11 +34,11 @@ def leave_out(
         base: the float graph.
         quantized: the same graph with every linear layer quantized.
         donor: the same graph with these layers as they are to stay: in float, or quantized more gently.
-        scheme: how activations are rounded, for the ranking.
+        rounding: what is rounded in the quantized one, for the ranking.
     """
     bound = share(job.options["keep_quality"])
     layers = [layer for layer in graph.linears(base) if layer.result != "logits"]
-    ranked = worst_first(rank(base, layers, job.rows[:RANKED_ROWS], scheme))
+    ranked = worst_first(rank(base, layers, job.rows[:RANKED_ROWS], rounding))
     layer_of = {layer.node: layer for layer in layers}
     if bound is None:
         return quantized, _built(ranked, layer_of, 0, ())
@@ -64,9 +64,28 @@ def leave_out(
 
 
 def rank(
-    base: ModelProto, layers: Sequence[graph.Linear], rows: Sequence[Sequence[int]], scheme: str
+    base: ModelProto, layers: Sequence[graph.Linear], rows: Sequence[Sequence[int]], rounding: Rounding
 ) -> list[LayerError]:
     """Return the error that quantizing each layer alone brings, from what the layers are given for these rows."""
+    seen: dict[str, list[np.ndarray]] = {}
+    for given in inputs_of(base, layers, rows):
+        for name, values in given.items():
+            seen.setdefault(name, []).append(values)
+    weights = {tensor.name: tensor for tensor in base.graph.initializer}
+    return [
+        LayerError(
+            layer.node,
+            layer_error(seen[layer.source], numpy_helper.to_array(weights[layer.weight]), rounding),
+            layer.parameters,
+        )
+        for layer in layers
+    ]
+
+
+def inputs_of(
+    base: ModelProto, layers: Sequence[graph.Linear], rows: Sequence[Sequence[int]]
+) -> Iterator[dict[str, np.ndarray]]:
+    """Yield for each row what layers are given: (tokens, inputs) by `Linear.source`."""
     sources = sorted({layer.source for layer in layers})
     watched = graph.copy_of(base)
     known = {each.name for each in watched.graph.output}
@@ -76,19 +95,9 @@ def rank(
     with tempfile.TemporaryDirectory() as folder:
         graph.save(watched, Path(folder, MODEL_FILE))
         decoder = OnnxDecoder(Path(folder, MODEL_FILE))
-    seen: dict[str, list[np.ndarray]] = {name: [] for name in sources}
     for row in rows:
-        for name, values in zip(sources, decoder.inspect(np.array([row]), sources), strict=True):
-            seen[name].append(values.reshape(-1, values.shape[-1]))
-    weights = {tensor.name: tensor for tensor in base.graph.initializer}
-    return [
-        LayerError(
-            layer.node,
-            layer_error(seen[layer.source], numpy_helper.to_array(weights[layer.weight]), scheme),
-            layer.parameters,
-        )
-        for layer in layers
-    ]
+        found = decoder.inspect(np.array([row]), sources)
+        yield {name: each.reshape(-1, each.shape[-1]) for name, each in zip(sources, found, strict=True)}
 
 
 def mean_loss(path: Path, rows: Sequence[Sequence[int]]) -> float:

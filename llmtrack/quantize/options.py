@@ -79,6 +79,20 @@ class SmallBlocks(Blocks):
 
 
 @dataclass(frozen=True)
+class GptqBlocks(HqqBlocks):
+    """Of int4-gptq, which finds zero points, and would suit fewer tokens too well."""
+
+    calibration_tokens: Tokens = 8 * DEFAULT_TOKENS
+
+
+@dataclass(frozen=True)
+class MixedBlocks(GptqBlocks):
+    """Of int4-mixed."""
+
+    keep_quality: KeepQuality = "2%"
+
+
+@dataclass(frozen=True)
 class Dynamic(Checked):
     """Of int8-dynamic."""
 

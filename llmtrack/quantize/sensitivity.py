@@ -1,4 +1,4 @@
-"""Which layers lose most by quantization, and how many of them must stay in float to keep the quality.
+"""Which layers lose most by quantization, and how many of them must stay gentler to keep the quality.
 
 Pure functions over arrays and numbers; nothing here knows a file format or a library of quantization.
 """
@@ -13,7 +13,24 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
 
-DYNAMIC, STATIC = "dynamic", "static"
+
+@dataclass(frozen=True)
+class Rounding:
+    """What is rounded in a linear layer.
+
+    Attributes:
+        activations: `dynamic`, to 8 bits with ranges taken from each call; `static`, to 8 bits with one range for all
+            calls; `none`, not at all.
+        bits: of a weight; 7 is what 8-bit weights are reduced to where products of bytes saturate.
+        block_size: inputs that share a weight's scale; 0: all of a column.
+    """
+
+    activations: str
+    bits: int = 8
+    block_size: int = 0
+
+
+DYNAMIC, STATIC = Rounding("dynamic"), Rounding("static")
 
 
 @dataclass(frozen=True)
@@ -41,7 +58,7 @@ class Attempt:
     """One try of the search.
 
     Attributes:
-        left_out: how many of the worst layers stayed in float.
+        left_out: how many of the worst layers stayed gentler.
         loss: mean negative log-likelihood on the calibration text, in nats.
     """
 
@@ -49,16 +66,20 @@ class Attempt:
     loss: float
 
 
-def quantize_weight(weight: Array, bits: int = 8) -> Array:
-    """Round a weight to symmetric integers, one scale per column, and return it as floats.
+def quantize_weight(weight: Array, bits: int = 8, block_size: int = 0) -> Array:
+    """Round a weight to symmetric integers, one scale per block of a column, and return it as floats.
 
     Args:
         weight: (inputs, outputs).
-        bits: bits of an integer; 7 is what 8-bit weights are reduced to where products of bytes saturate.
+        bits: bits of an integer.
+        block_size: inputs that share a scale; 0: all.
     """
+    inputs, outputs = weight.shape
+    rows = block_size or inputs
+    blocks = np.pad(weight, ((0, -inputs % rows), (0, 0))).reshape(-1, rows, outputs)
     limit = 2 ** (bits - 1) - 1
-    scale = np.maximum(np.abs(weight).max(axis=0), 1e-12) / limit
-    return np.round(weight / scale) * scale
+    scale = np.maximum(np.abs(blocks).max(axis=1, keepdims=True), 1e-12) / limit
+    return (np.round(blocks / scale) * scale).reshape(-1, outputs)[:inputs]
 
 
 def quantize_activation(values: Array, low: float, high: float) -> Array:
@@ -70,7 +91,7 @@ def quantize_activation(values: Array, low: float, high: float) -> Array:
     return (np.clip(np.round(values / scale) + zero, 0, 255) - zero) * scale
 
 
-def layer_error(rows: Sequence[Array], weight: Array, scheme: str, weight_bits: int = 8) -> float:
+def layer_error(rows: Sequence[Array], weight: Array, rounding: Rounding) -> float:
     """Return the mean over tokens of squared error over squared output of one quantized linear layer.
 
     Tokens weigh alike, since one with a huge activation would otherwise hide that it blurs all others: they
@@ -79,16 +100,16 @@ def layer_error(rows: Sequence[Array], weight: Array, scheme: str, weight_bits: 
     Args:
         rows: what the layer is given, one array (tokens, inputs) per call.
         weight: (inputs, outputs).
-        scheme: `dynamic`, ranges taken from each call, or `static`, one range for all of them.
-        weight_bits: bits of a weight.
+        rounding: what is rounded.
     """
-    rounded = quantize_weight(weight, weight_bits)
+    rounded = quantize_weight(weight, rounding.bits, rounding.block_size)
     overall = min(float(x.min()) for x in rows), max(float(x.max()) for x in rows)
     total, tokens = 0.0, 0
     for x in rows:
-        low, high = overall if scheme == STATIC else (float(x.min()), float(x.max()))
+        low, high = overall if rounding.activations == "static" else (float(x.min()), float(x.max()))
         exact = x @ weight
-        wrong = quantize_activation(x, low, high) @ rounded - exact
+        given = x if rounding.activations == "none" else quantize_activation(x, low, high)
+        wrong = given @ rounded - exact
         signal = np.maximum((exact.astype(np.float64) ** 2).sum(axis=1), 1e-20)
         total += float(((wrong.astype(np.float64) ** 2).sum(axis=1) / signal).sum())
         tokens += len(x)
@@ -103,13 +124,13 @@ def worst_first(errors: Sequence[LayerError]) -> tuple[LayerError, ...]:
 def fewest_left_out(
     loss_without: Callable[[int], float], layers: int, bound: float
 ) -> tuple[int, tuple[Attempt, ...]]:
-    """Return how many of the worst layers must stay in float so that the loss keeps a bound.
+    """Return how many of the worst layers must stay gentler so that the loss keeps a bound.
 
     Tries none, a sixteenth of the layers, twice as many and so on until the bound is kept, then halves the gap, down
     to an eighth of the number: each try costs a pass over the calibration text.
 
     Args:
-        loss_without: loss with so many of the worst layers left in float.
+        loss_without: loss with so many of the worst layers left out.
         layers: how many layers there are.
         bound: loss that must not be exceeded, in nats.
 

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ScenarioError
 from llmtrack.installed import OWN_RECIPES
-from llmtrack.quantize.options import Blocks, HqqBlocks, SmallBlocks
+from llmtrack.quantize.options import Blocks, GptqBlocks, HqqBlocks, MixedBlocks, SmallBlocks
 from llmtrack.quantize.recipe import Built, Job, Recipe
 from llmtrack.scenario import Scalar
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from onnx import ModelProto
+
+    from llmtrack.onnx.graph import Linear
 
 # Products of 8-bit integers with one scale per block; 1 would be products of floats.
 ACCURACY_LEVEL = 4
+NEAREST, HQQ, GPTQ = "nearest", "hqq", "gptq"
+JUDGED_BY = 4
+"""Each so manieth row of a calibration text is kept for the bound: weights that are suited to a row look too good on it."""
+MOST_PRODUCTS = 2**30
+"""Bytes of products of inputs that are held at once; the text is read again for what is left."""
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 
 
@@ -45,16 +54,25 @@ def apply_int4(job: Job) -> Built:
 
 def apply_int4_hqq(job: Job) -> Built:
     """Store weights in 4 bits with the zero points that half-quadratic quantization finds."""
-    return _apply(job, bits=4, hqq=True)
+    return _apply(job, bits=4, method=HQQ)
 
 
-def _apply(job: Job, bits: int, hqq: bool = False) -> Built:
+def apply_int4_gptq(job: Job) -> Built:
+    """Store weights in 4 bits that make up for each other's errors on a calibration text.
+
+    With a bound (`keep_quality`), those of the layers that lose most get 8 bits, as few as keep it.
+    """
+    return _apply(job, bits=4, method=GPTQ)
+
+
+def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:
     from llmtrack.onnx import graph
     from llmtrack.onnx.session import MODEL_FILE
     from llmtrack.onnx.tied import share_embedding
 
     model = graph.load(job.source / MODEL_FILE)
     tied = graph.untie_head(model)
+    base = graph.copy_of(model) if method == GPTQ else model
     layers = graph.linears(model)
     head = graph.head_node(model)
     # A head that is tied is the table of embeddings, too, and reads it in blocks without zero points.
@@ -65,9 +83,23 @@ def _apply(job: Job, bits: int, hqq: bool = False) -> Built:
         model = in_blocks(model, 8, block, True, gentle)
         if tied:
             share_embedding(model)
-    model = in_blocks(model, bits, block, symmetric, {each.node for each in layers} - gentle, hqq)
+    rest = {each.node for each in layers} - gentle
+    model = in_blocks(model, bits, block, symmetric, rest, method == HQQ)
+    built = Built({"linear_layers": len(layers), "weight_bits": bits})
+    bounded = "keep_quality" in job.options
+    if method == GPTQ:
+        kept = [row for place, row in enumerate(job.rows) if place % JUDGED_BY or not bounded]
+        correct_errors(model, base, block, kept)
+    if bounded:
+        from llmtrack.quantize.keep_quality import leave_out
+        from llmtrack.quantize.sensitivity import Rounding
+
+        donor = in_blocks(graph.copy_of(base), 8, block, True, rest)
+        judged = replace(job, rows=job.rows[::JUDGED_BY])
+        model, found = leave_out(judged, base, model, donor, Rounding("none", bits, block))
+        built = replace(found, facts={**built.facts, **found.facts})
     graph.save(model, job.target / MODEL_FILE)
-    return Built({"linear_layers": len(layers), "weight_bits": bits})
+    return built
 
 
 def in_blocks(
@@ -98,6 +130,61 @@ def in_blocks(
         split_zero_points(changed, ACCURACY_LEVEL)
     graph.remove_unused(changed)
     return changed
+
+
+def correct_errors(
+    model: ModelProto, base: ModelProto, block_size: int, rows: Sequence[Sequence[int]]
+) -> None:
+    """Round the 4-bit weights of a graph anew, by GPTQ.
+
+    Args:
+        model: is changed: blocks of 4 bits with zero points.
+        base: the float graph that it was made from.
+        block_size: weights that share a scale.
+        rows: calibration text.
+    """
+    from onnx import numpy_helper
+
+    from llmtrack.onnx import graph
+    from llmtrack.quantize.gptq import gptq, packed
+    from llmtrack.quantize.keep_quality import inputs_of
+
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    weights = {tensor.name: tensor for tensor in base.graph.initializer}
+    few = {
+        node.output[0]: node
+        for node in model.graph.node
+        if node.op_type == "MatMulNBits"
+        and any(each.name == "bits" and each.i == 4 for each in node.attribute)
+    }
+    for group in _together([layer for layer in graph.linears(base) if layer.result in few]):
+        products: dict[str, Any] = {}
+        for given in inputs_of(base, group, rows):
+            for name, values in given.items():
+                products[name] = products.get(name, 0) + values.T @ values
+        for layer in group:
+            weight = numpy_helper.to_array(weights[layer.weight])
+            made: Sequence[NDArray[Any]] = packed(
+                gptq(weight, products[layer.source], block_size), block_size
+            )
+            for name, array in zip(few[layer.result].input[1:], made, strict=True):
+                shape = tuple(stored[name].dims)
+                stored[name].CopyFrom(numpy_helper.from_array(array.reshape(shape), name))
+
+
+def _together(layers: Sequence[Linear]) -> Iterator[list[Linear]]:
+    """Yield layers in groups whose products of inputs are held at once."""
+    group: list[Linear] = []
+    sizes: dict[str, int] = {}
+    for layer in layers:
+        size = {layer.source: 4 * layer.shape[0] ** 2}
+        if group and sum((sizes | size).values()) > MOST_PRODUCTS:
+            yield group
+            group, sizes = [], {}
+        group.append(layer)
+        sizes |= size
+    if group:
+        yield group
 
 
 RECIPES = (
@@ -131,6 +218,28 @@ RECIPES = (
         apply_int4_hqq,
         HqqBlocks,
         version=3,
+        needs=OWN_RECIPES["onnx"],
+        check=check_blocks,
+    ),
+    Recipe(
+        "int4-gptq",
+        "onnx",
+        "as int4-weight-only, with zero points, and weights that make up for each other's errors (GPTQ)",
+        "int4",
+        apply_int4_gptq,
+        GptqBlocks,
+        calibrated=True,
+        needs=OWN_RECIPES["onnx"],
+        check=check_blocks,
+    ),
+    Recipe(
+        "int4-mixed",
+        "onnx",
+        "as int4-gptq; the layers that lose by it, and the head, 8 bits in blocks",
+        "int4",
+        apply_int4_gptq,
+        MixedBlocks,
+        calibrated=True,
         needs=OWN_RECIPES["onnx"],
         check=check_blocks,
     ),

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks import page
-from benchmarks.results import Found, Goal, Result, benchmark, load, rounds, row, section, table
+from benchmarks.results import Found, Goal, Result, benchmark, estimate, load, rounds, row, section, table
 from llmtrack.outcome import Summary
 
 
@@ -70,6 +70,13 @@ def test_a_goal_without_a_peer_is_of_our_own_figure():
 def test_the_reason_is_kept_only_where_a_goal_is_missed():
     assert row("x", "", [2.0], goal=Goal(most=3), why="too slow").why == ""
     assert row("x", "", [4.0], goal=Goal(most=3), why="too slow").why == "too slow"
+
+
+def test_a_figure_whose_interval_is_known_stands_beside_its_goal():
+    found = estimate("cost", "%", 1.5, (1.0, 2.5), where="here", goal=Goal(most=2))
+    assert (found.goal, found.verdict, found.where) == ("≤ 2", "met within doubt", "here")
+    assert "1.500 [1.000, 2.500] %" in table([found])
+    assert "| 1.500 % |" in table([estimate("cost", "%", 1.5)])
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 
 from experiments import edge_prompts, quantization, suite
@@ -172,6 +173,16 @@ def test_the_reading_names_a_recipe_for_each_use(runs):
         for line in lines
     )
     assert any("1 of 5 scenarios failed: onnx-int8-static" in line for line in lines)
+
+
+def test_the_reading_says_what_the_worst_layers_were_left_out_of(runs):
+    told = {"linear_layers": 210, "left_out_layers": 21, "left_out_parameter_share": 0.11, "weight_bits": 4}
+    mixed = measured("onnx-int4-mixed", 380.0, 30.0, 20.9, quantization="int4-mixed", **told)
+    lines = quantization.reading(pd.concat([runs, frame(mixed)], ignore_index=True))
+    assert any(
+        "onnx-int8-mixed left 30 of 211 layers out of 8-bit activations (19%" in line for line in lines
+    )
+    assert any("onnx-int4-mixed left 21 of 210 layers out of 4-bit weights (11%" in line for line in lines)
 
 
 def test_without_a_baseline_there_is_nothing_to_compare():

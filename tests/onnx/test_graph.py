@@ -81,6 +81,44 @@ def test_a_graft_takes_layers_from_another_version(exported, tmp_path):
     assert "zeros" not in {each.name for each in wrong.graph.initializer}
 
 
+def doubled(weights: dict[str, float]) -> ModelProto:
+    """A graph of two results, each one input times a weight of its own: by the weights' names and values."""
+    floats = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x", "a", "b")}
+    nodes = [helper.make_node("Mul", ["x", name], [out]) for name, out in zip(weights, "ab", strict=False)]
+    if len(weights) == 1:
+        nodes.append(helper.make_node("Mul", ["x", *weights], ["b"]))
+    tensors = [numpy_helper.from_array(np.float32([value]), name) for name, value in weights.items()]
+    inside = helper.make_graph(nodes, "g", [floats["x"]], [floats["a"], floats["b"]], tensors)
+    return helper.make_model(inside)
+
+
+def factors(model: ModelProto) -> dict[str, float]:
+    """What each result's weight is."""
+    kept = {each.name: float(numpy_helper.to_array(each)[0]) for each in model.graph.initializer}
+    assert len(kept) == len(model.graph.initializer)
+    return {node.output[0]: kept[node.input[1]] for node in model.graph.node}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_graft_brings_its_own_weights_where_both_versions_call_them_alike(shared):
+    # As 4 and 8 bits of one layer are called: the scales of both have one name.
+    names = ["w"] if shared else ["w", "v"]
+    made = doubled(dict.fromkeys(names, 1.0))
+    graph.graft(made, doubled(dict.fromkeys(names, 2.0)), {"a"})
+    assert factors(made) == {"a": 2.0, "b": 1.0}
+    # And from a third version, over what the second left.
+    graph.graft(made, doubled(dict.fromkeys(names, 3.0)), {"b"})
+    assert factors(made) == {"a": 2.0, "b": 3.0}
+    graph.graft(made, doubled(dict.fromkeys(names, 4.0)), {"a", "b"})
+    assert factors(made) == {"a": 4.0, "b": 4.0}
+
+
+def test_a_graft_of_equal_weights_stores_them_once():
+    made = doubled({"w": 1.0})
+    graph.graft(made, doubled({"w": 1.0}), {"a"})
+    assert [each.name for each in made.graph.initializer] == ["w"]
+
+
 def test_a_gemm_becomes_a_product_and_a_sum():
     weight, bias = np.arange(6, dtype=np.float32).reshape(3, 2), np.array([1, 2, 3], dtype=np.float32)
     node = helper.make_node("Gemm", ["x", "w", "b"], ["y"], name="/h.0/attn/Gemm", transB=1)

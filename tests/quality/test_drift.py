@@ -9,6 +9,7 @@ import torch
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
+from llmtrack.quality.bootstrap import stderr_of_ratio
 from llmtrack.quality.drift import Drift, compare_distributions
 
 
@@ -56,6 +57,24 @@ def test_an_engine_is_equal_to_itself():
     drift = compare_distributions(engine, engine, ["ab", "ba"])
     assert (drift.kl_divergence, drift.top1_agreement, drift.perplexity_ratio) == (0.0, 1.0, 1.0)
     assert drift.finding is None
+    assert (drift.ratio_interval, drift.kl_interval) == ((1.0, 1.0), (0.0, 0.0))
+
+
+def test_an_interval_is_of_the_texts_by_bootstrap_and_pairs_them():
+    own, reference = Fixed(0.5, 0.5), Fixed(0.75, 0.25)
+    texts = ["aaa", "abb", "aab", "bab"]
+    drift = compare_distributions(own, reference, texts)
+    # Of each text the difference of losses: -ln(2/3) of each `a` that is predicted, and -ln 2 of each `b`.
+    a, b = math.log(1.5), -math.log(2)
+    stderr = stderr_of_ratio([2 * a, 2 * b, a + b, a + b], [2, 2, 2, 2])
+    assert drift.loss_stderr == pytest.approx(stderr)
+    middle = math.exp((a + b) / 2)
+    assert drift.ratio_interval == pytest.approx(
+        (middle * math.exp(-1.96 * stderr), middle * math.exp(1.96 * stderr))
+    )
+    # What a text holds changes nothing in how far these distributions are apart.
+    assert drift.kl_stderr == pytest.approx(0.0, abs=1e-9)
+    assert compare_distributions(own, reference, texts[:1]).loss_stderr is None
 
 
 def test_only_so_many_tokens_are_compared():

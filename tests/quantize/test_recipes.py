@@ -19,6 +19,7 @@ from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.onnx import graph
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 from llmtrack.options import parameters
+from llmtrack.quantize import weight_only
 from llmtrack.quantize.int8 import apply as int8_dynamic
 from llmtrack.quantize.int8 import instruction_set
 from llmtrack.quantize.keep_quality import mean_loss, rank
@@ -190,6 +191,50 @@ def test_the_layer_that_spoils_the_quality_stays_in_float(spoiled, tmp_path):
     assert PLANTED in {each.module for each in found}
     increase = mean_loss(tmp_path / "out" / MODEL_FILE, rows) - mean_loss(spoiled / MODEL_FILE, rows)
     assert increase <= math.log(1.002) + 1e-6
+
+
+@pytest.mark.slow(3)
+def test_layers_that_lose_too_much_by_4_bits_get_8_and_then_keep_the_bound(exported, tmp_path):
+    (tmp_path / "out").mkdir()
+    rows = own_words(exported)
+    recipe = find_recipe("onnx", "int4-mixed")
+    told = recipe.settled((("keep_quality", "15%"),))
+    built = recipe.apply(Job(exported, tmp_path / "out", told, rows))
+    left_out = {row["layer"] for row in built.ranking if row["left_out"]}
+    assert 1 <= len(left_out) == built.facts["left_out_layers"] < 28
+    assert built.facts["weight_bits"] == 4
+    nodes = [n for n in graph.load(tmp_path / "out" / MODEL_FILE).graph.node if n.op_type == "MatMulNBits"]
+    bits = [next(each.i for each in node.attribute if each.name == "bits") for node in nodes]
+    assert sorted(bits) == [4] * (28 - len(left_out)) + [8] * (len(left_out) + 1)  # and the head
+    # On the row that weights were not suited to.
+    files = (tmp_path / "out" / MODEL_FILE, exported / MODEL_FILE)
+    found, exact = (mean_loss(file, rows[:: weight_only.JUDGED_BY]) for file in files)
+    assert found - exact <= math.log(1.15) + 1e-6
+
+
+@pytest.mark.slow(2)
+def test_weights_that_make_up_for_errors_say_more_nearly_what_the_model_says(exported, tmp_path):
+    rows = own_words(exported)
+    losses = {}
+    for name in ("int4-weight-only", "int4-gptq"):
+        (tmp_path / name).mkdir()
+        recipe = find_recipe("onnx", name)
+        recipe.apply(Job(exported, tmp_path / name, recipe.settled(()), rows))
+        losses[name] = mean_loss(tmp_path / name / MODEL_FILE, rows)
+    exact = mean_loss(exported / MODEL_FILE, rows)
+    assert abs(losses["int4-gptq"] - exact) < 0.5 * abs(losses["int4-weight-only"] - exact)
+
+
+def test_products_that_do_not_fit_at_once_are_taken_in_groups(exported, monkeypatch):
+    model = graph.load(exported / MODEL_FILE)
+    layers = graph.linears(model)
+    monkeypatch.setattr(weight_only, "MOST_PRODUCTS", 4 * 600**2)
+    groups = list(weight_only._together(layers))
+    assert [layer for group in groups for layer in group] == list(layers)
+    assert len(groups) > 1
+    for group in groups:
+        sizes = {layer.source: 4 * layer.shape[0] ** 2 for layer in group}
+        assert sum(sizes.values()) <= weight_only.MOST_PRODUCTS
 
 
 @pytest.mark.parametrize(

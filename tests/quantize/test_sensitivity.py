@@ -12,6 +12,7 @@ from llmtrack.quantize.sensitivity import (
     STATIC,
     Attempt,
     LayerError,
+    Rounding,
     fewest_left_out,
     layer_error,
     quantize_activation,
@@ -29,6 +30,20 @@ def test_a_weight_is_rounded_per_column():
 def test_few_bits_round_more_coarsely():
     # 7 bits: 63 steps of 127/63.
     assert quantize_weight(np.array([[127.0], [50.4]]), bits=7)[1, 0] == pytest.approx(25 * 127 / 63)
+
+
+def test_blocks_of_a_column_have_scales_of_their_own_and_the_last_may_be_short():
+    weight = np.array([[7.0], [3.4], [0.7], [0.34], [14.0]])
+    # 4 bits: steps of 1, 0.1 and 2.
+    rounded = quantize_weight(weight, bits=4, block_size=2)
+    assert rounded == pytest.approx(np.array([[7.0], [3.0], [0.7], [0.3], [14.0]]))
+
+
+def test_where_only_weights_are_rounded_activations_stay_as_they_are():
+    # 0.5 would be lost beside 255; 3.4 becomes 3, of which both tokens lose the same part.
+    rows, weight = [np.array([[0.0, 255.0], [0.0, 0.5]])], np.array([[7.0], [3.4]])
+    assert layer_error(rows, weight, Rounding("none", 4)) == pytest.approx((0.4 / 3.4) ** 2)
+    assert layer_error(rows, weight, Rounding("none", 4, block_size=1)) == pytest.approx(0.0, abs=1e-12)
 
 
 def test_activations_have_255_steps_with_zero_among_them():

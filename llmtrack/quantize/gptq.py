@@ -1,0 +1,117 @@
+"""GPTQ: round a weight input by input, and let the inputs that are not rounded yet make up for the error.
+
+Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers". Ours, since ONNX Runtime's
+returns floats that have to be rounded a second time, by scales that are found anew. Pure functions over arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.floating[Any]]
+
+DAMPING = 0.01
+"""Part of the mean squared input that is added to each, so that inputs which are hardly seen are not trusted."""
+
+STEPS = 15
+"""The largest step of 4 bits."""
+
+RANGES = np.linspace(1.05, 0.7, 12)
+"""Parts of the whole range of a block that are tried: cutting one value can cost less than coarser steps for all others."""
+
+
+@dataclass(frozen=True)
+class Rounded:
+    """A weight (inputs, outputs) in 4 bits: `(steps - zeros) * scales`.
+
+    Attributes:
+        steps: (inputs, outputs), from 0 to 15.
+        scales: (blocks, outputs).
+        zeros: (blocks, outputs), steps that stand for zero.
+    """
+
+    steps: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    zeros: NDArray[np.uint8]
+
+
+def gptq(weight: Array, products: Array, block_size: int) -> Rounded:
+    """Round a weight to 4 bits in blocks so that what the layer returns changes little.
+
+    Args:
+        weight: (inputs, outputs).
+        products: (inputs, inputs) products of what the layer is given, summed over tokens.
+        block_size: inputs that share a scale.
+    """
+    inputs, outputs = weight.shape
+    left = weight.astype(np.float64)
+    damped = products.astype(np.float64)
+    damped[np.diag_indices(inputs)] += DAMPING * (np.trace(damped) / inputs or 1.0)
+    # Rows of the inverse's Cholesky factor tell how the error of an input is shared among those after it.
+    inverse = np.linalg.inv(damped)
+    spread = np.linalg.cholesky((inverse + inverse.T) / 2).T
+    steps = np.empty((inputs, outputs), np.uint8)
+    blocks = range(0, inputs, block_size)
+    scales, zeros = np.empty((len(blocks), outputs), np.float32), np.empty((len(blocks), outputs), np.uint8)
+    for block, start in enumerate(blocks):
+        end = min(start + block_size, inputs)
+        scale, zero = grid(left[start:end], np.diag(damped)[start:end])
+        scales[block], zeros[block] = scale, zero
+        for place in range(start, end):
+            step = np.clip(np.round(left[place] / scale) + zero, 0, STEPS)
+            error = (left[place] - (step - zero) * scale) / spread[place, place]
+            left[place + 1 : end] -= np.outer(spread[place, place + 1 : end], error)
+            steps[place], left[place] = step, error
+        left[end:] -= spread[start:end, end:].T @ left[start:end]
+    return Rounded(steps, scales, zeros)
+
+
+def grid(block: Array, importance: Array) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return the scales, and the steps that stand for zero, (outputs) each, that round a block with the least error.
+
+    Args:
+        block: (inputs, outputs) weights that share a scale.
+        importance: (inputs), what a squared error of each costs.
+    """
+    values = block.astype(np.float32)
+    costs = (importance / importance.max()).astype(np.float32)[:, None]
+    low = np.minimum(values.min(axis=0), 0)
+    whole = np.maximum((np.maximum(values.max(axis=0), 0) - low) / STEPS, np.float32(1e-9))
+    best, scales, zeros = np.full_like(whole, np.inf), whole, np.zeros_like(whole)
+    for part in RANGES.astype(np.float32):
+        scale = whole * part
+        zero = np.clip(np.round(-low / scale), 0, STEPS)
+        signed = np.clip(np.round(values / scale) + zero, 0, STEPS) - zero
+        # The scale that suits these steps best, by least squares; what that is for steps of zero does not matter.
+        weighed = (costs * signed * signed).sum(axis=0)
+        fitted = (costs * signed * values).sum(axis=0) / np.maximum(weighed, np.float32(1e-30))
+        scale = np.where(fitted > 1e-9, fitted, scale)
+        signed = np.clip(np.round(values / scale) + zero, 0, STEPS) - zero
+        error = (costs * (signed * scale - values) ** 2).sum(axis=0)
+        better = error < best
+        best, scales = np.where(better, error, best), np.where(better, scale, scales)
+        zeros = np.where(better, zero, zeros)
+    return scales, zeros
+
+
+def packed(
+    rounded: Rounded, block_size: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
+    """Return steps, scales and zero points as MatMulNBits stores them, two steps to a byte, the first in its low half.
+
+    Returns:
+        (outputs, blocks, block_size / 2), (outputs, blocks) and (outputs, blocks / 2 rounded up).
+    """
+    inputs, outputs = rounded.steps.shape
+    filled = np.pad(rounded.steps, ((0, -inputs % block_size), (0, 0)))
+    steps = filled.T.reshape(outputs, -1, block_size)
+    return _pairs(steps), np.ascontiguousarray(rounded.scales.T), _pairs(rounded.zeros.T)
+
+
+def _pairs(steps: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    even = np.pad(steps, [(0, 0)] * (steps.ndim - 1) + [(0, steps.shape[-1] % 2)])
+    return (even[..., ::2] | even[..., 1::2] << 4).astype(np.uint8)
