@@ -17,10 +17,13 @@ from llmtrack.report.study import Written, more, page_note, prepare_views
 from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import headline, takeaways
 from llmtrack.report.tasks import tables_by_task
-from llmtrack.report.write import print_report, write_html, write_report
+from llmtrack.report.terminal import say
+from llmtrack.report.write import print_lines, print_report, write_html, write_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+FOUND = "suite: what it found"
 
 
 def write_suite(
@@ -54,10 +57,11 @@ def write_suite(
     with parts.part("table"):
         tables = tables_by_task(tracked)
         for title, table in tables.items():
-            last = title == tuple(tables)[-1]
-            print_report(
-                place.console, f"suite: {title}", table, lines if last else (), more=more(tracked, "suite_id")
-            )
+            print_report(place.console, f"suite: {title}", table, more=more(tracked, "suite_id"))
+        if lines:
+            say(place.console, FOUND, "bold")
+            print_lines(place.console, lines)
+            place.console.print()
         note = page_note(question, (*lines, *remarks), tables, place.experiment_id)
         files |= write_report(folder, "llmtrack suite", tables, tracked, lines, parts)
         prepare_views(summary_table(tracked), tracked, "suite_id", place.experiment_id, place.tracking_uri)

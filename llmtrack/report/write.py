@@ -71,9 +71,14 @@ def print_report(
     else:
         for line in blocks(shown, console.width):
             console.print(plain(line), no_wrap=True, overflow="ignore", crop=False)
-    for line in (*table.notes, *reading):
-        console.print(plain(f"- {on_one_line(line)}"))
+    print_lines(console, (*table.notes, *reading))
     console.print()
+
+
+def print_lines(console: Console, lines: Sequence[str]) -> None:
+    """Print sentences, a point each."""
+    for line in lines:
+        console.print(plain(f"- {on_one_line(line)}"))
 
 
 def write_report(

@@ -19,7 +19,7 @@ from llmtrack.outcome import Failure, Measurement
 from llmtrack.report.escape import on_one_line
 from llmtrack.report.place import Place
 from llmtrack.report.study import Written, write_study
-from llmtrack.report.terminal import say
+from llmtrack.report.terminal import hanging, say, width_of
 from llmtrack.run.announcing import keep_time, last_time, plan_of
 from llmtrack.run.common import Common
 from llmtrack.run.ending import end_study
@@ -141,7 +141,8 @@ def run_study(
     afresh = earlier is None or earlier.empty
     took = last_time(experiment, environment_id(facts)) if afresh else None
     if suite_id is None and afresh:
-        say(console, plan_of([experiment], number, {} if took is None else {experiment.name: took}))
+        words = plan_of([experiment], number, {} if took is None else {experiment.name: took})
+        say(console, hanging(words, width_of(console)))
     start = partial(
         tracker.start_study,
         experiment.name,

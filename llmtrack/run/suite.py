@@ -18,7 +18,7 @@ from llmtrack.report.gather import Member
 from llmtrack.report.place import Place
 from llmtrack.report.study import Written
 from llmtrack.report.suite import write_suite
-from llmtrack.report.terminal import say
+from llmtrack.report.terminal import hanging, say, width_of
 from llmtrack.run.announcing import last_time, plan_of
 from llmtrack.run.common import MEASURE, Common
 from llmtrack.run.ending import end_study
@@ -103,13 +103,12 @@ def run_suite(
     start = partial(tracker.start_study, "suite", question, settings, facts)
     results: dict[str, StudyResult | None] = {}
     reasons: dict[str, str] = {}
-    for remark in remarks:
-        say(console, remark)
     common = Common(same, experiments, machine)
     known = {each.name: last_time(each, environment_id(facts)) for each in experiments}
     took = {name: seconds for name, seconds in known.items() if seconds is not None}
     progress = SuiteProgress({each.name: _planned(each, machine) for each in experiments}, took)
-    say(console, plan_of(experiments, progress.total, took))
+    for line in (plan_of(experiments, progress.total, took), *remarks):
+        say(console, hanging(line, width_of(console)))
     run: list[Experiment] = []
     with opened(tracker, executor, start) as suite:
         for planned in experiments:

@@ -1,0 +1,44 @@
+"""Put what a demo found into README.md: make demo | tee demo.log, then python -m docs.demo demo.log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from llmtrack.report.suite import FOUND
+
+README = Path(__file__).parents[1] / "README.md"
+BEFORE, AFTER = "It ends with what it found, such as\n\n```text\n", "```\n"
+MOST = 3
+
+
+def found_in(log: str) -> str:
+    """Return the first lines that a demo ends with.
+
+    Raises:
+        ValueError: it did not come to its end.
+    """
+    _, heading, end = log.replace("\r\n", "\n").rpartition(f"{FOUND}\n")
+    lines = [line for line in end.partition("\n\n")[0].splitlines() if line.startswith("- ")]
+    if not heading or not lines:
+        raise ValueError("this is no log of a demo that came to its end")
+    return "".join(f"{line}\n" for line in lines[:MOST])
+
+
+def with_found(readme: str, found: str) -> str:
+    """Return README's text with these lines."""
+    head, _, rest = readme.partition(BEFORE)
+    return head + BEFORE + found + AFTER + rest.partition(AFTER)[2]
+
+
+@click.command()
+@click.argument("log", type=click.Path(exists=True, path_type=Path))
+def main(log: Path) -> None:
+    """Write README.md from the log of a demo, which was written to a file or pipe: a terminal wraps its lines."""
+    text = README.read_text(encoding="utf-8")
+    README.write_text(with_found(text, found_in(log.read_text(encoding="utf-8"))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
