@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from llmtrack.installed import find_uv
+
 pytestmark = pytest.mark.slow(5)
 
 ROOT = Path(__file__).parents[1]
@@ -44,10 +46,11 @@ def test_an_editable_install_is_found_from_the_folder_above_the_checkout(tmp_pat
 
 WHEEL = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 TRIED = """
-import importlib.util, sys
+import importlib.util, os, sys
 from click.testing import CliRunner
 from llmtrack.cli import main
 assert importlib.util.find_spec("experiments") is None, "a common name is not taken"
+assert os.path.dirname(importlib.util.find_spec("llmtrack").origin).startswith(sys.prefix)
 def told(*asked):
     done = CliRunner().invoke(main, asked)
     return done.exit_code, done.output
@@ -65,31 +68,102 @@ assert named_experiment("suite").__name__ == "llmtrack.experiments.suite"
 assert told("init", "project")[0] == 2, "nothing is overwritten"
 print("all there")
 """
+SMALL = {
+    "model": "synthetic:tiny",
+    "max_new_tokens": "2",
+    "min_repeats": "2",
+    "min_seconds": "0",
+    "max_seconds": "1",
+}
 
 
-@pytest.mark.slow(9)
-def test_a_wheel_alone_has_the_experiments_and_writes_a_project(tmp_path):
-    if importlib.util.find_spec("setuptools") is None:
-        pytest.skip("a wheel is built with setuptools, which is not installed")
-    checkout, wheels, site = (tmp_path / name for name in ("checkout", "wheels", "site"))
-    ignored = shutil.ignore_patterns("__pycache__")
-    for folder in ("llmtrack", "experiments"):
-        shutil.copytree(ROOT / folder, checkout / folder, ignore=ignored)
+class Installed:
+    """An environment with nothing in it but the wheel.
+
+    No test may fetch packages, so what llmtrack requires is lent by this environment: its folders come last on the path of
+    imports, without the checkout that a .pth file in them names. That what pyproject.toml requires is enough, they cannot show.
+    """
+
+    def __init__(self, folder: Path, wheel: Path) -> None:
+        self.folder = folder / "environment"
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(self.folder)], check=True)
+        uv = find_uv()
+        assert uv is not None
+        install = ["pip", "install", "--quiet", "--offline", "--no-index", "--no-deps", "--no-cache"]
+        subprocess.run([*uv, *install, "--python", str(self.python), str(wheel)], check=True)
+        (site,) = self.folder.glob("lib/python*/site-packages")
+        lent = [path for path in sys.path if path.endswith("-packages")]
+        (site / "zz_lent.pth").write_text("".join(f"{path}\n" for path in lent), encoding="utf-8")
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    def run(self, place: Path, *command: str) -> str:
+        """Run a command of the environment, as if it were activated, and return what it printed."""
+        kept = {
+            name: value for name, value in os.environ.items() if name in ("HOME", "TMPDIR", "LLMTRACK_CACHE")
+        }
+        done = subprocess.run(
+            [self.folder / "bin" / command[0], *command[1:]],
+            cwd=place,
+            env=kept
+            | {
+                "PATH": os.pathsep.join([str(self.folder / "bin"), "/usr/bin", "/bin"]),
+                "LLMTRACK_SPOOL": str(place / "spool"),
+                "MLFLOW_TRACKING_URI": f"sqlite:///{place / 'mlflow.db'}",
+            },
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Installed:
+    if importlib.util.find_spec("setuptools") is None or find_uv() is None:
+        pytest.skip("a wheel is built with setuptools and installed by uv, which are not both installed")
+    folder = tmp_path_factory.mktemp("wheel")
+    checkout, wheels = folder / "checkout", folder / "wheels"
+    for name in ("llmtrack", "experiments"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MLproject", "conda.yaml"):
         shutil.copy2(ROOT / name, checkout)
     wheels.mkdir()
     subprocess.run([sys.executable, "-c", WHEEL, str(wheels)], cwd=checkout, check=True, capture_output=True)
     (wheel,) = wheels.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
-    (tmp_path / "elsewhere").mkdir()
-    # Its requirements come from this environment, but not the checkout that a .pth file there names.
-    paths = [str(site), *(path for path in sys.path if path.endswith("-packages"))]
-    done = subprocess.run(
-        [sys.executable, "-S", "-c", TRIED],
-        cwd=tmp_path / "elsewhere",
-        env={"PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
+    return Installed(folder, wheel)
+
+
+@pytest.mark.slow(9)
+def test_a_wheel_alone_has_the_experiments_and_writes_a_project(installed, tmp_path):
+    assert installed.run(tmp_path, "python", "-c", TRIED).strip() == "all there"
+
+
+@pytest.mark.slow(45)
+def test_a_wheel_alone_measures_from_any_folder_and_from_the_project_that_it_writes(
+    installed, tmp_path, template_database
+):
+    shutil.copyfile(template_database, tmp_path / "mlflow.db")
+    asked = [word for name, value in SMALL.items() for word in ("-P", f"{name}={value}")]
+    said = installed.run(tmp_path, "llmtrack", "run", "baseline", *asked)
+    assert "Loaded: synthetic:tiny | device=cpu | dtype=float32" in said
+    assert "mlflow run project -e baseline" in installed.run(tmp_path, "llmtrack", "init", "project")
+    run = ["-m", "mlflow", "run", "project", "-e", "perplexity", "--env-manager", "local"]
+    installed.run(
+        tmp_path,
+        "python",
+        *run,
+        "-P",
+        "model=synthetic:tiny",
+        "-P",
+        "executor=inline",
+        "-P",
+        "corpus=texts.jsonl",
     )
-    assert done.stdout.strip() == "all there", done.stderr
+    listed = installed.run(
+        tmp_path, "llmtrack", "runs", "--format", "csv", "--columns", "scenario,status,corpus"
+    )
+    # A run that something disturbed is measured once more.
+    assert set(listed.splitlines()[1:]) == {"baseline,FINISHED,", "perplexity_float32,FINISHED,texts.jsonl"}

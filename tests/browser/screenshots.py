@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from llmtrack.tracking import store
+from llmtrack.tracking.views import runs_link
 from tests.browser import chromium
 from tests.browser.chromium import Tab, artifact_place, compare_place, runs_place
 from tests.browser.study import Tracked, measure
@@ -23,6 +24,9 @@ def places(tracked: Tracked) -> dict[str, str]:
     pair = [tracked.scenarios["prompt_16"], tracked.scenarios["prompt_64"]]
     return {
         "runs": runs_place(experiment),
+        "view": runs_link("", experiment, tracked.study_id).removeprefix("#"),
+        "view_charts": runs_link("", experiment, tracked.study_id, charts=True).removeprefix("#"),
+        "view_that_is_gone": runs_link("", experiment, "gone").removeprefix("#"),
         "compare": compare_place(experiment, pair),
         "scenario": f"/experiments/{experiment}/runs/{pair[0]}",
         "charts": f"/experiments/{experiment}/runs/{pair[0]}/model-metrics",
