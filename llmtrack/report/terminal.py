@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 LOG_WIDTH = 1000
+_NAMES = 1 + max(len(metric.name) for metric in schema.METRICS if metric.shown or metric.sampled)
 
 
 def make_console(outlive: bool = False) -> Console:
@@ -87,7 +88,8 @@ def metrics_block(run: pd.Series, width: int | None = None) -> list[str]:
         value = run.get(metric.name)
         if value is None or pd.isna(value):
             continue
-        line = f"{metric.name:<30}{value:>12,.3f} {metric.unit}"
+        unit = "" if metric.unit == "-" else f" {metric.unit}"
+        line = f"{metric.name:<{_NAMES}}{value:>12,.3f}{unit}"
         count = run.get(f"spread/{metric.name}.n")
         low, high = (run.get(f"spread/{metric.name}.{end}") for end in ("ci_low", "ci_high"))
         if count is not None and not pd.isna(count) and count > 1 and low != high:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
@@ -19,6 +20,7 @@ from llmtrack.words import clock_text, plural
 
 Clock = Callable[[], float]
 
+_BAR = 20
 QUIET_SECONDS = 60.0
 """After so long without a line, and again after so long, one says how far it is."""
 
@@ -140,9 +142,8 @@ class StudyProgress:
         self._left = threading.Event()
         self._bar = Progress(
             TextColumn("{task.fields[where]}", markup=False),
-            BarColumn(bar_width=20),
-            _Clock(self),
-            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=_BAR),
+            _Told(self, console),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -223,13 +224,16 @@ class StudyProgress:
         )
 
 
-class _Clock(ProgressColumn):
-    """The times of a study, told anew whenever the bar is drawn."""
+class _Told(ProgressColumn):
+    """The times of a study and its step, told anew whenever the bar is drawn, as far as one line has room for them."""
 
-    def __init__(self, progress: StudyProgress) -> None:
+    def __init__(self, progress: StudyProgress, console: Console) -> None:
         super().__init__()
-        self._progress = progress
+        self._progress, self._console = progress, console
 
     def render(self, task: Task) -> Text:
-        """Return the times."""
-        return Text(self._progress.times, style="progress.elapsed")
+        """Return both."""
+        text = Text.assemble((self._progress.times, "progress.elapsed"), " ", task.description)
+        room = self._console.width - _BAR - cell_len(task.fields["where"]) - 3
+        text.truncate(max(room, 1), overflow="ellipsis")
+        return text

@@ -160,6 +160,17 @@ def test_on_a_terminal_the_bar_says_how_far_it_is():
     assert "quiet for 1:00, still at: one: batch 8/16" in printed(console)
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_the_bar_takes_one_line_however_narrow_the_terminal_is(width):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    suite = SuiteProgress({"prompt_length": 24}, {"prompt_length": 5000.0})
+    suite.begin("prompt_length")
+    with StudyProgress(console, 24, suite) as progress:
+        progress.step(Progress("a_scenario_of_a_long_name", "batch 12/40 of the reference", 0.5))
+        lines = console.render_lines(progress._bar.get_renderable(), console.options, pad=False)
+    assert len(lines) == 1
+
+
 def test_the_time_left_is_at_first_what_the_last_time_took():
     now = FakeTime()
     progress = StudyProgress(log(), 2, took=30.0, clock=now)
