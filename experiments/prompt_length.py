@@ -81,7 +81,11 @@ def reading(runs: pd.DataFrame) -> list[str]:
     ]
     more = int(long["prompt_tokens_total"] - short["prompt_tokens_total"])
     extra = long["time_to_first_token_ms"] - short["time_to_first_token_ms"]
-    lines.append(f"Each further prompt token costs {extra / more:.2f} ms of the time to the first token.")
+    lines.append(
+        f"Each further prompt token costs {extra / more:.2f} ms of the time to the first token."
+        if extra > 0
+        else "What a further prompt token costs is lost in the noise: the first token came no later behind the longer prompt."
+    )
     if ask.has(short, "inter_token_latency_ms") and ask.has(long, "inter_token_latency_ms"):
         lines.append(
             f"Per token, decoding behind the longer prompt takes {say.change(short, long, 'inter_token_latency_ms', across_work=True)} "

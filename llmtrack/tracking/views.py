@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -16,17 +17,24 @@ if TYPE_CHECKING:
 PREFIX = "mlflow.sharedViewState."
 # A value of an experiment's tag holds so much.
 MOST_CHARACTERS = 5000
-# Views of older studies go: all tags of an experiment are read whenever its page is opened. `llmtrack report` prepares one
-# again.
-MOST_KEPT = 200
+# Views of older studies shrink to which runs they show, and then go: all tags of an experiment are read whenever its page is
+# opened, and where a view is gone MLflow opens its overview. `llmtrack report` prepares one again.
+MOST_KEPT, MOST_SHORT = 200, 1_500
+_WHICH_RUNS = (
+    "searchFilter",
+    "orderByKey",
+    "orderByAsc",
+    "startTime",
+    "lifecycleFilter",
+    "modelVersionFilter",
+    "datasetsFilter",
+)
 # Without it MLflow opens an experiment at its traces, and a run at its evaluations.
 KIND = "workflowType=machine_learning"
-# Where a view is gone MLflow goes on to the experiment, and forgets what the link says of its kind: the experiment says so.
-KIND_TAG, OURS = "mlflow.experimentKind", "custom_model_development"
 
 
 def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str | None = None) -> None:
-    """Write views to an experiment, have MLflow open it at its runs, and remove the views of the oldest studies beyond `MOST_KEPT`.
+    """Write views to an experiment, shorten those of older studies than the last `MOST_KEPT`, and remove the oldest.
 
     Args:
         views: JSON by key, a study's id; one that is too long for a tag is left out.
@@ -43,10 +51,7 @@ def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str |
         for key, text in views.items():
             if len(text) <= MOST_CHARACTERS:
                 client.set_experiment_tag(experiment_id, PREFIX + key, text)
-        tags = client.get_experiment(experiment_id).tags
-        if KIND_TAG not in tags:  # what a person has chosen stays
-            client.set_experiment_tag(experiment_id, KIND_TAG, OURS)
-        _forget_oldest(client, experiment_id, tags)
+        _forget_oldest(client, experiment_id)
     except MlflowException as error:
         raise store_errors.unreadable(client, error) from error
 
@@ -60,14 +65,25 @@ def kept_views(experiment_id: str, tracking_uri: str | None = None) -> frozenset
     return frozenset()
 
 
-def _forget_oldest(client: MlflowClient, experiment_id: str, tags: Iterable[str]) -> None:
+def _forget_oldest(client: MlflowClient, experiment_id: str) -> None:
     if not hasattr(client, "delete_experiment_tag"):
         return
+    tags = client.get_experiment(experiment_id).tags
     # Older versions kept charts as a view of their own.
     ours = [tag for tag in tags if tag.startswith(PREFIX) and is_study_id(_study(tag))]
     # An id holds the time at which its study began.
-    for tag in sorted(ours, key=lambda tag: _study(tag).split("-")[1:])[:-MOST_KEPT]:
+    older = sorted(ours, key=lambda tag: _study(tag).split("-")[1:])[:-MOST_KEPT]
+    for tag in older[:-MOST_SHORT]:
         client.delete_experiment_tag(experiment_id, tag)
+    for tag in older[-MOST_SHORT:]:
+        if (short := _shortened(tags[tag])) != tags[tag]:
+            client.set_experiment_tag(experiment_id, tag, short)
+
+
+def _shortened(text: str) -> str:
+    """Return a view that shows the same runs, in MLflow's own columns and charts."""
+    view = json.loads(text)
+    return json.dumps({name: view[name] for name in _WHICH_RUNS if name in view}, separators=(",", ":"))
 
 
 def _study(tag: str) -> str:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from llmtrack.tracking import store
-from llmtrack.tracking.views import runs_link
+from llmtrack.tracking.views import run_link, runs_link
 from tests.browser import chromium
 from tests.browser.chromium import Tab, artifact_place, compare_place, runs_place
 from tests.browser.study import Tracked, measure
@@ -26,11 +26,10 @@ def places(tracked: Tracked) -> dict[str, str]:
         "runs": runs_place(experiment),
         "view": runs_link("", experiment, tracked.study_id).removeprefix("#"),
         "view_charts": runs_link("", experiment, tracked.study_id, charts=True).removeprefix("#"),
-        "view_that_is_gone": runs_link("", experiment, "gone").removeprefix("#"),
         "compare": compare_place(experiment, pair),
         "scenario": f"/experiments/{experiment}/runs/{pair[0]}",
         "charts": f"/experiments/{experiment}/runs/{pair[0]}/model-metrics",
-        "study": f"/experiments/{experiment}/runs/{study}",
+        "study": run_link("", experiment, study).removeprefix("#"),
         "table": artifact_place(experiment, study, "table.png"),
         "report": artifact_place(experiment, study, "report.html"),
     }

@@ -7,6 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
+from llmtrack.tracking import views
 from llmtrack.tracking.views import run_link, runs_link
 from tests.browser.chromium import artifact_place, compare_place, runs_place
 
@@ -86,10 +87,14 @@ def test_the_prepared_view_shows_the_scenarios_of_the_study_with_the_columns_tha
     expect(page.get_by_text("does not exist")).to_have_count(0)
 
 
-def test_the_link_of_a_view_that_is_gone_opens_the_runs(tab, tracked):
-    page = tab().open(runs_link("", tracked.experiment_id, "gone").removeprefix("#"))
-    expect(page.get_by_text(f"{len(tracked.run_names)} matching runs")).to_be_visible()
-    expect(page).to_have_url(re.compile("/runs.*workflowType=machine_learning"))
+def test_the_view_of_an_older_study_shows_its_runs(tab, tracked, monkeypatch):
+    monkeypatch.setattr(views, "MOST_KEPT", 1)
+    own = views.kept_views(tracked.experiment_id, tracked.server)
+    assert tracked.study_id in own
+    views.keep_views({"precision-99991231-000000-aaaa": "{}"}, tracked.experiment_id, tracked.server)
+    page = tab().open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("#"))
+    expect(page.get_by_text(f"{len(tracked.run_names) - 1} matching runs")).to_be_visible()
+    expect(page.get_by_text("does not exist")).to_have_count(0)
 
 
 def test_the_prepared_charts_are_bars_and_what_was_asked(tab, tracked):

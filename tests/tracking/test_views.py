@@ -169,45 +169,41 @@ def test_tags_of_an_experiment_stay_bounded_however_many_studies_it_has(monkeypa
     monkeypatch.setattr(views.store, "resolve_tracking_uri", lambda uri: "sqlite://")
     kept, bound = views.MOST_KEPT, 500_000
     monkeypatch.setattr(views, "MOST_KEPT", 8)
+    monkeypatch.setattr(views, "MOST_SHORT", 4)
     table, studies = summary_table(RUNS), [f"precision-20261128-{number:06}-aaaa" for number in range(20)]
     for study in studies:
         prepare_views(table, RUNS.assign(study_id=study), "study_id", "1", "")
     ours = [key for key in Client.tags if studies[0].split("-")[0] in key]
-    assert len(ours) == views.MOST_KEPT
+    assert len(ours) == views.MOST_KEPT + views.MOST_SHORT
     assert f"mlflow.sharedViewState.{studies[-1]}" in ours
     assert f"mlflow.sharedViewState.{studies[0]}" not in ours
     assert "mlflow.sharedViewState.a-persons-own" in Client.tags
-    assert sum(map(len, Client.tags.values())) < bound * views.MOST_KEPT / kept
+    short = [len(Client.tags[key]) for key in sorted(ours)[: views.MOST_SHORT]]
+    assert sum(map(len, Client.tags.values())) - sum(short) < bound * views.MOST_KEPT / kept
+    assert max(short) * 1_500 < bound
 
 
 @pytest.mark.slow(1)
 def test_views_are_kept_with_the_experiment_and_the_oldest_go(tracker, uri, monkeypatch):
     study = tracker.start_study("precision", "q", {}, {})
     monkeypatch.setattr(views, "MOST_KEPT", 2)
+    monkeypatch.setattr(views, "MOST_SHORT", 1)
     client = MlflowClient(uri)
     for hour in range(5):
         runs = RUNS.assign(study_id=f"precision-20261128-0{hour}0000-aaaa")
         prepare_views(summary_table(runs), runs, "study_id", study.experiment_id, uri)
-    assert (
-        client.get_experiment(study.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
-    )
     kept = views.kept_views(study.experiment_id, uri)
-    assert kept == {f"precision-20261128-0{hour}0000-aaaa" for hour in (3, 4)}
+    assert kept == {f"precision-20261128-0{hour}0000-aaaa" for hour in (2, 3, 4)}
     tags = client.get_experiment(study.experiment_id).tags
+    (older,) = [json.loads(text) for key, text in tags.items() if key.endswith("20000-aaaa")]
+    assert older["searchFilter"].startswith("tags.`llmtrack.study_id` = 'precision-20261128-020000-aaaa'")
+    assert "compareRunCharts" not in older
     (text,) = [text for key, text in tags.items() if key.endswith("40000-aaaa")]
     assert json.loads(text)["orderByKey"] == "metrics.`tokens_per_sec`"
 
 
 def test_a_store_that_keeps_no_views_costs_nothing():
     prepare_views(summary_table(RUNS), RUNS, "study_id", "1", "sqlite:////nowhere/at/all.db")
-
-
-@pytest.mark.slow(1)
-def test_what_a_person_says_of_an_experiment_stays(tracker, uri):
-    experiment = tracker.start_study("precision", "q", {}, {}).experiment_id
-    MlflowClient(uri).set_experiment_tag(experiment, "mlflow.experimentKind", "genai_development")
-    views.keep_views({"precision-20261128-000000-aaaa": "{}"}, experiment, uri)
-    assert MlflowClient(uri).get_experiment(experiment).tags["mlflow.experimentKind"] == "genai_development"
 
 
 @pytest.mark.parametrize(
