@@ -82,7 +82,10 @@ def _forget_oldest(client: MlflowClient, experiment_id: str) -> None:
 
 def _shortened(text: str) -> str:
     """Return a view that shows the same runs, in MLflow's own columns and charts."""
-    view = json.loads(text)
+    try:
+        view = json.loads(text)
+    except ValueError:  # MLflow's own form, of a view that a person has saved over ours
+        return text
     return json.dumps({name: view[name] for name in _WHICH_RUNS if name in view}, separators=(",", ":"))
 
 
