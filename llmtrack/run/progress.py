@@ -204,7 +204,7 @@ class StudyProgress:
 
     def ended(self, scenario: str, text: str) -> None:
         """Print how a scenario ended and advance the bar."""
-        self._at = "what comes next"
+        self._at = "the next scenario"
         self._shares.pop(scenario, None)
         self._ended += 1
         self._suite.ended += 1

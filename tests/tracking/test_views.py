@@ -202,6 +202,11 @@ def test_views_are_kept_with_the_experiment_and_the_oldest_go(tracker, uri, monk
     assert json.loads(text)["orderByKey"] == "metrics.`tokens_per_sec`"
 
 
+@pytest.mark.parametrize("text", ["deflate;eJyrVspJ", "{}", '{"searchFilter":"tags.a = 1"}'])
+def test_a_view_that_a_person_has_saved_over_ours_is_left_alone(text):
+    assert views._shortened(text) == text
+
+
 def test_a_store_that_keeps_no_views_costs_nothing():
     prepare_views(summary_table(RUNS), RUNS, "study_id", "1", "sqlite:////nowhere/at/all.db")
 
