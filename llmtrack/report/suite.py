@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack.decide.floor import with_floors
 from llmtrack.report.drawing import drawing
+from llmtrack.report.escape import plain
 from llmtrack.report.gather import Member, plot_of, section, suite_report
 from llmtrack.report.html import Section
 from llmtrack.report.place import Place
@@ -17,7 +18,6 @@ from llmtrack.report.study import Written, more, page_note, prepare_views
 from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import headline, takeaways
 from llmtrack.report.tasks import tables_by_task
-from llmtrack.report.terminal import say
 from llmtrack.report.write import print_lines, print_report, write_html, write_report
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def write_suite(
         for title, table in tables.items():
             print_report(place.console, f"suite: {title}", table, more=more(tracked, "suite_id"))
         if lines:
-            say(place.console, FOUND, "bold")
+            place.console.print(plain(FOUND, "bold"))
             print_lines(place.console, lines)
             place.console.print()
         note = page_note(question, (*lines, *remarks), tables, place.experiment_id)
