@@ -30,6 +30,10 @@ from llmtrack.worker.machine import describe
 RESULTS = Path(__file__).with_name("results")
 """Where the JSON files are that docs/benchmarks.md is made of."""
 
+SETTLE_S = 0.3
+"""Seconds between two arms that compute by several threads in this process: the threads of a runtime, and of PyTorch, go on looking for work after a call, and take a core from
+the arm that comes next: ONNX Runtime's some 60 ms of CPU time."""
+
 Samples = dict[str, dict[str, list[float]]]
 """Of each arm, the samples of each figure: one a round."""
 
@@ -196,6 +200,7 @@ def rounds(
     count: int,
     enough: Callable[[Samples], bool] = lambda samples: False,
     seconds: float = math.inf,
+    settle: float = 0.0,
 ) -> Samples:
     """Run all arms in each round, in an order that turns, so that what else the machine does falls on all alike.
 
@@ -204,6 +209,7 @@ def rounds(
         count: rounds at most.
         enough: asked after each round whether what there is suffices.
         seconds: no round begins that would end later, if it took as long as the longest so far.
+        settle: seconds to wait before each arm, until the threads of the one before rest.
     """
     names, samples = list(arms), {name: dict[str, list[float]]() for name in arms}
     begun, longest = time.monotonic(), 0.0
@@ -213,6 +219,7 @@ def rounds(
             break
         turn = number % len(names)
         for name in (*names[turn:], *names[:turn]):
+            time.sleep(settle)
             for figure, value in arms[name]().items():
                 samples[name].setdefault(figure, []).append(value)
         longest = max(longest, time.monotonic() - start)

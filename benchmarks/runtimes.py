@@ -9,7 +9,7 @@ from importlib import import_module
 from itertools import cycle, islice
 from typing import Any
 
-from benchmarks.results import Found, Goal, Row, benchmark, rounds, row
+from benchmarks.results import SETTLE_S, Found, Goal, Row, benchmark, rounds, row
 from llmtrack import load_engine
 from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.installed import available
@@ -19,13 +19,20 @@ TEXT = "The harbour wakes before the town does: boats come in, and the gulls kno
 THREADS = (1, 2)
 ROUNDS = 7
 FLOAT, INT8, INT4 = "torch", "onnx/int8-weight-only", "onnx/int4-weight-only"
-FASTER_PREFILL = ("onnx/int8-dynamic", "onnx/int8-mixed")
-PEERS = {INT8: "genai/int8", INT4: "genai/int4"}
+INT4_HEAD = f"{INT4} head_bits=4"
+FASTER_PREFILL = ("onnx/int8-dynamic", "onnx/int8-mixed", "onnx/int8-per-token")
+# GenAI stores the head in as many bits as everything else, too.
+PEERS = {INT8: "genai/int8", INT4: "genai/int4", INT4_HEAD: "genai/int4"}
 OWN = "its own definition"
 LEVEL, FIDELITY = Goal(least=1.0), Goal(0.95, 1.05)
 # Times PyTorch in float32 at two threads; what each costs in perplexity says docs/backends.md.
 DECODE = {INT8: Goal(least=6.5), INT4: Goal(least=8.6)}
-PREFILL = {INT8: Goal(least=2.0), "onnx/int8-dynamic": Goal(least=2.0), "onnx/int8-mixed": Goal(least=3.5)}
+PREFILL = {
+    INT8: Goal(least=2.0),
+    "onnx/int8-dynamic": Goal(least=2.0),
+    "onnx/int8-mixed": Goal(least=3.5),
+    "onnx/int8-per-token": Goal(least=3.5),
+}
 SPEEDS = ("prefill", "decode")
 
 
@@ -43,17 +50,18 @@ def _rows(threads: int, small: bool, peers: bool) -> list[Row]:
     model, prompt, new, count = (
         ("synthetic:tiny", 16, 4, 2) if small else ("packaged:smollm2", 256, 32, ROUNDS)
     )
-    labels = [FLOAT, INT8, INT4, *(() if small else FASTER_PREFILL), *(PEERS.values() if peers else ())]
+    theirs = dict.fromkeys(PEERS.values() if peers else ())
+    labels = [FLOAT, INT8, INT4, INT4_HEAD, *(() if small else FASTER_PREFILL), *theirs]
     engines = {label: _engine(model, label, threads) for label in labels}
     ids = tuple(islice(cycle(engines[FLOAT].encode(TEXT)), prompt))
     arms: dict[str, Callable[[], Mapping[str, float]]] = {
         label: partial(_ours, engine, ids, new) for label, engine in engines.items()
     }
-    for label in PEERS.values() if peers else ():
+    for label in theirs:
         arms[f"{label}, {OWN}"] = partial(_theirs, engines[label], ids, new)
     for arm in arms.values():
         arm()
-    samples = rounds(arms, count)
+    samples = rounds(arms, count, settle=0.0 if small else SETTLE_S)
     for engine in engines.values():
         engine.close()
     where = f"{model}, {prompt} + {new} tokens, {threads} threads"
@@ -70,13 +78,18 @@ def _rows(threads: int, small: bool, peers: bool) -> list[Row]:
     ]
     for own, peer in PEERS.items() if peers else ():
         found += [against(own, speed, peer, LEVEL) for speed in SPEEDS]
+    for peer in theirs:
         found += [against(peer, speed, f"{peer}, {OWN}", FIDELITY) for speed in SPEEDS]
     return found
 
 
 def _engine(model: str, label: str, threads: int) -> Engine:
-    backend, _, recipe = label.partition("/")
-    return load_engine(model, backend=backend, device="cpu", quantization=recipe or "none", threads=threads)
+    name, *told = label.split()
+    backend, _, recipe = name.partition("/")
+    options: dict[str, Any] = {key: int(value) for key, _, value in (each.partition("=") for each in told)}
+    return load_engine(
+        model, backend=backend, device="cpu", quantization=recipe or "none", threads=threads, **options
+    )
 
 
 def _ours(engine: Engine, ids: tuple[int, ...], new: int) -> dict[str, float]:

@@ -1025,6 +1025,9 @@ PARAMS: tuple[Param, ...] = (
         role="found",
     ),
     Param("block_size", int, "of weight-only recipes: weights that share a scale"),
+    Param(
+        "head_bits", int, "of `int4-weight-only`: bits of the head, and of an embedding that is tied to it"
+    ),
     Param("symmetric", bool, "of weight-only recipes: whether blocks have no zero point of their own"),
     Param(
         "accuracy_level", int, "of `genai` recipes: what products are computed in; 4: activations in 8 bits"

@@ -190,6 +190,19 @@ def trim_logits(model: ModelProto) -> bool:
     return True
 
 
+def name_shared_weights(model: ModelProto) -> None:
+    """Let nodes read a weight itself where the exporter, which stores equal ones once, named it anew."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    same = {
+        node.output[0]: node.input[0]
+        for node in model.graph.node
+        if node.op_type == "Identity" and node.input[0] in weights
+    }
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = same.get(name, name)
+
+
 def insert_before(model: ModelProto, node: NodeProto, nodes: Sequence[NodeProto]) -> None:
     """Insert nodes before one of the graph's."""
     index = next(i for i, each in enumerate(model.graph.node) if each.name == node.name)

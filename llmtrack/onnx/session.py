@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +32,13 @@ GRAPH_OPTIMIZATIONS = {
 }
 
 # Products of floats take so long that nothing is won by fewer of them, while a second copy of the weights takes seconds.
-_QUANTIZED = frozenset(["MatMulNBits", "MatMulInteger", "QLinearMatMul", "DequantizeLinear"])
+_QUANTIZED = frozenset(
+    ["MatMulNBits", "MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "DequantizeLinear"]
+)
+# ONNX Runtime's flash attention takes no memory for scores and on a CPU twice the time: it is for what has more than so many
+# in a head (16 MiB). It is chosen when a session is made, by a variable of the environment.
+_MOST_SCORES = 2**22
+_NO_FLASH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 _PAST = re.compile(r"past_key_values\.\d+\.(key|value)")
 
 
@@ -94,7 +102,8 @@ class OnnxDecoder:
     """An ONNX graph with inputs `input_ids`, `attention_mask`, maybe `position_ids`, and a KV cache.
 
     Rows without pads run in a graph of their own where there is one (see `llmtrack.onnx.unpadded`). The weights of one
-    graph are held at a time: the first call with pads, and the first without after it, load the other.
+    graph are held at a time: the first call with pads, and the first without after it, load the other. The first long prompt
+    loads it again with an attention that needs no memory for scores.
 
     Args:
         path: the graph's file.
@@ -123,7 +132,7 @@ class OnnxDecoder:
         self._options.graph_optimization_level = _level(ort, graph_optimization)
         self._path, self._provider = path, provider
         fuses = provider == "CPUExecutionProvider" and graph_optimization in ("all", "extended")
-        self._floats = floats
+        self._floats, self._flash = floats, False
         self._angles: Angles | None = None
         self._from_array = ort.OrtValue.ortvalue_from_numpy
         self._open(pads=not fuses)
@@ -136,7 +145,10 @@ class OnnxDecoder:
         if made is not None:
             graph, self._angles = made.content, made.angles
         try:
-            self.session = onnxruntime().InferenceSession(graph, self._options, providers=[self._provider])
+            with _attention(self._flash):
+                self.session = onnxruntime().InferenceSession(
+                    graph, self._options, providers=[self._provider]
+                )
             # It would keep what it was made of, which is as large as the weights.
             self.session._model_bytes = None
         except Exception as error:
@@ -199,7 +211,10 @@ class OnnxDecoder:
         Returns:
             (rows, kept, vocabulary) logits, and the KV cache with the new tokens in it.
         """
-        if self.has_unpadded and (pads := not mask.all()) != self._pads:
+        pads = not mask.all() if self.has_unpadded else self._pads
+        long = self._in_place and ids.size * mask.shape[1] > _MOST_SCORES
+        if pads != self._pads or (long and not self._flash):
+            self._flash |= long
             self._open(pads)
         feeds = self._feeds(ids, mask, keep)
         if not self._in_place:
@@ -301,6 +316,19 @@ def _unpadded(path: Path, floats: bool) -> Unpadded | None:
 
     model = graph.load(path)
     return unpadded(model) if floats or any(each.op_type in _QUANTIZED for each in model.graph.node) else None
+
+
+@contextmanager
+def _attention(flash: bool) -> Iterator[None]:
+    """Let sessions that are made meanwhile have flash attention or not, unless the user has said so already."""
+    if flash or _NO_FLASH in os.environ:
+        yield
+        return
+    os.environ[_NO_FLASH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_NO_FLASH]
 
 
 def _level(ort: Any, name: str) -> Any:

@@ -9,12 +9,12 @@ from llmtrack.onnx.graph import MICROSOFT, insert_before, remove_unused
 
 
 def share_embedding(model: ModelProto) -> bool:
-    """Look tokens up in the head's 8-bit blocks instead of in a float table of their own.
+    """Look tokens up in the head's blocks instead of in a float table of their own.
 
     Only for models whose head was tied: both hold the same numbers.
 
     Returns:
-        Whether the head is stored in 8-bit blocks without zero points that a lookup can read, so that it was done.
+        Whether the head is stored in blocks without zero points that a lookup can read, so that it was done.
     """
     made_by = {name: node for node in model.graph.node for name in node.output}
     head = made_by["logits"]
@@ -25,14 +25,14 @@ def share_embedding(model: ModelProto) -> bool:
         for node in model.graph.node
         if node.op_type == "Gather" and node.input[0] in weights and "input_ids" in node.input[1:]
     ]
-    if head.op_type != "MatMulNBits" or settings["bits"] != 8 or len(head.input) > 3 or len(lookups) != 1:
+    if head.op_type != "MatMulNBits" or len(head.input) > 3 or len(lookups) != 1:
         return False
-    rows, width, block = settings["N"], settings["K"], settings["block_size"]
+    rows, width, block, bits = (settings[name] for name in ("N", "K", "block_size", "bits"))
     if width % block:
         return False
     lookup = lookups[0]
     table, scales = head.input[1], head.input[2]
-    flat = numpy_helper.to_array(weights[table]).reshape(rows, width)
+    flat = numpy_helper.to_array(weights[table]).reshape(rows, width * bits // 8)
     weights[table].CopyFrom(numpy_helper.from_array(flat, table))
     quantized = helper.make_node(
         "GatherBlockQuantized",
@@ -43,11 +43,11 @@ def share_embedding(model: ModelProto) -> bool:
         gather_axis=0,
         quantize_axis=1,
         block_size=block,
-        bits=8,
+        bits=bits,
     )
     lookup.CopyFrom(quantized)
     # The product wants the same numbers by blocks; ONNX Runtime reshapes a weight once, on loading.
-    shape = numpy_helper.from_array(np.array([rows, width // block, block]), f"{table}.shape")
+    shape = numpy_helper.from_array(np.array([rows, width // block, block * bits // 8]), f"{table}.shape")
     model.graph.initializer.append(shape)
     head.input[1] = f"{table}.blocks"
     node = helper.make_node("Reshape", [table, shape.name], [head.input[1]], name="tied/Reshape")

@@ -70,7 +70,7 @@ def unpadded(model: ModelProto) -> Unpadded | None:
     if graph.weight_bytes(model) > graph.MAX_EMBEDDED_BYTES:
         return None
     frequencies, magnitude = (numpy_helper.to_array(weights[name]) for name in names)
-    _name_shared_weights(model)
+    graph.name_shared_weights(model)
     made_by = {name: node for node in model.graph.node for name in node.output}
     read = [[*(made_by[name].input[0] for name in node.input[:2]), node.input[2]] for node in layers]
     merged = merge_products(model, read)
@@ -84,19 +84,6 @@ def unpadded(model: ModelProto) -> Unpadded | None:
         return None
     helper.set_model_props(model, {IN_PLACE: "yes"})
     return Unpadded(model.SerializeToString(), Angles(frequencies[0], float(magnitude)))
-
-
-def _name_shared_weights(model: ModelProto) -> None:
-    """Let nodes read a weight itself where the exporter, which stores equal ones once, named it anew."""
-    weights = {tensor.name for tensor in model.graph.initializer}
-    same = {
-        node.output[0]: node.input[0]
-        for node in model.graph.node
-        if node.op_type == "Identity" and node.input[0] in weights
-    }
-    for node in model.graph.node:
-        for index, name in enumerate(node.input):
-            node.input[index] = same.get(name, name)
 
 
 def _rotate_inside(attention: NodeProto, read: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrack.devices import cpu_flags
 from llmtrack.errors import ScenarioError
 from llmtrack.installed import OWN_RECIPES
-from llmtrack.quantize.options import Blocks, Dynamic, Mixed, Static
+from llmtrack.quantize.options import Blocks, Dynamic, Mixed, PerToken, Static
 from llmtrack.quantize.recipe import Built, Job, Recipe
 from llmtrack.quantize.weight_only import check_blocks, in_blocks
 from llmtrack.scenario import Scalar
@@ -30,6 +30,8 @@ PERCENTILE = 99.99
 HISTOGRAM_BINS = 2048
 # How activations and weights are rounded must suit the instructions that multiply them.
 X86, ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
+# Whose products of bytes take signed weights without an overflow.
+SIGNED = ("avx512_vnni", "arm64")
 
 
 def check(options: Mapping[str, Scalar]) -> None:
@@ -70,6 +72,29 @@ def apply(job: Job, *, static: bool = False, mixed: bool = False) -> Built:
     return built
 
 
+def apply_per_token(job: Job) -> Built:
+    """Quantize every linear layer with a scale for each token; the head is stored in blocks.
+
+    Channels that are hard to round are smoothed first. No layer is left out.
+    """
+    from llmtrack.onnx import graph
+    from llmtrack.onnx.session import MODEL_FILE
+    from llmtrack.quantize.keep_quality import RANKED_ROWS, inputs_of
+    from llmtrack.quantize.per_token import scale_by_token
+    from llmtrack.quantize.smooth import largest_of, smooth
+
+    base = graph.load(job.source / MODEL_FILE)
+    tied = graph.untie_head(base)
+    layers = [layer for layer in graph.linears(base) if layer.result != "logits"]
+    smooth(base, largest_of(inputs_of(base, layers, job.rows[:RANKED_ROWS])))
+    quantized = graph.copy_of(base)
+    nodes = {layer.node for layer in graph.linears(base)}
+    scale_by_token(quantized, nodes, instruction_set(platform.machine(), cpu_flags()) in SIGNED)
+    _gentle_head(quantized, base, tied, int(job.options["block_size"]))
+    graph.save(quantized, job.target / MODEL_FILE)
+    return Built({"linear_layers": len(layers)})
+
+
 RECIPES = (
     Recipe(
         "int8-dynamic",
@@ -81,6 +106,17 @@ RECIPES = (
         calibrated=True,
         depends_on_batch=True,
         version=2,
+        needs=OWN_RECIPES["onnx"],
+        check=check,
+    ),
+    Recipe(
+        "int8-per-token",
+        "onnx",
+        "weights and activations of linear layers, 8 bits, a scale for each token",
+        "int8",
+        apply_per_token,
+        PerToken,
+        calibrated=True,
         needs=OWN_RECIPES["onnx"],
         check=check,
     ),

@@ -41,6 +41,12 @@ KeepQuality = Annotated[
     ),
 ]
 BlockSize = Annotated[int, Option("Weights that share a scale.", min=1)]
+HeadBits = Annotated[
+    int,
+    Option(
+        "int4-weight-only: bits of the head, and of an embedding that it is tied to: 8 or 4.", min=4, max=8
+    ),
+]
 Symmetric = Annotated[bool, Option("Weight-only: blocks without zero points.")]
 CalibrationCorpus = Annotated[str, Option("Text that quantization may look at; not the scored one.", min=1)]
 Method = Annotated[
@@ -76,6 +82,7 @@ class SmallBlocks(Blocks):
     """Of int4-weight-only."""
 
     block_size: BlockSize = 32
+    head_bits: HeadBits = 8
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,14 @@ class Static(Checked):
     keep_quality: KeepQuality = "3%"
     calibration_tokens: Tokens = DEFAULT_TOKENS
     calibration_method: Method = "minmax"
+
+
+@dataclass(frozen=True)
+class PerToken(Checked):
+    """Of int8-per-token, whose head is in blocks."""
+
+    calibration_tokens: Tokens = DEFAULT_TOKENS
+    block_size: BlockSize = 64
 
 
 @dataclass(frozen=True)

@@ -27,19 +27,22 @@ JUDGED_BY = 4
 MOST_PRODUCTS = 2**30
 """Bytes of products of inputs that are held at once; the text is read again for what is left."""
 BLOCK_SIZES = (16, 32, 64, 128, 256)
+HEAD_BITS = (4, 8)
 
 
 def check_blocks(options: Mapping[str, Scalar]) -> None:
     """Refuse blocks that there is no kernel for.
 
     Raises:
-        ScenarioError: the block size is not possible.
+        ScenarioError: the block size, or the number of bits, is not possible.
     """
     size = options.get("block_size", Blocks.block_size)
     if size not in BLOCK_SIZES:
         raise ScenarioError(
             f"block_size {size} is not possible: use one of {', '.join(map(str, BLOCK_SIZES))}", "unsupported"
         )
+    if (bits := options.get("head_bits", 8)) not in HEAD_BITS:
+        raise ScenarioError(f"head_bits {bits} is not possible: use 8 or 4", "unsupported")
 
 
 def apply_int8(job: Job) -> Built:
@@ -48,7 +51,7 @@ def apply_int8(job: Job) -> Built:
 
 
 def apply_int4(job: Job) -> Built:
-    """Store every linear layer's weight in 4 bits, the head's in 8."""
+    """Store every linear layer's weight in 4 bits, the head's in 8 unless told otherwise."""
     return _apply(job, bits=4)
 
 
@@ -80,7 +83,7 @@ def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:
     block = int(job.options["block_size"])
     symmetric = bool(job.options.get("symmetric", False))
     if gentle:
-        model = in_blocks(model, 8, block, True, gentle)
+        model = in_blocks(model, int(job.options.get("head_bits", 8)), block, True, gentle)
         if tied:
             share_embedding(model)
     rest = {each.node for each in layers} - gentle
@@ -202,7 +205,7 @@ RECIPES = (
     Recipe(
         "int4-weight-only",
         "onnx",
-        "weights of linear layers, 4 bits in blocks; the head 8 bits",
+        "weights of linear layers, 4 bits in blocks; the head 8 bits, or as asked",
         "int4",
         apply_int4,
         SmallBlocks,

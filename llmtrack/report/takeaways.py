@@ -38,6 +38,7 @@ CHOICES = (
             *(
                 "block_size",
                 "group_size",
+                "head_bits",
                 "symmetric",
                 "accuracy_level",
                 "algorithm",

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import page
+from benchmarks import page, results
 from benchmarks.results import Found, Goal, Result, benchmark, estimate, load, rounds, row, section, table
 from llmtrack.outcome import Summary
 
@@ -48,6 +48,13 @@ def test_the_arms_of_a_round_take_turns_at_being_first():
     samples = rounds({"a": arm("a", 1.0), "b": arm("b", 2.0), "c": arm("c", 3.0)}, 3)
     assert "".join(called) == "abcbcacab"
     assert samples == {"a": {"s": [1.0] * 3}, "b": {"s": [2.0] * 3}, "c": {"s": [3.0] * 3}}
+
+
+def test_each_arm_waits_until_the_threads_of_the_one_before_rest(monkeypatch):
+    seen = []
+    monkeypatch.setattr(results.time, "sleep", lambda seconds: seen.append(("rest", seconds)))
+    rounds({name: lambda name=name: seen.append(name) or {"s": 1.0} for name in "ab"}, 1, settle=0.2)
+    assert seen == [("rest", 0.2), "a", ("rest", 0.2), "b"]
 
 
 def test_rounds_end_when_there_is_enough():

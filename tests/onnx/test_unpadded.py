@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import numpy as np
@@ -14,7 +15,7 @@ pytest.importorskip("onnxruntime", reason=MISSING)
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from llmtrack.onnx import graph
+from llmtrack.onnx import graph, session
 from llmtrack.onnx.merge import merge_products
 from llmtrack.onnx.norms import fuse_norms
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
@@ -72,6 +73,35 @@ def test_a_cache_lives_on_where_the_graph_was_another_in_between(plain, fused):
     found, _ = fused.run(IDS[:, 8:9], whole[:, :9], cache, keep=1)
     expected, _ = plain.run(IDS[:, :9], whole[:, :9], keep=1)
     assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow(1)
+def test_flash_attention_is_for_long_prompts_and_said_to_no_other_session(plain, exported, monkeypatch):
+    made = []
+    inner = session._attention
+    monkeypatch.setattr(session, "_attention", lambda flash: made.append(flash) or inner(flash))
+    monkeypatch.setattr(session, "_MOST_SCORES", 2 * 8 * 8)
+    decoder = OnnxDecoder(exported / MODEL_FILE, floats=True)
+    mask = np.ones_like(IDS)
+    expected = logits(plain, mask)
+    assert logits(decoder, mask) == pytest.approx(expected, abs=1e-4)
+    assert made == [False]
+    _, cache = decoder.run(IDS[:, :8], mask[:, :8], places=12)
+    long, _ = decoder.run(IDS, mask)
+    assert made == [False, True]
+    assert long[:, -1] == pytest.approx(expected[:, -1], abs=1e-4)
+    # It stays so, and what was read before is not lost.
+    found, _ = decoder.run(IDS[:, 8:9], mask[:, :9], cache, keep=1)
+    assert found[:, 0] == pytest.approx(expected[:, 8], abs=1e-4)
+    assert made == [False, True]
+    assert "ORT_GQA_DISABLE_FLASH_ATTENTION" not in os.environ
+
+
+def test_what_the_user_said_of_flash_attention_holds(monkeypatch):
+    monkeypatch.setenv("ORT_GQA_DISABLE_FLASH_ATTENTION", "0")
+    for flash in (True, False):
+        with session._attention(flash):
+            assert os.environ["ORT_GQA_DISABLE_FLASH_ATTENTION"] == "0"
 
 
 def test_a_layer_of_it_has_half_the_operators(exported):

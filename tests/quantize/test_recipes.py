@@ -122,6 +122,32 @@ def test_blocks_are_as_asked_for(block, symmetric, exported, tmp_path):
     assert (len(four_bit.input) > 3 and bool(four_bit.input[3])) is not symmetric
 
 
+@pytest.mark.slow(1)
+@pytest.mark.parametrize("block", [16, 32])
+def test_a_tied_head_in_4_bits_is_still_the_table_of_embeddings(block, exported, tmp_path):
+    apply("onnx/int4-weight-only", exported, tmp_path / "out", block_size=block, head_bits=4)
+    model = graph.load(tmp_path / "out" / MODEL_FILE)
+    products = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
+    assert {each.i for node in products for each in node.attribute if each.name == "bits"} == {4}
+    (lookup,) = (node for node in model.graph.node if node.op_type == "GatherBlockQuantized")
+    stored = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+    exact = next(t for t in graph.load(exported / MODEL_FILE).graph.initializer if list(t.dims) == [512, 128])
+    packed, scales = stored[lookup.input[0]], stored[lookup.input[2]].reshape(512, -1)
+    steps = np.stack([packed & 15, packed >> 4], axis=-1).reshape(512, 128).astype(np.float32) - 8
+    found = steps * np.repeat(scales, block, axis=1)
+    assert found == pytest.approx(numpy_helper.to_array(exact), abs=1.01 * float(np.abs(scales).max()))
+    # What is looked up is what the head multiplies by: both say so in the logits.
+    loss = mean_loss(tmp_path / "out" / MODEL_FILE, JUDGED_BY)
+    assert abs(loss - mean_loss(exported / MODEL_FILE, JUDGED_BY)) < 0.15
+
+
+@pytest.mark.parametrize("bits", [5, 6, 7])
+def test_bits_of_a_head_that_there_is_no_kernel_for_are_refused(bits):
+    recipe = find_recipe("onnx", "int4-weight-only")
+    with pytest.raises(ScenarioError, match=f"head_bits {bits} is not possible: use 8 or 4"):
+        recipe.check(recipe.settled((("head_bits", bits),)))
+
+
 def test_a_block_size_that_is_not_possible_is_refused():
     for name in ("int8-weight-only", "int4-weight-only", "int8-mixed"):
         recipe = find_recipe("onnx", name)

@@ -141,7 +141,7 @@ def test_a_space_is_narrowed_by_patterns_and_the_baseline_stays():
         "torch-float32",
         *(
             f"onnx-{name}-threads_2"
-            for name in ("int8-weight-only", "int8-dynamic", "int8-static", "int8-mixed")
+            for name in ("int8-weight-only", "int8-dynamic", "int8-per-token", "int8-static", "int8-mixed")
         ),
     ]
 

@@ -1,0 +1,97 @@
+"""Products of 8-bit weights and 8-bit activations with a scale for each token: what a row says depends on nothing beside it.
+
+One range for all tokens of a call, as `DynamicQuantizeLinear` takes it, is decided by the one token that has a huge value. Here
+each token is divided by its own largest value first, so that all share the range from -1 to 1, and the product is multiplied by
+that value again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from llmtrack.onnx import graph
+from llmtrack.quantize.columns import by_column
+
+_CONSTANTS = {
+    # What a token of zeros alone is divided by.
+    "least": np.array(1e-20, dtype=np.float32),
+    "step": np.array(1 / 127, dtype=np.float32),
+    "middle": np.array(128, dtype=np.uint8),
+    "axes": np.array([-1], dtype=np.int64),
+}
+_LEAST, _STEP, _MIDDLE, _AXES = (f"per_token.{name}" for name in _CONSTANTS)
+
+
+def scale_by_token(model: ModelProto, nodes: Collection[str], signed: bool) -> None:
+    """Let MatMuls with a constant weight multiply bytes: weights with a scale for each column, activations for each token.
+
+    Args:
+        model: is changed.
+        nodes: names of the MatMuls.
+        signed: whether weights are stored as signed bytes.
+    """
+    layers = [layer for layer in graph.linears(model) if layer.node in nodes]
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    constants = {f"per_token.{name}": value for name, value in _CONSTANTS.items()}
+    rounded: dict[str, tuple[str, str]] = {}
+    instead: dict[str, list[NodeProto]] = {}
+    for layer in layers:
+        made: list[NodeProto] = []
+        if layer.source not in rounded:
+            made = _rounded(layer.source, _opset(model))
+            rounded[layer.source] = made[-1].output[0], made[-2].input[1]
+        values, scales, zeros = by_column(
+            numpy_helper.to_array(weights[layer.weight]), TensorProto.INT8 if signed else TensorProto.UINT8
+        )
+        parts = {f"{layer.weight}.values": values, f"{layer.weight}.scales": scales}
+        if zeros.any():
+            parts[f"{layer.weight}.zeros"] = zeros
+        constants |= parts
+        instead[layer.node] = made + _product(layer, *rounded[layer.source], list(parts))
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items())
+    graph.import_domain(model, graph.MICROSOFT)
+    graph.replace_nodes(model, instead)
+    graph.remove_unused(model)
+
+
+def _rounded(source: str, opset: int) -> list[NodeProto]:
+    """Return nodes that divide each token by its largest value (the last but one), and round the shares (the last)."""
+
+    def node(op: str, *inputs: str, **settings: Any) -> NodeProto:
+        return helper.make_node(op, inputs, [f"{source}/{op}"], name=f"{source}/{op}", **settings)
+
+    def result(op: str) -> str:
+        return f"{source}/{op}"
+
+    size = result("Abs")
+    return [
+        node("Abs", source),
+        node("ReduceMax", size, _AXES) if opset >= 18 else node("ReduceMax", size, axes=[-1]),
+        node("Max", result("ReduceMax"), _LEAST),
+        node("Div", source, result("Max")),
+        node("QuantizeLinear", result("Div"), _STEP, _MIDDLE),
+    ]
+
+
+def _product(layer: graph.Linear, rounded: str, most: str, weight: list[str]) -> list[NodeProto]:
+    """Return nodes that multiply rounded shares by a weight, and the product of each token by its largest value."""
+    values, scales, *zeros = weight
+    product = f"{layer.result}.shares"
+    return [
+        helper.make_node(
+            "MatMulIntegerToFloat",
+            [rounded, values, _STEP, scales, _MIDDLE, *zeros],
+            [product],
+            name=layer.node,
+            domain=graph.MICROSOFT,
+        ),
+        helper.make_node("Mul", [product, most], [layer.result], name=f"{layer.node}/scale"),
+    ]
+
+
+def _opset(model: ModelProto) -> int:
+    return next(int(each.version) for each in model.opset_import if each.domain in ("", "ai.onnx"))

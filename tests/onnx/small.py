@@ -1,0 +1,23 @@
+"""Graphs of a few nodes, made on the spot."""
+
+from __future__ import annotations
+
+from onnx import TensorProto, helper, numpy_helper
+
+from llmtrack.onnx import graph
+
+
+def run(model, feeds):
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+
+
+def small(nodes, weights, results, opset=18):
+    """A graph of float tensors that reads `x`, (rows, 32)."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 32])]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", None]) for name in results]
+    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    made = helper.make_graph(nodes, "small", inputs, outputs, tensors)
+    sets = [helper.make_opsetid("", opset), helper.make_opsetid(graph.MICROSOFT, 1)]
+    return helper.make_model(made, opset_imports=sets, ir_version=9)

@@ -1,0 +1,103 @@
+"""8-bit products with a scale for each token: the numbers of a token depend on nothing beside it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from tests.quantize.conftest import MISSING
+
+pytest.importorskip("onnx", reason=MISSING)
+pytest.importorskip("onnxruntime", reason=MISSING)
+import onnx
+from onnx import TensorProto, helper
+
+from llmtrack.onnx import graph
+from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
+from llmtrack.quantize.columns import by_column
+from llmtrack.quantize.per_token import scale_by_token
+from llmtrack.quantize.recipe import Job, find_recipe
+from tests.onnx.small import run, small
+
+RANDOM = np.random.default_rng(0)
+TOKENS = RANDOM.normal(size=(5, 32)).astype(np.float32)
+TOKENS[1] *= 1000
+TOKENS[2] = 0
+WEIGHTS = {f"w{name}": RANDOM.normal(size=(32, 8)).astype(np.float32) for name in "ab"}
+
+
+def products(signed=True, opset=18):
+    """Two products that read the same tokens."""
+    nodes = [helper.make_node("MatMul", ["x", f"w{name}"], [name], name=f"/{name}/MatMul") for name in "ab"]
+    model = small(nodes, WEIGHTS, ["a", "b"], opset)
+    scale_by_token(model, {node.name for node in nodes}, signed)
+    onnx.checker.check_model(model)
+    return model
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("opset", [13, 18])
+def test_it_is_the_product_of_rounded_tokens_and_rounded_columns(signed, opset):
+    found = run(products(signed, opset), {"x": TOKENS})
+    largest = np.maximum(np.abs(TOKENS).max(axis=1, keepdims=True), 1e-20)
+    tokens = np.round(TOKENS / largest * 127).astype(np.float64)
+    for name, each in zip("ab", found, strict=True):
+        kind = TensorProto.INT8 if signed else TensorProto.UINT8
+        values, scales, zeros = by_column(WEIGHTS[f"w{name}"], kind)
+        weight = (values.astype(np.float64) - zeros) * scales
+        assert each == pytest.approx(tokens @ weight * largest / 127, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_huge_token_blurs_no_other_and_one_of_zeros_stays_so(signed):
+    model = products(signed)
+    together, _ = run(model, {"x": TOKENS})
+    for place, token in enumerate(TOKENS):
+        (alone,), _ = run(model, {"x": token[None]})
+        assert alone.tolist() == together[place].tolist()
+    assert not together[2].any()
+    exact = TOKENS @ WEIGHTS["wa"]
+    wrong = np.abs(together - exact).max(axis=1)
+    assert (wrong <= 0.03 * np.abs(exact).max(axis=1)).all()
+
+
+def test_tokens_are_rounded_once_for_all_that_read_them():
+    counts = Counter(node.op_type for node in products().graph.node)
+    assert counts == {
+        **dict.fromkeys(("Abs", "ReduceMax", "Max", "Div", "QuantizeLinear"), 1),
+        **dict.fromkeys(("MatMulIntegerToFloat", "Mul"), 2),
+    }
+
+
+@pytest.fixture(scope="module")
+def made(exported, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("per-token")
+    recipe = find_recipe("onnx", "int8-per-token")
+    rows = tuple(tuple(RANDOM.integers(3, 500, 32).tolist()) for _ in range(2))
+    recipe.apply(Job(exported, folder, recipe.settled(()), rows))
+    return folder / MODEL_FILE
+
+
+@pytest.mark.slow(1)
+def test_each_layer_is_a_product_of_bytes_and_tokens_are_rounded_once_for_those_that_read_the_same(made):
+    counts = Counter(node.op_type for node in graph.load(made).graph.node)
+    # Four layers of seven, which read four different things; the head is a product of its own kind.
+    assert counts["MatMulIntegerToFloat"] == 4 * 7
+    assert counts["QuantizeLinear"] == 4 * 4
+    assert (counts["MatMulNBits"], counts["GatherBlockQuantized"]) == (1, 1)
+    assert OnnxDecoder(made).has_unpadded
+
+
+@pytest.mark.slow(1)
+def test_a_row_says_beside_others_and_behind_pads_what_it_says_alone(made):
+    assert not find_recipe("onnx", "int8-per-token").depends_on_batch
+    ids = RANDOM.integers(3, 500, (3, 12))
+    mask = np.ones_like(ids)
+    mask[1, :5] = 0
+    decoder = OnnxDecoder(made)
+    together, _ = decoder.run(ids, mask, keep=1)
+    for row, first in enumerate((0, 5, 0)):
+        alone, _ = decoder.run(ids[row : row + 1, first:], np.ones((1, 12 - first), dtype=np.int64), keep=1)
+        assert together[row] == pytest.approx(alone[0], abs=1e-4)
