@@ -57,7 +57,7 @@ scenario:
 """
 """What its user writes; threads are given twice, since its pytorch backend exchanges the two."""
 
-ROUNDS, SECONDS = 4, 200
+ROUNDS, SECONDS = 4, 150
 """Rounds of both tools, and the time after which no further one begins."""
 
 UNITS = {
