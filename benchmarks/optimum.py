@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,7 +27,7 @@ from llmtrack.quantize.build import onnx_folder
 from llmtrack.scenario import Variant
 from llmtrack.tracking.artifacts import raw_samples
 
-PEER = "optimum-benchmark"
+PEER, ITS_ONNXRUNTIME = "optimum-benchmark", "import optimum_benchmark.backends.onnxruntime.backend"
 MODEL = "packaged:smollm2"
 """What is exported: by this name it may have been already."""
 
@@ -57,7 +58,7 @@ scenario:
 """
 """What its user writes; threads are given twice, since its pytorch backend exchanges the two."""
 
-ROUNDS, SECONDS = 4, 150
+ROUNDS, SECONDS = 4, 200
 """Rounds of both tools, and the time after which no further one begins."""
 
 UNITS = {
@@ -95,7 +96,7 @@ def measure(small: bool) -> Found:
         }
         if not small:
             try:
-                theirs(_exported(), Shape(16, 4, 1), threads, "onnxruntime", "process")
+                _run([str(environment(PEER).python()), "-c", ITS_ONNXRUNTIME], Path(scratch), apart())
                 arms["onnx"] = lambda: ours(folder, Path(scratch), shape, threads, "onnx")
                 arms["onnx, process"] = lambda: theirs(_exported(), shape, threads, "onnxruntime", "process")
             except LlmtrackError as error:
@@ -211,7 +212,8 @@ def _run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
     )
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise PeerError(error_line(said[-1] if said else ""))
+        # Where a module lies on this machine says nothing to others.
+        raise PeerError(re.sub(r" \(/[^)]*\)", "", error_line(said[-1] if said else "")))
 
 
 def _prompt(folder: Path, tokens: int) -> str:
