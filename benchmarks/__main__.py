@@ -12,7 +12,7 @@ from benchmarks import page
 from benchmarks.results import RESULTS
 
 _SIDE_BY_SIDE = ("plain_loop", "optimum", "lm_eval", "lm_eval_long", "llama", "runtimes")
-NAMES = (*_SIDE_BY_SIDE, "cost", "query", "startup", "ray_sweep")
+NAMES = (*_SIDE_BY_SIDE, "cost", "query", "startup", "ray_sweep", "four_bits")
 """Modules of this package that are `benchmark`s; each in a process of its own, whose memory is then its own."""
 
 

@@ -71,12 +71,12 @@ def sources() -> Iterator[str]:
 
 
 def trained(folder: Path, corpus: Path, steps: int) -> str:
-    """Train a small model by the training experiment, and return the folder of its best checkpoint."""
+    """Train a small model by the training experiment, and return the folder of its newest checkpoint."""
     subprocess.run(
         [
             *(sys.executable, "-m", "experiments.training", "--log-checkpoint", "none"),
-            *("--corpus", str(corpus), "--steps", str(steps), "--eval-every", str(max(1, steps // 4))),
-            *("--validation-tokens", "8192", "--sample-tokens", "0"),
+            *("--corpus", str(corpus), "--steps", str(steps), "--eval-every", str(steps)),
+            *("--validation-tokens", "4096", "--sample-tokens", "0"),
             *("--output", str(folder), "--tracking-uri", f"sqlite:///{folder}.db"),
         ],
         check=True,
@@ -161,7 +161,7 @@ def main(small: bool, model: str | None, text: str) -> Found:
         folder = Path(place)
         if model is None:
             texts = list(sources())
-            model = trained(folder / "model", written(folder / "sources.jsonl", texts), 20 if small else 400)
+            model = trained(folder / "model", written(folder / "sources.jsonl", texts), 4 if small else 400)
             held_out = split_texts(texts, 0.1).validation
         else:
             held_out = load_corpus(text).texts
