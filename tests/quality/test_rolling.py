@@ -44,6 +44,8 @@ def scripted(**changes) -> ScriptedEngine:
 def reference(engine, ids: list[int], max_length: int, stride: int) -> float:
     """The mean loss, token by token: which window a token belongs to follows from its number alone."""
     nats = []
+    # What stands behind a token changes nothing of what is said of it, so a window is read once.
+    read: dict[tuple[int, int], torch.Tensor] = {}
     for token in range(1, len(ids)):
         if token <= max_length:
             window_end = min(len(ids), max_length + 1)
@@ -51,8 +53,10 @@ def reference(engine, ids: list[int], max_length: int, stride: int) -> float:
             steps = math.ceil((token - max_length) / stride)
             window_end = min(len(ids), max_length + 1 + steps * stride)
         begin = max(0, window_end - 1 - max_length)
-        with torch.no_grad():
-            logits = engine.model(torch.tensor([ids[begin:token]])).logits[0, -1]
+        if (begin, window_end) not in read:
+            with torch.no_grad():
+                read[begin, window_end] = engine.model(torch.tensor([ids[begin:window_end]])).logits[0]
+        logits = read[begin, window_end][token - begin - 1]
         nats.append(-float(logits.double().log_softmax(dim=-1)[ids[token]]))
     return math.fsum(nats) / len(nats)
 
