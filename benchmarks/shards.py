@@ -17,7 +17,7 @@ import click
 from llmtrack.events import Event
 from llmtrack.outcome import Failure, Measurement
 from llmtrack.run.process_executor import ProcessExecutor
-from llmtrack.run.shards import run_scenarios
+from llmtrack.run.scoring import run_scenarios
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.task import PerplexityTask
 

@@ -108,7 +108,7 @@ def build(config: Config) -> Experiment:
     chosen = everything() if ALL in config.recipes else config.recipes
     chosen = (BASELINE, *(label for label in chosen if label != BASELINE))
     reference = _variant(config, BASELINE, config.threads[0])
-    task = PerplexityTask(corpus=config.corpus, max_length=config.max_length)
+    task = PerplexityTask(corpus=config.corpus, max_length=config.max_length, workers=config.workers)
     quality = QualityCheck(task, reference, config.reference_tokens)
     first, *more = config.sizes
     cells = [(length, first) for length in config.lengths] + [(config.lengths[0], size) for size in more]

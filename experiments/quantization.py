@@ -120,7 +120,7 @@ def build(config: Config) -> Experiment:
     chosen = everything(config.device) if ALL in config.recipes else config.recipes
     chosen = (BASELINE, *(label for label in chosen if label != BASELINE))
     _check_texts(config.calibration, config.corpus)
-    quality = PerplexityTask(corpus=config.corpus, max_length=config.max_length)
+    quality = PerplexityTask(corpus=config.corpus, max_length=config.max_length, workers=config.workers)
     reference = _variant(config, BASELINE)
     scenarios = tuple(
         Scenario(

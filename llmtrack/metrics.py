@@ -995,6 +995,12 @@ PARAMS: tuple[Param, ...] = (
         "workers that scored a text together, each with a copy of the model and so many `threads`; absent: one",
         shown=Shown("workers", place=85, keep=51),
     ),
+    Param(
+        "score_workers",
+        int,
+        "the same of what is scored beside a timed task, which they do not change",
+        role="found",
+    ),
     Param("shards", int, "shards that the text was cut into for them", role="found"),
     Param("ubatch", int, "of `llamacpp`: prompt tokens that are computed at once at most"),
     Param("flash_attention", str, "of `llamacpp`: whether attention is computed by its fused kernel"),

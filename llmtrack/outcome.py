@@ -8,7 +8,7 @@ from typing import Union
 
 from llmtrack.plain import Scalar, tagged
 from llmtrack.scenario import Scenario
-from llmtrack.scored import Part
+from llmtrack.scored import Compared, Part
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Measurement:
     files: Mapping[str, str] = field(default_factory=dict)
     model_folder: str = ""
     disturbed: bool = False
-    part: Part | None = None
+    part: Part | Compared | None = None
 
 
 @dataclass(frozen=True)

@@ -72,3 +72,39 @@ class Part:
     of: int
     batches: dict[int, Scored]
     seconds: float
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """What comparing two models on a row gave, summed over its predicted tokens.
+
+    Attributes:
+        kl: KL(reference || model) in nats.
+        agreeing: tokens after which both find the same next token most likely.
+        nats: negative log-likelihood by the model.
+        reference_nats: the same by the reference.
+        tokens: number of them.
+    """
+
+    kl: float
+    agreeing: float
+    nats: float
+    reference_nats: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What one worker compared of a text.
+
+    Attributes:
+        all_rows: how many rows are compared by all workers.
+        ids_digest: digest of their token ids.
+        sums: what comparing those that were this worker's gave, by their numbers from 0.
+        spent: seconds that it took; both models were loaded before.
+    """
+
+    all_rows: int
+    ids_digest: str
+    sums: dict[int, RowSums]
+    spent: float

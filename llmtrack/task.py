@@ -18,6 +18,16 @@ PADDING_SIDES = ("right", "left")
 
 MOST_WORKERS = 1_024
 
+Workers = Annotated[
+    int | None,
+    Option(
+        "Workers that score the text together, each with a copy of the model (docs/ray.md); auto: as many as a cluster has room for.",
+        min=1,
+        max=MOST_WORKERS,
+        nothing="auto",
+    ),
+]
+
 
 @dataclass(frozen=True)
 class RepeatPolicy(Checked):
@@ -97,8 +107,8 @@ class PerplexityTask(Checked):
         batch_size: documents or windows per batch; None: as many as memory has room for. It does not change the result.
         padding_side: `right` or `left`; does not change the result.
         verbose: print a line per batch.
-        workers: workers that score it together, each with a copy of the model; None: one for each node of a cluster. It
-            does not change the result.
+        workers: workers that score it together, each with a copy of the model; None: as many as a
+            cluster has room for. It does not change the result.
 
     Raises:
         UsageError: a setting is unknown or impossible, or belongs to the other protocol.
@@ -128,16 +138,7 @@ class PerplexityTask(Checked):
     ] = 4
     padding_side: Annotated[str, Option("Side of the pads of a batch.", choices=PADDING_SIDES)] = "right"
     verbose: Annotated[bool, Option("Print a line per batch.", tracked=False)] = False
-    workers: Annotated[
-        int | None,
-        Option(
-            "Workers that score the text together, each with a copy of the model (docs/ray.md); auto: one for each node of a "
-            "cluster.",
-            min=1,
-            max=MOST_WORKERS,
-            nothing="auto",
-        ),
-    ] = 1
+    workers: Workers = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,71 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.finite import not_finite
-from llmtrack.quality.bootstrap import stderr_of_ratio
-from llmtrack.quality.encoding import encode_text
+from llmtrack.quality.encoding import Encoded, encode_text
+from llmtrack.quality.figures import Drift, drift_of
+from llmtrack.scored import RowSums
 
 CHUNK_BYTES = 64 * 2**20
-Z_95 = 1.96
-
-SPIKE_RATIO = 1.1
-"""Perplexity over the reference's from which on the difference is said in words."""
-GARBAGE_RATIO = 3.0
-"""Perplexity over the reference's from which on the model is no longer the same one."""
-
-
-@dataclass(frozen=True)
-class Drift:
-    """What comparing next-token distributions gave.
-
-    Attributes:
-        kl_divergence: mean over tokens of KL(reference || model) in nats.
-        top1_agreement: share of tokens (0 to 1) after which both find the same next token most likely.
-        perplexity_ratio: perplexity of the model over that of the reference, on these tokens.
-        tokens: tokens that were compared.
-        loss_stderr: standard error of the difference of mean losses in nats, by bootstrap over the texts; None for one text.
-        kl_stderr: that of the mean KL divergence, likewise.
-    """
-
-    kl_divergence: float
-    top1_agreement: float
-    perplexity_ratio: float
-    tokens: int
-    loss_stderr: float | None = None
-    kl_stderr: float | None = None
-
-    @property
-    def ratio_interval(self) -> tuple[float, float]:
-        """The 95 % interval of `perplexity_ratio`, as far as other text of this kind goes; the ratio twice for one text."""
-        factor = math.exp(min(Z_95 * (self.loss_stderr or 0.0), 700.0))
-        return self.perplexity_ratio / factor, self.perplexity_ratio * factor
-
-    @property
-    def kl_interval(self) -> tuple[float, float]:
-        """The 95 % interval of `kl_divergence`, likewise."""
-        width = Z_95 * (self.kl_stderr or 0.0)
-        return max(0.0, self.kl_divergence - width), self.kl_divergence + width
-
-    @property
-    def finding(self) -> str | None:
-        """What a reader must be told in words, or None."""
-        figures = (
-            f"on {self.tokens} tokens its perplexity is {self.perplexity_ratio:.2f} times the reference's, and it finds "
-            f"the same next token most likely in {self.top1_agreement:.0%}"
-        )
-        if self.perplexity_ratio > GARBAGE_RATIO:
-            return f"garbage: {figures}; this is not the same model any more"
-        if self.perplexity_ratio > SPIKE_RATIO:
-            return f"quality spike: {figures}"
-        return None
 
 
 def compare_distributions(
@@ -93,14 +40,33 @@ def compare_distributions(
     Raises:
         ScenarioError: the vocabularies or the tokens of a text differ, no text has two tokens, or logits are not finite.
     """
+    rows = []
+    for row in rows_to_compare(engine, reference, texts, max_length, bos_rule, max_tokens):
+        rows.append(compare_row(engine, reference, row))
+        on_row(sum(each.tokens for each in rows))
+    return drift_of(rows)
+
+
+def rows_to_compare(
+    engine: Engine,
+    reference: Engine,
+    texts: Sequence[str],
+    max_length: int,
+    bos_rule: str,
+    max_tokens: int,
+) -> list[Encoded]:
+    """Return the rows that two engines are compared on: texts from the first on, until there are tokens enough.
+
+    Raises:
+        ScenarioError: the vocabularies or the tokens of a text differ, or no text has two tokens.
+    """
     if engine.info.vocab_size != reference.info.vocab_size:
         raise ScenarioError(
             f"the reference has {reference.info.vocab_size} tokens in its vocabulary and this model "
             f"{engine.info.vocab_size}: their distributions cannot be compared",
             "unsupported",
         )
-    rows: list[torch.Tensor] = []
-    counts: list[int] = []
+    rows: list[Encoded] = []
     tokens = 0
     for text in texts:
         keep = min(max_length, max_tokens - tokens + 1)
@@ -112,26 +78,25 @@ def compare_distributions(
                 "the reference's tokenizer makes other tokens of the text: their distributions cannot be compared",
                 "unsupported",
             )
-        first = row.given - 1
-        own, theirs = (_logits(each, row.ids)[first:] for each in (engine, reference))
-        rows.append(_row(own, theirs, row.ids[first:]))
-        counts.append(row.predicted)
+        rows.append(row)
         tokens += row.predicted
-        on_row(tokens)
         if tokens >= max_tokens:
             break
-    if not tokens:
+    if not rows:
         raise ScenarioError("no text has two tokens, so there is nothing to compare", "unsupported")
-    sums = torch.stack(rows)
-    kl, agreeing, nll, reference_nll = (sums.sum(0) / tokens).tolist()
-    return Drift(
-        kl,
-        agreeing,
-        math.exp(min(nll - reference_nll, 700.0)),
-        tokens,
-        stderr_of_ratio((sums[:, 2] - sums[:, 3]).tolist(), counts),
-        stderr_of_ratio(sums[:, 0].tolist(), counts),
-    )
+    return rows
+
+
+def compare_row(engine: Engine, reference: Engine, row: Encoded) -> RowSums:
+    """Compare two engines on a row.
+
+    Raises:
+        ScenarioError: logits are not finite.
+    """
+    first = row.given - 1
+    own, theirs = (_logits(each, row.ids)[first:] for each in (engine, reference))
+    kl, agreeing, nats, reference_nats = _sums(own, theirs, row.ids[first:]).tolist()
+    return RowSums(kl, agreeing, nats, reference_nats, row.predicted)
 
 
 def _logits(engine: Engine, ids: Sequence[int]) -> torch.Tensor:
@@ -141,7 +106,7 @@ def _logits(engine: Engine, ids: Sequence[int]) -> torch.Tensor:
     return logits
 
 
-def _row(logits: torch.Tensor, expected: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
+def _sums(logits: torch.Tensor, expected: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
     """Return sums over the predicted tokens of a row: KL, agreement, and both negative log-likelihoods."""
     targets = torch.tensor(ids[1:])
     sums = torch.zeros(4, dtype=torch.float64)

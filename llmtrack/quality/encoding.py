@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,19 @@ class Encoded:
     def words(self) -> int | None:
         """White-space separated words of the predicted text, the parts at its ends included."""
         return None if self.text is None else len(self.text.decode("utf-8", "replace").split())
+
+
+def tokens_digest(rows: Iterable[Encoded]) -> str:
+    """Return 16 hex digits that tell the tokens of rows."""
+    return digest_of(np.asarray(each.ids, dtype="<i8").tobytes() for each in rows)
+
+
+def digest_of(parts: Iterable[bytes]) -> str:
+    """Return 16 hex digits that tell the parts, their order and where each ends."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(hashlib.sha256(part).digest())
+    return whole.hexdigest()[:16]
 
 
 def unknown_warning(unknown: int, of: int, what: str, so: str) -> tuple[str, ...]:

@@ -8,8 +8,15 @@ from dataclasses import dataclass, fields
 
 from llmtrack.quality.bootstrap import gather_blocks, stderr_of_ratio
 from llmtrack.quality.encoding import lost_warning, unknown_warning
-from llmtrack.scored import Scored, Text
+from llmtrack.scored import RowSums, Scored, Text
 from llmtrack.task import PerplexityTask
+
+SPIKE_RATIO = 1.1
+"""Perplexity over the reference's from which on the difference is said in words."""
+GARBAGE_RATIO = 3.0
+"""Perplexity over the reference's from which on the model is no longer the same one."""
+
+Z_95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -164,4 +171,66 @@ def together(scored: Sequence[Scored]) -> Scored:
         tokens=tuple(count for each in scored for count in each.tokens),
         losses=tuple(loss for each in scored for loss in each.losses),
         read=tuple(batch for each in scored for batch in each.read),
+    )
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What comparing next-token distributions gave.
+
+    Attributes:
+        kl_divergence: mean over tokens of KL(reference || model) in nats.
+        top1_agreement: share of tokens (0 to 1) after which both find the same next token most likely.
+        perplexity_ratio: perplexity of the model over that of the reference, on these tokens.
+        tokens: tokens that were compared.
+        loss_stderr: standard error of the difference of mean losses in nats, by bootstrap over the texts; None for one text.
+        kl_stderr: that of the mean KL divergence, likewise.
+    """
+
+    kl_divergence: float
+    top1_agreement: float
+    perplexity_ratio: float
+    tokens: int
+    loss_stderr: float | None = None
+    kl_stderr: float | None = None
+
+    @property
+    def ratio_interval(self) -> tuple[float, float]:
+        """The 95 % interval of `perplexity_ratio`, as far as other text of this kind goes; the ratio twice for one text."""
+        factor = math.exp(min(Z_95 * (self.loss_stderr or 0.0), 700.0))
+        return self.perplexity_ratio / factor, self.perplexity_ratio * factor
+
+    @property
+    def kl_interval(self) -> tuple[float, float]:
+        """The 95 % interval of `kl_divergence`, likewise."""
+        width = Z_95 * (self.kl_stderr or 0.0)
+        return max(0.0, self.kl_divergence - width), self.kl_divergence + width
+
+    @property
+    def finding(self) -> str | None:
+        """What a reader must be told in words, or None."""
+        figures = (
+            f"on {self.tokens} tokens its perplexity is {self.perplexity_ratio:.2f} times the reference's, and it finds "
+            f"the same next token most likely in {self.top1_agreement:.0%}"
+        )
+        if self.perplexity_ratio > GARBAGE_RATIO:
+            return f"garbage: {figures}; this is not the same model any more"
+        if self.perplexity_ratio > SPIKE_RATIO:
+            return f"quality spike: {figures}"
+        return None
+
+
+def drift_of(rows: Sequence[RowSums]) -> Drift:
+    """Return how far a model is from a reference, from the sums of the rows that were compared, in the text's order."""
+    counts = [row.tokens for row in rows]
+    tokens = sum(counts)
+    further = [row.nats - row.reference_nats for row in rows]
+    kl = [row.kl for row in rows]
+    return Drift(
+        math.fsum(kl) / tokens,
+        math.fsum(row.agreeing for row in rows) / tokens,
+        math.exp(min(math.fsum(further) / tokens, 700.0)),
+        tokens,
+        stderr_of_ratio(further, counts),
+        stderr_of_ratio(kl, counts),
     )

@@ -5,7 +5,6 @@ Both weigh by tokens and take the exponential of the global mean; figures of the
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
-import numpy as np
 import torch
 
 from llmtrack.engine import Engine
@@ -22,7 +20,7 @@ from llmtrack.measure.finite import not_finite
 from llmtrack.measure.room import check_memory
 from llmtrack.quality import ahead
 from llmtrack.quality.batching import in_batches, token_budget
-from llmtrack.quality.encoding import Encoded, encode_text
+from llmtrack.quality.encoding import Encoded, digest_of, encode_text, tokens_digest
 from llmtrack.quality.figures import Quality, quality_of
 from llmtrack.quality.windows import Window, plan_windows
 from llmtrack.scored import Scored, Text
@@ -330,8 +328,8 @@ def _text(
         cut=cut,
         skipped=skipped,
         block=block,
-        tokens_digest=_digest(np.asarray(each.ids, dtype="<i8").tobytes() for each in encoded),
-        text_digest=_digest(texts) if len(texts) == len(encoded) else None,
+        tokens_digest=tokens_digest(encoded),
+        text_digest=digest_of(texts) if len(texts) == len(encoded) else None,
     )
 
 
@@ -339,11 +337,3 @@ def _sum(values: Iterable[int | None]) -> int | None:
     """Return a sum, or None if a part of it is not known."""
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)
-
-
-def _digest(parts: Iterable[bytes]) -> str:
-    """Return 16 hex digits that tell the parts, their order and where each ends."""
-    whole = hashlib.sha256()
-    for part in parts:
-        whole.update(hashlib.sha256(part).digest())
-    return whole.hexdigest()[:16]

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from llmtrack.errors import ScenarioError
 from llmtrack.quality.batching import in_batches
-from llmtrack.quality.figures import Quality, quality_of, together
-from llmtrack.scored import Part
+from llmtrack.quality.figures import Drift, Quality, drift_of, quality_of, together
+from llmtrack.scored import Compared, Part
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int | None, budget: int) -> list[range]:
@@ -70,3 +70,20 @@ def merge(parts: Sequence[Part]) -> Quality:
     if sorted(whole.rows) != list(range(first.text.rows)):
         raise ScenarioError(f"workers scored {len(whole.rows)} of {first.text.rows} rows: measure again")
     return quality_of(first.text, whole)
+
+
+def merge_drift(parts: Sequence[Compared]) -> Drift:
+    """Return how far a model is from a reference from the parts that were compared, in any order, cut in any way.
+
+    Raises:
+        ScenarioError: workers read other tokens of the text, or a row is missing or was compared twice.
+    """
+    first = parts[0]
+    if any((each.all_rows, each.ids_digest) != (first.all_rows, first.ids_digest) for each in parts):
+        raise ScenarioError(
+            "workers made other tokens of the text: give all of them the same tokenizer and text"
+        )
+    rows = {number: sums for part in parts for number, sums in part.sums.items()}
+    if len(rows) != sum(len(part.sums) for part in parts) or set(rows) != set(range(first.all_rows)):
+        raise ScenarioError(f"of {first.all_rows} rows, workers compared {sorted(rows)}: measure again")
+    return drift_of([rows[number] for number in range(first.all_rows)])

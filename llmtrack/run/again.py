@@ -12,7 +12,7 @@ from llmtrack.measure.statistics import NOISY_CV, bootstrap_median_ci
 from llmtrack.outcome import REPLACED, Failure, Measurement
 from llmtrack.run.executors import Executor
 from llmtrack.run.merged import merged
-from llmtrack.run.shards import run_scenarios
+from llmtrack.run.scoring import run_scenarios
 from llmtrack.scenario import Scenario
 from llmtrack.task import RepeatPolicy
 

@@ -9,7 +9,7 @@ from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import CompileOption, DevicesOption, ThreadOption
 from llmtrack.options import Checked, Option, taken
 from llmtrack.scenario import QualityCheck, Variant
-from llmtrack.task import PerplexityTask, RepeatPolicy
+from llmtrack.task import PerplexityTask, RepeatPolicy, Workers
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class JudgedText(Checked):
 
 @dataclass(frozen=True)
 class QualityOptions(JudgedText):
-    """By how much of it quality is judged."""
+    """By how much of it quality is judged, and by how many workers."""
 
     max_length: Annotated[int, Option("Tokens of a document that are scored at most.", min=2)] = (
         PerplexityTask.max_length
@@ -108,6 +108,7 @@ class QualityOptions(JudgedText):
     reference_tokens: Annotated[int, Option("Tokens on which distributions are compared.", min=1)] = (
         QualityCheck.reference_tokens
     )
+    workers: Workers = 1
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ class EngineCache:
         self._load = load
         self._variant: Variant | None = None
         self._engine: Engine | None = None
+        self._reference: tuple[Variant, Engine] | None = None
         self.ready: Ready = {}
         """What was made of texts by the engine."""
 
@@ -43,8 +44,21 @@ class EngineCache:
         """Return a further engine; the caller closes it."""
         return self._load(variant)
 
+    def load_reference(self, variant: Variant) -> Engine:
+        """Return a further engine, which is kept as long as the first is, or until another one is asked for."""
+        if self._reference is None or self._reference[0] != variant:
+            self._free_reference()
+            self._reference = variant, self._load(variant)
+        return self._reference[1]
+
+    def _free_reference(self) -> None:
+        if self._reference is not None:
+            self._reference[1].close()
+        self._reference = None
+
     def close(self) -> None:
         """Free the engine."""
+        self._free_reference()
         if self._engine is not None:
             self._engine.close()
         self._variant = self._engine = None
@@ -102,6 +116,6 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
         emit(with_quality(measurement, check, engine, engines.load_beside, emit, clock))
     for scenario in scenarios:
         if isinstance(scenario.task, ShardTask):
-            measure_shard(scenario, scenario.task, engine, engines.ready, emit, clock)
+            measure_shard(scenario, scenario.task, engine, engines.ready, engines.load_reference, emit, clock)
         elif isinstance(scenario.task, PerplexityTask):
             measure_perplexity(scenario, scenario.task, engine, emit, clock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,8 +20,9 @@ from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.models import durations
 from llmtrack.outcome import Failure, Measurement
 from llmtrack.quality.asked import score_as_asked
+from llmtrack.quality.beside import drift_line, with_drift, with_scored, without_drift, without_scored
 from llmtrack.quality.corpora import Corpus, load_corpus
-from llmtrack.quality.drift import Drift, compare_distributions
+from llmtrack.quality.drift import compare_distributions
 from llmtrack.quality.figures import cut_warnings, quality_warnings
 from llmtrack.quality.perplexity import Batch
 from llmtrack.scenario import QualityCheck, Scalar, Scenario, Variant
@@ -101,70 +102,21 @@ def with_quality(
     except Exception as error:
         if failure_kind(error) == "non_finite":
             return failure_of(timed.scenario, error, timed.started_at, engine)
-        reason = f"its quality could not be scored: {in_words(error)}"
-        return replace(timed, warnings=(*timed.warnings, reason), ended_at=time.time())
-    timed = replace(
-        timed,
-        metrics={**timed.metrics, **scored.metrics},
-        facts={**timed.facts, **scored.facts},
-        warnings=tuple(dict.fromkeys((*timed.warnings, *scored.warnings))),
-        series={**timed.series, "batch_loss": scored.batch_losses},
-        ended_at=time.time(),
-    )
+        return without_scored(timed, in_words(error))
+    timed = with_scored(timed, scored.metrics, scored.facts, scored.warnings, scored.batch_losses)
     if check.reference is None or check.reference == timed.scenario.variant:
         return timed
     # To load a second model beside the first is what takes the most memory.
     emit(SoFar(timed))
-    drift, told, found = _drift(name, check, check.reference, scored.corpus, engine, load, emit)
-    metrics: dict[str, float] = {}
-    facts: dict[str, Scalar] = {}
-    if drift is not None:
-        facts = {"reference": reference_label(check.reference), "reference_tokens": check.reference_tokens}
-        metrics = {
-            "kl_divergence": drift.kl_divergence,
-            "top1_agreement": drift.top1_agreement,
-            "reference_perplexity_ratio": drift.perplexity_ratio,
-            "tokens_compared": drift.tokens,
-        }
-    return replace(
-        timed,
-        metrics={**timed.metrics, **metrics},
-        facts={**timed.facts, **facts},
-        tags={**timed.tags, **told},
-        warnings=tuple(dict.fromkeys((*found, *timed.warnings))),
-        ended_at=time.time(),
-    )
-
-
-def reference_label(variant: Variant) -> str:
-    """Return what a reference is called in tracked runs: `packaged:smollm2 torch/float32`."""
-    how = variant.dtype if variant.quantization == "none" else variant.quantization
-    return f"{variant.model} {variant.backend}/{how}"
-
-
-def _drift(
-    name: str,
-    check: QualityCheck,
-    variant: Variant,
-    corpus: Corpus,
-    engine: Engine,
-    load: Callable[[Variant], Engine],
-    emit: Emit,
-) -> tuple[Drift | None, dict[str, str], tuple[str, ...]]:
-    """Return how far the engine is from the reference, by which digests that is known, and what is to be said of it."""
     try:
         emit(Progress(name, "loading the reference"))
-        reference = load(variant)
-        told = {
-            REFERENCE_TAG_PREFIX + key: value
-            for key, value in reference.info.tags.items()
-            if key.endswith("_digest")
-        }
+        reference = load(check.reference)
+        told = reference_tags(reference)
         try:
             drift = compare_distributions(
                 engine,
                 reference,
-                corpus.texts,
+                scored.corpus.texts,
                 max_length=check.perplexity.max_length,
                 bos_rule=check.perplexity.bos_rule,
                 max_tokens=check.reference_tokens,
@@ -173,11 +125,15 @@ def _drift(
         finally:
             reference.close()
     except Exception as error:
-        return None, {}, (f"it could not be compared with the reference: {in_words(error)}",)
-    emit(
-        Log(f"    against the reference: KL {drift.kl_divergence:.4f} nats, top-1 {drift.top1_agreement:.1%}")
-    )
-    return drift, told, (drift.finding,) if drift.finding else ()
+        return without_drift(timed, in_words(error))
+    emit(Log(drift_line(drift)))
+    return with_drift(timed, check, drift, told)
+
+
+def reference_tags(reference: Engine) -> dict[str, str]:
+    """Return the tags by whose digests it is known which reference it was."""
+    tags = reference.info.tags.items()
+    return {REFERENCE_TAG_PREFIX + key: value for key, value in tags if key.endswith("_digest")}
 
 
 def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock) -> ScoredText:

@@ -1,10 +1,12 @@
-"""Score one shard of a text, as one of several workers that score it together."""
+"""Score one shard of a text, or compare it with a reference, as one of several workers."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from llmtrack.engine import Engine
 from llmtrack.events import Log, Progress
@@ -13,51 +15,62 @@ from llmtrack.measure.timing import Clock
 from llmtrack.outcome import Measurement
 from llmtrack.quality.asked import prepare, score_shard
 from llmtrack.quality.corpora import Corpus, load_corpus
-from llmtrack.quality.perplexity import Batch, Prepared
-from llmtrack.scenario import Scenario
-from llmtrack.scored import Part
+from llmtrack.quality.drift import compare_row, rows_to_compare
+from llmtrack.quality.encoding import tokens_digest
+from llmtrack.quality.perplexity import Batch
+from llmtrack.quality.shards import share_out
+from llmtrack.scenario import QualityCheck, Scenario, Variant
+from llmtrack.scored import Compared, Part
 from llmtrack.task import ShardTask, workload_id
 from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
-from llmtrack.worker.perplexity import corpus_facts, warm_up
+from llmtrack.worker.perplexity import corpus_facts, reference_tags, warm_up
 
-# A text, and the same ready to be scored, by what all of its shards have in common.
-Ready = dict[ShardTask, tuple[Corpus, Prepared]]
+# A text, and what an engine made of it, by what all of its shards have in common.
+Ready = dict[ShardTask, tuple[Corpus, Any]]
 
 
 def measure_shard(
-    scenario: Scenario, task: ShardTask, engine: Engine, ready: Ready, emit: Emit, clock: Clock
+    scenario: Scenario,
+    task: ShardTask,
+    engine: Engine,
+    ready: Ready,
+    load: Callable[[Variant], Engine],
+    emit: Emit,
+    clock: Clock,
 ) -> None:
-    """Score a shard and emit the outcome: a measurement whose `part` is put together with the others'.
+    """Measure a shard and emit the outcome: a measurement whose `part` is put together with the others'.
 
-    Its time holds that the text is turned into tokens, once for all shards of this worker.
+    It is scored, or compared with the reference if the scenario has one. Its time holds that the text is turned into
+    tokens, once for all shards of this worker.
 
     Args:
         scenario: what is measured.
         task: which shard.
         engine: the loaded engine.
         ready: what was made of texts by this engine.
+        load: returns the reference, which stays loaded for further shards.
         emit: is told how it goes, and the outcome.
-        clock: times the scoring.
+        clock: times the work.
     """
     started = time.time()
     try:
         emit(Progress(scenario.name, "reading the corpus"))
         key = replace(task, number=0)
         corpus, text = ready.get(key) or (load_corpus(task.corpus), None)
-        beside = Beside()
-        beside.get("the first pass", partial(warm_up, engine), None)
-        beside.get("the peak memory", engine.reset_peak_memory, None)
-
-        def on_batch(batch: Batch) -> None:
-            emit(Progress(scenario.name, f"batch {batch.number}/{batch.of}", batch.number / batch.of))
-            if task.verbose:
-                emit(Log(f"{scenario.name} {batch}"))
-
-        start = clock()
-        text = text or prepare(engine, corpus.texts, task)
-        batches, of = score_shard(engine, text, task, on_batch)
-        part = Part(text.text, of, batches, clock() - start)
         ready.clear()
+        beside = Beside()
+        tags = dict(engine.info.tags)
+        beside.get("the peak memory", engine.reset_peak_memory, None)
+        part: Part | Compared
+        if scenario.quality is None:
+            beside.get("the first pass", partial(warm_up, engine), None)
+            part, text = _scored(scenario.name, task, engine, corpus, text, emit, clock)
+        else:
+            assert scenario.quality.reference is not None  # else there is nothing to compare with
+            reference = load(scenario.quality.reference)
+            tags |= reference_tags(reference)
+            check, name = scenario.quality, scenario.name
+            part, text = _compared(name, task, check, engine, reference, corpus, text, emit, clock)
         ready[key] = corpus, text
         peak = beside.get("the peak memory", engine.peak_memory_bytes, None)
     except Exception as error:
@@ -70,7 +83,7 @@ def measure_shard(
             facts=engine_facts(engine) | corpus_facts(corpus, task),
             metrics=engine_metrics(engine) | ({} if peak is None else {"peak_memory_mib": peak / MIB}),
             warnings=corpus.warnings + beside.warnings + engine.info.warnings,
-            tags=dict(engine.info.tags),
+            tags=tags,
             series=dict(engine.info.series),
             started_at=started,
             ended_at=time.time(),
@@ -78,3 +91,40 @@ def measure_shard(
             part=part,
         )
     )
+
+
+def _scored(
+    name: str, task: ShardTask, engine: Engine, corpus: Corpus, text: Any, emit: Emit, clock: Clock
+) -> tuple[Part, Any]:
+    def on_batch(batch: Batch) -> None:
+        emit(Progress(name, f"batch {batch.number}/{batch.of}", batch.number / batch.of))
+        if task.verbose:
+            emit(Log(f"{name} {batch}"))
+
+    start = clock()
+    text = text or prepare(engine, corpus.texts, task)
+    batches, of = score_shard(engine, text, task, on_batch)
+    return Part(text.text, of, batches, clock() - start), text
+
+
+def _compared(
+    name: str,
+    task: ShardTask,
+    check: QualityCheck,
+    engine: Engine,
+    reference: Engine,
+    corpus: Corpus,
+    rows: Any,
+    emit: Emit,
+    clock: Clock,
+) -> tuple[Compared, Any]:
+    start = clock()
+    rows = rows or rows_to_compare(
+        engine, reference, corpus.texts, task.max_length, task.bos_rule, check.reference_tokens
+    )
+    mine = share_out([len(row.ids) for row in rows], task.of)[task.number]
+    sums = {}
+    for done, number in enumerate(mine, start=1):
+        sums[number] = compare_row(engine, reference, rows[number])
+        emit(Progress(name, f"row {done}/{len(mine)}", done / len(mine)))
+    return Compared(len(rows), tokens_digest(rows), sums, clock() - start), rows

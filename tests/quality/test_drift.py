@@ -6,11 +6,17 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
+from llmtrack.plain import from_json, to_json
 from llmtrack.quality.bootstrap import stderr_of_ratio
-from llmtrack.quality.drift import Drift, compare_distributions
+from llmtrack.quality.drift import compare_distributions, compare_row, rows_to_compare
+from llmtrack.quality.figures import Drift
+from llmtrack.quality.shards import merge_drift
+from llmtrack.scored import Compared, RowSums
 
 
 class Fixed(ScriptedEngine):
@@ -102,3 +108,41 @@ def test_nothing_to_compare_is_an_error():
 def test_a_spike_is_said_in_words(ratio, start):
     finding = Drift(0.1, 0.8, ratio, 10).finding
     assert finding is None if start is None else finding.startswith(start)
+
+
+def test_rows_are_put_together_by_hand():
+    # KL 1 + 0.5 nats, 1 + 2 agreements, 3 + 1 against 2 + 1 nats over 2 + 2 tokens.
+    rows = {0: RowSums(1.0, 1.0, 3.0, 2.0, 2), 1: RowSums(0.5, 2.0, 1.0, 1.0, 2)}
+    drift = merge_drift([Compared(2, "t", {1: rows[1]}, 0.0), Compared(2, "t", {0: rows[0]}, 0.0)])
+    assert (drift.kl_divergence, drift.top1_agreement, drift.tokens) == (1.5 / 4, 3 / 4, 4)
+    assert drift.perplexity_ratio == math.exp(1 / 4)
+    assert drift.kl_stderr == stderr_of_ratio([1.0, 0.5], [2, 2])
+
+
+@given(data=st.data())
+def test_any_cut_in_any_order_gives_what_one_worker_does(data):
+    engine, reference, texts = Fixed(0.5, 0.5), Fixed(0.75, 0.25), ["aab", "abab", "ba", "aaaaab", "b", "bbb"]
+    whole = compare_distributions(engine, reference, texts, max_tokens=11)
+    rows = rows_to_compare(engine, reference, texts, 512, "tokenizer", 11)
+    shards: dict[int, dict[int, RowSums]] = {}
+    for number in data.draw(st.permutations(range(len(rows)))):
+        sums = compare_row(engine, reference, rows[number])
+        shards.setdefault(data.draw(st.integers(0, 2)), {})[number] = sums
+    parts = [Compared(len(rows), "t", sums, 0.0) for sums in shards.values()]
+    assert merge_drift([from_json(to_json(each), Compared) for each in parts]) == whole
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([{0: 2}], r"of 2 rows, workers compared \[0\]"),
+        ([{0: 2, 1: 2}, {1: 2}], "of 2 rows"),
+        ([{0: 2}, {1: 3}], "workers made other tokens"),
+    ],
+)
+def test_rows_that_do_not_make_the_text_are_refused(parts, message):
+    """Numbers of the rows that each worker compared, and how many it says that there are."""
+    sums = RowSums(1.0, 1.0, 1.0, 1.0, 1)
+    compared = [Compared(max(each.values()), "t", dict.fromkeys(each, sums), 0.0) for each in parts]
+    with pytest.raises(ScenarioError, match=message):
+        merge_drift(compared)

@@ -15,14 +15,15 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.events import Log, Progress, Warn, event_from_json, event_to_json
 from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
 from llmtrack.outcome import Failure, Measurement
-from llmtrack.run import shards as sharing
+from llmtrack.run import scoring as sharing
 from llmtrack.run.crew import Crew
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.process_executor import ProcessExecutor
-from llmtrack.run.shards import put_together, run_scenarios, shards_of
+from llmtrack.run.scoring import run_scenarios
+from llmtrack.run.shards import put_together, shards_of
 from llmtrack.run.worker_process import WorkerProcess
 from llmtrack.scenario import Scenario
-from llmtrack.scored import Part, Scored, Text
+from llmtrack.scored import Compared, Part, RowSums, Scored, Text
 from tests.conftest import HANG_S
 from tests.run.scenarios import generating, scoring
 
@@ -218,9 +219,11 @@ def test_how_many_workers_score_is_asked_and_one_is_what_it_was_before():
     assert alone.scenario_id == "3b35f60a00ab56fe"
 
 
-def test_a_part_crosses_the_border_of_a_process():
+@pytest.mark.parametrize("part", [None, Compared(1, "t", {0: RowSums(1.0, 1.0, 0.1, 0.3, 1)}, 0.5)])
+def test_a_part_crosses_the_border_of_a_process(part):
     (shard, *_) = shards_of(scoring("text"), scoring("text").task, 16)
     event = measured(shard)
+    event = replace(event, part=part or event.part)
     assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
 
 

@@ -24,7 +24,8 @@ from llmtrack.run.cluster.connect import Cluster
 from llmtrack.run.cluster.executor import Stopped
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.patience import Patience
-from llmtrack.run.shards import SHARDS_EACH, run_scenarios
+from llmtrack.run.scoring import run_scenarios
+from llmtrack.run.shards import SHARDS_EACH
 from llmtrack.run.study import run_study
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.stopping import STOPPING

@@ -1,0 +1,77 @@
+"""What scoring a text, and comparing with a reference, add to a measurement that was timed (pure functions)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from llmtrack.outcome import Measurement
+from llmtrack.quality.figures import Drift
+from llmtrack.scenario import QualityCheck, Scalar, Variant
+
+
+def with_scored(
+    timed: Measurement,
+    metrics: Mapping[str, float],
+    facts: Mapping[str, Scalar],
+    warnings: tuple[str, ...],
+    batch_losses: tuple[float, ...],
+) -> Measurement:
+    """Return a timed measurement with what scoring a text gave."""
+    return replace(
+        timed,
+        metrics={**timed.metrics, **metrics},
+        facts={**timed.facts, **facts},
+        warnings=tuple(dict.fromkeys((*timed.warnings, *warnings))),
+        series={**timed.series, "batch_loss": batch_losses},
+        ended_at=time.time(),
+    )
+
+
+def without_scored(timed: Measurement, why: str) -> Measurement:
+    """Return a timed measurement whose text could not be scored: the speed that was measured is kept."""
+    return replace(
+        timed, warnings=(*timed.warnings, f"its quality could not be scored: {why}"), ended_at=time.time()
+    )
+
+
+def with_drift(timed: Measurement, check: QualityCheck, drift: Drift, told: Mapping[str, str]) -> Measurement:
+    """Return a measurement with how far its model is from the reference, and by which digests that is known."""
+    assert check.reference is not None
+    found = (drift.finding,) if drift.finding else ()
+    return replace(
+        timed,
+        metrics={
+            **timed.metrics,
+            "kl_divergence": drift.kl_divergence,
+            "top1_agreement": drift.top1_agreement,
+            "reference_perplexity_ratio": drift.perplexity_ratio,
+            "tokens_compared": drift.tokens,
+        },
+        facts={
+            **timed.facts,
+            "reference": reference_label(check.reference),
+            "reference_tokens": check.reference_tokens,
+        },
+        tags={**timed.tags, **told},
+        warnings=tuple(dict.fromkeys((*found, *timed.warnings))),
+        ended_at=time.time(),
+    )
+
+
+def without_drift(timed: Measurement, why: str) -> Measurement:
+    """Return a measurement that could not be compared with the reference."""
+    said = f"it could not be compared with the reference: {why}"
+    return replace(timed, warnings=tuple(dict.fromkeys((said, *timed.warnings))), ended_at=time.time())
+
+
+def drift_line(drift: Drift) -> str:
+    """Return what a person is told of a comparison."""
+    return f"    against the reference: KL {drift.kl_divergence:.4f} nats, top-1 {drift.top1_agreement:.1%}"
+
+
+def reference_label(variant: Variant) -> str:
+    """Return what a reference is called in tracked runs: `packaged:smollm2 torch/float32`."""
+    how = variant.dtype if variant.quantization == "none" else variant.quantization
+    return f"{variant.model} {variant.backend}/{how}"
