@@ -11,12 +11,13 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from llmtrack.onnx import graph
 from llmtrack.quantize.columns import by_column
 
-_CONSTANTS = {
+_CONSTANTS: dict[str, NDArray[Any]] = {
     # What a token of zeros alone is divided by.
     "least": np.array(1e-20, dtype=np.float32),
     "step": np.array(1 / 127, dtype=np.float32),
@@ -47,7 +48,7 @@ def scale_by_token(model: ModelProto, nodes: Collection[str], signed: bool) -> N
         values, scales, zeros = by_column(
             numpy_helper.to_array(weights[layer.weight]), TensorProto.INT8 if signed else TensorProto.UINT8
         )
-        parts = {f"{layer.weight}.values": values, f"{layer.weight}.scales": scales}
+        parts: dict[str, NDArray[Any]] = {f"{layer.weight}.values": values, f"{layer.weight}.scales": scales}
         if zeros.any():
             parts[f"{layer.weight}.zeros"] = zeros
         constants |= parts
