@@ -13,27 +13,24 @@ from llmtrack.run.cluster.executor import RayExecutor
 from llmtrack.run.patience import Patience
 from llmtrack.stopping import handlers_kept
 from tests.conftest import HANG_S
+from tests.extensions import install
 
 NODES = 2
 HEAD = {"num_cpus": 0, "include_dashboard": False}
 WORKER = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 
-def install(site: Path) -> None:
-    """Install the backend `paced` (see paced.py) for worker processes."""
-    info = site / "paced-1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "paced.py").write_text(Path(__file__).with_name("paced.py").read_text())
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: paced\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[llmtrack.engines]\npaced = paced:load\n")
-
-
 class TwoNodes:
-    """A cluster whose nodes can be killed; `fill` starts others in their place."""
+    """A cluster whose nodes can be killed; `fill` starts others in their place.
 
-    def __init__(self) -> None:
+    Args:
+        folder: where its backend `paced` is (see paced.py), and what that notes.
+    """
+
+    def __init__(self, folder: Path) -> None:
         from ray.cluster_utils import Cluster
 
+        self.folder = folder
         with handlers_kept():
             self.ray = Cluster(initialize_head=True, head_node_args=HEAD)
         self.fill()
@@ -54,11 +51,8 @@ class TwoNodes:
         self.ray.remove_node(found, allow_graceful=False)
 
 
-@pytest.fixture(scope="session")
-def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
-    pytest.importorskip("ray", reason="Ray is not installed: pip install llmtrack[ray]")
-    folder = tmp_path_factory.mktemp("ray")
-    install(folder / "site")
+def tell(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Set what nodes, their workers and drivers read; what else this process starts must not have it."""
     told = {
         "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(Path(__file__).parents[3])]),
         "PACED_LOG": str(folder),
@@ -67,20 +61,28 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_worker_niceness": "0",
     }
+    for name, value in told.items():
+        patch.setenv(name, value)
+    patch.syspath_prepend(str(folder / "site"))
+
+
+@pytest.fixture(scope="session")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install llmtrack[ray]")
+    folder = tmp_path_factory.mktemp("ray")
+    module = Path(__file__).with_name("paced.py").read_text(encoding="utf-8")
+    install(folder / "site", "paced", module, "[llmtrack.engines]\npaced = paced:load\n")
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in told.items():
-            patch.setenv(name, value)
-        patch.syspath_prepend(str(folder / "site"))
-        cluster = TwoNodes()
-        try:
-            yield cluster
-        finally:
-            cluster.ray.shutdown()
+        tell(patch, folder)
+        cluster = TwoNodes(folder)
+    yield cluster
+    cluster.ray.shutdown()
 
 
 @pytest.fixture
-def cluster(two_nodes: TwoNodes) -> TwoNodes:
+def cluster(two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> TwoNodes:
     """The cluster with both of its nodes."""
+    tell(monkeypatch, two_nodes.folder)
     two_nodes.fill()
     return two_nodes
 

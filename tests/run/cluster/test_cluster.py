@@ -269,7 +269,7 @@ def test_a_driver_that_is_killed_and_started_again_measures_what_is_missing_once
 @pytest.mark.slow(30)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["terminated", "interrupted"])
 def test_a_driver_that_is_told_to_end_tracks_what_it_has_and_leaves_no_process(
-    two_nodes, uri, tmp_path, number
+    cluster, uri, tmp_path, number
 ):
     """Of a cluster that it started itself, either."""
     driver = started("local", uri, f"s-20.hangs-{number}", tmp_path)
