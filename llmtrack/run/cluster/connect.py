@@ -80,7 +80,8 @@ class Cluster:
         except Exception as error:
             raise UsageError(
                 f"no Ray cluster can be used at address={address}: {_first_line(error)}; start one with `ray start "
-                "--head`, or use address=local for this machine alone"
+                "--head`, set RAY_AUTH_MODE=token where it asks for a token (docs/ray.md), or use address=local for this "
+                "machine alone"
             ) from error
         self._boxes = Boxes()
         self._closed = threading.Event()
