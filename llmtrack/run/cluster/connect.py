@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import secrets
+import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -221,6 +222,9 @@ def _measure(post: Any, key: str, *args: Any) -> None:
     """Measure, and write letters to the driver of what happens; the last has arrived when this ends."""
     import ray
 
+    # Whoever started this node may have it ignore Ctrl-C, as a script's background jobs do; a task is interrupted by it.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     here = ray.get_runtime_context().get_node_id()
     sent: list[Any] = []
 
