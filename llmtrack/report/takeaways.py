@@ -33,7 +33,7 @@ CHOICES = (
     *(
         (name, f"{name} {{}}")
         for name in (
-            *("threads", "compile", "tensor_parallel", "device_map", "kv_cache"),
+            *("threads", "workers", "compile", "tensor_parallel", "device_map", "kv_cache"),
             *("graph_optimization", "onnx_attention", "ubatch", "flash_attention", "cache_type"),
             *(
                 "block_size",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from mlflow import MlflowClient
 from playwright.sync_api import expect
 
 from llmtrack.tracking import views
@@ -87,6 +88,17 @@ def test_the_prepared_view_shows_the_scenarios_of_the_study_with_the_columns_tha
     expect(page.get_by_text("does not exist")).to_have_count(0)
 
 
+@pytest.fixture
+def _views_stay(tracked):
+    """Give the views of the study back to the tests that come next."""
+    client = MlflowClient(tracked.server)
+    before = client.get_experiment(tracked.experiment_id).tags
+    yield
+    for name, text in before.items():
+        client.set_experiment_tag(tracked.experiment_id, name, text)
+
+
+@pytest.mark.usefixtures("_views_stay")
 def test_the_view_of_an_older_study_shows_its_runs(tab, tracked, monkeypatch):
     monkeypatch.setattr(views, "MOST_KEPT", 1)
     own = views.kept_views(tracked.experiment_id, tracked.server)

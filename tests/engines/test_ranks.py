@@ -107,7 +107,8 @@ def test_a_model_in_two_processes(monkeypatch, tmp_path):
         assert shared.info.devices == 1, "two processes share one CPU"
         assert shared.info.tags == whole.info.tags
         assert shared.info.facts["tensor_parallel"] == 2
-        assert shared.peak_memory_bytes() > 1.5 * whole.peak_memory_bytes()
+        # This process is the first of the two, and how large it is depends on the tests before; PyTorch alone takes more than this.
+        assert shared.peak_memory_bytes() > whole.peak_memory_bytes() + 100 * 2**20
         # A reference beside it joins the same group; one run holds all that was measured.
         variant = Variant("synthetic:tiny", device="cpu", options=(("tensor_parallel", 2),))
         check = QualityCheck(PerplexityTask(max_length=16), replace(variant, dtype="bfloat16"), 32)
