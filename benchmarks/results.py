@@ -55,7 +55,7 @@ class Goal:
     def verdict(self, found: Summary) -> str:
         """Return `met` or `missed`; `within doubt` where a part of the interval says otherwise."""
         met = self.least <= found.median <= self.most
-        if met and found.ci_high - found.ci_low > self.width * found.median:
+        if met and found.ci_high - found.ci_low > self.width * abs(found.median):
             return "missed: the interval is too wide"
         if met:
             doubt = found.ci_low < self.least or found.ci_high > self.most

@@ -21,6 +21,7 @@ def summary(median: float, low: float, high: float) -> Summary:
 @pytest.mark.parametrize(
     ("goal", "found", "verdict"),
     [
+        (Goal(most=50), (-47.0, -60.0, -30.0), "met"),
         (Goal(most=0.5), (0.4, 0.3, 0.45), "met"),
         (Goal(most=0.5), (0.4, 0.3, 0.55), "met within doubt"),
         (Goal(most=0.5), (0.6, 0.4, 0.7), "missed within doubt"),
