@@ -8,7 +8,7 @@ import math
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import IO
@@ -83,6 +83,16 @@ def make_here(patch: pytest.MonkeyPatch) -> None:
     from llmtrack.quantize import build
 
     patch.setattr(build, "run_apart", lambda what, work, *arguments: work(*arguments))
+
+
+@pytest.fixture(autouse=True)
+def _environment_of_mlflow_stays() -> Iterator[None]:
+    """Undo what MLflow's fluent calls set for child processes, such as the experiment: it would be that of all later tests."""
+    before = {name: value for name, value in os.environ.items() if "MLFLOW_" in name}
+    yield
+    for name in [each for each in os.environ if "MLFLOW_" in each and each not in before]:
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)
