@@ -86,12 +86,13 @@ def make_here(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _environment_of_mlflow_stays() -> Iterator[None]:
+def _what_mlflow_sets_is_undone() -> Iterator[None]:
     """Undo what MLflow's fluent calls set for child processes, such as the experiment: it would be that of all later tests."""
-    before = {name: value for name, value in os.environ.items() if "MLFLOW_" in name}
+    names = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
+    before = {name: os.environ[name] for name in names if name in os.environ}
     yield
-    for name in [each for each in os.environ if "MLFLOW_" in each and each not in before]:
-        del os.environ[name]
+    for name in names:
+        os.environ.pop(name, None)
     os.environ.update(before)
 
 
