@@ -7,12 +7,15 @@ depends, in its last digits, on what it shares a batch with.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from llmtrack.errors import ScenarioError
 from llmtrack.quality.batching import in_batches
 from llmtrack.quality.figures import Drift, Quality, drift_of, quality_of, together
 from llmtrack.scored import Compared, Part
+
+T = TypeVar("T")
 
 
 def plan_batches(lengths: Sequence[int], batch_size: int | None, budget: int) -> list[range]:
@@ -63,10 +66,7 @@ def merge(parts: Sequence[Part]) -> Quality:
         raise ScenarioError(
             "workers made other tokens or batches of the text: give all of them the same model, tokenizer and text"
         )
-    batches = {number: scored for part in parts for number, scored in part.batches.items()}
-    if len(batches) != sum(len(part.batches) for part in parts) or set(batches) != set(range(first.of)):
-        raise ScenarioError(f"of {first.of} batches, workers scored {sorted(batches)}: measure again")
-    whole = together([batches[number] for number in range(first.of)])
+    whole = together(_each_once([part.batches for part in parts], first.of, "batches, workers scored"))
     if sorted(whole.rows) != list(range(first.text.rows)):
         raise ScenarioError(f"workers scored {len(whole.rows)} of {first.text.rows} rows: measure again")
     return quality_of(first.text, whole)
@@ -83,7 +83,16 @@ def merge_drift(parts: Sequence[Compared]) -> Drift:
         raise ScenarioError(
             "workers made other tokens of the text: give all of them the same tokenizer and text"
         )
-    rows = {number: sums for part in parts for number, sums in part.sums.items()}
-    if len(rows) != sum(len(part.sums) for part in parts) or set(rows) != set(range(first.all_rows)):
-        raise ScenarioError(f"of {first.all_rows} rows, workers compared {sorted(rows)}: measure again")
-    return drift_of([rows[number] for number in range(first.all_rows)])
+    return drift_of(_each_once([part.sums for part in parts], first.all_rows, "rows, workers compared"))
+
+
+def _each_once(parts: Sequence[Mapping[int, T]], of: int, what: str) -> list[T]:
+    """Return the pieces of several workers by their numbers from 0.
+
+    Raises:
+        ScenarioError: one is missing, or there twice; it says of what.
+    """
+    found = {number: piece for part in parts for number, piece in part.items()}
+    if len(found) != sum(map(len, parts)) or set(found) != set(range(of)):
+        raise ScenarioError(f"of {of} {what} {sorted(found)}: measure again")
+    return [found[number] for number in range(of)]
