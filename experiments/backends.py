@@ -62,7 +62,10 @@ class Config(QualityOptions, WhichModel, TimingOptions, RunOptions):
 
     recipes: Annotated[
         tuple[str, ...],
-        Option("BACKEND/RECIPE or BACKEND/PRECISION each; all: of each backend that can run here."),
+        Option(
+            "BACKEND/RECIPE or BACKEND/PRECISION each, and behind a space each what else they are told: "
+            "`onnx/int4-weight-only head_bits=4`; all: of each backend that can run here."
+        ),
     ] = (ALL,)
     threads: Annotated[
         tuple[int, ...], Option("Numbers of threads; 0: as many as PyTorch takes.", min=0, max=MOST_THREADS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
@@ -69,6 +70,14 @@ class Options(OnnxOptions):
         int, Option("Weight-only: weights that share a scale; 0: the recipe's own.", min=0)
     ] = 0
     symmetric: Symmetric = Blocks.symmetric
+    head_bits: Annotated[
+        int,
+        Option(
+            "int4-weight-only: bits of the head, and of an embedding that it is tied to: 8 or 4; 0: the recipe's own.",
+            min=0,
+            max=8,
+        ),
+    ] = 0
     calibration: CalibrationCorpus = CalibrationText.calibration
     calibration_tokens: Annotated[int, Option("Tokens of it; 0: the recipe's own number.", min=0)] = 0
     calibration_method: Method = Static.calibration_method
@@ -102,7 +111,10 @@ class Config(Options, QualityOptions, ModelOptions, ManyTimingOptions, RunOption
 
     recipes: Annotated[
         tuple[str, ...],
-        Option("BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION each; all: what can run here."),
+        Option(
+            "BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION each, and behind a space each what else they are "
+            "told: `onnx/int4-weight-only head_bits=4`; all: what can run here."
+        ),
     ] = (ALL,)
     prompt_tokens: Annotated[int, Option("Tokens of the timed prompt.", min=1)] = 256
     log_model: Annotated[
@@ -216,30 +228,34 @@ def everything(device: str = "auto") -> tuple[str, ...]:
 def parsed(label: str) -> dict[str, str]:
     """Return the backend, the precision and maybe the recipe that a label says, as a variant calls them.
 
+    What they are told stays with the backend, as an experiment of one backend takes it.
+
     Raises:
         UsageError: it is no label, or the backend has no such recipe.
     """
-    backend, slash, rest = label.partition("/")
+    way, *told = label.split() or [""]
+    backend, slash, rest = way.partition("/")
     name, at, dtype = rest.partition("@")
     if not slash or not name or (at and not dtype) or (at and name in PRECISIONS):
         raise UsageError(
             f"{label!r} is no recipe: write BACKEND/RECIPE, BACKEND/RECIPE@PRECISION or BACKEND/PRECISION, such as "
             "onnx/int8-weight-only, torch/int8-weight-only@bfloat16 or torch/bfloat16"
         )
+    found = {"backend": " ".join([backend, *told])}
     if name in PRECISIONS:
-        return {"backend": backend, "dtype": name}
+        return found | {"dtype": name}
     computes = canonical_dtype(dtype) if dtype else find_recipe(backend, name).computes
-    return {"backend": backend, "dtype": computes, "quantization": name}
+    return found | {"dtype": computes, "quantization": name}
 
 
 def named(label: str) -> str:
     """Return the name of a label's scenario."""
-    return label.replace("/", "-").replace("@", "-")
+    return re.sub(r"[/@\s]+", "-", label.strip()).replace("=", "_")
 
 
 def _variant(config: Config, label: str) -> Variant:
     asked = parsed(label)
-    options = config.of(asked["backend"], asked.get("quantization", "none"))
+    options = config.of(asked["backend"].split()[0], asked.get("quantization", "none"))
     return config.variant(**asked, options=options)
 
 

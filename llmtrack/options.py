@@ -254,8 +254,10 @@ def chosen(config: type[Config], given: Iterable[tuple[str, Any]]) -> Config:
     return config(**{name: own[name].accept(value) for name, value in given if name in own})
 
 
-def refuse_unknown(who: str, configs: Iterable[type], given: Iterable[tuple[str, Any]]) -> None:
-    """Refuse (name, value) pairs that belong to none of some configs, or that are not accepted.
+def accepted(
+    who: str, configs: Iterable[type], given: Iterable[tuple[str, Any]]
+) -> tuple[tuple[str, Any], ...]:
+    """Return (name, value) pairs with the values that are meant; each must belong to one of some configs.
 
     Args:
         who: what takes them, in words.
@@ -263,16 +265,18 @@ def refuse_unknown(who: str, configs: Iterable[type], given: Iterable[tuple[str,
         given: what it is told.
 
     Raises:
-        UsageError: it does not take one; the message names near ones.
+        UsageError: it does not take one, or not such a value; the message names near ones.
     """
     own = {each.name: each for config in configs for each in parameters(config)}
+    found = []
     for name, value in given:
         if name not in own:
             near = get_close_matches(name, own, n=2)
             hint = f" (did you mean {' or '.join(near)}?)" if near else ""
             takes = f"it takes {', '.join(sorted(own))}" if own else "it takes none"
             raise UsageError(f"{who} takes no option {_short(name)!r}{hint}: {takes}")
-        own[name].accept(value)
+        found.append((name, own[name].accept(value)))
+    return tuple(found)
 
 
 def parameters(config: type) -> tuple[Parameter, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import is_dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import is_dataclass, replace
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -12,7 +12,7 @@ from llmtrack.engine import Backend, Engine, EngineInfo
 from llmtrack.engines.options import GenaiOptions, LlamacppOptions, OnnxOptions, OpenvinoOptions, TorchOptions
 from llmtrack.errors import UsageError
 from llmtrack.extensions import ENGINES, broken, extensions, load_extension
-from llmtrack.options import refuse_unknown
+from llmtrack.options import accepted
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.scenario import Scalar, Variant
 
@@ -49,10 +49,29 @@ def check_variant(variant: Variant) -> None:
         UsageError: no such backend is there, or neither it nor the recipe takes an option, or not such a value.
         ExtensionError: it is there, and its package is broken.
     """
+    _accepted(variant, variant.options)
+
+
+def told(variant: Variant, words: Sequence[str]) -> Variant:
+    """Return a variant that is told more, by words such as `threads=2`.
+
+    Raises:
+        UsageError: a word is none of the kind, or neither the backend nor the recipe takes such an option or value.
+        ExtensionError: the backend's package is broken.
+    """
+    for word in words:
+        if "=" not in word:
+            raise UsageError(f"{word!r} is no option: write NAME=VALUE, such as threads=2")
+    more = _accepted(variant, [(name, value) for name, _, value in (word.partition("=") for word in words)])
+    return replace(variant, options=tuple(sorted({**dict(variant.options), **dict(more)}.items())))
+
+
+def _accepted(variant: Variant, given: Iterable[tuple[str, Scalar]]) -> tuple[tuple[str, Scalar], ...]:
+    """Return options with the values that are meant, as the backend and the recipe of a variant take them."""
     options = backend_of(variant.backend).options
     recipe = _recipe(variant)
     who = f"the {variant.backend} backend" + (f" with {recipe.name}" if recipe else "")
-    refuse_unknown(who, (options, *(recipe.takes if recipe else ())), variant.options)
+    return accepted(who, (options, *(recipe.takes if recipe else ())), given)
 
 
 def _recipe(variant: Variant) -> Recipe | None:

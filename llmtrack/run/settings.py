@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import CompileOption, DevicesOption, ThreadOption
+from llmtrack.engines.registry import told
 from llmtrack.options import Checked, Option, taken
 from llmtrack.scenario import QualityCheck, Variant
 from llmtrack.task import PerplexityTask, RepeatPolicy, Workers
@@ -23,7 +24,9 @@ class WhichModel(Checked):
     def variant(self, **changes: Any) -> Variant:
         """Return the variant that is asked for: what a config does not say is as by default."""
         options = tuple(sorted(dict(changes.pop("options", ())).items()))
-        return taken(Variant, self, options=options, **changes)
+        asked = taken(Variant, self, options=options, **changes)
+        backend, *words = asked.backend.split() or [""]
+        return told(replace(asked, backend=backend), words) if words else asked
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,13 @@ class ModelOptions(WhichModel, ThreadOption):
 class BackendOption(Checked):
     """Which engine runs it."""
 
-    backend: Annotated[str, Option("Engine.", min=1)] = Variant.backend
+    backend: Annotated[
+        str,
+        Option(
+            "Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.",
+            min=1,
+        ),
+    ] = Variant.backend
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,67 @@
+"""Whatever a backend or a recipe takes, each experiment can tell it, in the same way."""
+
+from __future__ import annotations
+
+import pytest
+
+from experiments import backends, baseline, perplexity, precision, quantization
+from llmtrack.engines.registry import backend_of
+from llmtrack.engines.registry import backends as known
+from llmtrack.errors import UsageError
+from llmtrack.options import parameters, written
+from llmtrack.quantize.recipe import recipes
+
+
+def all_of(configs):
+    return [(each.name, each.default) for config in configs for each in parameters(config)]
+
+
+def told(pairs):
+    return " ".join(f"{name}={written(value)}" for name, value in pairs)
+
+
+def last(experiment):
+    return experiment.scenarios[-1].variant
+
+
+@pytest.mark.parametrize("experiment", [backends, quantization], ids=lambda each: each.NAME)
+@pytest.mark.parametrize("recipe", recipes(), ids=lambda each: each.label)
+def test_a_recipe_is_told_all_that_it_takes(experiment, recipe):
+    asked = all_of((backend_of(recipe.backend).options, *recipe.takes))
+    found = last(experiment.build(experiment.Config(recipes=(f"{recipe.label} {told(asked)}".strip(),))))
+    assert (found.backend, found.quantization) == (recipe.backend, recipe.name)
+    assert dict(asked).items() <= dict(found.options).items()
+
+
+@pytest.mark.parametrize("experiment", [baseline, perplexity, precision], ids=lambda each: each.NAME)
+@pytest.mark.parametrize("backend", known())
+def test_a_backend_is_told_all_that_it_takes(experiment, backend):
+    asked = all_of([backend_of(backend).options])
+    found = last(experiment.build(experiment.Config(backend=f"{backend} {told(asked)}".strip())))
+    assert found.backend == backend
+    assert dict(asked).items() <= dict(found.options).items()
+
+
+def test_ways_that_differ_by_what_they_are_told_are_compared_under_names_of_their_own():
+    labels = ("onnx/int4-weight-only", "onnx/int4-weight-only head_bits=4", "onnx/float32 threads=2")
+    experiment = quantization.build(quantization.Config(recipes=labels, head_bits=8))
+    found = {each.name: dict(each.variant.options) for each in experiment.scenarios[1:]}
+    assert {name: options.get("head_bits") for name, options in found.items()} == {
+        "onnx-int4-weight-only": 8, "onnx-int4-weight-only-head_bits_4": 4, "onnx-float32-threads_2": None
+    }  # fmt: skip
+    assert found["onnx-float32-threads_2"] == {"threads": 2}
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("onnx/int4-weight-only head_bits", "'head_bits' is no option: write NAME=VALUE"),
+        ("onnx/int8-weight-only head_bits=4", "with int8-weight-only takes no option 'head_bits'"),
+        ("onnx/int4-weight-only head_bits=16", "head_bits 16 is not possible: use 4 to 8"),
+        ("genai/int4 accuracy=4", "did you mean accuracy_level"),
+    ],
+)
+@pytest.mark.parametrize("experiment", [backends, quantization], ids=lambda each: each.NAME)
+def test_what_is_not_taken_is_refused_before_anything_is_measured(experiment, label, message):
+    with pytest.raises(UsageError, match=message):
+        experiment.build(experiment.Config(recipes=(label,)))
