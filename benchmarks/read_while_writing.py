@@ -12,6 +12,7 @@ import multiprocessing
 import tempfile
 import time
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
@@ -49,9 +50,11 @@ def write_until(uri: str, stop: Event) -> None:
         fill(uri, EXPERIMENT, BUNCH)
 
 
-def read_while_writing(uri: str, writers: int, readings: int) -> list[Reading]:
-    """Read so many times while so many processes write; the last reading is of what they have left."""
-    context = multiprocessing.get_context("spawn")
+def read_while_writing(
+    uri: str, writers: int, readings: int, context: SpawnContext | ForkServerContext | None = None
+) -> list[Reading]:
+    """Read so many times while so many processes, of a context, write; the last reading is of what they have left."""
+    context = context or multiprocessing.get_context("spawn")
     stop = context.Event()
     processes = [context.Process(target=write_until, args=(uri, stop), daemon=True) for _ in range(writers)]
     for process in processes:

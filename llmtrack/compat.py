@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,16 @@ TRANSFORMERS_MAJOR = int(version("transformers").split(".")[0])
 
 
 def import_transformers() -> None:
-    """Import what of transformers every model needs, and what it looks for only since MLflow brings it: a third less.
+    """Import what of transformers every model needs, and not what it looks for only since MLflow brings it: a third less."""
+    with unseen_by_transformers():
+        importlib.import_module("transformers.generation.utils")
 
-    It imports scikit-learn (with pandas behind it) for assisted generation and SciPy for the losses of object detection,
-    wherever they are. Whoever imports them afterwards finds them.
+
+@contextmanager
+def unseen_by_transformers() -> Iterator[None]:
+    """Hide what transformers imports wherever it is: scikit-learn (with pandas behind it) and SciPy.
+
+    It uses them for assisted generation and for the losses of object detection. Whoever imports them afterwards finds them.
     """
     # Where transformers has already looked what there is, it would miss what is hidden now.
     looked = "transformers.utils.import_utils" in sys.modules
@@ -26,7 +33,7 @@ def import_transformers() -> None:
     # What is None is found nowhere, which is how transformers asks.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
-        importlib.import_module("transformers.generation.utils")
+        yield
     finally:
         for name in hidden:
             del sys.modules[name]

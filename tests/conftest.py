@@ -17,6 +17,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
+from llmtrack.compat import unseen_by_transformers
 from llmtrack.measure import ceilings, gauges, interference, statistics
 from llmtrack.models import durations
 
@@ -35,6 +36,13 @@ DOT = base64.b64decode(
 
 HANG_S = 3600
 """When something is taken to hang: no machine is so slow, and no test is about speed."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Import what the tests import as a worker does: what transformers brings along beyond that takes each worker seconds."""
+    with unseen_by_transformers():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,5 +1,8 @@
-import subprocess
-import sys
+import contextlib
+import io
+import os
+from multiprocessing import SimpleQueue
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.models import gguf
 from llmtrack.models.bytelevel import byte_symbols
 from llmtrack.models.load import load_model
-from tests.conftest import HANG_S
+from tests.conftest import HANG_S, processes
 
 WIDTH, INNER, LAYERS, HEADS = 64, 128, 2, 2
 SPECIALS = ["<|begin|>", "<|end|>", "<|pad|>", "<tool>"]
@@ -150,18 +153,25 @@ def test_a_disk_that_is_too_small_is_noticed_first(tmp_path, monkeypatch):
         load(path)
 
 
-@pytest.mark.slow(16)
+@pytest.mark.slow(2)
 def test_two_processes_convert_a_file_once(tmp_path):
     path = write_gguf(tmp_path / "x.gguf")
-    code = (
-        "import torch, sys; from llmtrack.models.load import load_model; "
-        "print(load_model(sys.argv[1], device='cpu', dtype=torch.float32).digests.weights)"
-    )
-    command = [sys.executable, "-c", code, str(path)]
-    processes = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    outputs = [process.communicate(timeout=HANG_S) for process in processes]
-    assert len({digest for digest, _ in outputs}) == 1
-    assert all(digest.startswith("gguf:") for digest, _ in outputs)
-    assert sum("converting" in log for _, log in outputs) == 1
+    context = processes()
+    said = context.SimpleQueue()
+    converters = [context.Process(target=_convert, args=(path, tmp_path / "cache", said)) for _ in range(2)]
+    for converter in converters:
+        converter.start()
+    for converter in converters:
+        converter.join(HANG_S)
+    assert [converter.exitcode for converter in converters] == [0, 0]
+    digests, logs = zip(*(said.get() for _ in converters), strict=True)
+    assert len(set(digests)) == 1
+    assert digests[0].startswith("gguf:")
+    assert sum("converting" in log for log in logs) == 1
+
+
+def _convert(path: Path, cache: Path, said: SimpleQueue) -> None:
+    os.environ["LLMTRACK_CACHE"] = str(cache)
+    with contextlib.redirect_stderr(io.StringIO()) as log:
+        digest = load(path).digests.weights
+    said.put((digest, log.getvalue()))

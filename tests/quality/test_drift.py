@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 import torch
@@ -119,16 +120,22 @@ def test_rows_are_put_together_by_hand():
     assert drift.kl_stderr == stderr_of_ratio([1.0, 0.5], [2, 2])
 
 
+@cache
+def compared_alone():
+    """What one worker gives, and what each row gives."""
+    engine, reference, texts = Fixed(0.5, 0.5), Fixed(0.75, 0.25), ["aab", "abab", "ba", "aaaaab", "b", "bbb"]
+    rows = rows_to_compare(engine, reference, texts, 512, "tokenizer", 11)
+    sums = [compare_row(engine, reference, row) for row in rows]
+    return compare_distributions(engine, reference, texts, max_tokens=11), sums
+
+
 @given(data=st.data())
 def test_any_cut_in_any_order_gives_what_one_worker_does(data):
-    engine, reference, texts = Fixed(0.5, 0.5), Fixed(0.75, 0.25), ["aab", "abab", "ba", "aaaaab", "b", "bbb"]
-    whole = compare_distributions(engine, reference, texts, max_tokens=11)
-    rows = rows_to_compare(engine, reference, texts, 512, "tokenizer", 11)
+    whole, sums = compared_alone()
     shards: dict[int, dict[int, RowSums]] = {}
-    for number in data.draw(st.permutations(range(len(rows)))):
-        sums = compare_row(engine, reference, rows[number])
-        shards.setdefault(data.draw(st.integers(0, 2)), {})[number] = sums
-    parts = [Compared(len(rows), "t", sums, 0.0) for sums in shards.values()]
+    for number in data.draw(st.permutations(range(len(sums)))):
+        shards.setdefault(data.draw(st.integers(0, 2)), {})[number] = sums[number]
+    parts = [Compared(len(sums), "t", rows, 0.0) for rows in shards.values()]
     assert merge_drift([from_json(to_json(each), Compared) for each in parts]) == whole
 
 

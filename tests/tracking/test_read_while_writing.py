@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
 from benchmarks.read_runs import fill
 from benchmarks.read_while_writing import EXPERIMENT, read_while_writing
-from llmtrack.tracking import direct, paging
+from llmtrack.tracking import direct, paging, store
+from tests.conftest import made_once, processes
+
+
+@pytest.fixture(scope="session")
+def filled(template_database, tmp_path_factory):
+    """A database of runs."""
+
+    def make(folder: Path) -> None:
+        shutil.copyfile(template_database, folder / "mlflow.db")
+        fill(f"sqlite:///{folder / 'mlflow.db'}", EXPERIMENT, 40)
+
+    return made_once(tmp_path_factory, "filled", make) / "mlflow.db"
 
 
 @pytest.mark.parametrize("reader", ["llmtrack", "MLflow"])
-def test_every_reading_holds_what_was_there_before_it(uri, monkeypatch, reader):
+def test_every_reading_holds_what_was_there_before_it(filled, uri, monkeypatch, reader):
+    shutil.copyfile(filled, store.sqlite_path(uri))
     # Several pages, between which the other process writes.
     monkeypatch.setattr(direct, "_SCANNED", 100)
     if reader == "MLflow":
         monkeypatch.setattr(direct, "read", lambda *_: None)
     monkeypatch.setattr(paging, "PAGE", 10)
     monkeypatch.setattr(paging, "_FIRST_PAGE", 10)
-    fill(uri, EXPERIMENT, 40)
-    found = read_while_writing(uri, writers=1, readings=2)
+    found = read_while_writing(uri, writers=1, readings=2, context=processes())
     assert found[-1].rows > 40
     assert [each.rows for each in found] == sorted(each.rows for each in found)
     assert {(each.missing, each.twice) for each in found} == {(0, 0)}
 
 
-pytestmark = pytest.mark.slow(15)
+pytestmark = pytest.mark.slow(5)

@@ -1,15 +1,16 @@
+import importlib
 import os
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 
+from llmtrack import tracking
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.store import resolve_tracking_uri
@@ -93,8 +94,6 @@ def test_a_server_that_is_down_is_known_at_once():
 
 
 def test_the_users_own_retries_are_kept(uri, monkeypatch):
-    import os
-
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "9")
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_TIMEOUT")
     store.connect(uri)
@@ -153,19 +152,12 @@ def test_who_lacks_a_permission_is_told_whom_to_ask_for_what(user, monkeypatch):
     assert "needs the permission EDIT" in store_errors.refusal("http://host:5000", denied)
 
 
-@pytest.mark.slow(2)
-@pytest.mark.parametrize(("asked", "told"), [(None, "True"), ("true", "True"), ("false", "False")])
-def test_mlflow_tells_nobody_of_our_processes_unless_it_is_asked_to(asked, told):
+@pytest.mark.parametrize(("asked", "told"), [(None, True), ("true", True), ("false", False)])
+def test_mlflow_tells_nobody_of_our_processes_unless_it_is_asked_to(asked, told, monkeypatch):
     """Its thread changes the environment while requests read it."""
-    own = {"MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"}
-    environment = {name: value for name, value in os.environ.items() if name not in own}
-    environment |= {} if asked is None else {"MLFLOW_DISABLE_TELEMETRY": asked}
-    look = """
-import llmtrack.tracking.store
-from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY
-print(MLFLOW_DISABLE_TELEMETRY.get())
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", look], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == [told]
+    for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK"):
+        monkeypatch.delenv(name, raising=False)
+    if asked is not None:
+        monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", asked)
+    importlib.reload(tracking)  # as a new process imports it
+    assert MLFLOW_DISABLE_TELEMETRY.get() is told
