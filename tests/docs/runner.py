@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from llmtrack.cli import main as llmtrack_command
 from tests.conftest import HANG_S
 from tests.docs.blocks import ROOT
-from tests.docs.substitutions import EXIT_CODES, PARAMETERS, WHERE_GIVEN, WORDS
+from tests.docs.substitutions import EXIT_CODES, PARAMETERS, UNLESS_GIVEN, WHERE_GIVEN, WORDS
 from tests.entry_points import command_of, declared, run_here
 from tests.tracking.conftest import free_port
 
@@ -39,8 +39,23 @@ def run(command: str) -> None:
     raise AssertionError(f"tests/docs/runner.py does not say how to run: {command}")
 
 
+def comes_to(command: str) -> str:
+    """Return what is run for a documented command: two that differ only in what is substituted are one."""
+    if not command.startswith("mlflow run "):
+        return command
+    try:
+        return str(entry_point_of(shlex.split(command)[2:]))
+    except (AssertionError, KeyError):  # what the test of this command then says
+        return command
+
+
 def entry_point(words: list[str]) -> None:
     """Run the command of an entry point as `mlflow run` would; tests/e2e runs them by `mlflow run` itself."""
+    check(run_here(*entry_point_of(words)))
+
+
+def entry_point_of(words: list[str]) -> tuple[str, dict[str, str]]:
+    """Return the entry point that `mlflow run` is asked for, and what it is given."""
     where, *rest = words
     assert where == "." or where.startswith("https://"), f"not this project: {where}"
     given = options(rest, allowed={"-e", "-P", "--env-manager", "--experiment-name"})
@@ -48,11 +63,12 @@ def entry_point(words: list[str]) -> None:
     assert given.pop("--env-manager") == ["local"], "MLflow's default needs conda"
     asked = dict(each.split("=", 1) for each in given.pop("-P", []))
     known = declared(name)
-    values = asked | {key: value for key, value in PARAMETERS.items() if key in known}
+    values = {key: value for key, value in UNLESS_GIVEN.items() if key in known} | asked
+    values |= {key: value for key, value in PARAMETERS.items() if key in known}
     values |= {key: value for key, value in WHERE_GIVEN.items() if key in asked}
     if name == "compare":
         values["model"] = known["model"]
-    check(run_here(name, values))
+    return name, dict(sorted(values.items()))
 
 
 def module_command(words: list[str]) -> None:
@@ -61,9 +77,10 @@ def module_command(words: list[str]) -> None:
     command = command_of(module)
     if "--help" not in arguments and module != "llmtrack":
         known = {option for parameter in command.params for option in parameter.opts}
-        for name, value in PARAMETERS.items():
+        for name, value in {**UNLESS_GIVEN, **PARAMETERS}.items():
             option = "--" + name.replace("_", "-")
-            arguments += [option, value] if option in known else []
+            if option in known and not (name in UNLESS_GIVEN and option in arguments):
+                arguments += [option, value]
     invoke(command, arguments)
 
 

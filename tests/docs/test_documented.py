@@ -19,13 +19,17 @@ pytestmark = pytest.mark.slow(4)
 BLOCKS = blocks()
 SHELL = {"bash", "yaml"}
 READ_ONLY = {"text", ""}
-# What stands in several documents is run once.
-PLACES: dict[str, list[str]] = {}
+# What stands in several documents, or is the same but for what is substituted, is run once.
+PLACES: dict[str, dict[str, list[str]]] = {}
 for _block in BLOCKS:
     for _line in commands(_block) if _block.language in SHELL else ():
-        PLACES.setdefault(_line, []).append(_block.place)
+        PLACES.setdefault(runner.comes_to(_line), {}).setdefault(_line, []).append(_block.place)
 LINES = [
-    pytest.param(line, id=f"{', '.join(dict.fromkeys(places))} {line}") for line, places in PLACES.items()
+    pytest.param(
+        next(iter(lines)),
+        id="; ".join(f"{', '.join(dict.fromkeys(places))} {line}" for line, places in lines.items()),
+    )
+    for lines in PLACES.values()
 ]
 
 
@@ -38,8 +42,10 @@ def reader(tmp_path_factory: pytest.TempPathFactory, template_database: Path) ->
         for name, text in FILES.items():
             (folder / name).write_text(text, encoding="utf-8")
         store = f"sqlite:///{folder / 'mlflow.db'}"
-        for experiment in ("prompt_length", "precision", "perplexity"):
-            runner.module_command([f"experiments.{experiment}", "--tracking-uri", store])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            for experiment in ("prompt_length", "precision", "perplexity"):
+                runner.module_command([f"experiments.{experiment}", "--tracking-uri", store])
 
     return made_once(tmp_path_factory, "reader", measure)
 
