@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import IO
@@ -80,9 +81,10 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
 def processes() -> ForkServerContext:
     """Return a context whose processes are forked off one that has imported what measures and tracks: each would for seconds."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["mlflow.store.tracking.sqlalchemy_store", "llmtrack.worker.generate", "llmtrack.run.study"]
-    )
+    context.set_forkserver_preload(["tests.preloaded"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        forkserver.ensure_running()
     return context
 
 
@@ -119,16 +121,24 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
         monkeypatch.setattr(generation, "disturbed", lambda durations: False)
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let each picture be a dot: to set its text takes most of a report's time, and tests/report and tests/experiments draw all."""
+def draw_nothing(patch: pytest.MonkeyPatch) -> None:
+    """Let each picture be a dot: to set its text takes most of a report's time, and tests/report and tests/experiments draw all.
+
+    To fit a table's text into its picture takes as long as to draw it.
+    """
 
     def savefig(figure: object, target: Path | IO[bytes], **how: object) -> None:
         with contextlib.ExitStack() as opened:
             file = opened.enter_context(target.open("wb")) if isinstance(target, Path) else target
             file.write(DOT)
 
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", savefig)
+    patch.setattr("matplotlib.figure.Figure.savefig", savefig)
+    patch.setattr("matplotlib.figure.Figure.tight_layout", lambda figure, **how: None)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_nothing(monkeypatch)
 
 
 @pytest.fixture

@@ -32,17 +32,20 @@ class WorkerProcess:
 
     def __init__(self, threads: int = 0) -> None:
         told = {"OMP_NUM_THREADS": str(threads)} if threads else {}
-        self._process = subprocess.Popen(
+        self._process = self._start({**told, **child_environment()})
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, name="llmtrack-listen", daemon=True).start()
+
+    def _start(self, environment: dict[str, str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
             [sys.executable, "-m", "llmtrack.worker.process", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
             errors="replace",
-            env={**told, **child_environment()},
+            env=environment,
         )
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, name="llmtrack-listen", daemon=True).start()
 
     @property
     def pid(self) -> int:

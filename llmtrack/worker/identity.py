@@ -21,11 +21,9 @@ def identify(scenario: Scenario) -> dict[str, str]:
 
     What is trained from scratch is told by the scenario itself, and has none.
     """
-    from llmtrack.train.opening import starts_from_scratch
-
     variant, task, check = scenario.variant, scenario.task, scenario.quality
     try:
-        if isinstance(task, TrainTask) and starts_from_scratch(variant.model, task.start):
+        if isinstance(task, TrainTask) and _from_scratch(variant, task):
             return {}
         found = _identity(variant)
         tags = {**found.digests.tags, **({"revision": found.revision} if found.revision else {})}
@@ -35,6 +33,12 @@ def identify(scenario: Scenario) -> dict[str, str]:
     except LlmtrackError:
         return dict(UNKNOWN)
     return tags
+
+
+def _from_scratch(variant: Variant, task: TrainTask) -> bool:
+    from llmtrack.train.opening import starts_from_scratch  # needs all that trains
+
+    return starts_from_scratch(variant.model, task.start)
 
 
 def _identity(variant: Variant) -> ModelIdentity:

@@ -13,6 +13,7 @@ import pytest
 
 from llmtrack.tracking.query import runs, studies
 from tests.conftest import HANG_S
+from tests.extensions import scripted_backend
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,23 +95,21 @@ print(sorted({"torch", "transformers", "onnxruntime", "optimum"} & set(sys.modul
 
 
 @pytest.mark.slow(12)
-def test_a_terminated_command_leaves_nothing_running(tmp_path, uri):
+def test_a_terminated_command_leaves_nothing_running(tmp_path, uri, monkeypatch):
     """SIGTERM in mid-measurement: exit code 143, the study killed, the worker gone."""
-    arguments = [*QUICK, "--tracking-uri", uri]
-    arguments[arguments.index("--max-new-tokens") + 1] = "800"
-    arguments[arguments.index("--min-repeats") + 1] = "150"
-    process = command("experiments.baseline", *arguments, cwd=tmp_path, start_new_session=True)
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if line.startswith("Loaded:"):
-            break
-    time.sleep(0.5)
+    site = scripted_backend(tmp_path / "site", Path(__file__).with_name("cluster") / "paced.py")
+    monkeypatch.setenv("PACED_LOG", str(tmp_path))
+    # Its first call of so many tokens goes on for minutes.
+    changes = ["--backend", "paced", "--model", "s-1.hangs-long", "--max-new-tokens", "13"]
+    arguments = [*QUICK, *changes, "--tracking-uri", uri]
+    process = command("experiments.baseline", *arguments, path=[site], cwd=tmp_path, start_new_session=True)
+    while not (tmp_path / "once long").exists() and process.poll() is None:
+        time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    rest, _ = process.communicate(timeout=HANG_S)
-    assert process.returncode == 143, "".join(lines) + rest
-    assert "terminated: what was measured is tracked" in rest
-    assert "Traceback" not in rest
+    said, _ = process.communicate(timeout=HANG_S)
+    assert process.returncode == 143, said
+    assert "terminated: what was measured is tracked" in said
+    assert "Traceback" not in said
     assert runs(kind=None, status="RUNNING", tracking_uri=uri).empty
     (own,) = studies(tracking_uri=uri).to_dict("records")
     assert (own["status"], own["outcome"]) == ("KILLED", "killed")

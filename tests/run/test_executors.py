@@ -22,9 +22,10 @@ from llmtrack.run import worker_process
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.patience import Patience
 from llmtrack.run.process_executor import ProcessExecutor
-from llmtrack.run.worker_process import WorkerProcess
 from llmtrack.scenario import QualityCheck, Variant
 from llmtrack.task import PerplexityTask, RepeatPolicy
+from llmtrack.worker.identity import identify
+from tests.forked import ForkedWorker
 from tests.run.scenarios import MODEL, generating, scoring
 
 ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1)
@@ -33,6 +34,14 @@ ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1)
 @pytest.fixture
 def executor() -> Iterator[ProcessExecutor]:
     executor = ProcessExecutor()
+    yield executor
+    executor.close()
+
+
+@pytest.fixture
+def forked() -> Iterator[ProcessExecutor]:
+    """One whose workers import nothing, which takes seconds: they are forked off a process that has."""
+    executor = ProcessExecutor(start=ForkedWorker)
     yield executor
     executor.close()
 
@@ -56,7 +65,7 @@ def kinds(events):
 
 @pytest.mark.slow(19)
 def test_a_worker_measures_and_one_that_is_killed_loses_one_scenario(executor, monkeypatch):
-    """One model in real workers: facts of the machine, outcomes, then a kill in mid-measurement."""
+    """One model in real workers: facts of the machine, identity, outcomes, then a kill in mid-measurement."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     machine = executor.machine()
     assert machine["devices"].startswith("cpu")
@@ -67,6 +76,7 @@ def test_a_worker_measures_and_one_that_is_killed_loses_one_scenario(executor, m
         generating("victim", repeat=RepeatPolicy(0, 500, 0, 600, 500), max_new_tokens=20),
         scoring("after", max_length=64),
     ]
+    assert executor.identify(scenarios[0]) == identify(scenarios[0]), "as this process does"
     events = []
 
     def kill_once(event):
@@ -119,10 +129,10 @@ def test_what_libraries_print_does_not_disturb_the_events(executor, noisy_backen
 @pytest.mark.parametrize(
     ("death", "reason"), [("killed", "killed (SIGKILL)"), ("exits", "exit code 3 in the middle")]
 )
-def test_a_death_is_blamed_on_the_scenario_that_was_running(executor, noisy_backend, death, reason):
+def test_a_death_is_blamed_on_the_scenario_that_was_running(forked, noisy_backend, death, reason):
     """`before` has its outcome when scoring ends the worker; `last`, which would do so too, is not blamed for it."""
     variant = Variant(death, backend="noisy", device="cpu")
-    events = run(executor, generating("before", variant), scoring("fatal", variant))
+    events = run(forked, generating("before", variant), scoring("fatal", variant))
     assert kinds(events) == {"before": "measured", "fatal": "killed"}
     assert reason in outcomes(events)["fatal"].reason
 
@@ -296,9 +306,9 @@ def scored_beside(name, variant, **settings):
 
 @pytest.mark.slow(12)
 @pytest.mark.parametrize("death", ["killed", "exits"])
-def test_a_real_worker_that_dies_of_scoring_leaves_every_timing(executor, noisy_backend, death):
+def test_a_real_worker_that_dies_of_scoring_leaves_every_timing(forked, noisy_backend, death):
     variant = Variant(death, backend="noisy", device="cpu")
-    events = run(executor, scored_beside("one", variant), scored_beside("two", variant, max_new_tokens=6))
+    events = run(forked, scored_beside("one", variant), scored_beside("two", variant, max_new_tokens=6))
     assert kinds(events) == {"one": "measured", "two": "measured"}
     for outcome in outcomes(events).values():
         assert outcome.metrics["total_latency_s"] > 0
@@ -354,7 +364,7 @@ def test_a_hang_while_the_machine_is_described_is_said_in_a_line():
         faked(FakeWorker(READY, TimeoutError)).machine()
 
 
-class NoticedWhenStopped(WorkerProcess):
+class NoticedWhenStopped(ForkedWorker):
     """Is silent for too long as soon as it is stopped: no test waits, or depends on how fast a machine is."""
 
     def receive(self, seconds):
@@ -392,9 +402,9 @@ def test_closing_ends_a_stopped_worker_and_what_it_started(executor, noisy_backe
 
 
 @pytest.mark.slow(7)
-def test_a_dead_worker_is_noticed_although_its_child_holds_the_channel(executor, noisy_backend):
+def test_a_dead_worker_is_noticed_although_its_child_holds_the_channel(forked, noisy_backend):
     variant = Variant("leaves a child", backend="noisy", device="cpu")
-    events = run(executor, generating("one", variant, ONCE))
+    events = run(forked, generating("one", variant, ONCE))
     assert kinds(events) == {"one": "killed"}
     os.kill(int((noisy_backend.parent / "child").read_text()), signal.SIGKILL)
 

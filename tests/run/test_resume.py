@@ -15,7 +15,6 @@ from llmtrack.options import taken
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.run import resume
 from llmtrack.run.executors import InlineExecutor
-from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
 from llmtrack.scenario import QualityCheck
@@ -222,16 +221,6 @@ def test_a_hub_model_is_told_by_its_commit(monkeypatch, tmp_path):
 def test_a_model_that_is_gone_is_no_run_s(tmp_path):
     scenario = lengths(4, model=f"{tmp_path}/gone,{tmp_path}/gone_too").scenarios[0]
     assert not resume._is_of(pd.Series({"env.weights_digest": "safetensors:0"}), identify(scenario), "")
-
-
-@pytest.mark.slow(8)
-def test_a_worker_process_identifies_as_this_process_does():
-    executor = ProcessExecutor()
-    scenario = lengths(4).scenarios[0]
-    try:
-        assert executor.identify(scenario) == identify(scenario)
-    finally:
-        executor.close()
 
 
 def test_another_calibration_text_of_the_same_name_is_quantized_with_again(tmp_path):

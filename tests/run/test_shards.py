@@ -21,10 +21,10 @@ from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.scoring import run_scenarios
 from llmtrack.run.shards import put_together, shards_of
-from llmtrack.run.worker_process import WorkerProcess
 from llmtrack.scenario import Scenario
 from llmtrack.scored import Compared, Part, RowSums, Scored, Text
 from tests.conftest import HANG_S
+from tests.forked import ForkedWorker
 from tests.run.scenarios import generating, scoring
 
 EACH = 8
@@ -235,14 +235,13 @@ def test_one_process_says_that_it_has_one_worker():
     assert any("one worker" in each.text for each in events if isinstance(each, Warn))
 
 
-@pytest.mark.slow(25)
-@pytest.mark.parametrize("killed", [False, True])
-def test_two_real_workers_score_what_one_does_although_one_is_killed(killed):
+@pytest.mark.slow(5)
+def test_two_real_workers_score_what_one_does_although_one_is_killed():
     """To the last digit: each batch is computed as a single worker computes it."""
     asked = scoring("text", max_length=48, batch_size=1, workers=2)
-    started, deaths, events = [], ["one"] if killed else [], []
+    started, deaths, whole, killed = [], [], [], []
 
-    class Seen(WorkerProcess):
+    class Seen(ForkedWorker):
         def __init__(self, *args):
             super().__init__(*args)
             started.append(self)
@@ -256,16 +255,16 @@ def test_two_real_workers_score_what_one_does_although_one_is_killed(killed):
 
     executor = ProcessExecutor(start=Seen)
     try:
-        run_scenarios(executor, (asked,), events.append)
-        if not killed:
-            # The workers, and their model, serve the next text.
-            run_scenarios(executor, (scoring("other", max_length=32, workers=2),), [].append)
+        run_scenarios(executor, (asked,), whole.append)
+        # The workers, and their model, serve the next text.
+        run_scenarios(executor, (scoring("other", max_length=32, workers=2),), [].append)
+        # The first one answered what machine this is.
+        assert len(started) == 3
+        deaths.append("one")
+        run_scenarios(executor, (asked,), killed.append)
+        assert len(started) == 4
     finally:
         executor.close()
-    found = outcome(events)
-    assert isinstance(found, Measurement), found
-    # The first one answered what machine this is.
-    assert len(started) == 3 + killed
     alone = outcome(run(InlineExecutor(), replace(asked, task=replace(asked.task, workers=1))))
     exact = [
         name
@@ -273,8 +272,11 @@ def test_two_real_workers_score_what_one_does_although_one_is_killed(killed):
         if name.startswith(("loss", "perplexity", "bits", "word", "tokens", "bytes"))
     ]
     assert len(exact) > 6
-    assert {name: found.metrics[name] for name in exact} == {name: alone.metrics[name] for name in exact}
-    assert found.series["batch_loss"] == alone.series["batch_loss"]
-    assert found.facts["scored_tokens_digest"] == alone.facts["scored_tokens_digest"]
-    assert found.facts["workers"] == 2
+    for events in (whole, killed):
+        found = outcome(events)
+        assert isinstance(found, Measurement), found
+        assert {name: found.metrics[name] for name in exact} == {name: alone.metrics[name] for name in exact}
+        assert found.series["batch_loss"] == alone.series["batch_loss"]
+        assert found.facts["scored_tokens_digest"] == alone.facts["scored_tokens_digest"]
+        assert found.facts["workers"] == 2
     assert not any(each.lives() for each in started)

@@ -4,43 +4,41 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.spool import Spool
-from tests.conftest import HANG_S
+from tests.conftest import HANG_S, draw_nothing
+from tests.forked import Forked
 
 pytestmark = pytest.mark.slow(25)
 
-ROOT = Path(__file__).parents[2]
 TINY = [
     *("--model", "synthetic:tiny", "--executor", "inline", "--experiments", "baseline,perplexity"),
     *("--quick", "true", "--max-new-tokens", "2", "--min-repeats", "1", "--max-seconds", "1"),
 ]
 
 
-def test_two_suites_at_once_are_both_whole(tmp_path, template_database):
+def measure(uri):
+    """As the command does, but for the pictures."""
+    from experiments import suite
+
+    os.dup2(1, 2)
+    draw_nothing(pytest.MonkeyPatch())
+    suite.main([*TINY, "--tracking-uri", uri])
+
+
+def test_two_suites_at_once_are_both_whole(tmp_path, template_database, monkeypatch):
     shutil.copyfile(template_database, tmp_path / "mlflow.db")
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
-    environment = os.environ | {"LLMTRACK_SPOOL": str(tmp_path / "spool"), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "experiments.suite", *TINY, "--tracking-uri", uri]
-    suites = [
-        subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    outputs = [suite.communicate(timeout=HANG_S)[0] for suite in suites]
-    assert [suite.returncode for suite in suites] == [0, 0], outputs
+    monkeypatch.chdir(tmp_path)
+    environment = os.environ | {"LLMTRACK_SPOOL": str(tmp_path / "spool")}
+    suites = [Forked(measure, uri, environment=environment) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        outputs = list(pool.map(lambda each: each.stdout.read(), suites))
+    assert [suite.wait(HANG_S) for suite in suites] == [0, 0], outputs
     tracked = runs(kind=None, tracking_uri=uri)
     assert (tracked["status"] == "FINISHED").all()
     studies = tracked[tracked["kind"] == "study"]

@@ -7,8 +7,10 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
@@ -24,6 +26,8 @@ from llmtrack.worker import generate as generation
 from llmtrack.worker import perplexity as scoring
 from llmtrack.worker import train as training
 from llmtrack.worker.measuring import EngineCache, measure_group
+from tests.conftest import HANG_S
+from tests.forked import Forked
 from tests.run.scenarios import generating
 from tests.run.scenarios import scoring as scored
 
@@ -157,26 +161,26 @@ def test_the_probe_tries_smaller_buffers_where_large_ones_are_refused(monkeypatc
         bandwidth.measure_bandwidth("cpu")
 
 
-@pytest.mark.slow(8)
+def measure_with_little_room():
+    import resource
+
+    torch.ones(1) @ torch.ones(1)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 100 * 2**20, resource.RLIM_INFINITY))
+    done = measure(generating("one"))
+    print(type(done).__name__, "copy_bandwidth_gb_per_s" in done.metrics, *done.warnings)
+
+
+@pytest.mark.slow(1)
 @pytest.mark.skipif(sys.platform == "darwin", reason="macOS knows no limit of the address space")
 def test_an_address_space_limit_costs_the_probe_and_nothing_else(tmp_path):
     """In a process of its own, whose limit leaves no room for buffers once torch is there."""
-    code = """
-import resource, torch
-from tests.worker.test_beside import measure
-from tests.run.scenarios import generating
-torch.ones(1) @ torch.ones(1)
-used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + 100 * 2**20, resource.RLIM_INFINITY))
-done = measure(generating("one"))
-print(type(done).__name__, "copy_bandwidth_gb_per_s" in done.metrics, *done.warnings)
-"""
     environ = os.environ | {"LLMTRACK_CACHE": str(tmp_path)}  # a bandwidth that was kept would do
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, env=environ
-    )
-    assert done.stdout.startswith("Measurement False"), done.stdout + done.stderr
-    assert "the copy bandwidth is missing: " in done.stdout
+    done = Forked(measure_with_little_room, environment=environ)
+    said = done.stdout.read()
+    assert done.wait(HANG_S) == 0, said
+    assert said.startswith("Measurement False"), said
+    assert "the copy bandwidth is missing: " in said
 
 
 @pytest.mark.slow(1)

@@ -22,6 +22,7 @@ from llmtrack.scenario import Scenario, Variant
 from llmtrack.task import TrainTask
 from llmtrack.train import checkpoint
 from llmtrack.worker.train import measure_training
+from tests.forked import ForkedWorker
 
 TINY = Variant("synthetic:tiny", device="cpu")
 GPT2 = Variant("synthetic:tiny-gpt2", device="cpu")  # has dropout, so that the random state matters
@@ -275,7 +276,7 @@ def test_early_stop_keeps_the_best(tmp_path):
 def test_a_worker_that_is_interrupted_keeps_a_checkpoint_first(tmp_path, monkeypatch):
     """Ctrl-C in the parent: the worker ends its step, keeps it, tells of it, and is gone."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    executor, events = ProcessExecutor(), []
+    executor, events = ProcessExecutor(start=ForkedWorker), []
     asked = task(tmp_path, steps=5000, eval_every=10000)
 
     def emit(event):

@@ -13,7 +13,7 @@ from llmtrack.run.cluster.executor import RayExecutor
 from llmtrack.run.patience import Patience
 from llmtrack.stopping import handlers_kept
 from tests.conftest import HANG_S
-from tests.extensions import install
+from tests.extensions import scripted_backend
 
 NODES = 2
 HEAD = {"num_cpus": 0, "include_dashboard": False}
@@ -70,8 +70,7 @@ def tell(patch: pytest.MonkeyPatch, folder: Path) -> None:
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
     pytest.importorskip("ray", reason="Ray is not installed: pip install llmtrack[ray]")
     folder = tmp_path_factory.mktemp("ray")
-    module = Path(__file__).with_name("paced.py").read_text(encoding="utf-8")
-    install(folder / "site", "paced", module, "[llmtrack.engines]\npaced = paced:load\n")
+    scripted_backend(folder / "site", Path(__file__).with_name("paced.py"))
     with pytest.MonkeyPatch.context() as patch:
         tell(patch, folder)
         cluster = TwoNodes(folder)

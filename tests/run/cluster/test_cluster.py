@@ -184,12 +184,15 @@ def test_stopped_it_ends_the_workers_and_keeps_what_was_measured(executor):
 
 DRIVER = """
 import sys
+import pytest
 from llmtrack.report.terminal import make_console
 from llmtrack.run.main import exit_codes, open_executor, open_tracker
 from llmtrack.run.settings import RunOptions
 from llmtrack.run.study import run_study
+from tests.conftest import draw_nothing
 from tests.run.cluster.test_cluster import experiment, round_of
 
+draw_nothing(pytest.MonkeyPatch())
 address, uri, model = sys.argv[1:]
 settings = RunOptions(executor="ray", address=address, tracking_uri=uri, resume=True)
 console = make_console()
@@ -225,7 +228,7 @@ def started(address, uri, model, folder):
 
 
 def statuses(uri):
-    tracked = runs(tracking_uri=uri)
+    tracked = runs(tracking_uri=uri)[["scenario", "status"]].fillna("")  # one that is being made has neither
     return sorted(zip(tracked["scenario"], tracked["status"], strict=True))
 
 

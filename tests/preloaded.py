@@ -1,0 +1,17 @@
+"""Imported by the fork server of `tests.conftest.processes`: what measures, tracks and reports."""
+
+import importlib
+
+from llmtrack.compat import import_transformers
+from llmtrack.report import drawing
+
+import_transformers()
+for name in (
+    "experiments.suite",
+    "llmtrack.run.suite",
+    "llmtrack.worker.measuring",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "transformers.models.llama.modeling_llama",
+):
+    importlib.import_module(name)
+drawing.preload()
