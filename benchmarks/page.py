@@ -9,7 +9,9 @@ from pathlib import Path
 from benchmarks.results import RESULTS, Result, load, section
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-_PART = re.compile(r"(<!-- made by `make bench`: (?P<name>[\w-]+) -->\n).*?(<!-- end -->\n)", re.DOTALL)
+_PART = re.compile(
+    r"(<!-- made by `make bench`: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(?P<end><!-- end -->\n)", re.DOTALL
+)
 MACHINE = "machine"
 
 
@@ -21,7 +23,7 @@ def results(folder: Path = RESULTS) -> dict[str, Result]:
 def filled(page: str, found: Mapping[str, Result]) -> str:
     """Return a page with what is between its markers made anew: `machine`, or the name of a result.
 
-    A result that is not there leaves its part as it is.
+    A result that is not there leaves its part as it is; an empty part says so.
     """
 
     def part(match: re.Match[str]) -> str:
@@ -31,8 +33,8 @@ def filled(page: str, found: Mapping[str, Result]) -> str:
         elif name in found:
             text = section(found[name])
         else:
-            return match[0]
-        return f"{match[1]}{text}\n{match[3]}"
+            text = match["body"].rstrip("\n") or f"Not measured yet: `python -m benchmarks {name}`."
+        return f"{match[1]}{text}\n{match['end']}"
 
     return _PART.sub(part, page)
 

@@ -127,7 +127,10 @@ GLOSSARY = (
     ("loss, perplexity", "how badly the model predicts a text, lower is better; perplexity is exp(loss)"),
     ("peak MiB", "most memory in use while it was measured"),
     ("baseline", "the scenario that the others of its experiment are compared with"),
-    ("within noise", "the 95 % intervals of the two medians overlap: no difference was shown"),
+    (
+        "within noise",
+        "no difference was shown: the repeats of both could be of one speed, or equal settings differed by as much",
+    ),
 )
 
 

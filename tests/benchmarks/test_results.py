@@ -140,6 +140,13 @@ def test_a_page_is_made_between_its_markers_and_keeps_the_rest(kept):
     assert page.filled(text, found) == text
 
 
+def test_a_part_that_was_never_measured_says_so():
+    empty = "<!-- made by `make bench`: absent -->\n<!-- end -->\n"
+    text = page.filled(empty, {})
+    assert "Not measured yet: `python -m benchmarks absent`." in text
+    assert page.filled(text, {}) == text
+
+
 def test_the_page_is_what_the_kept_results_make_of_it():
     text = page.PAGE.read_text(encoding="utf-8")
     found = page.results()
