@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from typing import TYPE_CHECKING, Any
+
+from llmtrack.stopping import interrupt_in_a_line
 
 if TYPE_CHECKING:
     from llmtrack.experiment import Declaration
+
+# As long as Python looks for the module that `python -m` is to run.
+if sys.argv[:1] == ["-m"]:
+    interrupt_in_a_line()
 
 
 def declarations() -> dict[str, Declaration[Any]]:

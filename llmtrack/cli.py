@@ -23,7 +23,7 @@ from llmtrack.command_options import (
     write_text,
 )
 from llmtrack.errors import UsageError
-from llmtrack.options import Option, read_number
+from llmtrack.options import Option, flag_of, read_number
 from llmtrack.scenario import DEFAULT_MODEL
 
 if TYPE_CHECKING:
@@ -313,6 +313,8 @@ def generate(
     **asked: Any,
 ) -> None:
     """Say what a model goes on with after PROMPT, run the way that `tune` or `recommend` has named; several make one batch."""
+    if twice := sorted(options.keys() & asked.keys()):
+        raise UsageError(f"--option {twice[0]}=... is an option of its own: use {flag_of(twice[0])}")
     from llmtrack.engines.registry import load_engine
     from llmtrack.engines.text import generate_texts
 
@@ -382,7 +384,6 @@ def alias(name: str, selector: str, tracking_uri: str | None) -> None:
 def run(experiment: str, parameters: dict[str, str]) -> None:
     """Run EXPERIMENT (baseline, precision, suite ...), from a checkout or an installed package, in any folder."""
     from llmtrack.modules import named_experiment
-    from llmtrack.options import flag_of
     from llmtrack.run.notebook import near_names
 
     command = getattr(named_experiment(experiment), "main", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,19 @@ SELECTORS = "a run id (or its first 8 characters), study:ID, latest, latest:EXPE
 class Commands(click.Group):
     """A group that shows a user's errors as one line, with exit code 2."""
 
+    def main(self, *given: Any, **settings: Any) -> Any:
+        """Read the command line and run a command."""
+        try:
+            return super().main(*given, **settings)
+        except OSError as error:
+            if error.errno is None:
+                raise
+            # A file or folder that the user named is missing, too long, or not theirs; or a disk is full.
+            what = "write the output" if error.filename is None else f"use {error.filename}"
+            click.echo(f"error: cannot {what}: {error.strerror}", err=True)
+            _forget_output()
+            sys.exit(2)
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line."""
         try:
@@ -37,7 +51,15 @@ class Commands(click.Group):
 
         replace_unknown(sys.stdout)
         try:
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            finally:
+                # What is still buffered would fail when Python ends, where nobody can tell of it.
+                if sys.stdout is not None:
+                    sys.stdout.flush()
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(128 + signal.SIGINT)
         except LlmtrackError as error:
             from llmtrack.report.escape import on_one_line
 
@@ -45,14 +67,17 @@ class Commands(click.Group):
             ctx.exit(2)
         except BrokenPipeError:
             # The reader of a pipe has seen enough, as `head` does; nothing must be written at exit either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _forget_output()
             ctx.exit(0)
-        except OSError as error:
-            if error.filename is None:
-                raise
-            # A file or folder that the user named is missing, too long, or not theirs.
-            click.echo(f"error: cannot use {error.filename}: {error.strerror}", err=True)
-            ctx.exit(2)
+
+
+def _forget_output() -> None:
+    """Let what is still buffered go nowhere, if it cannot be written."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def optional(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

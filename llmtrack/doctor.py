@@ -153,14 +153,17 @@ def _mlflow() -> Finding:
 def _tracking() -> Finding:
     from llmtrack.errors import LlmtrackError
     from llmtrack.tracking.store import check_reachable, resolve_tracking_uri
+    from llmtrack.tracking.store_errors import UnreachableError
 
-    uri = resolve_tracking_uri()
     try:
+        uri = resolve_tracking_uri()
         check_reachable(uri)
-    except (LlmtrackError, OSError) as error:
+    except UnreachableError as error:
         return Finding(
             "tracking", "missing", str(error), "measurements are kept until `llmtrack sync` can send them"
         )
+    except LlmtrackError as error:
+        return Finding("tracking", "broken", str(error))
     return Finding("tracking", "ok", redact(uri))
 
 

@@ -10,10 +10,11 @@ import contextlib
 import os
 import signal
 import stat
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 
 STOPPING = tuple(
     number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None
@@ -87,6 +88,19 @@ def handlers_kept() -> Iterator[None]:
         yield
     finally:
         _restore(before)
+
+
+def interrupt_in_a_line() -> None:
+    """Let Ctrl-C end this program in a line even while it imports what it needs, which takes seconds."""
+    before = sys.excepthook
+
+    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            print("interrupted", file=sys.stderr)
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = told
 
 
 def stay_ended() -> None:

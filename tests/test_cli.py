@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from llmtrack import doctor
 from llmtrack.cli import main
 from llmtrack.tracking.tracker import Tracker
 from tests.conftest import HANG_S
@@ -55,6 +58,7 @@ def tracked(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> Tracker:  # no
 def test_help_imports_nothing_heavy():
     code = f"""
 import sys
+from llmtrack import doctor
 from llmtrack.cli import main
 for arguments in ([], *([name] for name in {COMMANDS})):
     main([*arguments, "--help"], standalone_mode=False)
@@ -187,6 +191,14 @@ def test_a_broken_library_is_a_finding_and_exit_code_1(monkeypatch):
     assert finding["remedy"]
 
 
+@pytest.mark.parametrize("address", ["mlruns/", "http://localhost:port", "sqlite:////nowhere/mlflow.db"])
+def test_doctor_says_what_to_do_about_a_store_that_cannot_be_used(monkeypatch, address):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    found = doctor._safely(doctor._tracking)
+    assert (found.state, found.remedy) == ("broken", "")
+    assert "use " in found.text or "write " in found.text
+
+
 @pytest.mark.usefixtures("_clean_environment")
 def test_sync_of_nothing(tmp_path):
     assert run("sync", "--spool", str(tmp_path / "spool")).output == "0 sent, 0 still kept\n"
@@ -206,3 +218,49 @@ def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said_of_it"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device"),
+            2,
+            "error: cannot write the output: No space left on device\n",
+        ),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "x/y"),
+            2,
+            "error: cannot use x/y: Permission denied\n",
+        ),
+    ],
+)
+def test_whatever_ends_a_command_is_said_in_a_line(monkeypatch, error, code, said_of_it):
+    monkeypatch.setattr("llmtrack.tracking.sync.sync", lambda *given: (_ for _ in ()).throw(error))
+    assert run("sync", code=code).output == said_of_it
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
+def test_output_that_cannot_be_written_is_said_in_a_line(arguments):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "llmtrack", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (2, "error: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize("option", ["model=x", "dtype=float16"])
+def test_what_has_an_option_of_its_own_is_not_told_a_backend(option):
+    told = run("generate", "a", "--option", option, code=2)
+    assert (
+        told.output
+        == f"error: --option {option.split('=')[0]}=... is an option of its own: use --{option.split('=')[0]}\n"
+    )
+
+
+def test_an_interrupt_while_an_experiment_is_imported_is_said_in_a_line():
+    code = "import sys; sys.argv = ['-m']; import experiments; raise KeyboardInterrupt"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "interrupted\n")

@@ -38,6 +38,7 @@ _SQLITE = "sqlite:///"
 # Of which every release of SQLAlchemy makes the same, so that it need not be asked: its import takes long.
 _PLAIN_PATH = re.compile(r"[\w./~-]+", re.ASCII)
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+_SERVERS = ("http", "https")
 _BARE_SCHEMES = ("databricks", "databricks-uc")
 
 
@@ -48,7 +49,7 @@ def resolve_tracking_uri(uri: str | None = None) -> str:
     it means the same database in every working directory.
 
     Raises:
-        UsageError: the URI names MLflow's old file store, which MLflow itself refuses.
+        UsageError: the URI names MLflow's old file store, which MLflow itself refuses, no file, or no address of a server.
     """
     asked = uri or os.environ.get("MLFLOW_TRACKING_URI") or _SQLITE + DEFAULT_DATABASE
     scheme = asked.partition(":")[0].lower() if ":" in asked else ""
@@ -62,6 +63,10 @@ def resolve_tracking_uri(uri: str | None = None) -> str:
                 "use sqlite:///mlflow.db or a server's http:// address"
             )
         return _sqlite_uri(path.absolute())
+    if scheme in _SERVERS and not _is_address(asked):
+        raise UsageError(
+            f"tracking URI {redact(asked)!r} is no address of a server: write {scheme}://HOST:PORT"
+        )
     return asked
 
 
@@ -82,12 +87,19 @@ def connect(uri: str) -> MlflowClient:
     """Return a client of an initialised store, with bounded waits unless the user has set others.
 
     Raises:
-        TrackingError: the database cannot be opened, or its driver is missing.
+        TrackingError: the database cannot be opened, its driver is missing, or MLflow has no such store.
     """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     initialise(uri)
-    return _client(uri)
+    try:
+        return _client(uri)
+    except Exception as error:
+        raise TrackingError(
+            f"MLflow has no store for {redact(uri)}: use sqlite:///mlflow.db, or a server's http:// address"
+            if type(error).__name__.startswith("Unsupported")
+            else f"cannot use {redact(uri)}: {one_line(error)}"
+        ) from error
 
 
 def open_store(uri: str) -> MlflowClient:
@@ -137,9 +149,6 @@ def initialise(uri: str) -> None:
         return
     from filelock import FileLock, Timeout
 
-    path = sqlite_path(uri)
-    if path is not None and not path.parent.is_dir():
-        raise TrackingError(f"cannot open {path}: its folder does not exist; create it or use another path")
     # The lock is not put beside the database: that folder may be shared, or read-only.
     user = getattr(os, "getuid", int)()
     lock = FileLock(Path(tempfile.gettempdir()) / f"llmtrack-store-{user}-{digest(uri)}.lock")
@@ -156,14 +165,18 @@ def initialise(uri: str) -> None:
 
 
 def check_reachable(uri: str) -> None:
-    """Fail within seconds where a server's port does not answer; a silent host would block far longer.
+    """Fail within seconds where a server's port does not answer (a silent host would block far longer), or a folder is missing.
 
     Raises:
         UnreachableError: nothing answers.
+        TrackingError: the database's folder is not there.
     """
+    path = sqlite_path(uri)
+    if path is not None and not path.parent.is_dir():
+        raise TrackingError(f"cannot open {path}: its folder does not exist; create it or use another path")
     parts = urlsplit(uri)
     host = parts.hostname
-    if parts.scheme not in ("http", "https") or not host:
+    if parts.scheme not in _SERVERS or not host:
         return
     if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
         return  # The proxy resolves and connects; nothing can be said from here.
@@ -275,6 +288,14 @@ def _is_database(uri: str) -> bool:
     return urlsplit(uri).scheme.partition("+")[0] in _DATABASES
 
 
+def _is_address(uri: str) -> bool:
+    """Return whether a URI names a host, and a port only if it is one."""
+    try:
+        return bool(urlsplit(uri).hostname) and urlsplit(uri).port != 0
+    except ValueError:
+        return False
+
+
 def _client(uri: str) -> MlflowClient:
     from mlflow import MlflowClient
 
@@ -284,7 +305,10 @@ def _client(uri: str) -> MlflowClient:
 def _absolute_sqlite(uri: str) -> str:
     path = sqlite_path(uri)
     if path is None:
-        raise UsageError(f"tracking URI {uri!r} is a database in memory: nothing would be kept; name a file")
+        raise UsageError(
+            f"tracking URI {uri!r} names no file, so that nothing would be kept: write sqlite:///mlflow.db, with four slashes "
+            "before an absolute path"
+        )
     options = uri.partition("?")[1:]
     return _sqlite_uri(path.expanduser().absolute()) + "".join(options)
 

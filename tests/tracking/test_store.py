@@ -47,6 +47,37 @@ def test_stores_that_keep_nothing_are_refused(given):
         resolve_tracking_uri(given)
 
 
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("sqlite://mlflow.db", "sqlite:///mlflow.db"),
+        ("sqlite:mlflow.db", "sqlite:///mlflow.db"),
+        ("http://", "http://HOST:PORT"),
+        ("http:localhost:5000", "http://HOST:PORT"),
+        ("http://localhost:port", "http://HOST:PORT"),
+        ("https://localhost:99999", "https://HOST:PORT"),
+        ("http://[::1", "http://HOST:PORT"),
+        ("http://me:geheim@:5000", "http://HOST:PORT"),
+    ],
+)
+def test_what_is_no_address_is_refused_with_how_one_looks(given, remedy):
+    with pytest.raises(UsageError, match=remedy) as caught:
+        resolve_tracking_uri(given)
+    assert "geheim" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", ["http://localhost", "https://me:pw@[::1]:5000/path", "postgresql://h/d"])
+def test_an_address_stays_as_it_is(given):
+    assert resolve_tracking_uri(given) == given
+
+
+@pytest.mark.parametrize("given", ["foo://bar", "postgres://me:geheim@host/db"])
+def test_a_kind_of_store_that_mlflow_has_not_is_a_clear_error(given):
+    with pytest.raises(TrackingError, match="has no store for") as caught:
+        store.open_store(given)
+    assert "geheim" not in str(caught.value)
+
+
 def test_a_new_experiment_keeps_its_artifacts_beside_the_database(uri):
     client = store.open_store(uri)
     number = store.ensure_experiment(client, "my experiment/1")
