@@ -47,8 +47,7 @@ def with_floors(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> pd.Dat
     import pandas as pd
 
     known = floors(runs if among is None else among)
-    places = [_place(run) for _, run in runs.iterrows()]
-    held = pd.Series([known.get(place, {}) for place in places], index=runs.index, dtype="object")
+    held = pd.Series([known.get(place, {}) for place in _places(runs)], index=runs.index, dtype="object")
     return runs.assign(**{FLOORS: held})
 
 
@@ -79,11 +78,14 @@ def floors(runs: pd.DataFrame) -> dict[tuple[str, ...], dict[str, Floor]]:
     """
     finished = ask.finished(runs).reset_index(drop=True)
     groups: dict[tuple[str, ...], list[int]] = {}
+    places, pooled = _places(finished), ask.has_value(finished, "pooled").tolist()
     for row, key in enumerate(keys(finished, configuration(finished))):
-        groups.setdefault((*_place(finished.iloc[row]), *key), []).append(row)
+        groups.setdefault((*places[row], *key), []).append(row)
     found: dict[tuple[str, ...], dict[str, Floor]] = {}
     sampled = [each.name for each in schema.METRICS if each.sampled and each.name in finished.columns]
     for rows in groups.values():
+        if len(rows) == 1 and not pooled[rows[0]]:
+            continue
         # With itself, too: a run in which a suite pooled several tells what each of them measured.
         for one, other in combinations_with_replacement([finished.iloc[row] for row in rows], 2):
             if ask.equal(one, other, "study_id") and (
@@ -121,11 +123,11 @@ def say_floor(runs: pd.DataFrame, *metrics: str) -> list[str]:
         metrics: those that are spoken of.
     """
     told: dict[tuple[str, ...], dict[str, Floor]] = {}
-    for _, run in runs.iterrows():
-        known = _known(run)
-        shown = {name: known[name] for name in metrics if name in known and known[name].share >= _LEAST}
-        told[_place(run)] = shown
-    of_suite = {_place(run): ask.has(run, "suite_id") for _, run in runs.iterrows()}
+    places = _places(runs)
+    for place, held in zip(places, runs.get(FLOORS, [None] * len(runs)), strict=True):
+        known = held if isinstance(held, Mapping) else {}
+        told[place] = {name: known[name] for name in metrics if name in known and known[name].share >= _LEAST}
+    of_suite = dict(zip(places, (bool(suite) for (suite,) in keys(runs, ["suite_id"])), strict=True))
     lines = []
     for place, found in told.items():
         if found:
@@ -177,6 +179,14 @@ def _is_replaced(run: pd.Series) -> bool:
 
 def _name(run: pd.Series) -> str:
     return f"{ask.text(run, 'experiment')}/{ask.name(run)}"
+
+
+def _places(runs: pd.DataFrame) -> list[tuple[str, ...]]:
+    """Return where each run was measured; see `_place`."""
+    return [(suite or study, where) for suite, study, where in keys(runs, _PLACE)]
+
+
+_PLACE = ("suite_id", "study_id", "environment_id")
 
 
 def _place(run: pd.Series) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from llmtrack.experiment import Experiment, OwnTable
 from llmtrack.report.drawing import save
 from llmtrack.report.html import GeneratedText, Plot, Report, Rows, Section
 from llmtrack.report.phases import Call
-from llmtrack.report.table import summary_table
+from llmtrack.report.table import Table, summary_table
 from llmtrack.report.takeaways import plain_call
 from llmtrack.report.tasks import split_by_task, tables_by_task
 from llmtrack.tracking import ask
@@ -67,12 +67,14 @@ class Member:
         run_id: its run, or None if it did not come to its end.
         runs: its scenarios' runs, in the order of the table.
         reading: what they say.
+        table: they, laid out, if they were already.
     """
 
     experiment: Experiment
     run_id: str | None
     runs: pd.DataFrame
     reading: Sequence[str] = ()
+    table: Table | None = None
 
 
 def study_report(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Report:
@@ -137,7 +139,7 @@ def section(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Section:
         name=experiment.name,
         question=experiment.question,
         run_id=study.run_id or "",
-        rows=rows_of(study.runs, experiment.table),
+        rows=rows_of(study.runs, experiment.table, study.table),
         reading=tuple(study.reading),
         plots=tuple(plots),
         samples=samples(study.runs, text_of),
@@ -145,9 +147,9 @@ def section(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Section:
     )
 
 
-def rows_of(runs: pd.DataFrame, own: OwnTable | None = None) -> Rows:
-    """Return the summary table of runs, and what each row is."""
-    return Rows(summary_table(runs, own=own), _kinds(runs))
+def rows_of(runs: pd.DataFrame, own: OwnTable | None = None, table: Table | None = None) -> Rows:
+    """Return the summary table of runs, made if it is not there yet, and what each row is."""
+    return Rows(table or summary_table(runs, own=own), _kinds(runs))
 
 
 def conditions(runs: pd.DataFrame) -> tuple[tuple[str, str], ...]:
@@ -209,7 +211,9 @@ def plot_of(name: str, figure: Figure) -> Plot:
 
 
 def _kinds(runs: pd.DataFrame) -> tuple[str, ...]:
-    return tuple(_kind(run) for _, run in runs.iterrows())
+    # Of few columns: pandas converts each of those that a row has.
+    told = runs[[name for name in ("status", "outcome", "baseline") if name in runs.columns]]
+    return tuple(_kind(run) for _, run in told.iterrows())
 
 
 def _kind(run: pd.Series) -> str:

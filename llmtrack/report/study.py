@@ -26,7 +26,7 @@ from llmtrack.report.takeaways import headline
 from llmtrack.report.terminal import metrics_block, say, width_of
 from llmtrack.report.views import as_text, chart_view
 from llmtrack.report.write import print_report, write_html, write_report
-from llmtrack.tracking import ask
+from llmtrack.tracking.cells import keys
 from llmtrack.tracking.views import keep_views
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def write_study(experiment: Experiment, tracked: pd.DataFrame, place: Place) -> 
     with parts.part("reading"):
         reading = experiment.reading(tracked)
     told = [*reading, *say_floor(tracked, *told_by_default())]
+    table: Table | None = None
     with parts.part("table"):
         table = summary_table(tracked, own=experiment.table)
         if experiment.show_block:
@@ -87,11 +88,11 @@ def write_study(experiment: Experiment, tracked: pd.DataFrame, place: Place) -> 
             files[f"plots/{name}.png"] = path
             drawn.append(plot)
     with parts.part("report.html"):
-        page = study_report(Member(experiment, place.run_id, tracked, told), drawn, place.text)
+        page = study_report(Member(experiment, place.run_id, tracked, told, table), drawn, place.text)
         files["report.html"] = write_html(folder, page)
     note = ""
     with parts.part("note"):
-        tables = {"": summary_table(tracked, own=experiment.table)}
+        tables = {"": table or summary_table(tracked, own=experiment.table)}
         note = page_note(experiment.question, told, tables, place.experiment_id)
     figures_of_its_own: dict[str, float] = {}
     with parts.part("headline"):
@@ -132,10 +133,9 @@ def prepare_views(
     table: Table, tracked: pd.DataFrame, key: str, experiment_id: str | None, tracking_uri: str
 ) -> None:
     """Prepare what MLflow opens on, of the study or suite that runs are of; without it its plain table is opened."""
-    ids = {ask.text(run, key) for _, run in tracked.iterrows()} - {""}
-    if experiment_id is None or len(ids) != 1:
+    own = _the_one(tracked, key)
+    if experiment_id is None or not own:
         return
-    own = ids.pop()
     view = as_text(chart_view(table, tracked, f"llmtrack.{key}", own))
     with contextlib.suppress(LlmtrackError):
         keep_views({own: view}, experiment_id, tracking_uri)
@@ -143,8 +143,14 @@ def prepare_views(
 
 def more(tracked: pd.DataFrame, key: str) -> str:
     """Return the command that shows a table's other columns, of the study or suite that runs are of."""
-    ids = {ask.text(run, key) for _, run in tracked.iterrows()} - {""}
-    return f"llmtrack compare --study {ids.pop()} --wide" if len(ids) == 1 else "llmtrack compare --wide"
+    own = _the_one(tracked, key)
+    return f"llmtrack compare --study {own} --wide" if own else "llmtrack compare --wide"
+
+
+def _the_one(tracked: pd.DataFrame, key: str) -> str:
+    """Return the id of the study or suite that runs are of; empty if that is none, or several."""
+    ids = {each for (each,) in keys(tracked, [key])} - {""}
+    return ids.pop() if len(ids) == 1 else ""
 
 
 def say_incomplete(console: Console, study_id: str, problems: Sequence[str], kept: bool = False) -> None:

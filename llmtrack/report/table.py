@@ -104,13 +104,16 @@ def summary_table(
         among: where to look for the baselines, if not among these rows.
         own: what the table is about; None: everything that the runs have.
     """
+    # pandas converts a whole table, column by column, for its rows and for its groups.
+    each_run = [run for _, run in runs.iterrows()]
+    groups = [group for _, group in runs.groupby("experiment", dropna=False)]
     shared, differing = [], []
     for column in condition_columns():
         values = _shown(runs, column)
         if len(values) == 1 and not column.quiet:
             shared.append(f"{column.title}: {values.pop()}")
         # What differs between experiments and not within one (the batch size of scoring) is not compared.
-        elif any(len(_shown(group, column)) > 1 for _, group in runs.groupby("experiment", dropna=False)):
+        elif any(len(_shown(group, column)) > 1 for group in groups):
             differing.append(column)
     several = len(set(_values(runs, "experiment"))) > 1
     names = [Column("experiment", "experiment", str, False)] if several else []
@@ -122,10 +125,12 @@ def summary_table(
     columns = [*names, *differing, *metrics]
     compared = own.compared if own else None
     everyone = runs if among is None else among
-    changes = [change_from_baseline(run, everyone, compared) for _, run in runs.iterrows()]
     rows = [
-        (*(_show(column, run.get(column.key)) + _spread(column, run) for column in columns), change)
-        for (_, run), change in zip(runs.iterrows(), changes, strict=True)
+        (
+            *(_show(column, run.get(column.key)) + _spread(column, run) for column in columns),
+            change_from_baseline(run, everyone, compared),
+        )
+        for run in each_run
     ]
     return Table(
         conditions=tuple(shared),
@@ -133,7 +138,7 @@ def summary_table(
         numeric=(*(column.is_number for column in columns), False),
         rows=tuple(rows),
         run_ids=tuple(runs["run_id"]),
-        notes=notes(runs),
+        notes=notes(each_run),
         keys=(*(column.key for column in columns), "against_baseline"),
     )
 
@@ -143,10 +148,10 @@ def with_floor_told(table: Table, runs: pd.DataFrame) -> Table:
     return replace(table, notes=(*table.notes, *say_floor(runs, *told_by_default())))
 
 
-def notes(runs: pd.DataFrame) -> tuple[str, ...]:
+def notes(runs: Sequence[pd.Series]) -> tuple[str, ...]:
     """Return why runs have no numbers, or none to rely on; a reason that many failed for is said once, of all of them."""
     said: dict[tuple[str, str], list[str]] = {}
-    for _, run in runs.iterrows():
+    for run in runs:
         if what := _note(run):
             failed_for_it = ask.text(run, "status") == "FAILED" and ask.text(run, "reason")
             said.setdefault((what, "" if failed_for_it else ask.text(run, "run_id")), []).append(

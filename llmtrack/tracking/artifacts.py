@@ -16,6 +16,7 @@ from llmtrack.tracking import store, store_errors
 
 if TYPE_CHECKING:
     import pandas as pd
+    from mlflow import MlflowClient
 
 # Column of runs that holds the raw samples of each, by metric; see `decide.verdicts.with_samples`.
 SAMPLES = "raw_samples"
@@ -113,6 +114,8 @@ def artifact_text(run_id: str, path: str, tracking_uri: str | None = None) -> st
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
     with tempfile.TemporaryDirectory() as folder:
         try:
+            if (here := _on_this_machine(client, run_id, path)) is not None:
+                return here.read_text("utf-8", errors="replace")
             # Asked for first: fetching what is not there takes MLflow several tries.
             if path not in {each.path for each in client.list_artifacts(run_id)}:
                 return ""
@@ -136,9 +139,13 @@ def local_artifact(run_id: str, path: str, tracking_uri: str | None = None) -> P
 
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
     try:
-        root = urlsplit(client.get_run(run_id).info.artifact_uri)
+        return _on_this_machine(client, run_id, path)
     except MlflowException as error:
         raise store_errors.unreadable(client, error) from error
+
+
+def _on_this_machine(client: MlflowClient, run_id: str, path: str) -> Path | None:
+    root = urlsplit(client.get_run(run_id).info.artifact_uri)
     if root.scheme not in ("", "file"):
         return None
     found = Path(url2pathname(root.path)) / path

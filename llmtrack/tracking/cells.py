@@ -105,11 +105,11 @@ def baseline_of(run: pd.Series, runs: pd.DataFrame) -> pd.Series | None:
     A study that asks several things has several baselines: the one of the same work is meant, and where none is,
     the study's only one.
     """
-    baselines = runs[ask.where(runs, "study_id", run.get("study_id")) & ask.marked(runs, "baseline")]
-    same_work = baselines[ask.where(baselines, _WORK, run.get(_WORK))]
-    if len(same_work):
-        return same_work.iloc[0]
-    return baselines.iloc[0] if len(baselines) == 1 else None
+    baselines = (ask.where(runs, "study_id", run.get("study_id")) & ask.marked(runs, "baseline")).to_numpy()
+    same_work = baselines & ask.where(runs, _WORK, run.get(_WORK)).to_numpy()
+    if same_work.any() or baselines.sum() == 1:
+        return runs.iloc[int((same_work if same_work.any() else baselines).argmax())]
+    return None
 
 
 def counterpart(
