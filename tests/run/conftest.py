@@ -10,6 +10,7 @@ from rich.console import Console
 
 import llmtrack.worker.generate  # noqa: F401 - executors import it late, and `quiet_machine` must find it
 from llmtrack.measure import bandwidth
+from llmtrack.report.study import Written
 from tests.extensions import scripted_backend
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
@@ -25,6 +26,13 @@ BANDWIDTH = 1e6
 @pytest.fixture(autouse=True)
 def _undrawn(undrawn: None) -> None:
     """What a study or a suite is seen to do here is not how its pictures look."""
+
+
+@pytest.fixture
+def _unreported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tests that look at what is measured and tracked: to report it takes longer."""
+    for where in ("study.write_study", "suite.write_suite"):
+        monkeypatch.setattr(f"llmtrack.run.{where}", lambda *of: Written())
 
 
 @pytest.fixture

@@ -61,41 +61,32 @@ def lengths(*values: int, **changes: object):
 
 
 @pytest.mark.slow(4)
-def test_only_what_is_missing_is_measured_and_all_is_reported(tracker, console, uri):
-    assert study(tracker, console, lengths(4, 8))[0] == ["prompt_4", "prompt_8"]
-    names, result = study(tracker, console, lengths(4, 8, 12))
+def test_only_what_is_missing_is_measured_and_what_was_taken_over_is_the_studys_own(tracker, console, uri):
+    names, first = study(tracker, console, lengths(4))
+    assert names == ["prompt_4"]
+    names, second = study(tracker, console, lengths(4, 8))
+    assert names == ["prompt_8"]
+    names, third = study(tracker, console, lengths(4, 8, 12))
     assert names == ["prompt_12"]
     assert "2 of 3 scenarios are measured already and skipped" in console.file.getvalue()
-    assert list(result.tracked["scenario"]) == ["prompt_4", "prompt_8", "prompt_12"]
-    assert set(result.tracked["study_id"]) == {result.study.study_id}
-    assert "From 4 to 12 prompt tokens" in result.reading[0]
+    assert list(third.tracked["scenario"]) == ["prompt_4", "prompt_8", "prompt_12"]
+    assert set(third.tracked["study_id"]) == {third.study.study_id}
+    assert "From 4 to 12 prompt tokens" in third.reading[0]
     # Nothing was tracked twice.
     assert sorted(runs(tracking_uri=uri)["scenario"]) == ["prompt_12", "prompt_4", "prompt_8"]
-
-
-@pytest.mark.slow(5)
-def test_what_was_taken_over_stays_the_studys_own_and_its_baseline_the_baseline(tracker, console, uri):
-    first = study(tracker, console, lengths(4))[1].study.study_id
-    second = study(tracker, console, lengths(4, 8))[1].study.study_id
-    third = study(tracker, console, lengths(4, 8, 12))[1].study.study_id
-    for study_id, names in ((first, [4]), (second, [4, 8]), (third, [4, 8, 12])):
-        found = runs(study=study_id, tracking_uri=uri)
+    for result, names in ((first, [4]), (second, [4, 8]), (third, [4, 8, 12])):
+        found = runs(study=result.study.study_id, tracking_uri=uri)
         assert sorted(found["scenario"]) == sorted(f"prompt_{length}" for length in names)
-        assert set(found["study_id"]) == {study_id}
-        assert list(found[found["baseline"]]["scenario"]) == ["prompt_4"]
+        assert set(found["study_id"]) == {result.study.study_id}
+        assert list(found[found["baseline"]]["scenario"]) == ["prompt_4"], "its baseline stays the baseline"
     assert len(runs(study="latest", tracking_uri=uri)) == 3
-    assert len(runs(study=third, status="FAILED", tracking_uri=uri)) == 0
-    assert list(runs(study=third, search="prompt_4", tracking_uri=uri)["scenario"]) == ["prompt_4"]
+    third_id = third.study.study_id
+    assert len(runs(study=third_id, status="FAILED", tracking_uri=uri)) == 0
+    assert list(runs(study=third_id, search="prompt_4", tracking_uri=uri)["scenario"]) == ["prompt_4"]
 
 
-@pytest.mark.slow(3)
-def test_without_resume_everything_is_measured_again(tracker, console, uri):
-    study(tracker, console, lengths(4))
-    assert study(tracker, console, lengths(4), resume=False)[0] == ["prompt_4"]
-    assert len(runs(tracking_uri=uri)) == 2
-
-
-@pytest.mark.slow(3)
+@pytest.mark.slow(2)
+@pytest.mark.usefixtures("_unreported")
 def test_a_failed_scenario_is_tried_again(tracker, console):
     study(tracker, console, lengths(4, 20), context_length=16)
     names, result = study(tracker, console, lengths(4, 20))
@@ -103,23 +94,26 @@ def test_a_failed_scenario_is_tried_again(tracker, console):
     assert (result.measured, result.exit_code) == (1, 0)
 
 
-@pytest.mark.slow(3)
-@pytest.mark.parametrize(
-    "changes",
-    [{"dtype": "bfloat16"}, {"max_new_tokens": 6}, {"min_repeats": 3}, {"model": "synthetic:tiny-gpt2"}],
-)
-def test_another_scenario_is_measured(tracker, console, changes):
+@pytest.mark.slow(4)
+@pytest.mark.usefixtures("_unreported")
+def test_what_is_asked_otherwise_or_elsewhere_or_without_resume_is_measured_again(tracker, console, uri):
     study(tracker, console, lengths(4))
-    assert study(tracker, console, lengths(4, **changes))[0] == ["prompt_4"]
+    assert study(tracker, console, lengths(4))[0] == []
+    for changes in (
+        {"dtype": "bfloat16"},
+        {"max_new_tokens": 6},
+        {"min_repeats": 3},
+        {"model": "synthetic:tiny-gpt2"},
+    ):
+        assert study(tracker, console, lengths(4, **changes))[0] == ["prompt_4"], changes
+    assert study(tracker, console, lengths(4), threads="2")[0] == ["prompt_4"], "another machine"
+    before = len(runs(tracking_uri=uri))
+    assert study(tracker, console, lengths(4), resume=False)[0] == ["prompt_4"]
+    assert len(runs(tracking_uri=uri)) == before + 1
 
 
 @pytest.mark.slow(3)
-def test_another_machine_measures_for_itself(tracker, console):
-    study(tracker, console, lengths(4))
-    assert study(tracker, console, lengths(4), threads="2")[0] == ["prompt_4"]
-
-
-@pytest.mark.slow(3)
+@pytest.mark.usefixtures("_unreported")
 def test_another_corpus_of_the_same_name_is_scored_again(tracker, console, tmp_path):
     corpus = tmp_path / "corpus.txt"
 
@@ -158,7 +152,8 @@ def save(folder, seed=0, **settings):
     engine.tokenizer.save_pretrained(folder)
 
 
-@pytest.mark.slow(11)
+@pytest.mark.slow(8)
+@pytest.mark.usefixtures("_unreported")
 def test_another_model_of_the_same_folder_is_measured_again(tracker, console, tmp_path):
     def timed():
         return measured(tracker, console, lengths(4, model=str(tmp_path)))

@@ -297,7 +297,8 @@ class SmallMemory(ScriptedEngine):
         return super().generate(request, on_step)
 
 
-@pytest.mark.slow(2)
+@pytest.mark.slow(1)
+@pytest.mark.usefixtures("_unreported")
 def test_out_of_memory_ends_its_batch_size_and_not_the_experiment(tracker, uri, console):
     clock = FakeClock()
     executor = InlineExecutor(lambda v: SmallMemory(clock, Script(0.030, 0.005)), clock)

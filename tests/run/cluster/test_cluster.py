@@ -62,6 +62,7 @@ def test_being_connected_leaves_the_handling_of_signals_as_it_was(cluster):
 
 
 @pytest.mark.slow(40)
+@pytest.mark.usefixtures("_unreported")
 def test_groups_are_measured_at_once_each_on_a_node_alone(executor, tracker, uri, console):
     """Four groups on two nodes: every run says where it was measured, and none overlaps another there."""
     scenarios = [
@@ -289,6 +290,7 @@ def test_a_driver_that_is_told_to_end_tracks_what_it_has_and_leaves_no_process(
 
 
 @pytest.mark.slow(30)
+@pytest.mark.usefixtures("_unreported")
 def test_each_kind_of_hardware_is_measured_and_told_apart(cluster, uri, tracker, console):
     """A label makes one of the nodes another kind of machine."""
     from llmtrack.decide.comparing import compare
