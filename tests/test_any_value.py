@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tracemalloc
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
@@ -16,12 +18,7 @@ from llmtrack.cli import main as llmtrack_command
 from llmtrack.options import LARGEST
 from llmtrack.run import command as entry
 from llmtrack.tracking.tracker import Tracker
-from tests.tracking.conftest import (  # noqa: F401 - fixtures
-    _clean_environment,
-    said,
-    tracker,
-    uri,
-)
+from tests.tracking.conftest import _clean_environment  # noqa: F401 - fixture
 from tests.tracking.samples import ENVIRONMENT, failure, measurement
 
 NUMBERS = [
@@ -121,13 +118,22 @@ def test_no_number_of_an_experiment_is_without_bounds(name, value):
             assert (result.exit_code, result.output.count("\n")) == (2, 1), (parameter.name, result.output)
 
 
-@pytest.fixture
-def _store(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+@pytest.fixture(scope="module")
+def stored(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where a small study is tracked; one store for all values, since none of them may change what the next one meets."""
+    folder = tmp_path_factory.mktemp("stored")
+    shutil.copyfile(template_database, folder / "mlflow.db")
+    tracker = Tracker.open(f"sqlite:///{folder / 'mlflow.db'}", spool=folder / "spool", notify=print)
     study = tracker.start_study("prompt_length", "Why?", {"a": 1}, ENVIRONMENT)
     tracker.log(study, measurement())
     tracker.log(study, failure("p128"))
     tracker.finish_study(study, "failed")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
+    return tracker.tracking_uri
+
+
+@pytest.fixture
+def _store(stored: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", stored)
 
 
 def llmtrack(name: str, option: str, value: str) -> Result:

@@ -8,9 +8,11 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from llmtrack.installed import find_uv
 
@@ -73,7 +75,7 @@ SMALL = {
     "max_new_tokens": "2",
     "min_repeats": "2",
     "min_seconds": "0",
-    "max_seconds": "1",
+    "max_seconds": "0.2",
 }
 
 
@@ -99,25 +101,46 @@ class Installed:
     def python(self) -> Path:
         return self.folder / "bin" / "python"
 
+    def activated(self, place: Path) -> dict[str, str]:
+        """Return the variables of a user who has activated it and works in a folder."""
+        names = ("HOME", "TMPDIR", "LLMTRACK_CACHE", "OMP_NUM_THREADS")
+        kept = {name: value for name, value in os.environ.items() if name in names}
+        return kept | {
+            "PATH": os.pathsep.join([str(self.folder / "bin"), "/usr/bin", "/bin"]),
+            "LLMTRACK_SPOOL": str(place / "spool"),
+            "MLFLOW_TRACKING_URI": f"sqlite:///{place / 'mlflow.db'}",
+        }
+
     def run(self, place: Path, *command: str) -> str:
         """Run a command of the environment, as if it were activated, and return what it printed."""
-        kept = {
-            name: value for name, value in os.environ.items() if name in ("HOME", "TMPDIR", "LLMTRACK_CACHE")
-        }
         done = subprocess.run(
             [self.folder / "bin" / command[0], *command[1:]],
             cwd=place,
-            env=kept
-            | {
-                "PATH": os.pathsep.join([str(self.folder / "bin"), "/usr/bin", "/bin"]),
-                "LLMTRACK_SPOOL": str(place / "spool"),
-                "MLFLOW_TRACKING_URI": f"sqlite:///{place / 'mlflow.db'}",
-            },
+            env=self.activated(place),
             capture_output=True,
             text=True,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def mlflow_run(self, place: Path, project: str, entry_point: str, parameters: Mapping[str, str]) -> None:
+        """Run an entry point of a project by the environment's programs, by MLflow's command in this process."""
+        from mlflow.cli import cli
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name in os.environ.keys() - self.activated(place).keys():
+                patch.delenv(name)
+            for name, value in self.activated(place).items():
+                patch.setenv(name, value)
+            patch.chdir(place)
+            line = ["run", project, "-e", entry_point, "--env-manager", "local", *asked(parameters)]
+            done = CliRunner().invoke(cli, line)
+        assert done.exit_code == 0, done.output
+
+
+def asked(parameters: Mapping[str, str]) -> list[str]:
+    """Return parameters as a command line has them."""
+    return [word for name, value in parameters.items() for word in ("-P", f"{name}={value}")]
 
 
 @pytest.fixture(scope="module")
@@ -146,22 +169,11 @@ def test_a_wheel_alone_measures_from_any_folder_and_from_the_project_that_it_wri
     installed, tmp_path, template_database
 ):
     shutil.copyfile(template_database, tmp_path / "mlflow.db")
-    asked = [word for name, value in SMALL.items() for word in ("-P", f"{name}={value}")]
-    said = installed.run(tmp_path, "llmtrack", "run", "baseline", *asked)
+    said = installed.run(tmp_path, "llmtrack", "run", "baseline", *asked(SMALL))
     assert "Loaded: synthetic:tiny | device=cpu | dtype=float32" in said
     assert "mlflow run project -e baseline" in installed.run(tmp_path, "llmtrack", "init", "project")
-    run = ["-m", "mlflow", "run", "project", "-e", "perplexity", "--env-manager", "local"]
-    installed.run(
-        tmp_path,
-        "python",
-        *run,
-        "-P",
-        "model=synthetic:tiny",
-        "-P",
-        "executor=inline",
-        "-P",
-        "corpus=texts.jsonl",
-    )
+    scored = {"model": "synthetic:tiny", "executor": "inline", "corpus": "texts.jsonl"}
+    installed.mlflow_run(tmp_path, "project", "perplexity", scored)
     listed = installed.run(
         tmp_path, "llmtrack", "runs", "--format", "csv", "--columns", "scenario,status,corpus"
     )

@@ -42,7 +42,8 @@ REAL_MODEL = "messages = "
 
 CODE = {
     '"packaged:smollm2"': '"synthetic:tiny"',
-    "max_new_tokens=32": "max_new_tokens=2, policy=llmtrack.RepeatPolicy(max_seconds=1)",
+    "max_new_tokens=32": "max_new_tokens=2, policy=llmtrack.RepeatPolicy(max_seconds=0.2)",
+    "min_seconds=0.0": "min_seconds=0.0, max_seconds=0.2",
 }
 
 # Files of the reader's own that documents speak of.

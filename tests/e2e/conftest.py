@@ -6,11 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 
 from tests import entry_points
 from tests.conftest import HANG_S, made_once
@@ -70,6 +70,14 @@ def elsewhere(tmp_path, template_database) -> Path:
     return folder
 
 
+def arguments(project: str, entry_point: str, parameters: Mapping[str, object]) -> list[str]:
+    """Return what MLflow's command is given."""
+    line = ["run", project, "-e", entry_point, "--env-manager", "local", "--experiment-name", "tested"]
+    for name, value in parameters.items():
+        line += ["-P", f"{name}={value}"]
+    return line
+
+
 @pytest.fixture
 def mlflow_run(checkout, environment, elsewhere) -> MlflowRun:
     """Run an entry point by `mlflow run`, from another working directory."""
@@ -77,10 +85,7 @@ def mlflow_run(checkout, environment, elsewhere) -> MlflowRun:
     def run(
         entry_point: str, uri: str | None = None, **parameters: object
     ) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "mlflow", "run", uri or str(checkout), "-e", entry_point]
-        command += ["--env-manager", "local", "--experiment-name", "tested"]
-        for name, value in parameters.items():
-            command += ["-P", f"{name}={value}"]
+        command = [sys.executable, "-m", "mlflow", *arguments(uri or str(checkout), entry_point, parameters)]
         return subprocess.run(
             command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=HANG_S
         )
@@ -89,13 +94,31 @@ def mlflow_run(checkout, environment, elsewhere) -> MlflowRun:
 
 
 @pytest.fixture
-def run_here(elsewhere, monkeypatch, undrawn) -> Callable[..., Result]:
-    """Run an entry point as `mlflow run` would, but in this process, which measures, too, and draws no picture."""
+def _there(environment, elsewhere, monkeypatch) -> None:
+    """Let this process be one that was started in the other working directory."""
     for name in [name for name in os.environ if name.startswith(("MLFLOW_", "LLMTRACK_SPOOL"))]:
         monkeypatch.delenv(name)
-    # MLflow's default store is a file of the working directory.
+    monkeypatch.setenv("PATH", environment["PATH"])
     monkeypatch.chdir(elsewhere)
+    # MLflow's default store is a file of the working directory.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{elsewhere / 'mlflow.db'}")
+
+
+@pytest.fixture
+def mlflow_run_here(_there, checkout) -> Callable[..., Result]:
+    """Run an entry point by MLflow's own command in this process, whose imports it takes; what it starts are programs."""
+
+    def run(entry_point: str, **parameters: object) -> Result:
+        from mlflow.cli import cli
+
+        return CliRunner().invoke(cli, arguments(str(checkout), entry_point, parameters))
+
+    return run
+
+
+@pytest.fixture
+def run_here(_there, monkeypatch, undrawn) -> Callable[..., Result]:
+    """Run an entry point as `mlflow run` would, but in this process, which measures, too, and draws no picture."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "tested")
 
     def run(name: str, **parameters: object) -> Result:

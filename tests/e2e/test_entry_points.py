@@ -7,6 +7,7 @@ import socket
 import pytest
 from click.testing import CliRunner
 
+from experiments.edge_prompts import PROMPT_BY_NAME
 from llmtrack.cli import main as llmtrack_command
 from tests.e2e.test_mlflow_run import REPORT, TINY, study_of
 
@@ -33,16 +34,16 @@ def test_precision_runs_the_forced_fallback_once(run_here, tracked):
     assert tracked.artifacts(study["run_id"], "plots") == {"plots/roofline.png", "plots/tokens_per_sec.png"}
 
 
-@pytest.mark.slow(30)
+@pytest.mark.slow(15)
 def test_perplexity_of_the_real_model(run_here, tracked, smollm2_spec):
-    output = ok(run_here("perplexity", model=smollm2_spec, batch_size=4, verbose="true"))
+    output = ok(run_here("perplexity", model=smollm2_spec, batch_size=4, max_length=128, verbose="true"))
     assert "batch 1/7 - loss" in output
-    assert "average loss 3.3086 nats" in output
+    assert "average loss 3.5087 nats" in output
     (_, run), *_ = tracked.runs().iterrows()
     assert (run["corpus"], run["protocol"], run["documents_scored"]) == ("builtin", "documents", 25)
-    # By a plain loop over the documents, one at a time and unpadded, log-softmax in float64.
-    assert run["loss"] == pytest.approx(3.308643298556601, rel=1e-6)
-    assert (run["tokens_scored"], run["tokens_truncated"]) == (5220, 0)
+    # By a plain loop over the documents' first 128 tokens, one at a time and unpadded, log-softmax in float64.
+    assert run["loss"] == pytest.approx(3.5087408939294358, rel=1e-6)
+    assert (run["tokens_scored"], run["tokens_truncated"]) == (2775, 2445)
     study = study_of(tracked, "perplexity")
     assert study["status"] == "FINISHED"
     assert tracked.artifacts(study["run_id"], "plots") == {
@@ -80,11 +81,23 @@ def test_batching_does_the_same_work_in_each_arm(run_here, tracked):
 
 
 def test_edge_prompts_all_run(run_here, tracked):
-    ok(run_here("edge_prompts", long_tokens="64", **TINY))
+    ok(run_here("edge_prompts", **TINY))
     runs = tracked.runs().set_index("scenario")
     assert (runs["status"] == "FINISHED").all()
-    assert {"plain", "empty", "one_token", "beyond_context", "right_to_left"} <= set(runs.index)
+    assert set(runs.index) == set(PROMPT_BY_NAME)
+    assert runs.loc[["one_token", "empty", "very_long", "beyond_context"], "prompt_tokens"].tolist() == [
+        1, 1, 1020, 1020,
+    ]  # fmt: skip
     assert (runs["tokens_generated"] == 4).all()
+    # What the rules did to a prompt is tracked with its run, and the reading tells it.
+    assert runs.loc["empty", "prompt_rule"].startswith("empty: starts from ")
+    assert runs.loc["beyond_context", "prompt_truncated_tokens"] > 0
+    assert "truncated" in runs.loc["beyond_context", "warnings"]
+    # Two prompts of equal length and unlike text are not one workload.
+    assert runs["workload_id"].is_unique
+    study = study_of(tracked, "edge_prompts")
+    assert (study["status"], study["outcome"]) == ("FINISHED", "finished")
+    assert "plain: " in tracked.text(study["run_id"], "reading.md")
 
 
 def test_suite_and_compare(run_here, tracked, monkeypatch):

@@ -1,7 +1,7 @@
 """Entry points by `mlflow run`, from a checkout and a working directory with spaces in their names.
 
 What starts and ends a program is seen here: parameters through a shell, workers, exit codes, signals. Each run costs the
-imports of three programs, so what an entry point measures and reports is seen in test_entry_points.py.
+imports of two or three programs, so what an entry point measures and reports is seen in test_entry_points.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tests.conftest import HANG_S
 pytestmark = pytest.mark.slow(25)
 
 QUICK = {"max_new_tokens": 4, "min_repeats": 2, "min_seconds": 0, "max_seconds": 1}
-TINY = {"model": "synthetic:tiny", **QUICK}
+# So many seconds each scenario takes: its calls vary by more than any number of repeats would settle.
+TINY = {"model": "synthetic:tiny", **QUICK, "max_seconds": 0.2}
 
 REPORT = {"table.csv", "table.md", "table.png", "reading.md", "plots"}
 
@@ -65,9 +66,9 @@ def test_baseline_from_a_git_url_measures_the_real_model(mlflow_run, tracked, ch
     assert (params["max_new_tokens"], params["cfg.max_new_tokens"]) == ("4", "4")
 
 
-def test_prompt_length_meets_its_targets_and_a_scenario_that_fails_is_a_failed_run(mlflow_run, tracked):
-    done = mlflow_run("prompt_length", lengths="16,64,100000", **TINY)
-    assert done.returncode != 0
+def test_prompt_length_meets_its_targets_and_a_scenario_that_fails_is_a_failed_run(mlflow_run_here, tracked):
+    done = mlflow_run_here("prompt_length", lengths="16,64,100000", **TINY)
+    assert done.exit_code != 0
     runs = tracked.runs().set_index("scenario")
     met = runs.loc[["prompt_16", "prompt_64"]]
     assert met["prompt_tokens"].to_dict() == {"prompt_16": 16, "prompt_64": 64}
@@ -85,14 +86,14 @@ def test_prompt_length_meets_its_targets_and_a_scenario_that_fails_is_a_failed_r
     assert "prompt_100000 failed" in tracked.text(study["run_id"], "table.md")
 
 
-def test_training_learns_and_its_checkpoint_is_a_model_to_others(mlflow_run, run_here, tracked, tmp_path):
+def test_training_learns_and_its_checkpoint_is_a_model_to_others(
+    mlflow_run_here, run_here, tracked, tmp_path
+):
     small = {"corpus": "builtin", "steps": 6, "eval_every": 3, "sequence_length": 32, "batch_size": 2}
     # A path with a space reaches the experiment.
-    ok(
-        mlflow_run(
-            "training", output=tmp_path / "trained here", sample_tokens=4, model="synthetic:tiny", **small
-        )
-    )
+    output = tmp_path / "trained here"
+    done = mlflow_run_here("training", output=output, sample_tokens=4, model="synthetic:tiny", **small)
+    assert done.exit_code == 0, done.output
     (_, run), *others = tracked.runs().iterrows()
     assert not others
     assert run["status"] == "FINISHED"
@@ -118,22 +119,17 @@ def test_training_learns_and_its_checkpoint_is_a_model_to_others(mlflow_run, run
     assert "perplexity before" in compared.output
 
 
-def start(checkout, environment, elsewhere, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    environment = environment | {"MLFLOW_TRACKING_URI": f"sqlite:///{elsewhere / 'mlflow.db'}"} | variables
-    return subprocess.Popen(
-        [sys.executable, "-m", *arguments],
+def test_ctrl_c_leaves_no_run_running(checkout, environment, elsewhere, tracked):
+    """SIGTERM is sent in tests/run/test_borders.py."""
+    long = ("--model", "synthetic:tiny", "--min-seconds", "300", "--max-seconds", "300", "--lengths", "16,32")
+    running = subprocess.Popen(
+        [sys.executable, "-m", "experiments.prompt_length", *long],
         cwd=checkout,
-        env=environment,
+        env=environment | {"MLFLOW_TRACKING_URI": f"sqlite:///{elsewhere / 'mlflow.db'}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-
-
-def test_ctrl_c_leaves_no_run_running(checkout, environment, elsewhere, tracked):
-    """SIGTERM is sent in tests/run/test_borders.py."""
-    long = ("--model", "synthetic:tiny", "--min-seconds", "300", "--max-seconds", "300", "--lengths", "16,32")
-    running = start(checkout, environment, elsewhere, "experiments.prompt_length", *long)
     assert running.stdout is not None
     for line in running.stdout:
         if line.startswith("Loaded:"):
@@ -148,10 +144,9 @@ def test_ctrl_c_leaves_no_run_running(checkout, environment, elsewhere, tracked)
     assert not (tracked.runs(kind=None)["status"] == "RUNNING").any()
 
 
-def test_a_usage_error_is_one_line_and_exit_code_2(checkout, environment, elsewhere):
+def test_a_usage_error_that_the_worker_finds_is_one_line_and_exit_code_2(run_here):
     """Other mistakes are made in tests/run/test_borders.py."""
-    running = start(checkout, environment, elsewhere, "experiments.baseline", "--backend", "abacus")
-    output, _ = running.communicate(timeout=HANG_S)
-    assert running.returncode == 2, output
-    assert "unknown backend 'abacus'" in output
-    assert "Traceback" not in output
+    done = run_here("baseline", executor="process", backend="abacus")
+    assert done.exit_code == 2, done.output
+    assert "unknown backend 'abacus'" in done.output
+    assert "Traceback" not in done.output

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from experiments import edge_prompts
 from experiments.edge_prompts import PROMPT_BY_NAME, PROMPTS, Config, build, plots, reading
@@ -16,16 +14,7 @@ from llmtrack.errors import UsageError
 from llmtrack.measure.prompts import tokenize_prompts
 from llmtrack.options import parameters
 from llmtrack.report.outliers import outlier_lines, outliers
-from llmtrack.run.executors import InlineExecutor
-from llmtrack.run.study import run_study
-from llmtrack.tracking.query import runs
 from tests.report.frames import frame, interval, run
-from tests.tracking.conftest import (  # noqa: F401 - fixtures
-    _clean_environment,
-    said,
-    tracker,
-    uri,
-)
 
 SETTINGS = Config(
     model="synthetic:tiny",
@@ -246,24 +235,3 @@ def test_plots_show_every_prompt():
     assert list(figures) == ["latency", "prefill_share"]
     heights = [bar.get_height() for bar in figures["prefill_share"].axes[0].patches]
     assert heights == pytest.approx([50] * 5 + [90])
-
-
-@pytest.mark.slow(9)
-@pytest.mark.usefixtures("steady_repeats")
-def test_a_whole_study(tracker, uri):  # noqa: F811 - fixtures
-    console = Console(file=io.StringIO(), width=300, highlight=False)
-    result = run_study(build(SETTINGS), tracker=tracker, executor=InlineExecutor(), console=console)
-    assert (result.measured, result.failed, result.exit_code) == (len(PROMPTS), 0, 0)
-    tracked = runs(study=result.study.study_id, tracking_uri=uri).set_index("scenario")
-    assert set(tracked.index) == set(PROMPT_BY_NAME)
-    assert tracked.loc[["one_token", "empty", "very_long", "beyond_context"], "prompt_tokens"].tolist() == [
-        1, 1, 1020, 1020,
-    ]  # fmt: skip
-    assert (tracked["tokens_generated"] == 4).all()
-    # What the rules did to a prompt is tracked with its run, and the reading tells it.
-    assert tracked.loc["empty", "prompt_rule"].startswith("empty: starts from ")
-    assert tracked.loc["beyond_context", "prompt_truncated_tokens"] > 0
-    assert "truncated" in tracked.loc["beyond_context", "warnings"]
-    # Two prompts of equal length and unlike text are not one workload.
-    assert tracked["workload_id"].is_unique
-    assert result.reading[0].startswith("plain: ")
