@@ -37,9 +37,7 @@ def sweep(scenarios: int, variants: int, seconds: float) -> Experiment:
         model = f"ms-{round(1000 * seconds) + number % variants}"
         task = GenerateTask((f"prompt {number}",), max_new_tokens=2)
         made.append(Scenario(f"s{number}", Variant(model, backend="known", device="cpu"), task, ONCE))
-    return Experiment(
-        "sweep", "How long does it take?", tuple(made), lambda runs, series: {}, lambda runs: []
-    )
+    return Experiment("sweep", "How long does it take?", tuple(made))
 
 
 def install(folder: Path) -> None:

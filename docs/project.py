@@ -1,19 +1,20 @@
-"""Make MLproject and README's table of experiments from the commands and declarations: python -m docs.project."""
+"""Make MLproject, README's table of experiments and that of recipes from what declares them: python -m docs.project."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from experiments import declarations, suite
 from llmtrack.cli import main as llmtrack_command
 from llmtrack.options import NONE, flag_of, parameters, written
+from llmtrack.quantize.recipe import BUILTIN
 
 ROOT = Path(__file__).resolve().parents[1]
-BEGIN, END = "<!-- made by `make docs`: experiments -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- made by `make docs`: {} -->\n", "<!-- end -->\n"
 HEAD = """# Made by `make docs` from the experiments' configs; a test keeps the two equal. Parameters reach the commands as
 # strings, and the commands check them. `none` means "not given", since MLflow cannot pass an empty one.
 name: llmtrack
@@ -39,9 +40,19 @@ def mlproject() -> str:
 
 def readme(text: str) -> str:
     """Return README's text with its table of experiments made anew."""
-    before, _, rest = text.partition(BEGIN)
+    return _filled(text, "experiments", _experiments())
+
+
+def quantization(text: str) -> str:
+    """Return the text of docs/quantization.md with its table of recipes made anew."""
+    return _filled(text, "recipes", _recipes())
+
+
+def _filled(text: str, what: str, rows: Iterable[str]) -> str:
+    begin = BEGIN.format(what)
+    before, _, rest = text.partition(begin)
     _, _, after = rest.partition(END)
-    return before + BEGIN + "".join(_rows()) + END + after
+    return before + begin + "".join(rows) + END + after
 
 
 def _experiment(name: str) -> str:
@@ -61,7 +72,20 @@ def _entry(name: str, module: str, given: Sequence[tuple[str, str]]) -> str:
     )
 
 
-def _rows() -> Iterator[str]:
+def _recipes() -> Iterator[str]:
+    yield "| recipe | what is quantized | can be told, by default | needs |\n| --- | --- | --- | --- |\n"
+    for each in (each for module in BUILTIN for each in importlib.import_module(module).RECIPES):
+        told = (f"`{one.name}={written(one.default)}`" for config in each.takes for one in parameters(config))
+        needs = ["`torchao`" if each.backend == "torch" else f"`{each.backend}`"]
+        needs += (
+            [f"a GPU of compute capability {each.capability[0]}.{each.capability[1]}"]
+            if each.capability
+            else []
+        )
+        yield f"| `{each.label}` | {each.quantizes} | {', '.join(told)} | {', '.join(needs)} |\n"
+
+
+def _experiments() -> Iterator[str]:
     yield "| entry point | question |\n| --- | --- |\n"
     for each in declarations().values():
         yield f"| `{each.name}` | {' '.join([each.question, each.more]).strip()} |\n"
@@ -71,5 +95,6 @@ def _rows() -> Iterator[str]:
 
 if __name__ == "__main__":
     (ROOT / "MLproject").write_text(mlproject(), encoding="utf-8")
-    page = ROOT / "README.md"
-    page.write_text(readme(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, made in (("README.md", readme), ("docs/quantization.md", quantization)):
+        page = ROOT / name
+        page.write_text(made(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -11,7 +11,7 @@ from llmtrack.decide.points import gather_points
 from llmtrack.engines.options import MOST_THREADS
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.installed import RUNTIMES, available, install, missing_modules
-from llmtrack.options import Option, tracked
+from llmtrack.options import Option
 from llmtrack.quantize.recipe import recipes
 from llmtrack.report import reading as say
 from llmtrack.report.pareto import pareto_plot
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-NAME = "backends"
-QUESTION = (
-    "Which runtime should this model run on here, in which of its quantizations, and with how many threads?"
-)
 # Of PyTorch and of our own export, what speaks for each; the quantization experiment has them all.
 OURS = {
     "torch": ("torch/bfloat16",),
@@ -133,15 +129,7 @@ def build(config: Config) -> Experiment:
         for threads in config.threads
         for length, size in cells
     )
-    return Experiment(
-        name=NAME,
-        question=QUESTION,
-        scenarios=scenarios,
-        plots=plots,
-        reading=reading,
-        settings=tracked(config, recipes=chosen),
-        table=TABLE,
-    )
+    return DECLARED.asking(config, scenarios, recipes=chosen)
 
 
 def _variant(config: Config, label: str, threads: int) -> Variant:
@@ -217,10 +205,13 @@ def quick(config: Config) -> Config:
 
 # Each runtime converts the model first, which takes longer than all the rest of a first look.
 DECLARED = Declaration(
-    NAME,
-    QUESTION,
+    "backends",
+    "Which runtime should this model run on here, in which of its quantizations, and with how many threads?",
     Config,
     build,
+    plots,
+    reading,
+    table=TABLE,
     position=10,
     quick=quick,
     first_look=False,

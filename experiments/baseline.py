@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import DEFAULT_PROMPT
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option, tracked
+from llmtrack.options import Option
 from llmtrack.report import reading as say
 from llmtrack.report.plots import measured, step_plot
 from llmtrack.run.command import command
@@ -18,8 +18,6 @@ from llmtrack.task import GenerateTask
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-NAME, QUESTION = "baseline", "How fast is the model on this machine, as it comes?"
 
 
 @dataclass(frozen=True)
@@ -33,14 +31,8 @@ def build(config: Config) -> Experiment:
     """Return the experiment: one prompt, one scenario."""
     prompt = config.prompt or DEFAULT_PROMPT
     task = GenerateTask((prompt,), max_new_tokens=config.max_new_tokens)
-    return Experiment(
-        name=NAME,
-        question=QUESTION,
-        scenarios=(Scenario("baseline", config.variant(), task, config.repeat(), baseline=True),),
-        plots=plots,
-        reading=reading,
-        settings=tracked(config, prompt=prompt),
-        show_block=True,
+    return DECLARED.asking(
+        config, (Scenario("baseline", config.variant(), task, config.repeat(), baseline=True),), prompt=prompt
     )
 
 
@@ -70,7 +62,16 @@ def reading(runs: pd.DataFrame) -> list[str]:
     ]
 
 
-DECLARED = Declaration(NAME, QUESTION, Config, build, position=1)
+DECLARED = Declaration(
+    "baseline",
+    "How fast is the model on this machine, as it comes?",
+    Config,
+    build,
+    plots,
+    reading,
+    show_block=True,
+    position=1,
+)
 
 main = command(DECLARED)
 

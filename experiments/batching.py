@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from experiments.prompts import UNEQUAL_PROMPTS
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option, tracked
+from llmtrack.options import Option
 from llmtrack.report import reading as say
 from llmtrack.report.plots import line_plot, measured
 from llmtrack.run.command import command
@@ -19,11 +19,6 @@ from llmtrack.tracking import ask
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-NAME, QUESTION = (
-    "batching",
-    "Which batch size makes the most of this machine, and how long does a sample wait for it?",
-)
 
 
 @dataclass(frozen=True)
@@ -41,10 +36,9 @@ def build(config: Config) -> Experiment:
     """
     count = max(config.sizes)
     prompts = tuple(UNEQUAL_PROMPTS[index % len(UNEQUAL_PROMPTS)] for index in range(count))
-    return Experiment(
-        name=NAME,
-        question=QUESTION,
-        scenarios=tuple(
+    return DECLARED.asking(
+        config,
+        tuple(
             Scenario(
                 f"batch_{size}",
                 config.variant(),
@@ -54,9 +48,7 @@ def build(config: Config) -> Experiment:
             )
             for size in config.sizes
         ),
-        plots=plots,
-        reading=reading,
-        settings=tracked(config, prompts=count),
+        prompts=count,
     )
 
 
@@ -129,7 +121,16 @@ def quick(config: Config) -> Config:
     return replace(config, max_new_tokens=min(config.max_new_tokens, 8), sizes=(1, 4))
 
 
-DECLARED = Declaration(NAME, QUESTION, Config, build, position=4, quick=quick)
+DECLARED = Declaration(
+    "batching",
+    "Which batch size makes the most of this machine, and how long does a sample wait for it?",
+    Config,
+    build,
+    plots,
+    reading,
+    position=4,
+    quick=quick,
+)
 
 main = command(DECLARED)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import DEFAULT_PROMPT, UNEQUAL_PROMPTS
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option, tracked
+from llmtrack.options import Option
 from llmtrack.report import reading as say
 from llmtrack.report.plots import bar_plot, line_plot, measured
 from llmtrack.run.command import command
@@ -15,12 +15,12 @@ from llmtrack.run.settings import EngineOptions, ManyTimingOptions, RunOptions
 from llmtrack.scenario import Scenario
 from llmtrack.task import GenerateTask
 from llmtrack.tracking import ask
+from llmtrack.tracking.frame import extended
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-NAME, QUESTION = "cache_padding", "What does the KV cache save, and what does padding cost and change?"
 CACHES = (True, False)
 
 
@@ -54,19 +54,15 @@ def build(config: Config) -> Experiment:
             batch, padding_side="left", pad_to_multiple=config.multiple
         ),
     }
-    return Experiment(
-        name=NAME,
-        question=QUESTION,
-        scenarios=(
+    return DECLARED.asking(
+        config,
+        (
             *cache,
             *(
                 Scenario(name, config.variant(), task, config.repeat(), baseline=name == "pad_none")
                 for name, task in padding.items()
             ),
         ),
-        plots=plots,
-        reading=reading,
-        settings=tracked(config),
     )
 
 
@@ -76,7 +72,7 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     drawn = {}
     if len(measured(cache, "total_latency_s")):
         drawn["cache_latency"] = line_plot(
-            cache.assign(cache=cache["use_cache"].map({True: "with KV cache", False: "without"})),
+            extended(cache, cache=cache["use_cache"].map({True: "with KV cache", False: "without"})),
             x="max_new_tokens",
             y="total_latency_s",
             group="cache",
@@ -152,7 +148,16 @@ def quick(config: Config) -> Config:
     return replace(config, max_new_tokens=min(config.max_new_tokens, 4), lengths=(4, 16))
 
 
-DECLARED = Declaration(NAME, QUESTION, Config, build, position=3, quick=quick)
+DECLARED = Declaration(
+    "cache_padding",
+    "What does the KV cache save, and what does padding cost and change?",
+    Config,
+    build,
+    plots,
+    reading,
+    position=3,
+    quick=quick,
+)
 
 main = command(DECLARED)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT, DEFAULT_PROMPT
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option, tracked
+from llmtrack.options import Option
 from llmtrack.report import reading as say
 from llmtrack.report.outliers import outlier_lines, prefill_shares
 from llmtrack.report.plots import bar_plot, measured
@@ -15,12 +15,12 @@ from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, ManyTimingOptions, RunOptions
 from llmtrack.scenario import Scenario
 from llmtrack.task import GenerateTask
+from llmtrack.tracking.frame import extended
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-NAME, QUESTION = "edge_prompts", "Do unusual prompts cost more, and does anything break?"
 ALL = "all"
 
 
@@ -127,23 +127,17 @@ def build(config: Config) -> Experiment:
         )
         for prompt in chosen
     )
-    return Experiment(
-        name=NAME,
-        question=QUESTION,
-        scenarios=scenarios,
-        plots=plots,
-        reading=reading,
-        settings=tracked(
-            config,
-            prompts=tuple(prompt.name for prompt in chosen),
-            **{f"prompt.{prompt.name}": _printable(prompt.text) for prompt in chosen},
-        ),
+    return DECLARED.asking(
+        config,
+        scenarios,
+        prompts=tuple(prompt.name for prompt in chosen),
+        **{f"prompt.{prompt.name}": _printable(prompt.text) for prompt in chosen},
     )
 
 
 def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     """Draw a bar per prompt: the whole call, and the share of it that the prefill takes."""
-    shares = runs.copy().assign(prefill_share=100 * prefill_shares(runs))
+    shares = extended(runs, prefill_share=100 * prefill_shares(runs))
     figures = {
         "latency": bar_plot(
             runs, "scenario", "total_latency_s", title="Latency of the whole call by prompt", y_label="s"
@@ -223,10 +217,12 @@ def quick(config: Config) -> Config:
 
 
 DECLARED = Declaration(
-    NAME,
-    QUESTION,
+    "edge_prompts",
+    "Do unusual prompts cost more, and does anything break?",
     Config,
     build,
+    plots,
+    reading,
     position=5,
     quick=quick,
     more="Such as empty ones, ones beyond the context, emoji, control characters.",

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from experiments import precision
 from llmtrack.devices import canonical_dtype
+from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option, taken, tracked
+from llmtrack.options import Option, taken
 from llmtrack.report import reading as say
 from llmtrack.report.plots import measured, step_plot
 from llmtrack.run.command import command
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-NAME, QUESTION = "perplexity", "How well does the model predict a text?"
-
 
 @dataclass(frozen=True)
 class Config(PerplexityTask, EngineOptions, RunOptions):
@@ -31,6 +30,13 @@ class Config(PerplexityTask, EngineOptions, RunOptions):
     dtypes: Annotated[
         tuple[str, ...], Option("Precisions to compare; none: only dtype.", read=canonical_dtype)
     ] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dtypes and self.dtype not in (*self.dtypes, Config.dtype):
+            raise UsageError(
+                f"dtype {self.dtype} would change nothing beside dtypes: leave one of the two out"
+            )
 
 
 def build(config: Config) -> Experiment:
@@ -41,14 +47,7 @@ def build(config: Config) -> Experiment:
         Scenario(f"perplexity_{dtype}", config.variant(dtype=dtype), task, baseline=dtype == dtypes[0])
         for dtype in dtypes
     )
-    return Experiment(
-        name=NAME,
-        question=QUESTION,
-        scenarios=scenarios,
-        plots=plots,
-        reading=reading,
-        settings=tracked(config, dtypes=dtypes, stride=task.window_stride),
-    )
+    return DECLARED.asking(config, scenarios, dtypes=dtypes, stride=task.window_stride)
 
 
 def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
@@ -120,10 +119,12 @@ def in_suite(config: Config) -> Config:
 
 
 DECLARED = Declaration(
-    NAME,
-    QUESTION,
+    "perplexity",
+    "How well does the model predict a text?",
     Config,
     build,
+    plots,
+    reading,
     position=7,
     in_suite=in_suite,
     quick=lambda config: replace(config, max_length=64),

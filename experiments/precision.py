@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from experiments.prompts import DEFAULT_PROMPT
 from llmtrack.devices import canonical_dtype
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option, tracked
+from llmtrack.options import Option
 from llmtrack.report import reading as say
 from llmtrack.report.plots import bar_plot, measured
 from llmtrack.run.command import command
@@ -20,8 +20,6 @@ from llmtrack.tracking import ask
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-NAME, QUESTION = "precision", "Which precision is fastest here, and does it still say the same?"
 
 
 @dataclass(frozen=True)
@@ -49,14 +47,7 @@ def build(config: Config) -> Experiment:
         )
         for dtype in config.dtypes
     )
-    return Experiment(
-        name=NAME,
-        question=QUESTION,
-        scenarios=scenarios,
-        plots=plots,
-        reading=reading,
-        settings=tracked(config, prompt=prompt),
-    )
+    return DECLARED.asking(config, scenarios, prompt=prompt)
 
 
 def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
@@ -90,7 +81,15 @@ def reading(runs: pd.DataFrame) -> list[str]:
     return lines + say.doubts(runs)
 
 
-DECLARED = Declaration(NAME, QUESTION, Config, build, position=6)
+DECLARED = Declaration(
+    "precision",
+    "Which precision is fastest here, and does it still say the same?",
+    Config,
+    build,
+    plots,
+    reading,
+    position=6,
+)
 
 main = command(DECLARED)
 

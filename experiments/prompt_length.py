@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from experiments.prompts import BASE_TEXT
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option, tracked
+from llmtrack.options import Option
 from llmtrack.report import reading as say
 from llmtrack.report.plots import line_plot, measured
 from llmtrack.run.command import command
@@ -19,8 +19,6 @@ from llmtrack.tracking import ask
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-NAME, QUESTION = "prompt_length", "What does a longer prompt cost?"
 
 
 @dataclass(frozen=True)
@@ -42,14 +40,7 @@ def build(config: Config) -> Experiment:
         )
         for length in config.lengths
     )
-    return Experiment(
-        name=NAME,
-        question=QUESTION,
-        scenarios=scenarios,
-        plots=plots,
-        reading=reading,
-        settings=tracked(config),
-    )
+    return DECLARED.asking(config, scenarios)
 
 
 def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
@@ -100,7 +91,14 @@ def reading(runs: pd.DataFrame) -> list[str]:
 
 
 DECLARED = Declaration(
-    NAME, QUESTION, Config, build, position=2, quick=lambda config: replace(config, lengths=(16, 128))
+    "prompt_length",
+    "What does a longer prompt cost?",
+    Config,
+    build,
+    plots,
+    reading,
+    position=2,
+    quick=lambda config: replace(config, lengths=(16, 128)),
 )
 
 main = command(DECLARED)

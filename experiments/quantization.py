@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +16,7 @@ from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.installed import RUNTIMES, available, why_missing
 from llmtrack.measure.gpus import capability
-from llmtrack.options import Option, parameters, tracked
+from llmtrack.options import Option, changed, parameters, taken
 from llmtrack.quantize.options import Blocks, CalibrationCorpus, CalibrationText, Method, Static, Symmetric
 from llmtrack.quantize.recipe import find_recipe, recipes
 from llmtrack.report import reading as say
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-NAME = "quantization"
-QUESTION = "What does each quantization recipe win in speed and size, and what does it cost in quality?"
 ALL = "all"
 BASELINE = "torch/float32"
 PRECISIONS = ("float32", "float16", "bfloat16")
@@ -127,7 +125,7 @@ def build(config: Config) -> Experiment:
     """Return the experiment: one prompt and one corpus by each recipe; PyTorch in float32 is the baseline.
 
     Raises:
-        UsageError: there is no such recipe, or the calibration text is the one that is scored.
+        UsageError: there is no such recipe, an option belongs to none of them, or the calibration text is the one that is scored.
     """
     chosen = everything(config.device) if ALL in config.recipes else config.recipes
     chosen = (BASELINE, *(label for label in chosen if label != BASELINE))
@@ -148,15 +146,8 @@ def build(config: Config) -> Experiment:
         )
         for label in chosen
     )
-    return Experiment(
-        name=NAME,
-        question=QUESTION,
-        scenarios=scenarios,
-        plots=plots,
-        reading=reading,
-        settings=tracked(config, recipes=chosen),
-        table=TABLE,
-    )
+    _refuse_what_nothing_takes(config, scenarios)
+    return DECLARED.asking(config, scenarios, recipes=chosen)
 
 
 def on_best(experiment: Experiment, variants: Mapping[str, Variant], runs: pd.DataFrame) -> Experiment:
@@ -257,6 +248,17 @@ def _variant(config: Config, label: str) -> Variant:
     asked = parsed(label)
     options = config.of(asked["backend"].split()[0], asked.get("quantization", "none"))
     return config.variant(**asked, options=options)
+
+
+def _refuse_what_nothing_takes(config: Config, scenarios: Sequence[Scenario]) -> None:
+    told = {name for each in scenarios for name, _ in each.variant.options}
+    nothing = [name for name in changed(taken(Options, config)) if name not in told]
+    if config.log_model and not any(each.keep_model for each in scenarios):
+        nothing.append("log_model")
+    if nothing:
+        raise UsageError(
+            f"{' and '.join(nothing)} would change nothing: none of {', '.join(each.name for each in scenarios)} takes it"
+        )
 
 
 def _check_texts(calibration: str, evaluation: str) -> None:
@@ -403,10 +405,13 @@ def quick(config: Config) -> Config:
 
 # Its first export and quantization take longer than all the rest of a first look.
 DECLARED = Declaration(
-    NAME,
-    QUESTION,
+    "quantization",
+    "What does each quantization recipe win in speed and size, and what does it cost in quality?",
     Config,
     build,
+    plots,
+    reading,
+    table=TABLE,
     position=8,
     quick=quick,
     first_look=False,

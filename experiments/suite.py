@@ -75,8 +75,22 @@ def chosen_names(config: Config) -> tuple[str, ...]:
     """Return the experiments to run: those named, or those of the focus, or else all (of a quick suite, all that are quick).
 
     Raises:
-        UsageError: both are given.
+        UsageError: both are given, or what is asked for changes none of them.
     """
+    names = _names(config)
+    asked = [_config(name, config) for name in names]
+    for each in parameters(Settings):
+        value = getattr(config, each.name)
+        # Where an experiment compares several, it is the one of them.
+        heeded = any(getattr(one, each.name, None) in (value, (value,)) for one in asked)
+        if value != each.default and not heeded:
+            raise UsageError(
+                f"{each.name} {written(value)} would change nothing in {', '.join(names)}: leave it out, or run others"
+            )
+    return names
+
+
+def _names(config: Config) -> tuple[str, ...]:
     named = ALL not in config.experiments
     if config.focus is not None:
         if named:

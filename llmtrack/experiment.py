@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from llmtrack.options import changed
+from llmtrack.options import changed, tracked
 from llmtrack.scenario import Scalar, Scenario
 
 if TYPE_CHECKING:
@@ -27,6 +27,16 @@ def always() -> bool:
 def as_it_is(config: Config) -> Config:
     """Return a config as it is."""
     return config
+
+
+def draw_nothing(runs: pd.DataFrame, series: SeriesOf) -> Mapping[str, Figure]:
+    """Draw no figure."""
+    return {}
+
+
+def say_nothing(runs: pd.DataFrame) -> list[str]:
+    """Say nothing beyond the table."""
+    return []
 
 
 @dataclass(frozen=True)
@@ -51,8 +61,8 @@ class Experiment:
     name: str
     question: str
     scenarios: tuple[Scenario, ...]
-    plots: Plots
-    reading: Reading
+    plots: Plots = draw_nothing
+    reading: Reading = say_nothing
     settings: Mapping[str, Scalar] = field(default_factory=dict)
     show_block: bool = False
     table: OwnTable | None = None
@@ -68,7 +78,11 @@ class Declaration(Generic[Config]):
         name: name of the entry point and of the file.
         question: what it answers, in one sentence.
         config: its parameters, a frozen dataclass (see `llmtrack.options`).
-        build: makes the experiment from a config.
+        build: makes the experiment from a config, by `asking`.
+        plots: see `Experiment`.
+        reading: see `Experiment`.
+        table: see `Experiment`.
+        show_block: see `Experiment`.
         position: place in the suite, where what wants one loaded model stands together; None: not in the suite.
         in_suite: what the suite asks of it, from the config that the suite's own parameters make.
         quick: what the quick suite asks of it, from what the suite asks.
@@ -81,12 +95,35 @@ class Declaration(Generic[Config]):
     question: str
     config: type[Config]
     build: Callable[[Config], Experiment]
+    plots: Plots = draw_nothing
+    reading: Reading = say_nothing
+    table: OwnTable | None = None
+    show_block: bool = False
     position: int | None = None
     in_suite: Callable[[Config], Config] = as_it_is
     quick: Callable[[Config], Config] = as_it_is
     first_look: bool = True
     applies: Callable[[], bool] = always
     more: str = ""
+
+    def asking(self, config: Config, scenarios: Sequence[Scenario], **resolved: Any) -> Experiment:
+        """Return the experiment that measures some scenarios.
+
+        Args:
+            config: what was asked.
+            scenarios: what to measure for it, the baseline among them.
+            resolved: what a parameter came to mean, and what else is to be tracked with the study.
+        """
+        return Experiment(
+            self.name,
+            self.question,
+            tuple(scenarios),
+            self.plots,
+            self.reading,
+            tracked(config, **resolved),
+            show_block=self.show_block,
+            table=self.table,
+        )
 
     def experiment(self, config: Config) -> Experiment:
         """Return the experiment that a config asks for, with what was asked."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from llmtrack.errors import ExtensionError, in_words
 
-ENGINES, RECIPES = "llmtrack.engines", "llmtrack.recipes"
+ENGINE_POINTS, RECIPE_POINTS = "llmtrack.engines", "llmtrack.recipes"
 
-_NOUNS = {ENGINES: "backend", RECIPES: "recipes"}
+_NOUNS = {ENGINE_POINTS: "backend", RECIPE_POINTS: "recipes"}
 
 
 def extensions(group: str) -> tuple[EntryPoint, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import math
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from functools import cache
@@ -123,27 +123,36 @@ class Parameter:
             return None
         if not self.many:
             return self._one(text)
-        parts = [part.strip() for part in text.split(",") if part.strip()]
-        if not 1 <= len(parts) <= MOST_VALUES:
-            raise UsageError(f"{self.name}: give 1 to {MOST_VALUES:,} values, separated by commas")
-        return tuple(dict.fromkeys(self._one(part) for part in parts))
+        return self._several([part.strip() for part in text.split(",") if part.strip()])
 
     def check(self, value: Any) -> None:
         """Check a value.
 
         Raises:
-            UsageError: it is not accepted.
+            UsageError: it is of another type, or not accepted.
         """
         if value is None and self.optional:
             return
+        if self.many and not isinstance(value, tuple):
+            raise UsageError(f"{self.name} {_short(value)!r} is not a tuple of values")
         for each in value if self.many else (value,):
             self._check(each)
 
-    def _one(self, text: str) -> Any:
+    def _several(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        if not 1 <= len(values) <= MOST_VALUES:
+            raise UsageError(f"{self.name}: give 1 to {MOST_VALUES:,} values, separated by commas")
+        return tuple(dict.fromkeys(map(self._one, values)))
+
+    def _one(self, given: Any) -> Any:
+        """Return the value that a text stands for, or a program's own value; NumPy's numbers, which JSON does not know, as plain ones."""
+        if self.kind is str and not isinstance(given, bool):
+            given = str(given)
         try:
-            value: Any = self._convert(text)
+            value = (
+                self._convert(given) if isinstance(given, str) else getattr(given, "item", lambda: given)()
+            )
         except ValueError:
-            raise UsageError(f"{self.name} {_short(text)!r} is not {_KINDS[self.kind]}") from None
+            raise UsageError(f"{self.name} {_short(given)!r} is not {_KINDS[self.kind]}") from None
         self._check(value)
         return value
 
@@ -159,6 +168,9 @@ class Parameter:
 
     def _check(self, value: Any) -> None:
         option = self.option
+        kinds = (int, float) if self.kind is float else (self.kind,)
+        if type(value) not in kinds:
+            raise UsageError(f"{self.name} {_short(value)!r} is not {_KINDS[self.kind]}")
         if option.choices and value not in option.choices:
             raise UsageError(f"no {self.name} {_short(value)!r}: use {' or '.join(option.choices)}")
         if self.kind is str:
@@ -189,12 +201,14 @@ class Parameter:
         Raises:
             UsageError: it is of another type, or not accepted.
         """
-        if isinstance(value, str) or (self.kind is str and not isinstance(value, bool)):
+        if value is None and self.optional:
+            return None
+        if isinstance(value, str) or (self.kind is str and not self.many and not isinstance(value, bool)):
             return self.parse(str(value))
-        if not (type(value) is self.kind or (self.kind is float and type(value) is int)):
-            raise UsageError(f"{self.name} {_short(value)!r} is not {_KINDS[self.kind]}")
-        self.check(value)
-        return value
+        if self.many and isinstance(value, Iterable):
+            values = list(value)
+            return () if not values and self.default == () else self._several(values)
+        return self._several([value]) if self.many else self._one(value)
 
 
 def readable(text: str) -> str:
@@ -310,12 +324,17 @@ def tracked(config: Any, **resolved: Any) -> dict[str, Any]:
     }
 
 
-def changed(config: Any) -> dict[str, str]:
-    """Return, as the command line takes it, what a config says otherwise than by default and is tracked."""
+def changed(config: Any, tracked_only: bool = True) -> dict[str, str]:
+    """Return, as the command line takes it, what a config says otherwise than by default.
+
+    Args:
+        config: a config.
+        tracked_only: leave out what is not tracked.
+    """
     return {
         each.name: written(getattr(config, each.name))
         for each in parameters(type(config))
-        if each.option.tracked and getattr(config, each.name) != each.default
+        if getattr(config, each.name) != each.default and (each.option.tracked or not tracked_only)
     }
 
 

@@ -63,7 +63,7 @@ class Measurement:
         scenario: what was asked.
         workload_id: digest of the prompts and lengths, or of the corpus and convention.
         facts: what was really used and is tracked as params: model id, device, dtype label, token counts ...
-        metrics: headline value of each metric, by its name in `metrics.py`.
+        metrics: headline value of each metric, by its name in `metrics/`.
         summaries: statistics of the metrics that were sampled more than once.
         samples: raw samples of each metric, in the order they were taken.
         warnings: findings in words about the quality of the measurement.

@@ -16,7 +16,10 @@ SPLITS = ("auto", "document", "contiguous")
 KEPT_CHECKPOINTS = ("artifact", "model", "none")
 PADDING_SIDES = ("right", "left")
 
+NAMED_CORPORA = BUILTIN, PYDOC = ("builtin", "pydoc")
 MOST_WORKERS = 1_024
+
+ScoredText = Annotated[str, Option(f"{', '.join(NAMED_CORPORA)}, or a .txt or .jsonl file.")]
 
 Workers = Annotated[
     int | None,
@@ -114,7 +117,7 @@ class PerplexityTask(Checked):
         UsageError: a setting is unknown or impossible, or belongs to the other protocol.
     """
 
-    corpus: Annotated[str, Option("builtin, pydoc, or a .txt or .jsonl file.")] = "builtin"
+    corpus: ScoredText = BUILTIN
     protocol: Annotated[str, Option("Each text on its own, or all as one stream.", choices=PROTOCOLS)] = (
         "documents"
     )
@@ -211,7 +214,7 @@ class TrainTask(Checked):
         UsageError: a setting is unknown or impossible.
     """
 
-    corpus: Annotated[str, Option("builtin, pydoc, or a .txt or .jsonl file.")] = "pydoc"
+    corpus: ScoredText = PYDOC
     start: Annotated[
         str,
         Option(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import pytest
 
 from llmtrack.devices import canonical_dtype
@@ -102,13 +105,76 @@ def test_what_is_not_accepted_is_refused_in_one_line(name, text, says):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"count": 0}, {"share": float("nan")}, {"sizes": (1, 65)}, {"side": "up"}, {"count": LARGEST + 1}],
+    [
+        {"count": 0},
+        {"share": float("nan")},
+        {"sizes": (1, 65)},
+        {"side": "up"},
+        {"count": LARGEST + 1},
+        {"count": "3"},
+        {"count": True},
+        {"count": 2.0},
+        {"count": None},
+        {"share": "0.5"},
+        {"sizes": 3},
+        {"sizes": [1, 2]},
+        {"fast": 1},
+        {"text": 5},
+    ],
 )
 def test_a_config_made_by_a_program_is_checked_too(changes):
     with pytest.raises(UsageError):
         Example(**changes)
     with pytest.raises(UsageError):
         replace(Example(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "value"),
+    [
+        ("count", "12", 12),
+        ("count", np.int64(12), 12),
+        ("share", np.float32(0.5), 0.5),
+        ("sizes", [4, 1, 4], (4, 1)),
+        ("sizes", "4,1", (4, 1)),
+        ("sizes", range(1, 4), (1, 2, 3)),
+        ("sizes", np.array([1, 2]), (1, 2)),
+        ("sizes", 3, (3,)),
+        ("dtypes", ["fp32", "FP16"], ("float32", "float16")),
+        ("dtypes", [], ()),
+        ("folder", Path("here"), "here"),
+        ("limit", None, None),
+        ("fast", True, True),
+    ],
+)
+def test_what_a_program_gives_means_what_it_means_on_the_command_line(name, given, value):
+    found = BY_NAME[name].accept(given)
+    assert (found, [type(each) for each in found] if isinstance(found, tuple) else type(found)) == (
+        value,
+        [type(each) for each in value] if isinstance(value, tuple) else type(value),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("count", 1.5, "count '1.5' is not a whole number"),
+        ("count", True, "count 'True' is not a whole number"),
+        ("count", [3], "is not a whole number"),
+        ("count", None, "is not a whole number"),
+        ("share", "half", "share 'half' is not a number"),
+        ("sizes", [], "sizes: give 1 to 100 values"),
+        ("sizes", [1, "x"], "sizes 'x' is not a whole number"),
+        ("sizes", None, "is not a whole number"),
+        ("sizes", [65], "sizes 65 is not possible: use 1 to 64"),
+        ("dtypes", ["int3"], "unknown dtype 'int3'"),
+        ("fast", 1, "is not true or false"),
+        ("side", True, "is not a text"),
+    ],
+)
+def test_what_a_program_gives_is_refused_in_one_line_where_it_is_of_another_kind(name, given, says):
+    with pytest.raises(UsageError, match=re.escape(says)):
+        BY_NAME[name].accept(given)
 
 
 @pytest.mark.parametrize("name", BY_NAME)

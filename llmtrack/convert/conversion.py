@@ -13,7 +13,8 @@ from llmtrack.engine import Engine
 from llmtrack.errors import MissingDependencyError
 from llmtrack.installed import install, missing_modules
 from llmtrack.models.folder import model_folder
-from llmtrack.quantize.recipe import NONE, find_recipe
+from llmtrack.options import NONE
+from llmtrack.quantize.recipe import find_recipe
 from llmtrack.scenario import Scalar, Variant
 
 

@@ -17,6 +17,7 @@ from llmtrack import metrics as schema
 from llmtrack.outcome import REPLACED
 from llmtrack.tracking import ask, query
 from llmtrack.tracking.cells import FLOORS, configuration, keys
+from llmtrack.tracking.frame import extended
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,7 @@ def with_floors(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> pd.Dat
 
     known = floors(runs if among is None else among)
     held = pd.Series([known.get(place, {}) for place in _places(runs)], index=runs.index, dtype="object")
-    return runs.assign(**{FLOORS: held})
+    return extended(runs, **{FLOORS: held})
 
 
 def measured_there(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.DataFrame:

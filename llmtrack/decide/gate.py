@@ -172,7 +172,7 @@ def _check(rule: Rule, pair: Pair, samples: Mapping[str, Samples], across_enviro
     if then is None and now is None:
         return None
     if not ask.is_finished(pair.candidate):
-        failed = ask.text(pair.candidate, "status") == "FAILED"
+        failed = ask.text(pair.candidate, "status") == ask.FAILED
         return Check(rule, "broken" if failed else "missing", why=ask.state(pair.candidate))
     if then is None or now is None:
         lacking, side = (pair.baseline, "baseline") if then is None else (pair.candidate, "candidate")

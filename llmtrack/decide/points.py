@@ -16,6 +16,7 @@ from llmtrack.decide.comparability import CONVENTION, scored_key
 from llmtrack.errors import UsageError
 from llmtrack.tracking import ask
 from llmtrack.tracking.cells import LOADED, cells_of, configuration, in_order_of_time, keys, newest_of_each
+from llmtrack.tracking.frame import extended
 from llmtrack.words import plural
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def gather_points(runs: pd.DataFrame, speed: str = SPEED, quality: str = QUALITY
         f"whose {quality} is of another convention",
         notes,
     )
-    scored = scored.assign(scored_key=[str(scored_key(run, quality)) for _, run in scored.iterrows()])
+    scored = extended(scored, scored_key=[str(scored_key(run, quality)) for _, run in scored.iterrows()])
     scored = _commonest(scored, ("scored_key",), f"whose {quality} is of other tokens or another text", notes)
     timed = _newest(timed, speed, notes)
     return Points(_joined(timed, scored, quality, notes), tuple(notes), scored)
@@ -118,7 +119,7 @@ def _joined(timed: pd.DataFrame, scored: pd.DataFrame, quality: str, notes: list
         values.append(found[-1] if told_apart else math.nan)
         if found and not told_apart:
             notes.append(f"{name} has no {quality} of its own, and the runs of its variant disagree")
-    return timed.assign(**{quality: values}).reset_index(drop=True)
+    return extended(timed, **{quality: values}).reset_index(drop=True)
 
 
 def _commonest(runs: pd.DataFrame, names: Sequence[str], what: str, notes: list[str]) -> pd.DataFrame:

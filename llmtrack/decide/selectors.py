@@ -119,10 +119,10 @@ def _found(selector: str, experiment: str | None, uri: str | None) -> pd.DataFra
     if kind == "alias":
         return _run_or_study(run_of_alias(value, experiment, uri), uri)
     if kind == "branch":
-        return runs(experiment, status="FINISHED", tracking_uri=uri, tags={BRANCH_TAG: value})
+        return runs(experiment, status=ask.FINISHED, tracking_uri=uri, tags={BRANCH_TAG: value})
     if kind == "tag" and "=" in value:
         key, _, text = value.partition("=")
-        return runs(experiment, status="FINISHED", tracking_uri=uri, tags={key: text})
+        return runs(experiment, status=ask.FINISHED, tracking_uri=uri, tags={key: text})
     raise _not_understood(selector)
 
 

@@ -25,6 +25,7 @@ from llmtrack.scenario import DEFAULT_MODEL, Variant
 from llmtrack.task import GenerateTask, RepeatPolicy
 from llmtrack.tracking import ask
 from llmtrack.tracking.artifacts import SAMPLES, raw_samples
+from llmtrack.tracking.frame import extended
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -189,7 +190,7 @@ def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.Data
     held = pd.Series(
         [found.get(str(run_id), {}) for run_id in runs["run_id"]], index=runs.index, dtype="object"
     )
-    return with_floors(runs.assign(**{SAMPLES: held}), measured_there(runs, tracking_uri))
+    return with_floors(extended(runs, **{SAMPLES: held}), measured_there(runs, tracking_uri))
 
 
 def _difference(
@@ -209,7 +210,7 @@ def _difference(
 
     for run in (candidate, baseline):
         if not ask.is_finished(run):
-            failed = ask.text(run, "status") == "FAILED"
+            failed = ask.text(run, "status") == ask.FAILED
             return none("failed" if failed else "missing", ask.state(run))
     if now is None and ask.text(candidate, "outcome") == "same_as":
         return none("missing", f"not measured again: {ask.text(candidate, 'reason')}")

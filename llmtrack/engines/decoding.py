@@ -12,6 +12,7 @@ from llmtrack.engines.as_is import PlainModel
 from llmtrack.engines.compiled import CompiledDecoding, Compiler, StepModel, torch_compiler
 from llmtrack.engines.eager import EagerDecoding
 from llmtrack.engines.fused import FusedModel, unfusible
+from llmtrack.engines.options import NO_COMPILE
 from llmtrack.engines.rows import Sharing, differ
 from llmtrack.engines.stamps import Stamps
 from llmtrack.engines.step import Step
@@ -19,8 +20,6 @@ from llmtrack.errors import in_words
 from llmtrack.models.decoder import positions_of
 
 Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-NO_COMPILE = "none"
 
 _PROBE_TOKENS, _PROBE_PADS = 7, 3
 

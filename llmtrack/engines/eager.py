@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -75,3 +76,29 @@ class _Stamping(StoppingCriteria):
     def __call__(self, input_ids: torch.Tensor, scores: Any, **unused: Any) -> torch.Tensor:
         self._stamps.step()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+@torch.inference_mode()
+def step_logits(
+    model: Any, pad_id: int, input_ids: torch.Tensor, attention_mask: torch.Tensor
+) -> Sequence[torch.Tensor]:
+    """Return the logits of two generated tokens, each (rows, vocabulary); none where the model cannot generate.
+
+    Args:
+        model: a transformers model in `eval()`.
+        pad_id: what pads hold.
+        input_ids: (rows, length).
+        attention_mask: (rows, length).
+    """
+    config = greedy(model, 2, min_new_tokens=2, pad_token_id=pad_id)
+    config.output_logits = config.return_dict_in_generate = True
+    try:
+        output: Any = model.generate(
+            input_ids=input_ids.to(model.device),
+            attention_mask=attention_mask.to(model.device),
+            generation_config=config,
+        )
+    except Exception:  # a model that cannot generate says so when it is asked to
+        return ()
+    # `generate` shows them in float32, whatever they were computed in: their rounding is that of the model.
+    return tuple(each.to(model.dtype) for each in output.logits)

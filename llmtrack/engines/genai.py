@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 CONFIG = "genai_config.json"
-RUNTIMES = ("onnxruntime", "onnxruntime-genai")
+PACKAGES = ("onnxruntime", "onnxruntime-genai")
 
 _PADS = Sharing(0, "ONNX Runtime GenAI computes another text where a row has pads")
 
@@ -47,10 +47,9 @@ def load(variant: Variant) -> GenaiEngine:
         ModelLoadError: no candidate could be loaded.
         ScenarioError: the model cannot be converted or run, or the dtype is not there.
     """
-    import torch
 
     require_cpu(variant)
-    threads = chosen(GenaiOptions, variant.options).threads or torch.get_num_threads()
+    threads = chosen(GenaiOptions, variant.options).used_threads
     return GenaiEngine(convert(CONVERTER, variant, open_folder), threads)
 
 
@@ -112,7 +111,7 @@ class GenaiEngine(HostEngine):
                 "weights_format": "onnx (genai)",
                 "architecture": self.architecture,
             },
-            tags={**made.tags, **{name: installed_version(name) for name in RUNTIMES}},
+            tags={**made.tags, **{name: installed_version(name) for name in PACKAGES}},
             warnings=warnings + self._sharing.warnings,
             special_tokens=tokens.special_tokens(self.tokenizer),
             folder=str(folder),

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Tokenized
+from llmtrack.engine import Generated, GenerateRequest
 from llmtrack.engines.rows import begins_anew_at, sharing_by_rope
+from llmtrack.engines.tokenizing import WithTokenizer
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.scenario import Variant
@@ -46,14 +47,12 @@ def require_cpu(variant: Variant) -> None:
         )
 
 
-class HostEngine(ABC):
+class HostEngine(WithTokenizer, ABC):
     """An engine whose calls return when their results are on the host.
 
     Args:
         folder: where the model's config, special ids and transformers tokenizer are.
     """
-
-    _info: EngineInfo
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer, GenerationConfig
@@ -70,23 +69,6 @@ class HostEngine(ABC):
     def architecture(self) -> str:
         """Name of the model's class."""
         return str((self._config.get("architectures") or ["unknown"])[0])
-
-    @property
-    def info(self) -> EngineInfo:
-        """Facts about what is loaded."""
-        return self._info
-
-    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        """Return the token ids of a text that is to go on; see `Engine.encode`."""
-        return tokens.encode(self.tokenizer, text, special_tokens)
-
-    def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
-        """Return the same token ids, and the part of the text that each covers."""
-        return tokens.tokenize(self.tokenizer, text, special_tokens)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens left out."""
-        return tokens.decode(self.tokenizer, ids)
 
     @abstractmethod
     def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
@@ -180,7 +162,7 @@ class HostEngine(ABC):
                 begin += len(logits)
         return sums, valid.sum(dim=1)
 
-    def synchronize(self) -> None:  # noqa: B027 - nothing is to be done
+    def synchronize(self) -> None:
         """Do nothing: a call returns when its results are on the host."""
 
     def reset_peak_memory(self) -> None:

@@ -19,9 +19,8 @@ from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.folder import model_folder
 from llmtrack.models.gguf_facts import GgufFacts, read_facts
 from llmtrack.models.load import identify
-from llmtrack.options import chosen
+from llmtrack.options import NONE, chosen
 from llmtrack.quantize.gguf import gguf_of
-from llmtrack.quantize.recipe import NONE
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
 
@@ -57,7 +56,6 @@ def load(variant: Variant) -> LlamacppEngine:
         ModelLoadError: no candidate could be loaded.
         ScenarioError: llama.cpp cannot run the file.
     """
-    import torch
 
     require_cpu(variant)
     told = chosen(LlamacppOptions, variant.options)
@@ -65,7 +63,7 @@ def load(variant: Variant) -> LlamacppEngine:
     source = _source(variant)
     try_once(source.path)
     settings: dict[str, Any] = {
-        "threads": told.threads or torch.get_num_threads(),
+        "threads": told.used_threads,
         "ubatch": told.ubatch,
         "flash_attention": told.flash_attention,
         "cache_type": told.cache_type,

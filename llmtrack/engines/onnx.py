@@ -28,9 +28,9 @@ from llmtrack.onnx.session import (
     next_token_logits,
     onnxruntime,
 )
-from llmtrack.options import chosen
+from llmtrack.options import NONE, chosen
 from llmtrack.quantize.build import EXPORT_FACTS, onnx_folder
-from llmtrack.quantize.recipe import NONE, find_recipe
+from llmtrack.quantize.recipe import find_recipe
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
 
@@ -49,7 +49,6 @@ def load(variant: Variant) -> OnnxEngine:
         ModelLoadError: no candidate could be loaded.
         ScenarioError: the model cannot be exported, quantized or run.
     """
-    import torch
 
     device = resolve_device(variant.device)
     told = chosen(OnnxOptions, variant.options)
@@ -63,7 +62,7 @@ def load(variant: Variant) -> OnnxEngine:
     identity = identify(variant.model, variant.revision)
     folder = onnx_folder(variant, identity)
     settings: dict[str, Any] = {
-        "threads": told.threads or torch.get_num_threads(),
+        "threads": told.used_threads,
         "provider": provider,
         "graph_optimization": told.graph_optimization,
     }

@@ -19,7 +19,7 @@ from llmtrack.convert.conversion import Conversion, convert
 from llmtrack.convert.openvino import CONVERTER
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.host import NO_PEAK, HostEngine, require_cpu
-from llmtrack.engines.options import OpenvinoOptions
+from llmtrack.engines.options import KV_CACHES, OpenvinoOptions
 from llmtrack.errors import ScenarioError
 from llmtrack.installed import installed_version
 from llmtrack.measure.memory import reset_peak_rss
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 MODEL_FILE = "openvino_model.xml"
 
-CACHE_TYPES = {"float32": "f32", "float16": "f16", "uint8": "u8"}
 
 _FIRST = "first_position"
 _KNOWN = frozenset({"input_ids", "attention_mask", "position_ids", "beam_idx", _FIRST})
@@ -55,12 +54,11 @@ def load(variant: Variant) -> OpenvinoEngine:
         ModelLoadError: no candidate could be loaded.
         ScenarioError: the model cannot be converted or run, or the dtype is not there.
     """
-    import torch
 
     require_cpu(variant)
     told = chosen(OpenvinoOptions, variant.options)
     made = convert(CONVERTER, variant, open_folder)
-    return OpenvinoEngine(made, told.threads or torch.get_num_threads(), told.kv_cache)
+    return OpenvinoEngine(made, told.used_threads, told.kv_cache)
 
 
 def open_folder(folder: Path) -> OpenvinoEngine:
@@ -78,7 +76,7 @@ class OpenvinoEngine(HostEngine):
     Args:
         made: graph and weights, and the model's own config and tokenizer.
         threads: threads that compute.
-        kv_cache: what keys and values are kept in; one of `CACHE_TYPES`.
+        kv_cache: what keys and values are kept in; one of `KV_CACHES`.
 
     Raises:
         ScenarioError: OpenVINO cannot run it, or it is no decoder with a KV cache.
@@ -91,7 +89,7 @@ class OpenvinoEngine(HostEngine):
         settings = {
             "INFERENCE_NUM_THREADS": threads,
             "INFERENCE_PRECISION_HINT": "f32",
-            "KV_CACHE_PRECISION": CACHE_TYPES[kv_cache],
+            "KV_CACHE_PRECISION": KV_CACHES[kv_cache],
             "PERFORMANCE_HINT": "LATENCY",
         }
         start = time.perf_counter()

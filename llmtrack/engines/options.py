@@ -6,10 +6,15 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from llmtrack.errors import UsageError
+from llmtrack.llamacpp.library import FLASH_ATTENTION
+from llmtrack.onnx.names import GRAPH_OPTIMIZATIONS
 from llmtrack.options import Checked, Option
 
 MOST_THREADS = 1_024
-COMPILE_MODES = ("none", "default", "max-autotune")
+NO_COMPILE = "none"
+COMPILE_MODES = (NO_COMPILE, "default", "max-autotune")
+KV_CACHES = {"float32": "f32", "float16": "f16", "uint8": "u8"}
+"""What keys and values are kept in: OpenVINO's name by ours."""
 
 
 def thread_counts(cpus: int) -> tuple[int, ...]:
@@ -31,6 +36,13 @@ class ThreadOption(Checked):
         ),
     ] = 0
 
+    @property
+    def used_threads(self) -> int:
+        """So many threads compute."""
+        import torch
+
+        return self.threads or torch.get_num_threads()
+
 
 @dataclass(frozen=True)
 class CompileOption(Checked):
@@ -45,7 +57,7 @@ class CompileOption(Checked):
             # On a CPU compiling takes minutes, and one step's work hides what it saves.
             tries=lambda cpus: () if cpus else ("default",),
         ),
-    ] = "none"
+    ] = NO_COMPILE
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,7 @@ class OpenvinoOptions(ThreadOption):
         str,
         Option(
             "What keys and values are kept in; OpenVINO's own default is uint8.",
-            choices=("float32", "float16", "uint8"),
+            choices=tuple(KV_CACHES),
             tries=lambda cpus: ("uint8",),
         ),
     ] = "float32"
@@ -101,7 +113,7 @@ class OnnxOptions(ThreadOption):
         str,
         Option(
             "How much ONNX Runtime rewrites the graph on loading.",
-            choices=("all", "extended", "basic", "none"),
+            choices=tuple(GRAPH_OPTIMIZATIONS),
         ),
     ] = "all"
 
@@ -114,7 +126,7 @@ class LlamacppOptions(ThreadOption):
         512
     )
     flash_attention: Annotated[
-        str, Option("Whether attention is computed by its fused kernel.", choices=("auto", "on", "off"))
+        str, Option("Whether attention is computed by its fused kernel.", choices=tuple(FLASH_ATTENTION))
     ] = "auto"
     cache_type: Annotated[
         str, Option("What cached keys and values are stored as.", choices=("f16", "f32", "q8_0"))

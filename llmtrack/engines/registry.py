@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import is_dataclass, replace
 from importlib import import_module
@@ -11,7 +12,7 @@ from typing import Any
 from llmtrack.engine import Backend, Engine, EngineInfo
 from llmtrack.engines.options import GenaiOptions, LlamacppOptions, OnnxOptions, OpenvinoOptions, TorchOptions
 from llmtrack.errors import UsageError
-from llmtrack.extensions import ENGINES, broken, extensions, load_extension
+from llmtrack.extensions import ENGINE_POINTS, broken, extensions, load_extension
 from llmtrack.options import accepted
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.scenario import Scalar, Variant
@@ -39,7 +40,7 @@ BUILTIN: dict[str, Backend] = {
 
 def backends() -> list[str]:
     """Return the names of the backends that are there."""
-    return sorted({*BUILTIN, *(point.name for point in extensions(ENGINES))})
+    return sorted({*BUILTIN, *(point.name for point in extensions(ENGINE_POINTS))})
 
 
 def check_variant(variant: Variant) -> None:
@@ -62,7 +63,10 @@ def told(variant: Variant, words: Sequence[str]) -> Variant:
     for word in words:
         if "=" not in word:
             raise UsageError(f"{word!r} is no option: write NAME=VALUE, such as threads=2")
-    more = _accepted(variant, [(name, value) for name, _, value in (word.partition("=") for word in words)])
+    pairs = [(name, value) for name, _, value in (word.partition("=") for word in words)]
+    if twice := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+        raise UsageError(f"{twice[0]} is given twice")
+    more = _accepted(variant, pairs)
     return replace(variant, options=tuple(sorted({**dict(variant.options), **dict(more)}.items())))
 
 
@@ -136,7 +140,7 @@ def incomplete(engine: Any) -> str:
 
 
 def _point(name: str) -> EntryPoint:
-    for point in extensions(ENGINES):
+    for point in extensions(ENGINE_POINTS):
         if point.name == name:
             return point
     raise UsageError(f"unknown backend {name!r}: there are {', '.join(backends())}")
@@ -146,10 +150,10 @@ def load_engine(
     model: str,
     *,
     revision: str | None = None,
-    backend: str = "torch",
-    device: str = "auto",
-    dtype: str = "float32",
-    quantization: str = "none",
+    backend: str = Variant.backend,
+    device: str = Variant.device,
+    dtype: str = Variant.dtype,
+    quantization: str = Variant.quantization,
     **options: Scalar,
 ) -> Engine:
     """Load a model by name: hub id, folder, GGUF file, `packaged:NAME`, `synthetic:PRESET`, or a comma list of them.

@@ -8,13 +8,17 @@ from typing import Any
 from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.errors import UsageError
 from llmtrack.measure.room import check_batch
+from llmtrack.task import GenerateTask
 
 Messages = Sequence[Mapping[str, str]]
 """A conversation as transformers takes it: messages with a `role` (system, user, assistant) and a `content`."""
 
 
 def generate_text(
-    engine: Engine, prompt: str | Messages, max_new_tokens: int = 32, use_cache: bool = True
+    engine: Engine,
+    prompt: str | Messages,
+    max_new_tokens: int = GenerateTask.max_new_tokens,
+    use_cache: bool = True,
 ) -> str:
     """Return what a model says after a prompt, greedily, up to the end of its text; see `generate_texts`."""
     return generate_texts(engine, (prompt,), max_new_tokens, use_cache)[0]
@@ -23,7 +27,7 @@ def generate_text(
 def generate_texts(
     engine: Engine,
     prompts: Sequence[str | Messages],
-    max_new_tokens: int = 32,
+    max_new_tokens: int = GenerateTask.max_new_tokens,
     use_cache: bool = True,
     pad_to_multiple: int = 1,
 ) -> list[str]:

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmtrack.errors import ScenarioError
-from llmtrack.llamacpp.library import last_error, library
+from llmtrack.llamacpp.library import FLASH_ATTENTION, last_error, library
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-CACHE_TYPES = ("f16", "f32", "q8_0")
-FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 MOST_ROWS = 256
 """Sequences that llama.cpp keeps apart at most."""
 
@@ -58,7 +56,7 @@ class LlamaDecoder:
         threads: threads that compute one operation.
         ubatch: tokens that are computed at once at most.
         flash_attention: a key of `FLASH_ATTENTION`.
-        cache_type: what keys and values are stored as, of `CACHE_TYPES`.
+        cache_type: what keys and values are stored as, of `CACHE_BYTES`.
 
     Raises:
         MissingDependencyError: llama-cpp-python is not installed.

@@ -12,6 +12,9 @@ from llmtrack.installed import install
 
 # Levels of llama.cpp's log: 4 is an error, 5 goes on with the line before.
 _ERROR, _CONTINUED = 4, 5
+FLASH_ATTENTION = {"auto": -1, "on": 1, "off": 0}
+"""Whether attention is computed by the fused kernel: the library's number by the word that it can be asked for."""
+
 _said: deque[str] = deque(maxlen=20)
 
 

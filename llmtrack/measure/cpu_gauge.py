@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from llmtrack.measure.gauge import Reading
+from llmtrack.measure.gauge import GaugeReading
 
 _QUOTA = "the CPU quota of its control group"
 
@@ -30,7 +30,7 @@ class CpuGauge:
         self._throttles = sorted(cpus.glob("cpu[0-9]*/thermal_throttle/*_throttle_count"))
         self._quotas = list(_quota_files(root))
 
-    def read(self) -> Reading:
+    def read(self) -> GaugeReading:
         """Read the counters; what cannot be read is left out."""
         energies = [zone.joules() for zone in self._zones]
         at = time.perf_counter()
@@ -39,7 +39,7 @@ class CpuGauge:
         throttled = [count for path in self._throttles if (count := _number(path)) is not None]
         held = [seconds for path in self._quotas if (seconds := _throttled_seconds(path)) is not None]
         known = [joules for joules in energies if joules is not None]
-        return Reading(
+        return GaugeReading(
             at=at,
             energy_j=sum(known) if known and len(known) == len(energies) else None,
             clock_mhz=max(clocks) / 1000 if clocks else None,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True)
-class Reading:
+class GaugeReading:
     """What a device's counters said at a moment; what it does not tell is None, or absent.
 
     Attributes:
@@ -32,7 +32,7 @@ class Reading:
     others: frozenset[int] = frozenset()
 
 
-Interval = tuple[Reading, Reading]
+Interval = tuple[GaugeReading, GaugeReading]
 """Readings right before and right after a timed call."""
 
 
@@ -45,6 +45,6 @@ class Gauge(Protocol):
     period_s: float
     """Seconds between two updates of its energy counter, at most."""
 
-    def read(self) -> Reading:
+    def read(self) -> GaugeReading:
         """Read the counters; what cannot be read is left out."""
         ...

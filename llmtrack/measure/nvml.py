@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from llmtrack.measure.gauge import Reading
+from llmtrack.measure.gauge import GaugeReading
 from llmtrack.measure.gpus import card_of, torch_uuid
 
 # NVML's numbers (nvml.h): bits of the reasons for a clock, and kinds of violations that it counts.
@@ -59,7 +59,7 @@ class NvmlGauge:
         name = self._get("nvmlDeviceGetName")
         self.name = f"NVML, {name.decode() if isinstance(name, bytes) else name or 'a GPU'}"
 
-    def read(self) -> Reading:
+    def read(self) -> GaugeReading:
         """Read the counters; what the card or the driver does not tell is left out."""
         energy = self._get("nvmlDeviceGetTotalEnergyConsumption") if self._whole else None
         at = time.perf_counter()
@@ -73,7 +73,7 @@ class NvmlGauge:
             if (status := self._get("nvmlDeviceGetViolationStatus", kind)) is not None:
                 slowed[cause] = status.violationTime / 1e9
         processes = self._get("nvmlDeviceGetComputeRunningProcesses") or ()
-        return Reading(
+        return GaugeReading(
             at=at,
             energy_j=None if energy is None else energy / 1000,
             clock_mhz=clock,

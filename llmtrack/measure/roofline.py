@@ -15,7 +15,7 @@ from statistics import fmean
 from llmtrack.engine import CacheGrowth, EngineInfo, GenerateRequest
 from llmtrack.measure.formulas import decode_step_bytes
 
-MEMORY, ARITHMETIC = "memory", "arithmetic"
+BY_MEMORY, BY_ARITHMETIC = "memory", "arithmetic"
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def bound(work: Work, roof: Roof) -> str:
     seconds = _arithmetic_seconds(work, roof)
     if seconds is None:
         return ""
-    return ARITHMETIC if seconds > work.bytes / roof.bandwidth else MEMORY
+    return BY_ARITHMETIC if seconds > work.bytes / roof.bandwidth else BY_MEMORY
 
 
 def _arithmetic_seconds(work: Work, roof: Roof) -> float | None:

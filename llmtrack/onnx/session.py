@@ -14,7 +14,7 @@ import numpy as np
 
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError, in_words
 from llmtrack.installed import INSTALL_ONNX
-from llmtrack.onnx.names import COS, IN_PLACE, LAST, LOGITS_TO_KEEP, SIN, TOTAL
+from llmtrack.onnx.names import COS, GRAPH_OPTIMIZATIONS, IN_PLACE, LAST, LOGITS_TO_KEEP, SIN, TOTAL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     from llmtrack.onnx.unpadded import Angles, Unpadded
 
 MODEL_FILE = "model.onnx"
-
-GRAPH_OPTIMIZATIONS = {
-    "all": "ORT_ENABLE_ALL",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "basic": "ORT_ENABLE_BASIC",
-    "none": "ORT_DISABLE_ALL",
-}
 
 # Products of floats take so long that nothing is won by fewer of them, while a second copy of the weights takes seconds.
 _QUANTIZED = frozenset(

@@ -18,14 +18,12 @@ from typing import TypeVar
 
 from llmtrack.errors import UsageError
 from llmtrack.plain import digest as digest_of
+from llmtrack.task import BUILTIN, NAMED_CORPORA, PYDOC
 
 Row = TypeVar("Row")
 
-BUILTIN = "builtin"
-PYDOC = "pydoc"
-
 _BOM = b"\xef\xbb\xbf"
-_ACCEPTED = f"give `{BUILTIN}`, `{PYDOC}`, or the path of a .txt or .jsonl file"
+_ACCEPTED = f"give {', '.join(f'`{name}`' for name in NAMED_CORPORA)}, or the path of a .txt or .jsonl file"
 _JSON_LINE = 'one object with a string field `text` per line, such as {"text": "One document."}'
 
 # Form feeds come first and alone: source code has runs of blank lines that end nothing, and a file that is
@@ -99,11 +97,8 @@ def load_corpus(spec: str) -> Corpus:
     Raises:
         UsageError: no such file, a folder, another extension, unreadable, not UTF-8, NUL bytes, a bad line, no text.
     """
-    if spec == BUILTIN:
-        data = resources.files("llmtrack.quality").joinpath("data", "builtin.jsonl").read_bytes()
-        return Corpus.from_texts(BUILTIN, _json_lines(_decode(data, BUILTIN), BUILTIN))
-    if spec == PYDOC:
-        return Corpus.from_texts(PYDOC, _pydoc_topics())
+    if spec in _NAMED:
+        return Corpus.from_texts(spec, _NAMED[spec]())
     path = Path(os.path.expanduser(spec))
     reader = _reader(spec, path)
     try:
@@ -115,6 +110,11 @@ def load_corpus(spec: str) -> Corpus:
     return Corpus.from_texts(path.name, reader(_decode(data, path.name), path.name))
 
 
+def _builtin() -> list[str]:
+    data = resources.files("llmtrack.quality").joinpath("data", "builtin.jsonl").read_bytes()
+    return _json_lines(_decode(data, BUILTIN), BUILTIN)
+
+
 def _pydoc_topics() -> list[str]:
     try:
         from pydoc_data.topics import topics
@@ -123,6 +123,9 @@ def _pydoc_topics() -> list[str]:
             f"corpus {PYDOC!r} is not part of this Python: use corpus={BUILTIN}, or a file"
         ) from error
     return [topics[name] for name in sorted(topics)]
+
+
+_NAMED: dict[str, Callable[[], list[str]]] = {BUILTIN: _builtin, PYDOC: _pydoc_topics}
 
 
 def _reader(spec: str, path: Path) -> Callable[[str, str], list[str]]:
@@ -152,7 +155,7 @@ def _near(path: Path) -> str:
     except (OSError, ValueError):
         found = []
     same_stem = sorted(name for name in found if Path(name).stem == path.stem)
-    close = difflib.get_close_matches(path.name, [*sorted(found), BUILTIN, PYDOC], n=3)
+    close = difflib.get_close_matches(path.name, [*sorted(found), *_NAMED], n=3)
     near = list(dict.fromkeys([*same_stem, *close]))[:3]
     return f"did you mean {' or '.join(map(repr, near))}? Otherwise " if near else ""
 

@@ -23,10 +23,11 @@ from llmtrack.models.durations import making
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.reasons import one_line
 from llmtrack.onnx.session import MODEL_FILE
+from llmtrack.options import NONE
 from llmtrack.plain import digest
 from llmtrack.quantize.apart import run_apart
 from llmtrack.quantize.options import CalibrationText
-from llmtrack.quantize.recipe import NONE, Job, Recipe, find_recipe
+from llmtrack.quantize.recipe import Job, Recipe, find_recipe
 from llmtrack.scenario import Scalar, Variant
 
 CALIBRATION = CalibrationText.calibration

@@ -17,9 +17,10 @@ from llmtrack.installed import installed_version
 from llmtrack.models.cache import build_once
 from llmtrack.models.folder import ModelFolder
 from llmtrack.models.packaged import download_command, fetch
+from llmtrack.options import NONE
 from llmtrack.plain import digest
 from llmtrack.quantize.build import build_apart
-from llmtrack.quantize.recipe import NONE, Recipe, find_recipe
+from llmtrack.quantize.recipe import Recipe, find_recipe
 
 VERSION = 1
 """Raised when a conversion's result changes, so that cached ones are made anew."""

@@ -112,7 +112,7 @@ RECIPES = (
     Recipe(
         "int8-per-token",
         "onnx",
-        "weights and activations of linear layers, 8 bits, a scale for each token",
+        "weights and activations of linear layers, 8 bits, a scale for each token; channels smoothed first",
         "int8",
         apply_per_token,
         PerToken,

@@ -8,6 +8,7 @@ from typing import Annotated
 from llmtrack.errors import UsageError
 from llmtrack.options import NONE, Checked, Option
 from llmtrack.quantize.calibration import DEFAULT_TOKENS
+from llmtrack.task import PYDOC
 
 
 def share(text: object) -> float | None:
@@ -59,7 +60,7 @@ Tokens = Annotated[int, Option("Tokens of the calibration text.", min=1)]
 class CalibrationText(Checked):
     """What every recipe that is calibrated can be told besides."""
 
-    calibration: CalibrationCorpus = "pydoc"
+    calibration: CalibrationCorpus = PYDOC
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import ExtensionError, UsageError
-from llmtrack.extensions import RECIPES, broken, extensions, load_extension
+from llmtrack.extensions import RECIPE_POINTS, broken, extensions, load_extension
 from llmtrack.installed import missing_modules, not_installed
 from llmtrack.options import NoOptions, chosen
 from llmtrack.quantize.options import CalibrationText
@@ -26,8 +26,6 @@ BUILTIN = (
     "llmtrack.convert.openvino",
     "llmtrack.quantize.gguf",
 )
-
-NONE = "none"
 
 
 @dataclass(frozen=True)
@@ -140,13 +138,15 @@ def recipes() -> tuple[Recipe, ...]:
 
 def broken_recipes() -> tuple[ExtensionError, ...]:
     """Return why recipes of other packages cannot be used."""
-    return tuple(found for found in map(_extension, extensions(RECIPES)) if isinstance(found, ExtensionError))
+    return tuple(
+        found for found in map(_extension, extensions(RECIPE_POINTS)) if isinstance(found, ExtensionError)
+    )
 
 
 def _found() -> Iterator[Recipe]:
     for module in BUILTIN:
         yield from import_module(module).RECIPES
-    for point in extensions(RECIPES):
+    for point in extensions(RECIPE_POINTS):
         found = _extension(point)
         yield from () if isinstance(found, ExtensionError) else found
 

@@ -216,7 +216,7 @@ RECIPES = (
     Recipe(
         "int4-hqq",
         "onnx",
-        "as int4-weight-only, with zero points by half-quadratic quantization",
+        "as int4-weight-only, with zero points by half-quadratic quantization, which need not be whole numbers",
         "int4",
         apply_int4_hqq,
         HqqBlocks,
@@ -227,7 +227,7 @@ RECIPES = (
     Recipe(
         "int4-gptq",
         "onnx",
-        "as int4-weight-only, with zero points, and weights that make up for each other's errors (GPTQ)",
+        "as int4-weight-only, with whole zero points, each weight rounded to make up for the errors of those before it (GPTQ)",
         "int4",
         apply_int4_gptq,
         GptqBlocks,

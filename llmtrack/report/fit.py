@@ -1,7 +1,7 @@
 """Decide which columns of a table a terminal has room for, and how wide each may be: the one place for every command.
 
 What all rows share goes above the table and what no row has goes away. Then the columns that say least leave, by the
-order that stands in their entries in `llmtrack/metrics.py` (`Shown.keep`), until the table fits. A figure is never cut.
+order that stands in their entries in `llmtrack/metrics/` (`Shown.keep`), until the table fits. A figure is never cut.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llmtrack.report.table import DASH, GAP, Table
 NARROWEST = 60
 """A terminal that is narrower shows a block for each row."""
 
-# Of columns that only tables have; what has no entry here or in metrics.py is asked for by nobody and leaves first.
+# Of columns that only tables have; what has no entry here or in `metrics/` is asked for by nobody and leaves first.
 _KEEP = {"experiment": 90, "status": 55, "start_time": 40, "baseline": 30, "candidate": 31, "differs_in": 20}
 # What a row is of and what is found of it: without these it says nothing.
 STAY = frozenset(

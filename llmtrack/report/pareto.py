@@ -22,6 +22,7 @@ from llmtrack.report.plots import COLOR, OTHER, canvas
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.table import Table
 from llmtrack.report.terminal import make_console, say
+from llmtrack.tracking.frame import extended
 from llmtrack.words import some_of
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ def pareto_table(points: Points, respects: Sequence[str]) -> Table:
         respects: metrics that the front is of, such as speed, quality and memory.
     """
     standings = pareto_front(points.runs, respects)
-    runs = points.runs.assign(
-        _why=[each.why for each in standings], _place=[each.place for each in standings]
+    runs = extended(
+        points.runs, _why=[each.why for each in standings], _place=[each.place for each in standings]
     )
     runs = runs.sort_values(
         respects[0], ascending=schema.metric(respects[0]).better == "lower", kind="stable"
@@ -142,7 +143,7 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
     """
     drawn = replace(points, runs=points.runs[points.runs[quality].notna()])
     places = [each.place for each in pareto_front(drawn.runs, (speed, quality))]
-    runs = drawn.runs.assign(_place=places).sort_values(speed)
+    runs = extended(drawn.runs, _place=places).sort_values(speed)
     figure, axes = canvas(
         "\n".join([f"{quality} against {speed}", *_key(places), *_memory_range(runs)]),
         _axis(speed),

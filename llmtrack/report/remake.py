@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from llmtrack.experiment import Experiment
+from llmtrack.experiment import Declaration, Experiment, draw_nothing
 from llmtrack.metrics import SETTING_PREFIX
 from llmtrack.modules import EXPERIMENTS, named_experiment
 from llmtrack.report.gather import Member
@@ -97,20 +97,20 @@ def _experiment(own: pd.Series, parts: Parts) -> Experiment:
         parts.problems.append(
             f"plots and reading: {EXPERIMENTS}/{name}.py is not here; run it in the project's folder"
         )
-    reading: Callable[[pd.DataFrame], list[str]] = getattr(module, "reading", doubts)
     settings = {
         str(key).removeprefix(SETTING_PREFIX): str(value)
         for key, value in own.dropna().items()
         if str(key).startswith(SETTING_PREFIX)
     }
+    declared: Declaration[Any] | None = getattr(module, "DECLARED", None)
     return Experiment(
         name=name,
         question=str(own["question"]),
         scenarios=(),
-        plots=getattr(module, "plots", lambda runs, series: {}),
-        reading=reading,
+        plots=declared.plots if declared else draw_nothing,
+        reading=declared.reading if declared else doubts,
         settings=settings,
-        table=getattr(module, "TABLE", None),
+        table=declared.table if declared else None,
     )
 
 

@@ -153,7 +153,7 @@ def notes(runs: Sequence[pd.Series]) -> tuple[str, ...]:
     said: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         if what := _note(run):
-            failed_for_it = ask.text(run, "status") == "FAILED" and ask.text(run, "reason")
+            failed_for_it = ask.text(run, "status") == ask.FAILED and ask.text(run, "reason")
             said.setdefault((what, "" if failed_for_it else ask.text(run, "run_id")), []).append(
                 ask.name(run)
             )
@@ -183,7 +183,7 @@ def _change_from_baseline(run: pd.Series, runs: pd.DataFrame, compared: Sequence
         return f"= {ask.text(run, 'same_as')}"
     if not ask.is_finished(run):
         status, failure = ask.text(run, "status") or DASH, ask.text(run, "failure")
-        reason = failure or ("no reason was tracked" if status in ("FAILED", "KILLED") else "")
+        reason = failure or ("no reason was tracked" if status in (ask.FAILED, ask.KILLED) else "")
         return f"{status} ({reason})" if reason else status
     if ask.is_true(run, "baseline"):
         return "baseline"

@@ -7,13 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from llmtrack.engine import Engine
-from llmtrack.events import Event
+from llmtrack.events import Emit
 from llmtrack.run.kept import Kept
 from llmtrack.run.limited import Limited
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.task import TrainTask
-
-Emit = Callable[[Event], None]
 
 INTERRUPTED = "it was interrupted"
 BESIDE = "what is measured beside it"

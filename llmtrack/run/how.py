@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from llmtrack.engines.registry import backend_of
 from llmtrack.errors import LlmtrackError
-from llmtrack.options import parameters
-from llmtrack.quantize.recipe import NONE, find_recipe
+from llmtrack.options import NONE, parameters
+from llmtrack.quantize.recipe import find_recipe
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.task import GenerateTask
 from llmtrack.tracking import ask
@@ -34,7 +34,7 @@ def python_lines(variant: Variant, task: GenerateTask | None = None) -> str:
         ]
     )
     call = "".join(f", {key}={value!r}" for key, value in _call(task).items())
-    tokens, rows = (task.max_new_tokens, task.batch_size or 1) if task else (32, 1)
+    tokens, rows = (task.max_new_tokens, task.batch_size or 1) if task else (GenerateTask.max_new_tokens, 1)
     said = (
         f"print(llmtrack.generate_text(engine, {PROMPT!r}, max_new_tokens={tokens}{call}))"
         if rows == 1 and "pad_to_multiple" not in _call(task)
@@ -55,7 +55,7 @@ def command_line(variant: Variant, task: GenerateTask | None = None) -> str:
         words += ["--no-cache"]
     if "pad_to_multiple" in _call(task):
         words += ["--pad-to-multiple", str(_call(task)["pad_to_multiple"])]
-    words += ["--max-new-tokens", str(task.max_new_tokens if task else 32)]
+    words += ["--max-new-tokens", str((task or GenerateTask).max_new_tokens)]
     words += [PROMPT] * ((task.batch_size or 1) if task else 1)
     return shlex.join(words)
 

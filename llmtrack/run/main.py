@@ -27,7 +27,7 @@ from llmtrack.report.terminal import make_console, say
 from llmtrack.run.executors import Executor, InlineExecutor, ManyAtOnce
 from llmtrack.run.patience import Patience
 from llmtrack.run.process_executor import ProcessExecutor
-from llmtrack.run.settings import RunOptions
+from llmtrack.run.settings import HereOptions, RunOptions
 from llmtrack.run.study import StudyResult, run_study
 from llmtrack.run.suite import SuiteResult
 from llmtrack.stopping import Terminated, signals_end, stay_ended
@@ -88,7 +88,7 @@ def say_hardware(console: Console, executor: Executor, executors: Sequence[Execu
         say(console, f"\nOn {executor.where}:")
 
 
-def open_tracker(settings: RunOptions) -> Tracker:
+def open_tracker(settings: HereOptions) -> Tracker:
     """Open the tracker that the settings name, and end what killed processes of this machine left running there.
 
     What the report is made with is imported, too: a worker that was begun before imports its own meanwhile, and later
@@ -106,24 +106,24 @@ def open_tracker(settings: RunOptions) -> Tracker:
     return tracker
 
 
-def make_executor(settings: RunOptions) -> Executor:
+def make_executor(settings: HereOptions) -> Executor:
     """Return the executor that the settings name; whoever asks closes it.
 
     Raises:
         UsageError: they ask for several, one for each kind of hardware.
     """
-    if settings.executor == "ray" and settings.nodes == "each":
+    if isinstance(settings, RunOptions) and settings.nodes == "each":
         raise UsageError("nodes=each makes a study for each kind of hardware: use it on the command line")
     return make_executors(settings)[0]
 
 
-def make_executors(settings: RunOptions) -> Sequence[Executor]:
+def make_executors(settings: HereOptions) -> Sequence[Executor]:
     """Return the executors that the settings name, one for each kind of hardware; to close one is to close all.
 
     A worker of this machine is on its way.
     """
     patience = Patience(settings.time_limit)
-    if settings.executor == "ray":
+    if isinstance(settings, RunOptions) and settings.executor == "ray":
         from llmtrack.run.cluster.opening import open_cluster
 
         return open_cluster(settings.address, settings.nodes, settings.resources, patience)

@@ -16,7 +16,7 @@ from rich.console import Console
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.modules import named_experiment
-from llmtrack.options import Parameter, parameters
+from llmtrack.options import parameters
 from llmtrack.output import console_of
 from llmtrack.report.formats import render
 from llmtrack.report.table import Table, summary_table
@@ -90,7 +90,7 @@ def run(experiment: str, *, console: Console | None = None, **options: Any) -> F
     for name in options:
         if name not in known:
             raise UsageError(f"{experiment} has no parameter {name!r}: it takes {', '.join(known)}")
-    config = module.main.config(**{name: _value(known[name], value) for name, value in options.items()})
+    config = module.main.config(**{name: known[name].accept(value) for name, value in options.items()})
     printed = console or console_of(file=io.StringIO(), width=200)
     if hasattr(module, "perform"):  # not one list of scenarios: a suite, or what decides as it goes
         done = module.perform(config, printed)
@@ -133,13 +133,6 @@ def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str
     if not page.is_file():
         raise UsageError(f"the report of {name} could not be made: {'; '.join(problems)}")
     return page
-
-
-def _value(parameter: Parameter, value: Any) -> Any:
-    """Return a value as a config takes it; a list may be given as the command line takes it, too."""
-    if parameter.many and isinstance(value, str):
-        return parameter.parse(value)
-    return tuple(value) if isinstance(value, list) else value
 
 
 def near_names(experiment: str) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import psutil
 
-from llmtrack.run.executors import Emit, Executor
+from llmtrack.events import Emit
+from llmtrack.run.executors import Executor
 from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.scenario import Scenario, Variant
 

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 from llmtrack.errors import LlmtrackError, UsageError
-from llmtrack.events import Progress, SoFar, event_from_json
+from llmtrack.events import Emit, Progress, SoFar, event_from_json
 from llmtrack.outcome import Failure, Measurement
 from llmtrack.plain import to_json
 from llmtrack.run.crew import Crew
-from llmtrack.run.executors import BESIDE, INTERRUPTED, Emit
+from llmtrack.run.executors import BESIDE, INTERRUPTED
 from llmtrack.run.kept import Kept
 from llmtrack.run.patience import LOADING, STARTING, Patience
 from llmtrack.run.worker_process import WorkerProcess

@@ -18,8 +18,6 @@ from llmtrack.report.escape import on_one_line
 from llmtrack.report.terminal import say
 from llmtrack.words import clock_text, plural
 
-Clock = Callable[[], float]
-
 _BAR = 20
 QUIET_SECONDS = 60.0
 """After so long without a line, and again after so long, one says how far it is."""
@@ -59,7 +57,7 @@ class SuiteProgress:
         self,
         scenarios: Mapping[str, int],
         took: Mapping[str, float] | None = None,
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scenarios = dict(scenarios)
         self._took: Mapping[str, float] = (
@@ -128,7 +126,7 @@ class StudyProgress:
         scenarios: int,
         suite: SuiteProgress | None = None,
         took: float | None = None,
-        clock: Clock = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._console = console
         self._clock = clock

@@ -31,7 +31,7 @@ def finished_already(
         tracking_uri: the store.
     """
     found = runs(
-        status="FINISHED",
+        status=ask.FINISHED,
         search=f"tags.`llmtrack.environment_id` = '{environment_id}' and tags.`llmtrack.outcome` = 'finished'",
         tracking_uri=tracking_uri,
     )

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llmtrack.errors import ScenarioError, in_words
-from llmtrack.events import Event, Log, SoFar, Warn
+from llmtrack.events import Emit, Event, Log, SoFar, Warn
 from llmtrack.outcome import Failure, Measurement
 from llmtrack.quality.beside import drift_line, with_drift, with_scored, without_drift, without_scored
 from llmtrack.run.crew import Crew, SideBySide
-from llmtrack.run.executors import INTERRUPTED, Emit, Executor
+from llmtrack.run.executors import INTERRUPTED, Executor
 from llmtrack.run.kept import Kept
 from llmtrack.run.shards import (
     SHARDS_EACH,

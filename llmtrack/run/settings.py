@@ -8,9 +8,10 @@ from typing import Annotated, Any
 from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import CompileOption, DevicesOption, ThreadOption
 from llmtrack.engines.registry import told
-from llmtrack.options import Checked, Option, taken
+from llmtrack.errors import UsageError
+from llmtrack.options import Checked, Option, changed, taken
 from llmtrack.scenario import QualityCheck, Variant
-from llmtrack.task import PerplexityTask, RepeatPolicy, Workers
+from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy, Workers
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class EngineOptions(ModelOptions, BackendOption, DtypeOption, CompileOption, Dev
 class TimingOptions(RepeatPolicy):
     """How long and how often a timed call is made."""
 
-    max_new_tokens: Annotated[int, Option("New tokens per row.", min=1)] = 32
+    max_new_tokens: Annotated[int, Option("New tokens per row.", min=1)] = GenerateTask.max_new_tokens
 
     def repeat(self) -> RepeatPolicy:
         """Return the repeat policy that is asked for."""
@@ -117,34 +118,18 @@ class QualityOptions(JudgedText):
     reference_tokens: Annotated[int, Option("Tokens on which distributions are compared.", min=1)] = (
         QualityCheck.reference_tokens
     )
-    workers: Workers = 1
+    workers: Workers = PerplexityTask.workers
 
 
 @dataclass(frozen=True)
-class RunOptions(Checked):
-    """How a study is run, and where it is tracked."""
+class HereOptions(Checked):
+    """How a study is run on this machine, and where it is tracked."""
 
     resume: Annotated[bool, Option("Skip scenarios that are measured already, and report them all.")] = False
     executor: Annotated[
         str,
-        Option(
-            "Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).",
-            choices=("process", "inline", "ray"),
-        ),
+        Option("Measure in a worker process per variant, or in this one.", choices=("process", "inline")),
     ] = "process"
-    address: Annotated[
-        str, Option("executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.", min=1, tracked=False)
-    ] = "auto"
-    nodes: Annotated[
-        str,
-        Option("executor=ray: on nodes of one kind of hardware, or on each kind.", choices=("same", "each")),
-    ] = "same"
-    resources: Annotated[
-        str,
-        Option(
-            "executor=ray: what a measurement has alone: a whole node, or amounts such as CPU=4,GPU=1.", min=1
-        ),
-    ] = "node"
     time_limit: Annotated[
         float,
         Option(
@@ -160,6 +145,46 @@ class RunOptions(Checked):
     experiment_name: Annotated[
         str | None, Option("MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.")
     ] = None
+
+
+@dataclass(frozen=True)
+class ClusterOptions(Checked):
+    """On which nodes of a Ray cluster."""
+
+    address: Annotated[
+        str, Option("executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.", min=1, tracked=False)
+    ] = "auto"
+    nodes: Annotated[
+        str,
+        Option("executor=ray: on nodes of one kind of hardware, or on each kind.", choices=("same", "each")),
+    ] = "same"
+    resources: Annotated[
+        str,
+        Option(
+            "executor=ray: what a measurement has alone: a whole node, or amounts such as CPU=4,GPU=1.", min=1
+        ),
+    ] = "node"
+
+
+@dataclass(frozen=True)
+class RunOptions(ClusterOptions, HereOptions):
+    """How a study is run, on this machine or on a cluster, and where it is tracked."""
+
+    executor: Annotated[
+        str,
+        Option(
+            "Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).",
+            choices=("process", "inline", "ray"),
+        ),
+    ] = HereOptions.executor
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        asked = changed(taken(ClusterOptions, self), tracked_only=False)
+        if asked and self.executor != "ray":
+            raise UsageError(
+                f"{' and '.join(asked)} would change nothing: use executor=ray, or leave {'it' if len(asked) == 1 else 'them'} out"
+            )
 
 
 @dataclass(frozen=True)

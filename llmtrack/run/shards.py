@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from llmtrack.errors import ScenarioError
-from llmtrack.events import Event, Log, Progress, Warn
+from llmtrack.events import Emit, Event, Log, Progress, Warn
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.outcome import Failure, Measurement
 from llmtrack.quality.figures import Drift, cut_warnings, quality_warnings
 from llmtrack.quality.shards import merge, merge_drift
 from llmtrack.run.crew import Crew
-from llmtrack.run.executors import Emit
 from llmtrack.scenario import Scalar, Scenario
 from llmtrack.scored import Compared, Part
 from llmtrack.task import PerplexityTask, ShardTask

@@ -14,8 +14,8 @@ from llmtrack.engines.registry import backend_of, backends
 from llmtrack.errors import LlmtrackError, UsageError, in_words
 from llmtrack.installed import missing_modules
 from llmtrack.measure.gpus import capability
-from llmtrack.options import parameters, written
-from llmtrack.quantize.recipe import NONE, recipes
+from llmtrack.options import NONE, Option, Parameter, parameters, written
+from llmtrack.quantize.recipe import recipes
 from llmtrack.run.plan import device_of
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.task import GenerateTask
@@ -79,6 +79,8 @@ def parse_space(text: str) -> dict[str, tuple[str, ...]]:
             raise UsageError(
                 f"space {word!r} is not understood: use NAME=VALUE,VALUE NAME=VALUE, such as 'backend=onnx threads=1,2'"
             )
+        if name in narrowed:
+            raise UsageError(f"space {name} is given twice: write {name}=VALUE,VALUE")
         if word:
             narrowed[name] = patterns
     return narrowed
@@ -94,7 +96,7 @@ def make_space(
     """Return the ways to run a model that are worth trying for an objective.
 
     Args:
-        variant: the model and the device; what else it says is not used.
+        variant: the model, the device, and what every way is told alike, such as a number of threads.
         task: the work: what prompts, how long.
         objective: the metric to be best in; it decides which settings of the call matter.
         machine: facts of `llmtrack.worker.machine.describe`.
@@ -112,6 +114,7 @@ def make_space(
     simplest = replace(variant, backend=backend, dtype=precision, quantization=NONE)
     found = [Candidate("-".join(BASELINE), simplest, replace(task, batch_size=1), 0)]
     left_out: list[tuple[str, str]] = []
+    heeded = {*KNOWN}
     known = {*KNOWN, *(name for recipe in recipes() for name in _names(*recipe.takes))}
     for backend in backends():
         try:
@@ -126,7 +129,10 @@ def make_space(
         for loaded, label, exact, takes in _loaded(own, there.precisions, device, machine, left_out):
             if not _wanted(label, loaded.quantization == NONE, narrowed):
                 continue
-            told = _options((there.options, *takes), cpus, narrowed, objective not in OF_MODEL)
+            heeded |= _names(there.options, *takes)
+            told = _options(
+                (there.options, *takes), cpus, narrowed, objective not in OF_MODEL, dict(variant.options)
+            )
             for (options_told, said), (call, how) in product(told, calls):
                 if (backend, label) == BASELINE and not said and not how:
                     continue
@@ -138,6 +144,8 @@ def make_space(
         raise UsageError(
             f"space has no {', '.join(unknown)}: use {', '.join((*KNOWN, *sorted(known - {*KNOWN})))}"
         )
+    if idle := sorted(set(narrowed) - heeded):
+        raise UsageError(f"space {', '.join(idle)} would change nothing: no way that is left takes it")
     if len(found) == 1:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out)
         raise UsageError(
@@ -196,7 +204,11 @@ def _loaded(
 
 
 def _options(
-    options: Sequence[type], cpus: int, narrowed: Mapping[str, Sequence[str]], timed: bool
+    options: Sequence[type],
+    cpus: int,
+    narrowed: Mapping[str, Sequence[str]],
+    timed: bool,
+    alike: Mapping[str, Scalar],
 ) -> Iterator[tuple[tuple[tuple[str, Scalar], ...], tuple[str, ...]]]:
     """Yield what a backend and its recipe may be told, and the same in words; what is as by default is not told.
 
@@ -205,14 +217,16 @@ def _options(
         cpus: that may compute; 0: another device does.
         narrowed: values by name, instead of those that are worth trying.
         timed: whether those are tried at all that only make it compute otherwise.
+        alike: what it is told in any case.
     """
     axes: list[list[tuple[str, Any, bool]]] = []
     for each in (each for taken in options for each in parameters(taken)):
-        tried: tuple[Any, ...] = each.option.tries(cpus) if timed and each.option.tries else ()
-        values = [each.default, *(value for value in tried if value != each.default)]
+        usual = alike.get(each.name, each.default)
+        tries = each.option.tries if timed and each.name not in alike else None
+        values = [usual, *(value for value in (tries(cpus) if tries else ()) if value != usual)]
         if each.name in narrowed:
             values = [each.parse(text) for text in narrowed[each.name]]
-        axes.append([(each.name, value, value == each.default) for value in values])
+        axes.append([(each.name, value, value == usual) for value in values])
     for chosen in product(*axes):
         told = tuple((name, value) for name, value, default in chosen if not default)
         yield told, tuple(f"{name}_{written(value)}" for name, value in told)
@@ -227,7 +241,8 @@ def _calls(
         [size for size in BATCH_SIZES if size <= rows] if objective in BATCHED else [1]
     )
     tried = (True, False) if objective in CACHED and task.max_new_tokens <= FEW_TOKENS else (True,)
-    caches = [value == "true" for value in narrowed.get("use_cache", map(written, tried))]
+    use_cache = Parameter("space use_cache", bool, False, False, True, Option(""))
+    caches = [use_cache.parse(value) for value in narrowed.get("use_cache", map(written, tried))]
     pads = _numbers("pad_to_multiple", narrowed) or [1]
     for size, cache, pad in product(sizes, caches, pads):
         changed = {

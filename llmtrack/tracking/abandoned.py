@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 from llmtrack.tracking import store
+from llmtrack.tracking.ask import KILLED
 from llmtrack.tracking.owner import TAG, host_id, is_gone
 from llmtrack.tracking.paging import read_pages
-from llmtrack.tracking.records import KILLED
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -15,14 +15,20 @@ from llmtrack.words import plural
 if TYPE_CHECKING:
     import pandas as pd
 
-FINISHED = "FINISHED"
+STATUSES = FINISHED, FAILED, KILLED, RUNNING, SCHEDULED = (
+    "FINISHED",
+    "FAILED",
+    "KILLED",
+    "RUNNING",
+    "SCHEDULED",
+)
 
 # Status of a run that is not finished to what is said of it: one, several.
 _STATES = {
-    "FAILED": ("failed", "failed"),
-    "KILLED": ("was killed", "were killed"),
-    "RUNNING": ("is still running", "are still running"),
-    "SCHEDULED": ("has not begun", "have not begun"),
+    FAILED: ("failed", "failed"),
+    KILLED: ("was killed", "were killed"),
+    RUNNING: ("is still running", "are still running"),
+    SCHEDULED: ("has not begun", "have not begun"),
 }
 
 
@@ -122,7 +128,7 @@ def state(run: pd.Series) -> str:
     status = text(run, "status")
     words = _STATES.get(status, (f"is {status or 'of no known status'}",))[0]
     reason = text(run, "reason")
-    if not reason and status == "FAILED":
+    if not reason and status == FAILED:
         reason = "no reason was tracked"
     return f"{words}: {reason}" if reason else words
 

@@ -1,7 +1,7 @@
 """Which tracked runs stand for the same thing: one cell, the newest of it, and the baseline of a run.
 
 A cell is a scenario of an experiment on one machine in one configuration: one loaded model, doing one work in one way. What
-makes two runs two configurations, the roles of the params in `metrics.py` say.
+makes two runs two configurations, the roles of the params in `metrics/` say.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrack import metrics as schema
 from llmtrack.tracking import ask
 from llmtrack.tracking.artifacts import SAMPLES
-from llmtrack.tracking.frame import ID_COLUMNS, PARAMS
+from llmtrack.tracking.frame import ID_COLUMNS, PARAM_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +90,7 @@ def params_in(runs: pd.DataFrame) -> list[str]:
     def is_param(name: str) -> bool:
         if name in schema.PARAM_BY_NAME:
             return schema.role(name) != "implied"
-        if name in runs.attrs.get(PARAMS, ()):
+        if name in runs.attrs.get(PARAM_COLUMNS, ()):
             return True
         # An unknown column of numbers may be anybody's metric.
         known = name in ID_COLUMNS or name in schema.METRIC_BY_NAME or name.startswith("env.")
@@ -151,10 +151,8 @@ def _texts(runs: pd.DataFrame, name: str) -> list[str]:
 
 def in_order_of_time(runs: pd.DataFrame) -> pd.DataFrame:
     """Sort runs by the beginning of their study, and within it as they were measured."""
+    runs = runs.reset_index(drop=True)
     began = runs.groupby("study_id", dropna=False)["start_time"].transform("min")
-    return (
-        runs.assign(_began=began)
-        .sort_values(["_began", "study_id", "start_time", "end_time"], kind="stable")
-        .drop(columns="_began")
-        .reset_index(drop=True)
-    )
+    times = runs[["study_id", "start_time", "end_time"]].assign(_began=began)
+    order = times.sort_values(["_began", "study_id", "start_time", "end_time"], kind="stable").index
+    return runs.loc[order].reset_index(drop=True)

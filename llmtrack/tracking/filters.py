@@ -10,11 +10,11 @@ from datetime import date, datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
+from llmtrack.tracking.ask import STATUSES
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-STATUSES = ("RUNNING", "SCHEDULED", "FINISHED", "FAILED", "KILLED")
 
 _OPERATOR = re.compile(r"[=<>]|\s(?:i?like\s+['\"]|in\s*\(|is\s+(?:not\s+)?null)", re.IGNORECASE)
 _AGO = re.compile(r"(\d+)\s*([smhdw])")

@@ -68,7 +68,7 @@ ID_COLUMNS: dict[str, str] = {
 
 _DTYPE_OF_KIND = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
 # Attribute of the table that names its columns of params: one that no table knows may look like a metric.
-PARAMS = "llmtrack.params"
+PARAM_COLUMNS = "llmtrack.params"
 
 
 class Names(tuple[str, ...]):
@@ -210,7 +210,7 @@ class FrameBuilder:
                 fact = pd.Series(found, dtype="string")
                 columns[f"env.{tag.removeprefix(schema.ENV_TAG_PREFIX)}"] = _taken(fact, which)
         table = pd.DataFrame(columns)
-        table.attrs[PARAMS] = params
+        table.attrs[PARAM_COLUMNS] = params
         return table
 
     def _put(self, columns: dict[str, array[int]], values: Values[str]) -> None:
@@ -238,6 +238,22 @@ def _grown(columns: dict[str, array[Any]], key: str, kind: str, missing: float, 
     column = columns.setdefault(key, array(kind))
     column.extend([missing] * (rows - len(column)))
     return column
+
+
+def extended(table: pd.DataFrame, **columns: Any) -> pd.DataFrame:
+    """Return a table with further columns, or others in place of its own, put there at once: tables of runs are wide.
+
+    Args:
+        table: a table of runs.
+        columns: values of each row by the column's name; a series has the table's index.
+    """
+    import pandas as pd
+
+    known = {name: values for name, values in columns.items() if name in table.columns}
+    added = {name: values for name, values in columns.items() if name not in known}
+    wide = pd.concat([table.assign(**known), pd.DataFrame(added, index=table.index)], axis=1)
+    wide.attrs = table.attrs
+    return wide
 
 
 def pick(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

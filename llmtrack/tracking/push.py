@@ -16,9 +16,10 @@ from llmtrack.errors import TrackingError
 from llmtrack.metrics import DIGEST_PREFIX, series_key
 from llmtrack.outcome import StepValues
 from llmtrack.redaction import redact
+from llmtrack.tracking.ask import RUNNING
 from llmtrack.tracking.files import safe_path
 from llmtrack.tracking.limits import Fitted, fit, shorten
-from llmtrack.tracking.records import RUNNING, RunRecord
+from llmtrack.tracking.records import RunRecord
 from llmtrack.tracking.spool import Entry
 from llmtrack.tracking.store_errors import one_line
 

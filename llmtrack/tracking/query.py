@@ -93,7 +93,7 @@ def runs(
         columns: only these columns, in this order.
 
     Returns:
-        The columns of `llmtrack.tracking.frame.ID_COLUMNS`, then a column for each param and metric of `metrics.py`, whether
+        The columns of `llmtrack.tracking.frame.ID_COLUMNS`, then a column for each param and metric of `metrics/`, whether
         or not a run has it, then any others: params with the type their values have, metrics as float64 in the units
         that docs/metrics.md names, facts about the machine as `env.NAME`. A param or metric whose name is taken
         becomes `params.NAME` or `metrics.NAME`. A missing value is `<NA>`, of a float NaN.

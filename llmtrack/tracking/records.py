@@ -15,14 +15,13 @@ from llmtrack.plain import digest, kept, to_json
 from llmtrack.scenario import Scalar, Scenario
 from llmtrack.task import GenerateTask, not_asked
 from llmtrack.tracking import spreads
+from llmtrack.tracking.ask import FAILED, FINISHED, KILLED, RUNNING
 
 # Prompts are in the workload's digest; how much is printed changes nothing that is measured; how many workers there were is
 # known when it is measured.
 _NOT_CONDITIONS = ("prompts", "verbose", "workers")
 _CLOCK = re.compile(r"-(\d\d)(\d\d)\d\d-")
 _LONGEST_MODEL = 40
-
-FINISHED, FAILED, KILLED, RUNNING = "FINISHED", "FAILED", "KILLED", "RUNNING"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from llmtrack.outcome import Failure, Measurement, Outcome, StepValues
 from llmtrack.scenario import Scalar, Scenario
 from llmtrack.stopping import stop_in_order
 from llmtrack.tracking import owner, sync
+from llmtrack.tracking.ask import FAILED, FINISHED, KILLED
 from llmtrack.tracking.delivery import Delivery
 from llmtrack.tracking.environment import environment_tags
 from llmtrack.tracking.files import clean_content, safe_path
@@ -27,9 +28,6 @@ from llmtrack.tracking.limits import fit_key
 from llmtrack.tracking.mlmodel import mlflow_model
 from llmtrack.tracking.push import now_ms, push_steps, reopen
 from llmtrack.tracking.records import (
-    FAILED,
-    FINISHED,
-    KILLED,
     RunRecord,
     StudyContext,
     begun_record,

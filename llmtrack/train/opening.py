@@ -12,12 +12,14 @@ from typing import Any
 import torch
 
 from llmtrack.devices import resolve_device, resolve_dtype
+from llmtrack.engines.options import DevicesOption, TorchOptions
 from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.engines.pytorch import load_whole as load_engine
 from llmtrack.errors import UsageError
 from llmtrack.measure.room import check_batch
 from llmtrack.models.from_folder import clean_generation, load_folder
 from llmtrack.models.source import parse_candidates
+from llmtrack.options import chosen, taken
 from llmtrack.outcome import StepValues
 from llmtrack.plain import from_json
 from llmtrack.quality.corpora import Corpus, load_corpus
@@ -45,7 +47,7 @@ def open_session(variant: Variant, task: TrainTask) -> Session:
     """
     if variant.backend != "torch" or variant.quantization != "none":
         raise UsageError("only the torch backend can train, without quantization: use backend=torch")
-    if variant.option("tensor_parallel", 1) != 1 or variant.option("device_map", "none") != "none":
+    if taken(DevicesOption, chosen(TorchOptions, variant.options)) != DevicesOption():
         raise UsageError("a model is trained on one device: use tensor_parallel=1 and device_map=none")
     device = resolve_device(variant.device)
     dtype, label = resolve_dtype(variant.dtype, device)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from llmtrack.engines.options import TorchOptions
+from llmtrack.engines.options import NO_COMPILE, TorchOptions
 from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.errors import UsageError, in_words
 from llmtrack.models.from_folder import load_folder
@@ -148,7 +148,7 @@ class Session:
 
     def prepare(self, nll: Nll) -> float:
         """Compile what a training step needs, leaving gradients and random state as they were; return its seconds."""
-        if self.compile == "none":
+        if self.compile == NO_COMPILE:
             return 0.0
         start = time.perf_counter()
         model, device = self.engine.model.train(), torch.device(self.engine.info.device)

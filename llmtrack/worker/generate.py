@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from llmtrack.engine import Engine, GenerateRequest
-from llmtrack.events import Progress, SoFar
+from llmtrack.events import Emit, Progress, SoFar
 from llmtrack.measure import gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import CpuReading, busy_warning, read_cpu
@@ -19,7 +19,7 @@ from llmtrack.outcome import Measurement
 from llmtrack.plain import digest
 from llmtrack.scenario import Scalar, Scenario
 from llmtrack.task import GenerateTask, workload_id
-from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
+from llmtrack.worker.outcomes import MIB, engine_facts, engine_metrics, failure_of
 from llmtrack.worker.power import device_warnings, energy_figures, idle_watts
 from llmtrack.worker.roofline import of_generation, roof_of
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 from llmtrack.engine import Engine
 from llmtrack.errors import ExtensionError, LlmtrackError, ScenarioError
-from llmtrack.events import Event, Log, SoFar, Warn
+from llmtrack.events import Emit, Event, Log, SoFar, Warn
 from llmtrack.measure.timing import Clock
 from llmtrack.outcome import Measurement
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.task import PerplexityTask, ShardTask, TrainTask
 from llmtrack.worker.generate import measure_generation
 from llmtrack.worker.notices import notices
-from llmtrack.worker.outcomes import Emit, failure_of
+from llmtrack.worker.outcomes import failure_of
 from llmtrack.worker.perplexity import measure_perplexity, with_quality
 from llmtrack.worker.shards import Ready, measure_shard
 from llmtrack.worker.train import measure_training

@@ -6,8 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from llmtrack.events import Log
-from llmtrack.worker.outcomes import Emit
+from llmtrack.events import Emit, Log
 
 
 class _Notices(logging.Handler):

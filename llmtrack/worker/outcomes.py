@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
 
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, in_words, is_out_of_memory
-from llmtrack.events import Event
 from llmtrack.outcome import Failure
 from llmtrack.scenario import Scalar, Scenario
 
 MIB = 2**20
-
-Emit = Callable[[Event], None]
 
 
 def engine_facts(engine: Engine) -> dict[str, Scalar]:

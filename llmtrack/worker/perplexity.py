@@ -11,7 +11,7 @@ import torch
 
 from llmtrack.engine import Engine
 from llmtrack.errors import in_words
-from llmtrack.events import Log, Progress, SoFar
+from llmtrack.events import Emit, Log, Progress, SoFar
 from llmtrack.measure import gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
@@ -28,7 +28,7 @@ from llmtrack.quality.perplexity import Batch
 from llmtrack.scenario import QualityCheck, Scalar, Scenario, Variant
 from llmtrack.task import PerplexityTask, workload_id
 from llmtrack.words import plural
-from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_kind, failure_of
+from llmtrack.worker.outcomes import MIB, engine_facts, engine_metrics, failure_kind, failure_of
 from llmtrack.worker.power import device_warnings, energy_figures, idle_watts
 from llmtrack.worker.roofline import of_scoring, roof_of
 

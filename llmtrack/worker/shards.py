@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from llmtrack.engine import Engine
-from llmtrack.events import Log, Progress
+from llmtrack.events import Emit, Log, Progress
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.timing import Clock
 from llmtrack.outcome import Measurement
@@ -22,7 +22,7 @@ from llmtrack.quality.shards import share_out
 from llmtrack.scenario import QualityCheck, Scenario, Variant
 from llmtrack.scored import Compared, Part
 from llmtrack.task import ShardTask, workload_id
-from llmtrack.worker.outcomes import MIB, Emit, engine_facts, engine_metrics, failure_of
+from llmtrack.worker.outcomes import MIB, engine_facts, engine_metrics, failure_of
 from llmtrack.worker.perplexity import corpus_facts, reference_tags, warm_up
 
 # A text, and what an engine made of it, by what all of its shards have in common.

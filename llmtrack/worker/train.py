@@ -9,14 +9,16 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from llmtrack.engine import GenerateRequest
+from llmtrack.engines.options import TorchOptions
 from llmtrack.engines.pytorch import threads_set
-from llmtrack.events import Begun, Log, Progress, SoFar, Steps, Warn
+from llmtrack.events import Begun, Emit, Log, Progress, SoFar, Steps, Warn
 from llmtrack.measure import gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import summarize_rate
 from llmtrack.measure.timing import Clock
+from llmtrack.options import chosen
 from llmtrack.outcome import Failure, Measurement, Outcome, StepValues
 from llmtrack.quality.figures import compute_perplexity, quality_warnings
 from llmtrack.quality.perplexity import Batch
@@ -27,7 +29,7 @@ from llmtrack.train import checkpoint
 from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, compiled_nll, fit
 from llmtrack.train.opening import open_session
 from llmtrack.train.session import Session
-from llmtrack.worker.outcomes import MIB, Emit, engine_metrics, failure_of
+from llmtrack.worker.outcomes import MIB, engine_metrics, failure_of
 from llmtrack.worker.power import device_warnings
 
 BUNCH_SECONDS = 5.0
@@ -42,7 +44,7 @@ def measure_training(scenario: Scenario, task: TrainTask, emit: Emit, clock: Clo
     started = time.time()
     emit(Progress(scenario.name, "loading", 0.0))
     # All of it: the steps are not the engine's own calls.
-    with stop_in_order() as should_stop, threads_set(int(scenario.variant.option("threads", 0))):
+    with stop_in_order() as should_stop, threads_set(chosen(TorchOptions, scenario.variant.options).threads):
         try:
             session = open_session(scenario.variant, task)
         except Exception as error:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -23,19 +24,25 @@ import experiments
 from docs.commands import page
 from docs.project import ROOT, mlproject, readme
 from llmtrack import metrics as schema
+from llmtrack.cli import main as llmtrack_command
 from llmtrack.decide.comparability import why_not
 from llmtrack.engine import Backend
 from llmtrack.engines import registry
 from llmtrack.engines.options import ThreadOption
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
+from llmtrack.metrics.identity import Tag
+from llmtrack.metrics.page import page as metrics_page
 from llmtrack.models import packaged
 from llmtrack.models.named import PACKAGED, PRESETS, PackagedModel, Preset
 from llmtrack.models.source import parse_candidates
 from llmtrack.plain import from_json, kept, to_json
+from llmtrack.quality import corpora
 from llmtrack.quantize import recipe
 from llmtrack.scenario import Variant
+from llmtrack.task import NAMED_CORPORA
 from tests.report.frames import frame, run
+from tests.test_project_files import TOOLS
 
 EXPERIMENT = '''
 """Does it taste?"""
@@ -44,7 +51,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from llmtrack.experiment import Declaration, Experiment
-from llmtrack.options import Option, tracked
+from llmtrack.options import Option
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions
 
@@ -58,10 +65,20 @@ class Config(EngineOptions, RunOptions):
 
 def build(config):
     """Return the experiment."""
-    return Experiment("tasting", "Does it taste?", (), lambda runs, series: {}, lambda runs: [], tracked(config))
+    return DECLARED.asking(config, ())
 
 
-DECLARED = Declaration("tasting", "Does it taste?", Config, build, position=3)
+def plots(runs, series):
+    """Draw it."""
+    return {"taste": None}
+
+
+def reading(runs):
+    """Say it."""
+    return ["It does."]
+
+
+DECLARED = Declaration("tasting", "Does it taste?", Config, build, plots, reading, position=3)
 
 main = command(DECLARED)
 '''
@@ -95,9 +112,39 @@ def test_an_experiment_is_one_file_and_its_parameter_one_field():
     assert "--flavour [plain|sweet]" in page()
     asked = declared["tasting"].experiment(declared["tasting"].config(flavour="sweet"))
     assert (asked.settings["flavour"], asked.asked) == ("sweet", {"flavour": "sweet"})
+    assert (asked.plots(None, None), asked.reading(None)) == ({"taste": None}, ["It does."])
     main = importlib.import_module("experiments.tasting").main
     refused = CliRunner().invoke(main, ["--flavour", "sour"])
     assert refused.exit_code == 2
+
+
+def test_a_command_is_a_function_of_the_group(monkeypatch):
+    monkeypatch.setitem(llmtrack_command.commands, "taste", click.Command("taste", help="Taste it."))
+    assert "### llmtrack taste\n" in page()
+
+
+def test_a_tag_is_its_entry(monkeypatch):
+    monkeypatch.setattr(schema, "TAGS", (*schema.TAGS, Tag("llmtrack.taste", "what it tastes of")))
+    assert "| `llmtrack.taste` | what it tastes of |" in metrics_page()
+
+
+def test_a_corpus_of_a_name_is_the_name_and_its_texts(monkeypatch):
+    assert tuple(corpora._NAMED) == NAMED_CORPORA
+    monkeypatch.setitem(corpora._NAMED, "verses", lambda: ["One.", "Two."])
+    assert corpora.load_corpus("verses").texts == ("One.", "Two.")
+
+
+def test_a_module_outside_the_packages_has_a_layer():
+    contracts = TOOLS["importlinter"]
+    layered = next(each for each in contracts["contracts"] if each["type"] == "layers")
+    assert layered["exhaustive"]
+    named = {name.strip() for layer in layered["layers"] for name in layer.split("|")}
+    there = {
+        path.stem
+        for path in (ROOT / "llmtrack").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+    assert there - {"__init__", *layered["exhaustive_ignores"]} == named
 
 
 def test_a_backend_of_this_package_is_a_module_and_its_line(monkeypatch):

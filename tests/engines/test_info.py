@@ -9,7 +9,7 @@ import pytest
 import torch
 from tokenizers import processors
 
-from llmtrack.engines import pytorch
+from llmtrack.engines import pytorch, weights
 from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.engines.registry import backends, load_engine, load_variant
 from llmtrack.errors import UsageError
@@ -87,7 +87,7 @@ def test_the_parameters_have_the_last_word_on_the_dtype():
 
 def test_emulated_arithmetic_is_said(monkeypatch):
     for has, expected in ((False, 1), (True, 0)):
-        monkeypatch.setattr(pytorch, "_cpu_has_bfloat16", lambda has=has: has)
+        monkeypatch.setattr(weights, "_cpu_has_bfloat16", lambda has=has: has)
         engine = pytorch.load(Variant("synthetic:tiny", device="cpu", dtype="bfloat16"))
         assert sum("no bfloat16 instructions" in each for each in engine.info.warnings) == expected
 

@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from llmtrack.devices import stored_label
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines import pytorch
-from llmtrack.engines.pytorch import TorchEngine, stored_dtypes
+from llmtrack.engines.pytorch import TorchEngine
+from llmtrack.engines.weights import stored_dtypes
 from llmtrack.models import synthetic
 from llmtrack.quality.perplexity import score_documents, score_rolling
 from llmtrack.scenario import Variant

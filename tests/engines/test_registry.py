@@ -23,7 +23,7 @@ def test_a_backend_of_another_package_is_found_by_its_entry_point(monkeypatch):
     engine = ScriptedEngine(FakeClock(), Script(1.0, 0.1))
 
     class Point:
-        group, name, value = extensions.ENGINES, "theirs", "theirs:load"
+        group, name, value = extensions.ENGINE_POINTS, "theirs", "theirs:load"
 
         def load(self):
             return lambda variant: engine if variant.model == "a-model" else None

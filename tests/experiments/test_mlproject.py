@@ -12,7 +12,7 @@ import click
 import pytest
 import yaml
 
-from docs.project import mlproject, readme
+from docs.project import mlproject, quantization, readme
 from experiments import suite
 from llmtrack.cli import main as llmtrack_command
 
@@ -113,6 +113,13 @@ def test_readme_lists_every_experiment_with_its_question():
     assert text == readme(text), "run: make docs"
     for name in suite.NAMES:
         assert f"| `{name}` | {suite.DECLARED_BY_NAME[name].question}" in text
+
+
+def test_the_page_of_recipes_lists_each_with_what_it_quantizes_and_can_be_told():
+    text = (ROOT / "docs" / "quantization.md").read_text(encoding="utf-8")
+    assert text == quantization(text), "run: make docs"
+    assert "| `onnx/int8-static` | weights and activations of linear layers, 8 bits, ranges fixed by" in text
+    assert "`calibration_method=minmax`" in text
 
 
 NOTHING = [

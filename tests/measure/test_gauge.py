@@ -11,7 +11,7 @@ from llmtrack.measure import interference, nvml
 from llmtrack.measure.causes import causes, other_processes
 from llmtrack.measure.cpu_gauge import CpuGauge
 from llmtrack.measure.energy import energy_of
-from llmtrack.measure.gauge import Reading
+from llmtrack.measure.gauge import GaugeReading
 from llmtrack.measure.interference import CpuReading, busy_warning
 from llmtrack.measure.nvml import NvmlGauge
 from tests.measure.nvml import ScriptedNvml, processes, violations
@@ -135,7 +135,7 @@ def test_a_machine_that_shows_nothing_says_nothing(tmp_path):
 
 def test_energy_by_hand():
     # 300 J in 2 s and 330 J in 2 s, of a counter that moves every 0.1 s.
-    calls = [(Reading(0, 1000), Reading(2, 1300)), (Reading(5, 1800), Reading(7, 2130))]
+    calls = [(GaugeReading(0, 1000), GaugeReading(2, 1300)), (GaugeReading(5, 1800), GaugeReading(7, 2130))]
     energy = energy_of(calls, 0.1)
     assert (energy.joules, energy.seconds, energy.watts) == (630, 4, 157.5)
     assert energy.idle_share(63) == pytest.approx(0.4)
@@ -150,14 +150,14 @@ def test_energy_by_hand():
     (0.1, 9, False),
 ])  # fmt: skip
 def test_energy_is_told_where_the_counter_is_fine_enough(seconds, calls, told):
-    assert (energy_of([(Reading(0, 0), Reading(seconds, 100))] * calls, 0.1) is not None) is told
+    assert (energy_of([(GaugeReading(0, 0), GaugeReading(seconds, 100))] * calls, 0.1) is not None) is told
 
 
 @pytest.mark.parametrize("calls", [
     [],
-    [(Reading(0), Reading(9))],
-    [(Reading(0, 1), Reading(9, 2)), (Reading(10, 2), Reading(19))],
-    [(Reading(0, 5), Reading(9, 5))],
+    [(GaugeReading(0), GaugeReading(9))],
+    [(GaugeReading(0, 1), GaugeReading(9, 2)), (GaugeReading(10, 2), GaugeReading(19))],
+    [(GaugeReading(0, 5), GaugeReading(9, 5))],
 ])  # fmt: skip
 def test_energy_that_is_not_told_is_not_guessed(calls):
     assert energy_of(calls, 0.1) is None
@@ -165,7 +165,7 @@ def test_energy_that_is_not_told_is_not_guessed(calls):
 
 def held(name, seconds, **more):
     """A call of 10 s of which a cause took some."""
-    return Reading(0, slowed_s={name: 100.0}), Reading(10, slowed_s={name: 100.0 + seconds}, **more)
+    return GaugeReading(0, slowed_s={name: 100.0}), GaugeReading(10, slowed_s={name: 100.0 + seconds}, **more)
 
 
 @pytest.mark.parametrize(("calls", "device", "words", "passing"), [
@@ -175,11 +175,11 @@ def held(name, seconds, **more):
      "the GPU was held back by heat (up to 91 °C) for 15% of the time: cool it, and measure again", True),
     ([held(QUOTA, 5.0)], "cpu",
      f"the CPU was held back by {QUOTA} for 50% of the time: give it more CPU time, or fewer threads", True),
-    ([(Reading(0, slowed_times={"heat": 4}), Reading(1, slowed_times={"heat": 6}))], "cpu",
+    ([(GaugeReading(0, slowed_times={"heat": 4}), GaugeReading(1, slowed_times={"heat": 6}))], "cpu",
      "the CPU was held back by heat 2 times: cool it, and measure again", True),
-    ([(Reading(0), Reading(1, reasons=frozenset({"its power supply (brake)"}))), (Reading(1), Reading(2))], "cuda",
+    ([(GaugeReading(0), GaugeReading(1, reasons=frozenset({"its power supply (brake)"}))), (GaugeReading(1), GaugeReading(2))], "cuda",
      "the GPU was held back by its power supply (brake) after 1 of 2 calls: measure again", True),
-    ([(Reading(0), Reading(1, clock_mhz=1980.0)), (Reading(1), Reading(2, clock_mhz=1200.0))], "cuda:0",
+    ([(GaugeReading(0), GaugeReading(1, clock_mhz=1980.0)), (GaugeReading(1), GaugeReading(2, clock_mhz=1200.0))], "cuda:0",
      "the clock of the GPU moved between 1,200 and 1,980 MHz: warm up for longer, and measure again", True),
 ])  # fmt: skip
 def test_the_cause_is_said_in_words(calls, device, words, passing):
@@ -189,9 +189,9 @@ def test_the_cause_is_said_in_words(calls, device, words, passing):
 
 @pytest.mark.parametrize("calls", [
     [],
-    [(Reading(0), Reading(1))],
+    [(GaugeReading(0), GaugeReading(1))],
     [held("its power cap", 0.4)],
-    [(Reading(0, clock_mhz=500.0), Reading(1, clock_mhz=1980.0)), (Reading(1), Reading(2, clock_mhz=1900.0))],
+    [(GaugeReading(0, clock_mhz=500.0), GaugeReading(1, clock_mhz=1980.0)), (GaugeReading(1), GaugeReading(2, clock_mhz=1900.0))],
 ])  # fmt: skip
 def test_a_device_that_ran_as_it_can_is_not_talked_about(calls):
     assert causes(calls, "cuda:0") == ()
@@ -204,7 +204,10 @@ def test_a_cause_that_a_counter_tells_is_said_once():
 
 
 def test_others_count_that_were_seen_at_any_reading():
-    calls = [(Reading(0), Reading(1, others=frozenset({7}))), (Reading(2, others=frozenset({8})), Reading(3))]
+    calls = [
+        (GaugeReading(0), GaugeReading(1, others=frozenset({7}))),
+        (GaugeReading(2, others=frozenset({8})), GaugeReading(3)),
+    ]
     assert other_processes(calls) == {7, 8}
 
 

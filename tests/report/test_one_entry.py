@@ -12,6 +12,7 @@ from llmtrack.decide.comparing import compare_pairs
 from llmtrack.decide.matching import Pair
 from llmtrack.decide.points import gather_points
 from llmtrack.decide.rules import check_samples, check_values, parse_rule
+from llmtrack.metrics.page import page
 from llmtrack.report.columns import with_columns
 from llmtrack.report.pareto import pareto_table
 from llmtrack.report.table import condition_columns, summary_table, to_csv
@@ -51,7 +52,7 @@ def two_runs(**other):
 
 
 def test_docs_tell_of_it():
-    text = schema.render_markdown()
+    text = page()
     assert (
         "| `requests_per_sec` | requests/s | higher |  | work, machine | whole requests per second |" in text
     )

@@ -136,6 +136,16 @@ def test_a_gpu_has_no_threads_to_try():
     assert "torch-float16" in names(found)
 
 
+def test_what_every_way_is_told_is_neither_tried_otherwise_nor_named():
+    narrowed = {"backend": ("torch",), "precision": ("float32", "bfloat16")}
+    task = GenerateTask(("text",), prompt_tokens=8)
+    found = make_space(
+        Variant(options=(("threads", 1),)), task, "decode_tokens_per_sec", MACHINE, narrowed
+    ).candidates
+    assert [each.name for each in found] == ["torch-float32", "torch-bfloat16"]
+    assert {each.variant.options for each in found} == {(("threads", 1),)}
+
+
 def test_a_space_is_narrowed_by_patterns_and_the_baseline_stays():
     assert names(tried(narrowed="backend=onnx; recipe=int8*,none threads=2")) == [
         "torch-float32",
@@ -154,6 +164,10 @@ def test_a_space_is_narrowed_by_patterns_and_the_baseline_stays():
         ("backend=nowhere", "nothing but the baseline is left"),
         ("batch_size=two", "space batch_size=two is not possible"),
         ("threads=many", "threads 'many' is not a whole number"),
+        ("threads=1 threads=2", "space threads is given twice: write threads=VALUE,VALUE"),
+        ("use_cache=maybe", "space use_cache 'maybe' is not true or false"),
+        ("backend=onnx recipe=int8-dynamic block_size=32", "block_size would change nothing"),
+        ("backend=torch provider=auto", "provider would change nothing"),
     ],
 )
 def test_what_is_no_space_is_refused_in_one_line(narrowed, why):

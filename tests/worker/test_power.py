@@ -6,7 +6,7 @@ import pytest
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.measure import gauges
-from llmtrack.measure.gauge import Reading
+from llmtrack.measure.gauge import GaugeReading
 from llmtrack.outcome import Measurement
 from llmtrack.worker import power
 from llmtrack.worker.measuring import EngineCache, measure_group
@@ -27,7 +27,7 @@ class ScriptedGauge:
         if self.broken:
             raise RuntimeError("no permission")
         now = self.clock()
-        return Reading(now + self.idle, 400 * now + 100 * self.idle, slowed_s={"heat": self.held * now})
+        return GaugeReading(now + self.idle, 400 * now + 100 * self.idle, slowed_s={"heat": self.held * now})
 
 
 @pytest.fixture

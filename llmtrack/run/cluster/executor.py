@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from llmtrack.errors import LlmtrackError
-from llmtrack.events import Begun, Log, Progress, SoFar, event_from_json
+from llmtrack.events import Begun, Emit, Log, Progress, SoFar, event_from_json
 from llmtrack.outcome import Failure, Measurement
 from llmtrack.plain import to_json
 from llmtrack.run.cluster import node
@@ -28,7 +28,7 @@ from llmtrack.run.cluster.files import (
 )
 from llmtrack.run.cluster.kinds import Kind, Node, room_on
 from llmtrack.run.crew import Crew
-from llmtrack.run.executors import BESIDE, INTERRUPTED, Emit
+from llmtrack.run.executors import BESIDE, INTERRUPTED
 from llmtrack.run.kept import Kept
 from llmtrack.run.patience import LOADING, STARTING, Patience
 from llmtrack.scenario import Scenario, Variant

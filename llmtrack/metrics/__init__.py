@@ -1,0 +1,56 @@
+"""The one place for the names of params, metrics and tags, with unit, direction and meaning.
+
+A metric has its entry in `measured.py`, a param in `conditions.py`, a tag in `identity.py`; `docs/metrics.md` is made of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from llmtrack.metrics.conditions import PARAMS as PARAMS
+from llmtrack.metrics.entry import Metric as Metric
+from llmtrack.metrics.entry import Param as Param
+from llmtrack.metrics.entry import Role as Role
+from llmtrack.metrics.entry import Shown as Shown
+from llmtrack.metrics.entry import decimals as decimals
+from llmtrack.metrics.identity import TAGS as TAGS
+from llmtrack.metrics.measured import METRICS as METRICS
+from llmtrack.metrics.names import ALIAS_PREFIX as ALIAS_PREFIX
+from llmtrack.metrics.names import ASKED_TAG as ASKED_TAG
+from llmtrack.metrics.names import DIGEST_PREFIX as DIGEST_PREFIX
+from llmtrack.metrics.names import ENV_TAG_PREFIX as ENV_TAG_PREFIX
+from llmtrack.metrics.names import REFERENCE_TAG_PREFIX as REFERENCE_TAG_PREFIX
+from llmtrack.metrics.names import SERIES_PREFIX as SERIES_PREFIX
+from llmtrack.metrics.names import SETTING_PREFIX as SETTING_PREFIX
+from llmtrack.metrics.names import SPREAD_PREFIX as SPREAD_PREFIX
+from llmtrack.metrics.names import SPREAD_STATS as SPREAD_STATS
+from llmtrack.metrics.names import is_digest as is_digest
+from llmtrack.metrics.names import series_key as series_key
+from llmtrack.metrics.names import spread_key as spread_key
+
+_LAST = Shown("")
+Described = TypeVar("Described", Metric, Param)
+
+METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
+PARAM_BY_NAME = {param.name: param for param in PARAMS}
+
+
+def metric(name: str) -> Metric:
+    """Return a metric's entry; of one that is not in the table, what is safe to assume."""
+    return METRIC_BY_NAME.get(name) or Metric(name, "-", "-", "not known", "not known", timed=True)
+
+
+def role(param: str) -> Role:
+    """Return what two runs are that differ in a param; one that is not in the table configures something."""
+    return PARAM_BY_NAME[param].role if param in PARAM_BY_NAME else Param.role
+
+
+def params_with(*roles: Role) -> tuple[str, ...]:
+    """Return the known params of some roles."""
+    return tuple(param.name for param in PARAMS if param.role in roles)
+
+
+def in_place(entries: Iterable[Described]) -> list[Described]:
+    """Return metrics or params in the order of their columns."""
+    return sorted(entries, key=lambda entry: (entry.shown or _LAST).place)

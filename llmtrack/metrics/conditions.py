@@ -1,0 +1,366 @@
+"""The params: the one place for each condition of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmtrack.metrics.entry import Param, Shown
+
+
+def _multiple(value: Any) -> str:
+    return "longest" if value == 1 else f"x{value}"
+
+
+PARAMS: tuple[Param, ...] = (
+    Param("scenario", str, "name of the scenario, unique within its study", role="implied"),
+    Param("tuned_for", str, "of `tune`: the metric to be best in", role="found"),
+    Param(
+        "race_place",
+        str,
+        "of `tune`: `winner`, `equal` (not told from it), `dropped`, or `open`",
+        shown=Shown("place", place=5, keep=93),
+        role="found",
+    ),
+    Param(
+        "race_reason",
+        str,
+        "of `tune`: why it won or was dropped, and what was seen",
+        shown=Shown("why", place=6, keep=79),
+        role="found",
+    ),
+    Param("task", str, "`generate`, `perplexity` or `train`", role="work"),
+    Param("model", str, "model as asked for, maybe a list of candidates", role="implied"),
+    Param("model_id", str, "the candidate that was really loaded", shown=Shown("model", place=10, keep=64)),
+    Param("revision", str, "git revision of a hub model", role="found"),
+    Param("backend", str, "name of the engine", shown=Shown("backend", place=40, keep=59)),
+    Param("device_requested", str, "device as asked for", role="implied"),
+    Param("device", str, "device as used", shown=Shown("device", place=20, keep=58)),
+    Param("dtype_requested", str, "dtype as asked for", role="implied"),
+    Param(
+        "dtype",
+        str,
+        "dtype of the loaded parameters, with the reason where it is not the one asked for",
+        shown=Shown("dtype", place=30, keep=61),
+    ),
+    Param(
+        "quantization",
+        str,
+        "name of the quantization recipe, or `none`",
+        shown=Shown("quantization", place=50, keep=62),
+    ),
+    Param(
+        "compile",
+        str,
+        "whether and how it is compiled: `none`, `default` or `max-autotune`",
+        shown=Shown("compiled", place=55, keep=56),
+    ),
+    Param(
+        "decode_step",
+        str,
+        "how a decode step is computed: `eager`, or compiled over a static cache, with fused products or as the model is",
+        role="implied",
+    ),
+    Param("use_cache", bool, "whether the KV cache is used", shown=Shown("KV cache", place=90, keep=48)),
+    Param(
+        "padding_side",
+        str,
+        "side of the pads of a batch with unequal lengths",
+        shown=Shown("padding", place=100, keep=46),
+    ),
+    Param("batch_size", int, "rows of a batch", shown=Shown("batch", place=80, keep=52)),
+    Param(
+        "prompt_tokens",
+        int,
+        "real tokens of the prompt; of a batch, its longest row",
+        shown=Shown("prompt tokens", place=60, keep=50),
+        role="work",
+    ),
+    Param("prompts", int, "number of prompts worked off by one repeat", role="work"),
+    Param(
+        "pad_to_multiple",
+        int,
+        "a batch is padded to a multiple of so many tokens",
+        shown=Shown("padded to", _multiple, place=120, quiet=True, keep=44),
+    ),
+    Param("compare_unpadded", bool, "whether each row is also generated alone, to compare", role="found"),
+    Param(
+        "rows_differing",
+        str,
+        "numbers (from 0) of the rows that differ from being generated alone, or none",
+        role="implied",
+    ),
+    Param(
+        "prompt_tokens_per_row",
+        str,
+        "real tokens of each prompt of the batch, as a comma list",
+        role="implied",
+    ),
+    Param(
+        "output_digest",
+        str,
+        "digest of the generated token ids: equal where two runs generated the same",
+        role="implied",
+    ),
+    Param("prompt_tokens_total", int, "real prompt tokens of the batch, pads excluded", role="implied"),
+    Param(
+        "prompt_share", float, "share of the room in the context that the prompt is repeated to", role="work"
+    ),
+    Param(
+        "max_prompt_tokens",
+        int,
+        "tokens of a prompt at most, even where the context has room for more",
+        role="work",
+    ),
+    Param("empty_prompt", str, "what a text without tokens becomes: `error`, or one start token (`bos`)"),
+    Param(
+        "overlong_prompt",
+        str,
+        "what a prompt that is too long becomes: `error`, or its last tokens (`truncate`)",
+    ),
+    Param(
+        "prompt_rule",
+        str,
+        "the rule that changed the prompt, if one did: what an empty or overlong one became",
+        role="found",
+    ),
+    Param("prompt_truncated_tokens", int, "tokens cut off the front of an overlong prompt", role="found"),
+    Param(
+        "special_tokens_in_prompt",
+        int,
+        "special tokens among the prompt's: put there by the tokenizer, or spelled by the text",
+        role="found",
+    ),
+    Param(
+        "max_new_tokens", int, "new tokens per row", shown=Shown("new tokens", place=70, keep=25), role="work"
+    ),
+    Param("ignore_eos", bool, "whether the end-of-sequence token is suppressed while timing", role="work"),
+    Param("decoding", str, "how a token is chosen: `greedy`"),
+    Param("warmup", int, "calls made first and not counted", role="repeats"),
+    Param("min_repeats", int, "counted calls at least", role="repeats"),
+    Param("max_repeats", int, "counted calls at most", role="repeats"),
+    Param("min_seconds", float, "seconds of counted calls at least", role="repeats"),
+    Param(
+        "max_seconds",
+        float,
+        "cap on the counted repeats: after the first, none starts that would end beyond so many seconds",
+        role="repeats",
+    ),
+    Param(
+        "target_ci",
+        float,
+        "half width of the 95 % interval, as a share of the median, that ends early",
+        role="repeats",
+    ),
+    Param("repeats", int, "counted calls really made", role="implied"),
+    Param("corpus", str, "corpus that is scored or trained on", role="found"),
+    Param("corpus_digest", str, "digest of the corpus' text", role="convention"),
+    Param(
+        "corpus_blank_rows",
+        int,
+        "rows of the corpus that were left out because they hold no text",
+        role="found",
+    ),
+    Param(
+        "scored_text_digest",
+        str,
+        "digest of the original text that the scored tokens cover; absent where the tokenizer does not tell",
+        role="found",
+    ),
+    Param(
+        "scored_tokens_digest",
+        str,
+        "digest of the token ids that were read and predicted: what the tokenizer made of the text",
+        role="found",
+    ),
+    Param(
+        "reference", str, "model that next-token distributions were compared with, and how it was computed"
+    ),
+    Param("reference_tokens", int, "tokens on which they were compared at most"),
+    Param(
+        "protocol",
+        str,
+        "perplexity protocol; two protocols are never compared",
+        shown=Shown("protocol", place=110, keep=22),
+        role="convention",
+    ),
+    Param(
+        "max_length",
+        int,
+        "in `documents`: tokens of a document at most; in `rolling`: tokens read at most to predict one",
+        role="convention",
+    ),
+    Param(
+        "stride",
+        int,
+        "in `rolling`: new tokens of each window after the first; 0 in `documents`",
+        role="convention",
+    ),
+    Param(
+        "bos_rule",
+        str,
+        "what is put before a text or stream: what the `tokenizer` adds by itself, the `model`'s BOS (or EOS), or `none`",
+        role="convention",
+    ),
+    Param(
+        "max_tokens",
+        int,
+        "in `rolling`: tokens of the stream that are used at most; 0: all",
+        role="convention",
+    ),
+    Param("start", str, "of `train`: fresh weights (`scratch`), or the model's (`weights`)"),
+    Param(
+        "split",
+        str,
+        "how text was held out: whole documents (`document`), or the end (`contiguous`)",
+        role="work",
+    ),
+    Param("validation_share", float, "share of the characters that is held out", role="work"),
+    Param(
+        "validation_tokens", int, "tokens of the held-out text that are scored at most; 0: all", role="work"
+    ),
+    Param("sequence_length", int, "tokens that a training window reads", role="work"),
+    Param("window_stride", int, "tokens between the beginnings of training windows; 0: sequence_length"),
+    Param("train_windows", int, "windows that are trained on", role="found"),
+    Param("accumulate", int, "forward passes whose gradients make one step"),
+    Param("steps", int, "optimizer steps at most"),
+    Param("learning_rate", float, "the highest learning rate"),
+    Param("warmup_steps", int, "steps until it is reached; half a cosine to a tenth of it follows"),
+    Param(
+        "flops_per_token",
+        int,
+        "floating-point operations of training on a token by formula: 6 for each weight of a matrix product, and attention",
+        role="implied",
+    ),
+    Param(
+        "flops_per_token_counted",
+        int,
+        "the same as PyTorch counts them over a window's operators",
+        role="implied",
+    ),
+    Param("weight_decay", float, "of AdamW, on matrices only"),
+    Param("clip_norm", float, "norm of the gradient at most; 0: as it comes"),
+    Param("eval_every", int, "steps between evaluations"),
+    Param("patience", int, "evaluations without a better one that end training early; 0: never"),
+    Param("seed", int, "of the order of windows, of fresh weights and of dropout"),
+    Param("sample_tokens", int, "tokens generated at each evaluation"),
+    Param(
+        "log_checkpoint",
+        str,
+        "how the best checkpoint is kept in MLflow: as files (`artifact`), also as an MLflow `model`, or not (`none`)",
+        role="found",
+    ),
+    Param("ended", str, "how training ended: `finished`, or `stopped_early` by `patience`", role="found"),
+    Param("tokenizer_tokens", int, "tokens of the tokenizer that was trained on the corpus"),
+    Param(
+        "arithmetic",
+        str,
+        "what matrix products are computed in: `float32`, `tf32` (float32 with factors of 10 bits of mantissa), `float16`, "
+        "`bfloat16`, `int8`, `float8`; absent where the engine does not tell",
+    ),
+    Param(
+        "prefill_bound",
+        str,
+        "what sets the least time of a prefill on this device: moving its bytes (`memory`), or its `arithmetic`",
+        role="found",
+    ),
+    Param("decode_bound", str, "the same of a decode step", role="found"),
+    Param("score_bound", str, "the same of scoring", role="found"),
+    Param(
+        "energy_source", str, "whose energy counter was read: `NVML, NAME`, or `RAPL, ZONES`", role="found"
+    ),
+    Param("trust_remote_code", bool, "whether code from a model's repository may run"),
+    Param("architecture", str, "class of the model"),
+    Param("parameters", int, "number of parameters, tied ones counted once"),
+    Param("context_length", int, "positions the model was made for"),
+    Param("vocab_size", int, "width of the logits"),
+    Param("threads", int, "threads that computed one operation on the CPU, as the engine says"),
+    Param(
+        "workers",
+        int,
+        "workers that scored a text together, each with a copy of the model and so many `threads`; absent: one",
+        shown=Shown("workers", place=85, keep=51),
+    ),
+    Param(
+        "score_workers",
+        int,
+        "the same of what is scored beside a timed task, which they do not change",
+        role="found",
+    ),
+    Param("shards", int, "shards that the text was cut into for them", role="found"),
+    Param("ubatch", int, "of `llamacpp`: prompt tokens that are computed at once at most"),
+    Param("flash_attention", str, "of `llamacpp`: whether attention is computed by its fused kernel"),
+    Param("cache_type", str, "of `llamacpp`: what cached keys and values are stored as"),
+    Param("tensor_parallel", int, "of `torch`: GPUs, or processes of a CPU, that share each layer"),
+    Param("device_map", str, "of `torch`: `auto` where whole layers are spread over all GPUs"),
+    Param("provider", str, "of `onnx`: execution provider"),
+    Param("graph_optimization", str, "of `onnx`: how much of the graph is rewritten on loading"),
+    Param(
+        "onnx_attention", str, "of `onnx`: how attention is computed, `GroupQueryAttention` if it was fused"
+    ),
+    Param(
+        "parity_max_difference",
+        float,
+        "of `onnx`: largest absolute difference of the float export's logits from PyTorch's",
+        role="found",
+    ),
+    Param(
+        "parity_max_share",
+        float,
+        "of `onnx`: the same as a share of the largest logit; over 0.001 it is refused",
+        role="found",
+    ),
+    Param(
+        "parity_top1_agreement",
+        float,
+        "of `onnx`: share of positions with the same most likely token",
+        role="found",
+    ),
+    Param("block_size", int, "of weight-only recipes: weights that share a scale"),
+    Param(
+        "head_bits", int, "of `int4-weight-only`: bits of the head, and of an embedding that is tied to it"
+    ),
+    Param("symmetric", bool, "of weight-only recipes: whether blocks have no zero point of their own"),
+    Param(
+        "accuracy_level", int, "of `genai` recipes: what products are computed in; 4: activations in 8 bits"
+    ),
+    Param("algorithm", str, "of `genai` recipes: how weights are rounded"),
+    Param("group_size", int, "of `openvino` recipes: weights that share a scale"),
+    Param("ratio", float, "of `openvino` recipes: share of the layers in 4 bits"),
+    Param("kv_cache", str, "of `openvino`: what keys and values are kept in"),
+    Param("weight_bits", int, "of weight-only recipes: bits of a weight"),
+    Param(
+        "keep_quality",
+        str,
+        "of int8 recipes and `int4-mixed`: share by which perplexity of the calibration text may rise; `none`: all is quantized",
+    ),
+    Param("calibration", str, "text that quantization looked at"),
+    Param("calibration_digest", str, "digest of that text; never that of the scored one"),
+    Param("calibration_tokens", int, "tokens of it that were used at most"),
+    Param("calibration_method", str, "of int8-static: how ranges are found"),
+    Param(
+        "calibration_perplexity_increase",
+        float,
+        "share by which perplexity of the calibration text rose",
+        role="found",
+    ),
+    Param(
+        "pooled",
+        str,
+        "where a suite pooled what its experiments have in common: what each of them measured, as JSON",
+        role="found",
+    ),
+    Param("linear_layers", int, "linear layers of the model"),
+    Param(
+        "quantized_layers",
+        int,
+        "of them, those that a recipe of the torch backend quantized: torchao passes over shapes that do not fit",
+        role="found",
+    ),
+    Param(
+        "left_out_layers",
+        int,
+        "of them, those left out of 8-bit activations, or of 4 bits, for the sake of quality",
+        role="found",
+    ),
+    Param("left_out_parameter_share", float, "share of the layers' weights that these hold", role="found"),
+)

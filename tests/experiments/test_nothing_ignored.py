@@ -1,0 +1,125 @@
+"""What is asked for and would change nothing is refused in one line, wherever it is said."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from experiments import baseline, perplexity, quantization, suite, tune
+from llmtrack.cli import main
+from llmtrack.errors import UsageError
+from llmtrack.options import parameters
+from llmtrack.run.settings import ClusterOptions, RunOptions, Settings
+
+CLUSTER = {"address": "local", "nodes": "each", "resources": "CPU=1"}
+
+
+@pytest.mark.parametrize("name", CLUSTER)
+@pytest.mark.parametrize("config", [RunOptions, baseline.Config, perplexity.Config, suite.Config])
+def test_what_belongs_to_a_cluster_needs_one(config, name):
+    given = {name: CLUSTER[name]}
+    with pytest.raises(UsageError, match=f"^{name} would change nothing: use executor=ray, or leave it out$"):
+        config(**given)
+    assert getattr(config(executor="ray", **given), name) == CLUSTER[name]
+
+
+def test_what_tunes_one_machine_takes_no_cluster():
+    names = {each.name for each in parameters(tune.Config)}
+    assert names.isdisjoint(each.name for each in parameters(ClusterOptions))
+    with pytest.raises(UsageError, match="no executor 'ray': use process or inline"):
+        tune.Config(executor="ray")
+
+
+def test_a_precision_beside_several_must_be_one_of_them():
+    with pytest.raises(UsageError, match="dtype float16 would change nothing beside dtypes"):
+        perplexity.Config(dtype="float16", dtypes=("float32", "bfloat16"))
+    assert perplexity.Config(dtype="bfloat16", dtypes=("float32", "bfloat16")).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("recipes", "given", "says"),
+    [
+        ("torch/bfloat16", {"provider": "CPUExecutionProvider"}, "provider"),
+        ("torch/bfloat16", {"keep_quality": "5%"}, "keep_quality"),
+        ("torch/bfloat16", {"log_model": True}, "log_model"),
+        ("onnx/float32", {"block_size": 32}, "block_size"),
+        ("onnx/int8-weight-only", {"calibration_tokens": 64}, "calibration_tokens"),
+        ("onnx/int8-static", {"symmetric": False}, "symmetric"),
+        ("onnx/int8-dynamic", {"calibration_method": "entropy"}, "calibration_method"),
+        (
+            "onnx/int4-hqq",
+            {"calibration": "builtin", "corpus": "pydoc", "symmetric": False},
+            "symmetric and calibration",
+        ),
+    ],
+)
+def test_an_option_that_no_chosen_recipe_takes_is_refused(recipes, given, says):
+    with pytest.raises(UsageError, match=f"^{says} would change nothing: none of torch-float32, "):
+        quantization.build(quantization.Config(recipes=(recipes,), **given))
+
+
+@pytest.mark.parametrize(
+    ("recipes", "given"),
+    [
+        ("onnx/float32", {"graph_optimization": "basic", "log_model": True}),
+        ("onnx/int8-weight-only", {"block_size": 32, "symmetric": False}),
+        ("onnx/int8-static", {"keep_quality": "none", "calibration_method": "entropy"}),
+        ("torch/bfloat16", {"threads": 2}),
+    ],
+)
+def test_an_option_that_one_of_them_takes_is_told(recipes, given):
+    built = quantization.build(quantization.Config(recipes=("torch/bfloat16", recipes), **given))
+    told = {name for each in built.scenarios for name, _ in each.variant.options}
+    assert set(given) - {"log_model"} <= told
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "says"),
+    [
+        (
+            ("perplexity",),
+            {"max_new_tokens": 8},
+            "max_new_tokens 8 would change nothing in perplexity: leave",
+        ),
+        (("training", "perplexity"), {"warmup": 3}, "warmup 3 would change nothing in training, perplexity"),
+        (("precision",), {"dtype": "bfloat16"}, "dtype bfloat16 would change nothing in precision"),
+        (("training",), {"model": "synthetic:tiny"}, "model synthetic:tiny would change nothing in training"),
+    ],
+)
+def test_the_suite_refuses_what_none_of_its_experiments_takes(names, given, says):
+    with pytest.raises(UsageError, match=says):
+        suite.chosen_names(suite.Config(experiments=names, **given))
+
+
+@pytest.mark.parametrize(
+    ("names", "given"),
+    [
+        (("perplexity", "baseline"), {"max_new_tokens": 8}),
+        (("backends",), {"threads": 2}),
+        (("training", "baseline"), {"model": "synthetic:tiny", "quick": True}),
+        (("precision", "perplexity"), {"dtype": "bfloat16"}),
+    ],
+)
+def test_the_suite_takes_what_one_of_them_takes(names, given):
+    assert suite.chosen_names(suite.Config(experiments=names, **given)) == names
+
+
+def test_every_setting_of_the_suite_is_taken_by_some_experiment():
+    taken = {each.name for name in suite.NAMES for each in parameters(suite.DECLARED_BY_NAME[name].config)}
+    assert {each.name for each in parameters(Settings)} <= taken
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("doctor", "--tracking-uri", "sqlite:///x.db"), "--tracking-uri says which store to repair"),
+        (("doctor", "--repair", "--format", "json"), "--repair prints one line"),
+        (("run", "baseline", "-P", "warmup=1", "-P", "warmup=2"), "warmup is given twice"),
+        (("generate", "Hi", "--option", "threads=1", "--option", "threads=2"), "threads is given twice"),
+        (("runs", "--tag", "a=1", "--tag", "a=2"), "a is given twice"),
+    ],
+)
+def test_a_command_refuses_what_it_would_not_heed(words, says):
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2
+    assert says in done.output
