@@ -24,7 +24,7 @@ def last(experiment):
     return experiment.scenarios[-1].variant
 
 
-@pytest.mark.parametrize("experiment", [backends, quantization], ids=lambda each: each.NAME)
+@pytest.mark.parametrize("experiment", [backends, quantization], ids=lambda each: each.DECLARED.name)
 @pytest.mark.parametrize("recipe", recipes(), ids=lambda each: each.label)
 def test_a_recipe_is_told_all_that_it_takes(experiment, recipe):
     asked = all_of((backend_of(recipe.backend).options, *recipe.takes))
@@ -33,7 +33,7 @@ def test_a_recipe_is_told_all_that_it_takes(experiment, recipe):
     assert dict(asked).items() <= dict(found.options).items()
 
 
-@pytest.mark.parametrize("experiment", [baseline, perplexity, precision], ids=lambda each: each.NAME)
+@pytest.mark.parametrize("experiment", [baseline, perplexity, precision], ids=lambda each: each.DECLARED.name)
 @pytest.mark.parametrize("backend", known())
 def test_a_backend_is_told_all_that_it_takes(experiment, backend):
     asked = all_of([backend_of(backend).options])
@@ -61,7 +61,7 @@ def test_ways_that_differ_by_what_they_are_told_are_compared_under_names_of_thei
         ("genai/int4 accuracy=4", "did you mean accuracy_level"),
     ],
 )
-@pytest.mark.parametrize("experiment", [backends, quantization], ids=lambda each: each.NAME)
+@pytest.mark.parametrize("experiment", [backends, quantization], ids=lambda each: each.DECLARED.name)
 def test_what_is_not_taken_is_refused_before_anything_is_measured(experiment, label, message):
     with pytest.raises(UsageError, match=message):
         experiment.build(experiment.Config(recipes=(label,)))
