@@ -56,14 +56,12 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     """Draw throughput, what a sample costs, and what it waits, against the batch size."""
     kept: dict[str, Any] = {"x": "batch_size", "x_label": "batch size", "log_x": True}
     return {
-        "tokens_per_sec": line_plot(
-            runs, y="tokens_per_sec", title="Throughput of the whole list", y_label="tokens/s", **kept
-        ),
+        "tokens_per_sec": line_plot(runs, y="tokens_per_sec", title="Throughput of the whole list", **kept),
         "latency_per_sample": line_plot(
-            runs, y="latency_per_sample_s", title="Time per sample worked off", y_label="s", **kept
+            runs, y="latency_per_sample_s", title="Time per sample worked off", **kept
         ),
         "batch_latency": line_plot(
-            runs, y="batch_latency_s", title="Time a sample waits for its batch", y_label="s", **kept
+            runs, y="batch_latency_s", title="Time a sample waits for its batch", **kept
         ),
     }
 

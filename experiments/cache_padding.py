@@ -78,7 +78,6 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
             group="cache",
             title="Latency of the whole call by output length",
             x_label="new tokens",
-            y_label="s",
         )
     if len(measured(padding, "tokens_per_sec")):
         drawn["padding_tokens_per_sec"] = bar_plot(
@@ -86,7 +85,6 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
             "scenario",
             "tokens_per_sec",
             title="New tokens per second by padding",
-            y_label="tokens/s",
         )
     return drawn
 

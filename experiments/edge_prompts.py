@@ -139,9 +139,7 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     """Draw a bar per prompt: the whole call, and the share of it that the prefill takes."""
     shares = extended(runs, prefill_share=100 * prefill_shares(runs))
     figures = {
-        "latency": bar_plot(
-            runs, "scenario", "total_latency_s", title="Latency of the whole call by prompt", y_label="s"
-        ),
+        "latency": bar_plot(runs, "scenario", "total_latency_s", title="Latency of the whole call by prompt"),
         "prefill_share": bar_plot(
             shares,
             "scenario",

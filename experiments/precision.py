@@ -54,7 +54,7 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     """Draw a bar of tokens/s per precision that was measured."""
     return {
         "tokens_per_sec": bar_plot(
-            runs, "dtype", "tokens_per_sec", title="New tokens per second by precision", y_label="tokens/s"
+            runs, "dtype", "tokens_per_sec", title="New tokens per second by precision"
         )
     }
 

@@ -47,14 +47,11 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     """Draw latency and throughput against the prompt's length."""
     kept: dict[str, Any] = {"x": "prompt_tokens_total", "x_label": "prompt tokens", "log_x": True}
     return {
-        "latency": line_plot(
-            runs, y="total_latency_s", title="Latency of the whole call", y_label="s", **kept
-        ),
+        "latency": line_plot(runs, y="total_latency_s", title="Latency of the whole call", **kept),
         "tokens_per_sec": line_plot(
             runs,
             y="tokens_per_sec",
             title="New tokens per second, prefill included",
-            y_label="tokens/s",
             **kept,
         ),
     }

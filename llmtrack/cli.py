@@ -430,11 +430,11 @@ def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
         raise UsageError(
             "--tracking-uri says which store to repair: add --repair, or set MLFLOW_TRACKING_URI to examine it"
         )
-    from llmtrack.doctor import examine, render
+    from llmtrack.doctor import examine, render_findings
     from llmtrack.report.terminal import make_console, width_of
 
     findings = examine()
-    click.echo(render(findings, style, width_of(make_console())), nl=False)
+    click.echo(render_findings(findings, style, width_of(make_console())), nl=False)
     if any(finding.state == "broken" for finding in findings):
         sys.exit(1)
 

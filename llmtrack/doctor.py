@@ -75,7 +75,7 @@ def examine() -> list[Finding]:
     return [_safely(check) for check in checks]
 
 
-def render(findings: list[Finding], style: str = "table", width: int | None = None) -> str:
+def render_findings(findings: list[Finding], style: str = "table", width: int | None = None) -> str:
     """Return findings as lines for a person, no longer than a width if there is one, or as JSON."""
     if style == "json":
         return json.dumps([asdict(finding) for finding in findings], indent=1) + "\n"

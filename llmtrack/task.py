@@ -16,7 +16,7 @@ SPLITS = ("auto", "document", "contiguous")
 KEPT_CHECKPOINTS = ("artifact", "model", "none")
 PADDING_SIDES = ("right", "left")
 
-NAMED_CORPORA = BUILTIN, PYDOC = ("builtin", "pydoc")
+NAMED_CORPORA = BUILTIN_TEXT, PYDOC = ("builtin", "pydoc")
 MOST_WORKERS = 1_024
 
 ScoredText = Annotated[str, Option(f"{', '.join(NAMED_CORPORA)}, or a .txt or .jsonl file.")]
@@ -117,7 +117,7 @@ class PerplexityTask(Checked):
         UsageError: a setting is unknown or impossible, or belongs to the other protocol.
     """
 
-    corpus: ScoredText = BUILTIN
+    corpus: ScoredText = BUILTIN_TEXT
     protocol: Annotated[str, Option("Each text on its own, or all as one stream.", choices=PROTOCOLS)] = (
         "documents"
     )

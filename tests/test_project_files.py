@@ -55,6 +55,13 @@ def test_a_workflow_runs_what_is_there(workflow):
             assert (ROOT / command[1]).is_file()
 
 
+def test_what_runs_before_a_commit_is_of_the_version_that_is_tested():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    (ruff,) = (each["rev"] for each in hooks if each["repo"].endswith("/ruff-pre-commit"))
+    locked = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert f"ruff=={ruff.removeprefix('v')}" in locked
+
+
 def test_every_folder_of_modules_is_a_package_that_a_wheel_takes_along():
     folders = {path.parent for path in (ROOT / "llmtrack").rglob("*.py")}
     assert {folder for folder in folders if not (folder / "__init__.py").is_file()} == set()

@@ -22,7 +22,7 @@ from llmtrack.errors import ScenarioError
 from llmtrack.installed import installed_version
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.context import context_length
-from llmtrack.models.reasons import one_line
+from llmtrack.models.reasons import reason_of
 from llmtrack.options import chosen
 from llmtrack.scenario import Variant
 from llmtrack.tensors import tokens
@@ -85,7 +85,7 @@ class GenaiEngine(HostEngine):
             self._model = self._genai.Model(config)
         except Exception as error:
             raise ScenarioError(
-                f"ONNX Runtime GenAI cannot run it: {one_line(error)[:300]}", "unsupported"
+                f"ONNX Runtime GenAI cannot run it: {reason_of(error)[:300]}", "unsupported"
             ) from error
         seconds = time.perf_counter() - start
         if not reset_peak_rss():

@@ -18,7 +18,7 @@ from llmtrack.llamacpp.library import library
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.folder import model_folder
 from llmtrack.models.gguf_facts import GgufFacts, read_facts
-from llmtrack.models.load import identify
+from llmtrack.models.load import identify_model
 from llmtrack.options import NONE, chosen
 from llmtrack.quantize.gguf import gguf_of
 from llmtrack.scenario import Scalar, Variant
@@ -83,7 +83,7 @@ def load(variant: Variant) -> LlamacppEngine:
 
 def _source(variant: Variant) -> _Source:
     """Return the file of a GGUF model as it is, where no quantization is asked for, or one made from the model's folder."""
-    identity = identify(variant.model, variant.revision, as_gguf=variant.quantization == NONE)
+    identity = identify_model(variant.model, variant.revision, as_gguf=variant.quantization == NONE)
     spec = identity.source.spec
     facts: dict[str, Scalar] = {"model_source": identity.source.kind, "trust_remote_code": False}
     if identity.gguf is not None and identity.folder is not None:

@@ -19,7 +19,7 @@ from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.cache import read_manifest
 from llmtrack.models.context import context_length
-from llmtrack.models.load import identify
+from llmtrack.models.load import identify_model
 from llmtrack.onnx.session import (
     MODEL_FILE,
     Cache,
@@ -59,7 +59,7 @@ def load(variant: Variant) -> OnnxEngine:
             "unsupported",
         )
     recipe = None if variant.quantization == NONE else find_recipe("onnx", variant.quantization)
-    identity = identify(variant.model, variant.revision)
+    identity = identify_model(variant.model, variant.revision)
     folder = onnx_folder(variant, identity)
     settings: dict[str, Any] = {
         "threads": told.used_threads,

@@ -24,7 +24,7 @@ from llmtrack.errors import ScenarioError
 from llmtrack.installed import installed_version
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.context import context_length
-from llmtrack.models.reasons import one_line
+from llmtrack.models.reasons import reason_of
 from llmtrack.onnx.session import positions
 from llmtrack.options import chosen
 from llmtrack.scenario import Variant
@@ -100,7 +100,7 @@ class OpenvinoEngine(HostEngine):
             compiled = core.compile_model(graph, "CPU", settings)
             self._request = compiled.create_infer_request()
         except Exception as error:
-            raise ScenarioError(f"OpenVINO cannot run it: {one_line(error)[:300]}", "unsupported") from error
+            raise ScenarioError(f"OpenVINO cannot run it: {reason_of(error)[:300]}", "unsupported") from error
         seconds = time.perf_counter() - start
         self._inputs = {each.get_any_name() for each in graph.inputs}
         cached = _cached_values(graph)

@@ -11,7 +11,7 @@ from typing import Any
 from llmtrack.models import synthetic
 from llmtrack.models.cache import build_once
 from llmtrack.models.from_folder import clean_generation
-from llmtrack.models.load import SEED, identify
+from llmtrack.models.load import SEED, identify_model
 from llmtrack.scenario import Scalar
 
 
@@ -48,7 +48,7 @@ def model_folder(spec: str, revision: str | None = None) -> ModelFolder:
         UsageError: the spec is not understood.
         ModelLoadError: no candidate is there; the message has a line for each.
     """
-    found = identify(spec, revision)
+    found = identify_model(spec, revision)
     source, path = found.source, found.folder
     if path is None:
         name = source.location

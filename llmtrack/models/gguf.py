@@ -59,7 +59,8 @@ def ensure(path: Path) -> Path:
     """
     digest = file_digest(path)
     return build_once(
-        entry_name(_safe_stem(path), digest), lambda folder: {**convert(path, folder), "gguf_sha256": digest}
+        entry_name(_safe_stem(path), digest),
+        lambda folder: {**convert_gguf(path, folder), "gguf_sha256": digest},
     )
 
 
@@ -86,7 +87,7 @@ def _safe_stem(path: Path) -> str:
     return "".join(char if char.isalnum() or char in "-_" else "-" for char in path.stem)[:60]
 
 
-def convert(path: Path, folder: Path) -> dict[str, str]:
+def convert_gguf(path: Path, folder: Path) -> dict[str, str]:
     """Write the model and the tokenizer of a GGUF file into an existing folder.
 
     Returns:

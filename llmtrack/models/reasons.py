@@ -114,7 +114,7 @@ def tokenizer_explained(folder: Path) -> Iterator[None]:
         raise
 
 
-def one_line(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return the reason and the remedy of a failure as one line, without paths of the library's own code."""
     if isinstance(error, LlmtrackError):
         return _flat(str(error))

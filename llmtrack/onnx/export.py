@@ -13,7 +13,7 @@ from onnx import ModelProto
 from llmtrack.errors import ScenarioError, in_words
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.load import LoadedModel, load_model
-from llmtrack.models.reasons import one_line
+from llmtrack.models.reasons import reason_of
 from llmtrack.onnx import graph
 from llmtrack.onnx.attention import Rotary, fuse_attention
 from llmtrack.onnx.parity import Parity, parity
@@ -75,7 +75,7 @@ def _checked(loaded: LoadedModel, path: Path) -> Parity | str:
     except Exception as error:
         if isinstance(error, ScenarioError) and error.kind == NON_FINITE:
             raise
-        return f"it cannot be run: {one_line(error)[:300]}"
+        return f"it cannot be run: {reason_of(error)[:300]}"
 
 
 def _ways(rotary: Rotary | None) -> list[tuple[str, Callable[[ModelProto], bool]]]:

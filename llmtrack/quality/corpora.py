@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from llmtrack.errors import UsageError
 from llmtrack.plain import digest as digest_of
-from llmtrack.task import BUILTIN, NAMED_CORPORA, PYDOC
+from llmtrack.task import BUILTIN_TEXT, NAMED_CORPORA, PYDOC
 
 Row = TypeVar("Row")
 
@@ -112,7 +112,7 @@ def load_corpus(spec: str) -> Corpus:
 
 def _builtin() -> list[str]:
     data = resources.files("llmtrack.quality").joinpath("data", "builtin.jsonl").read_bytes()
-    return _json_lines(_decode(data, BUILTIN), BUILTIN)
+    return _json_lines(_decode(data, BUILTIN_TEXT), BUILTIN_TEXT)
 
 
 def _pydoc_topics() -> list[str]:
@@ -120,12 +120,12 @@ def _pydoc_topics() -> list[str]:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise UsageError(
-            f"corpus {PYDOC!r} is not part of this Python: use corpus={BUILTIN}, or a file"
+            f"corpus {PYDOC!r} is not part of this Python: use corpus={BUILTIN_TEXT}, or a file"
         ) from error
     return [topics[name] for name in sorted(topics)]
 
 
-_NAMED: dict[str, Callable[[], list[str]]] = {BUILTIN: _builtin, PYDOC: _pydoc_topics}
+_NAMED: dict[str, Callable[[], list[str]]] = {BUILTIN_TEXT: _builtin, PYDOC: _pydoc_topics}
 
 
 def _reader(spec: str, path: Path) -> Callable[[str, str], list[str]]:

@@ -21,7 +21,7 @@ from llmtrack.models.cache import MANIFEST, build_once, read_manifest
 from llmtrack.models.digests import ModelDigests
 from llmtrack.models.durations import making
 from llmtrack.models.load import ModelIdentity
-from llmtrack.models.reasons import one_line
+from llmtrack.models.reasons import reason_of
 from llmtrack.onnx.session import MODEL_FILE
 from llmtrack.options import NONE
 from llmtrack.plain import digest
@@ -200,7 +200,7 @@ def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *argum
                 "folder on another disk",
                 "unsupported",
             ) from error
-        raise ScenarioError(f"{what} failed: {one_line(error)[:300]}", "unsupported") from error
+        raise ScenarioError(f"{what} failed: {reason_of(error)[:300]}", "unsupported") from error
 
 
 def _corpus_digest(corpus: str) -> str:

@@ -55,7 +55,7 @@ class FittedTable:
     left_out: tuple[str, ...] = ()
 
 
-def fit(table: Table, width: int) -> FittedTable | None:
+def fit_to_width(table: Table, width: int) -> FittedTable | None:
     """Return what of a table fits, or None where a block for each row is better to read.
 
     Args:

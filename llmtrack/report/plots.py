@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from llmtrack import metrics as schema
 from llmtrack.report.drawing import new_figure
 from llmtrack.report.escape import as_label, in_plot
 from llmtrack.report.labels import label_points
@@ -33,12 +34,15 @@ def line_plot(
     *,
     title: str,
     x_label: str,
-    y_label: str,
+    y_label: str = "",
     log_x: bool = False,
     group: str | None = None,
 ) -> Figure:
-    """Draw a metric against a param, each point with its 95 % interval; a line for each value of `group`."""
-    figure, axes = canvas(title, x_label, y_label)
+    """Draw a metric against a param, each point with its 95 % interval; a line for each value of `group`.
+
+    Where no `y_label` is given, it is the metric's unit.
+    """
+    figure, axes = canvas(title, x_label, y_label or schema.metric(y).unit)
     points = measured(runs, y).sort_values(x)
     lines = points.groupby(group, sort=False) if group else [(None, points)]
     for (name, line), color in zip(lines, cycle(LINE_COLORS)):
@@ -63,9 +67,12 @@ def line_plot(
     return figure
 
 
-def bar_plot(runs: pd.DataFrame, label: str, y: str, *, title: str, y_label: str) -> Figure:
-    """Draw a bar per run, with its 95 % interval and its value; the baseline is grey."""
-    figure, axes = canvas(title, "", y_label)
+def bar_plot(runs: pd.DataFrame, label: str, y: str, *, title: str, y_label: str = "") -> Figure:
+    """Draw a bar per run, with its 95 % interval and its value; the baseline is grey.
+
+    Where no `y_label` is given, it is the metric's unit.
+    """
+    figure, axes = canvas(title, "", y_label or schema.metric(y).unit)
     bars = measured(runs, y)
     names = [as_label(str(name)) for name in bars[label]]
     colors = [OTHER if base else COLOR for base in ask.marked(bars, "baseline")]

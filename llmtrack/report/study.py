@@ -15,7 +15,7 @@ from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
 from llmtrack.report.drawing import drawing
 from llmtrack.report.escape import in_markdown
-from llmtrack.report.fit import fit
+from llmtrack.report.fit import fit_to_width
 from llmtrack.report.formats import to_markdown
 from llmtrack.report.gather import Member, plot_of, study_report
 from llmtrack.report.html import Plot
@@ -125,7 +125,7 @@ _PAGE_WIDTH = 110
 
 def narrow(table: Table) -> Table:
     """Return as much of a table as a run's page has room for; table.md has all of it."""
-    fitted = fit(table, _PAGE_WIDTH)
+    fitted = fit_to_width(table, _PAGE_WIDTH)
     return table if fitted is None else fitted.table
 
 

@@ -13,7 +13,7 @@ from rich.measure import Measurement
 from llmtrack.output import console_of
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import in_markdown, on_one_line, plain
-from llmtrack.report.fit import blocks, fit, without_constants
+from llmtrack.report.fit import blocks, fit_to_width, without_constants
 from llmtrack.report.formats import to_markdown, to_rich
 from llmtrack.report.html import Report, render_report
 from llmtrack.report.parts import Parts
@@ -48,7 +48,7 @@ def print_report(
         more: how to see the columns that are left out.
     """
     whole = wide or not console.is_terminal
-    fitted = None if whole else fit(table, console.width)
+    fitted = None if whole else fit_to_width(table, console.width)
     shown = fitted.table if fitted else table if whole else without_constants(table)
     console.print()
     for line in filter(None, (title,)):

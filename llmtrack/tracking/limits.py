@@ -60,7 +60,7 @@ def shorten(text: str, limit: int) -> str:
     return cut(text, limit, SHORTENED_MARK)
 
 
-def fit(
+def fit_limits(
     params: Mapping[str, Any],
     metrics: Mapping[str, float],
     series: Mapping[str, Iterable[float]],

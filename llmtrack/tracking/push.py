@@ -18,7 +18,7 @@ from llmtrack.outcome import StepValues
 from llmtrack.redaction import redact
 from llmtrack.tracking.ask import RUNNING
 from llmtrack.tracking.files import safe_path
-from llmtrack.tracking.limits import Fitted, fit, shorten
+from llmtrack.tracking.limits import Fitted, fit_limits, shorten
 from llmtrack.tracking.records import RunRecord
 from llmtrack.tracking.spool import Entry
 from llmtrack.tracking.store_errors import one_line
@@ -187,7 +187,7 @@ def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> str:
 
 def _fit(record: RunRecord) -> Fitted:
     tags = {**record.tags, _RECORD_ID: record.record_id}
-    return fit(record.params, record.metrics, record.series, tags, record.run_name)
+    return fit_limits(record.params, record.metrics, record.series, tags, record.run_name)
 
 
 def _log_values(client: MlflowClient, run_id: str, record: RunRecord, fitted: Fitted) -> None:

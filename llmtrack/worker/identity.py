@@ -47,4 +47,4 @@ def _identity(variant: Variant) -> ModelIdentity:
 
     # Random weights are drawn on the device that PyTorch runs on.
     device = resolve_device(variant.device) if variant.backend == "torch" else "cpu"
-    return load.identify(variant.model, variant.revision, device)
+    return load.identify_model(variant.model, variant.revision, device)

@@ -21,7 +21,7 @@ from llmtrack.llamacpp import decoder, library
 from llmtrack.llamacpp.decoder import Room
 from llmtrack.models import gguf
 from llmtrack.models.gguf_facts import GgufFacts, cached_values, file_type, read_facts, step_bytes
-from llmtrack.models.load import identify
+from llmtrack.models.load import identify_model
 from llmtrack.quantize import gguf as conversion
 from llmtrack.quantize.recipe import recipes
 from llmtrack.scenario import Variant
@@ -114,7 +114,7 @@ def test_a_file_tells_its_facts(file):
 
 @pytest.mark.slow(1)
 def test_a_file_is_described_without_its_weights_and_as_what_it_is_converted_into(file):
-    described, converted = identify(str(file), as_gguf=True), identify(str(file))
+    described, converted = identify_model(str(file), as_gguf=True), identify_model(str(file))
     assert described.gguf == file
     assert described.folder is not None
     assert not list(described.folder.glob("*.safetensors"))
@@ -136,7 +136,7 @@ def test_a_model_that_transformers_does_not_know_keeps_its_ids(file, monkeypatch
 
 
 def test_only_what_is_no_gguf_file_is_converted(file):
-    assert identify("synthetic:tiny", as_gguf=True).gguf is None
+    assert identify_model("synthetic:tiny", as_gguf=True).gguf is None
 
 
 # What is refused, and what is made.

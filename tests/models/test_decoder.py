@@ -14,7 +14,7 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.models import synthetic
 from llmtrack.models.decoder import looks_ahead
 from llmtrack.models.digests import folder_digest, weight_files
-from llmtrack.models.load import identify, load_model
+from llmtrack.models.load import identify_model, load_model
 
 SIZES = {
     "vocab_size": 300,
@@ -287,7 +287,7 @@ def test_an_adapter_is_refused_beside_its_base_and_alone(save):
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     assert "beside its base" in refused(folder)
     with pytest.raises(ModelLoadError, match="adapter"):
-        identify(str(folder))
+        identify_model(str(folder))
     (folder / "model.safetensors").unlink()
     assert "holds an adapter (LoRA) that is not merged" in refused(folder)
 

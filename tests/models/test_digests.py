@@ -6,7 +6,7 @@ import torch
 
 from llmtrack.models import synthetic
 from llmtrack.models.digests import NO_FILES, model_digests
-from llmtrack.models.load import identify, load_model
+from llmtrack.models.load import identify_model, load_model
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_a_folder_without_the_files_says_so(tmp_path):
 
 def test_identifying_and_loading_tell_the_same(folder):
     found = load_model(str(folder), device="cpu", dtype=torch.float32)
-    assert found.digests == identify(str(folder)).digests == model_digests(folder)
+    assert found.digests == identify_model(str(folder)).digests == model_digests(folder)
 
 
 def test_a_synthetic_models_config_depends_on_its_preset_alone():

@@ -88,7 +88,7 @@ def test_a_gguf_file_becomes_an_ordinary_model_once(tmp_path, monkeypatch):
     torch.testing.assert_close(loaded.model.model.rotary_emb.inv_freq, expected)
     config = loaded.model.generation_config
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (BEGIN, END, PAD)
-    monkeypatch.setattr(gguf, "convert", lambda *_: pytest.fail("converted again"))
+    monkeypatch.setattr(gguf, "convert_gguf", lambda *_: pytest.fail("converted again"))
     again = load(path)
     assert again.digests.weights == loaded.digests.weights
     ids = torch.tensor([[1, 2, 3]])

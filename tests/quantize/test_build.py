@@ -21,7 +21,7 @@ from llmtrack import installed as available
 from llmtrack.child import child_environment
 from llmtrack.engines.registry import load_variant
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
-from llmtrack.models.load import identify
+from llmtrack.models.load import identify_model
 from llmtrack.quantize import build
 from llmtrack.quantize.options import SmallBlocks
 from llmtrack.quantize.recipe import Recipe, recipes
@@ -185,7 +185,7 @@ def entries(monkeypatch, tmp_path):
         variant = Variant(
             str(folder), backend="onnx", quantization=quantization, options=tuple(sorted(options.items()))
         )
-        build.onnx_folder(variant, identify(str(folder)))
+        build.onnx_folder(variant, identify_model(str(folder)))
         return asked
 
     return names
@@ -278,7 +278,7 @@ def test_what_cannot_be_made_is_refused_before_anything_is_exported(
 ):
     variant = Variant("synthetic:tiny", backend="onnx", quantization=quantization, options=options)
     with pytest.raises(UsageError, match=message):
-        build.onnx_folder(variant, identify("synthetic:tiny"))
+        build.onnx_folder(variant, identify_model("synthetic:tiny"))
     assert not [path for path in onnx_cache.glob("*onnx*") if path.is_dir()]
 
 
@@ -286,7 +286,7 @@ def test_what_cannot_be_made_is_refused_before_anything_is_exported(
 def test_quantizing_from_end_to_end_tells_what_was_looked_at(onnx_cache):
     options = (("calibration_tokens", 512), ("keep_quality", "none"))
     variant = Variant("synthetic:tiny", backend="onnx", quantization="int8-dynamic", options=options)
-    folder = build.onnx_folder(variant, identify("synthetic:tiny"))
+    folder = build.onnx_folder(variant, identify_model("synthetic:tiny"))
     facts = build.read_manifest(folder)["recipe"]["facts"]
     assert facts["calibration"] == "pydoc"
     assert len(facts["calibration_digest"]) == 16
@@ -294,7 +294,7 @@ def test_quantizing_from_end_to_end_tells_what_was_looked_at(onnx_cache):
     assert {"model.onnx", "config.json", "tokenizer.json"} <= {path.name for path in folder.iterdir()}
     # Asked for again, with an option that belongs to another recipe, it is the same entry.
     other = Variant(**{**vars(variant), "options": (("block_size", 16), *options)})
-    assert build.onnx_folder(other, identify("synthetic:tiny")) == folder
+    assert build.onnx_folder(other, identify_model("synthetic:tiny")) == folder
     assert [path.name for path in onnx_cache.iterdir() if path.is_dir() and ".new" in path.name] == []
 
 

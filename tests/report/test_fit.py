@@ -21,12 +21,11 @@ from llmtrack.decide.matching import match
 from llmtrack.decide.points import gather_points
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.rules import check_samples, decide, parse_rules
-from llmtrack.doctor import Finding
-from llmtrack.doctor import render as render_findings
+from llmtrack.doctor import Finding, render_findings
 from llmtrack.experiment import OwnTable
 from llmtrack.report.columns import with_differing_params
 from llmtrack.report.comparison import differences_table
-from llmtrack.report.fit import STAY, fit, without_constants
+from llmtrack.report.fit import STAY, fit_to_width, without_constants
 from llmtrack.report.gate import gate_table
 from llmtrack.report.listing import listing_table
 from llmtrack.report.pareto import pareto_table
@@ -175,7 +174,7 @@ def test_no_line_of_a_table_is_wider_than_the_terminal(name, width):
     table = TABLES[name]()
     text = _printed(table, width)
     assert _widest(text) <= width
-    fitted = fit(table, width)
+    fitted = fit_to_width(table, width)
     if fitted is None:
         return
     for index, numeric in enumerate(fitted.table.numeric):
@@ -200,12 +199,12 @@ def test_pipes_files_and_wide_show_every_cell(name):
 @pytest.mark.slow(1)
 def test_the_columns_leave_in_the_order_that_their_entries_state():
     table = summary_table(_many().iloc[:5])
-    left = [set(fit(table, width).left_out) for width in range(400, NARROW - 1, -1)]
+    left = [set(fit_to_width(table, width).left_out) for width in range(400, NARROW - 1, -1)]
     for more_room, less_room in itertools.pairwise(left):
         assert more_room <= less_room
     gone = left[-1]
     importance = {each.name: each.shown.keep for each in (*schema.METRICS, *schema.PARAMS) if each.shown}
-    staying = [key for key in fit(table, NARROW).table.keys if key not in STAY]
+    staying = [key for key in fit_to_width(table, NARROW).table.keys if key not in STAY]
     assert gone
     assert all(importance[key] > importance[other] for key in staying for other in gone)
 
@@ -309,5 +308,5 @@ def test_what_was_not_measured_again_makes_no_column():
 
 
 def test_a_way_that_was_tried_keeps_what_became_of_it_where_room_is_scarce():
-    fitted = fit(summary_table(_raced().iloc[:3], own=tune.TABLE), 120)
+    fitted = fit_to_width(summary_table(_raced().iloc[:3], own=tune.TABLE), 120)
     assert {"scenario", "race_place", "race_reason", "tokens_per_sec"} <= set(fitted.table.keys)

@@ -58,7 +58,8 @@ def test_a_line_with_intervals():
 
 
 def test_bars_with_intervals_values_and_a_grey_baseline():
-    (axes,) = bar_plot(RUNS, "dtype", "tokens_per_sec", title="T", y_label="Y").axes
+    (axes,) = bar_plot(RUNS, "dtype", "tokens_per_sec", title="T").axes
+    assert axes.get_ylabel() == "tokens/s", "the metric's unit, where nothing else is said"
     (bars,) = [c for c in axes.containers if type(c).__name__ == "BarContainer"]
     assert [bar.get_height() for bar in bars] == [8.0, 10.0]
     assert segments(axes) == [(7.5, 9.5), (9.0, 10.25)]

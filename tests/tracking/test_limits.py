@@ -8,7 +8,14 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
 from llmtrack.redaction import HIDDEN, redact, secrets_of
-from llmtrack.tracking.limits import MAX_KEY, MAX_PARAM_VALUE, MAX_TAG_VALUE, SHORTENED_MARK, fit, fit_key
+from llmtrack.tracking.limits import (
+    MAX_KEY,
+    MAX_PARAM_VALUE,
+    MAX_TAG_VALUE,
+    SHORTENED_MARK,
+    fit_key,
+    fit_limits,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +45,7 @@ def test_fitting_a_key_twice_changes_nothing_more(key):
 
 
 def test_long_values_are_shortened_with_a_mark_and_said_so():
-    fitted = fit({"corpus": "x" * 7_000}, {}, {}, {"llmtrack.warnings": "y" * 9_000}, "run")
+    fitted = fit_limits({"corpus": "x" * 7_000}, {}, {}, {"llmtrack.warnings": "y" * 9_000}, "run")
     assert len(fitted.params["corpus"]) == MAX_PARAM_VALUE
     assert fitted.params["corpus"].endswith(SHORTENED_MARK)
     assert len(fitted.tags["llmtrack.warnings"]) == MAX_TAG_VALUE
@@ -47,14 +54,14 @@ def test_long_values_are_shortened_with_a_mark_and_said_so():
 
 
 def test_a_value_at_the_limit_is_left_alone():
-    fitted = fit({"corpus": "x" * MAX_PARAM_VALUE}, {}, {}, {}, "run")
+    fitted = fit_limits({"corpus": "x" * MAX_PARAM_VALUE}, {}, {}, {}, "run")
     assert fitted.params == {"corpus": "x" * MAX_PARAM_VALUE}
     assert fitted.tags == {}
 
 
 def test_non_finite_numbers_are_left_out_and_named():
     metrics = {"loss": math.nan, "perplexity": math.inf, "huge": 10**400, "total_latency_s": 1.0}
-    fitted = fit({}, metrics, {"series/gap": (1.0, math.nan, 3.0)}, {}, "run")
+    fitted = fit_limits({}, metrics, {"series/gap": (1.0, math.nan, 3.0)}, {}, "run")
     assert fitted.metrics == {"total_latency_s": 1.0}
     assert fitted.series == {"series/gap": ((0, 1.0), (2, 3.0))}
     for name in ("loss", "perplexity", "huge", "series/gap"):
@@ -62,7 +69,7 @@ def test_non_finite_numbers_are_left_out_and_named():
 
 
 def test_two_keys_that_become_the_same_are_both_kept():
-    fitted = fit({"a@b": 1, "a%b": 2, "a_b": 3}, {}, {}, {}, "run")
+    fitted = fit_limits({"a@b": 1, "a%b": 2, "a_b": 3}, {}, {}, {}, "run")
     assert sorted(fitted.params.values()) == ["1", "2", "3"]
     assert fitted.params["a_b"] == "3"
 
@@ -88,7 +95,7 @@ texts = st.text(max_size=50) | st.just("v" * 9_000) | st.just("\ud800\x00")
     run_name=texts,
 )
 def test_a_real_store_takes_whatever_was_fitted(client, params, metrics, series, tags, run_name):
-    fitted = fit(params, metrics, series, tags, run_name)
+    fitted = fit_limits(params, metrics, series, tags, run_name)
     run = client.create_run("0", run_name=fitted.run_name)
     client.log_batch(
         run.info.run_id,
@@ -159,5 +166,5 @@ def test_values_of_variables_named_like_credentials_are_removed():
 
 def test_params_tags_and_names_are_fitted_without_credentials():
     uri = "https://me:secret@host/x"
-    fitted = fit({"model": uri}, {}, {}, {"mlflow.note.content": uri}, uri)
+    fitted = fit_limits({"model": uri}, {}, {}, {"mlflow.note.content": uri}, uri)
     assert "secret" not in repr(fitted)

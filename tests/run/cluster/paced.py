@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.models.load import identify
+from llmtrack.models.load import identify_model
 
 
 class RealClock(FakeClock):
@@ -53,6 +53,6 @@ def load(variant):
     if not variant.model.startswith("synthetic:"):
         return PacedEngine(variant.model)
     engine = PacedEngine("s-1.hangs-killed")
-    tags = identify(variant.model, None, "cpu").digests.tags
+    tags = identify_model(variant.model, None, "cpu").digests.tags
     engine._info = replace(engine.info, tags=tags)
     return engine
