@@ -30,17 +30,24 @@ PARAMS: tuple[Param, ...] = (
     ),
     Param("task", str, "`generate`, `perplexity` or `train`", role="work"),
     Param("model", str, "model as asked for, maybe a list of candidates", role="implied"),
-    Param("model_id", str, "the candidate that was really loaded", shown=Shown("model", place=10, keep=64)),
+    Param(
+        "model_id",
+        str,
+        "the candidate that was really loaded",
+        shown=Shown("model", place=10, keep=64),
+        choice=None,
+    ),
     Param("revision", str, "git revision of a hub model", role="found"),
     Param("backend", str, "name of the engine", shown=Shown("backend", place=40, keep=59)),
     Param("device_requested", str, "device as asked for", role="implied"),
-    Param("device", str, "device as used", shown=Shown("device", place=20, keep=58)),
+    Param("device", str, "device as used", shown=Shown("device", place=20, keep=58), choice="{}"),
     Param("dtype_requested", str, "dtype as asked for", role="implied"),
     Param(
         "dtype",
         str,
         "dtype of the loaded parameters, with the reason where it is not the one asked for",
         shown=Shown("dtype", place=30, keep=61),
+        choice="{}",
     ),
     Param(
         "quantization",
@@ -60,14 +67,23 @@ PARAMS: tuple[Param, ...] = (
         "how a decode step is computed: `eager`, or compiled over a static cache, with fused products or as the model is",
         role="implied",
     ),
-    Param("use_cache", bool, "whether the KV cache is used", shown=Shown("KV cache", place=90, keep=48)),
+    Param(
+        "use_cache",
+        bool,
+        "whether the KV cache is used",
+        shown=Shown("KV cache", place=90, keep=48),
+        choice="KV cache {}",
+    ),
     Param(
         "padding_side",
         str,
         "side of the pads of a batch with unequal lengths",
         shown=Shown("padding", place=100, keep=46),
+        choice="{} padding",
     ),
-    Param("batch_size", int, "rows of a batch", shown=Shown("batch", place=80, keep=52)),
+    Param(
+        "batch_size", int, "rows of a batch", shown=Shown("batch", place=80, keep=52), choice="batch size {}"
+    ),
     Param(
         "prompt_tokens",
         int,
@@ -81,6 +97,7 @@ PARAMS: tuple[Param, ...] = (
         int,
         "a batch is padded to a multiple of so many tokens",
         shown=Shown("padded to", _multiple, place=120, quiet=True, keep=44),
+        choice="padding to a multiple of {}",
     ),
     Param("compare_unpadded", bool, "whether each row is also generated alone, to compare", role="found"),
     Param(
@@ -111,11 +128,17 @@ PARAMS: tuple[Param, ...] = (
         "tokens of a prompt at most, even where the context has room for more",
         role="work",
     ),
-    Param("empty_prompt", str, "what a text without tokens becomes: `error`, or one start token (`bos`)"),
+    Param(
+        "empty_prompt",
+        str,
+        "what a text without tokens becomes: `error`, or one start token (`bos`)",
+        choice=None,
+    ),
     Param(
         "overlong_prompt",
         str,
         "what a prompt that is too long becomes: `error`, or its last tokens (`truncate`)",
+        choice=None,
     ),
     Param(
         "prompt_rule",
@@ -134,7 +157,7 @@ PARAMS: tuple[Param, ...] = (
         "max_new_tokens", int, "new tokens per row", shown=Shown("new tokens", place=70, keep=25), role="work"
     ),
     Param("ignore_eos", bool, "whether the end-of-sequence token is suppressed while timing", role="work"),
-    Param("decoding", str, "how a token is chosen: `greedy`"),
+    Param("decoding", str, "how a token is chosen: `greedy`", choice=None),
     Param("warmup", int, "calls made first and not counted", role="repeats"),
     Param("min_repeats", int, "counted calls at least", role="repeats"),
     Param("max_repeats", int, "counted calls at most", role="repeats"),
@@ -173,9 +196,12 @@ PARAMS: tuple[Param, ...] = (
         role="found",
     ),
     Param(
-        "reference", str, "model that next-token distributions were compared with, and how it was computed"
+        "reference",
+        str,
+        "model that next-token distributions were compared with, and how it was computed",
+        choice=None,
     ),
-    Param("reference_tokens", int, "tokens on which they were compared at most"),
+    Param("reference_tokens", int, "tokens on which they were compared at most", choice=None),
     Param(
         "protocol",
         str,
@@ -250,12 +276,13 @@ PARAMS: tuple[Param, ...] = (
         role="found",
     ),
     Param("ended", str, "how training ended: `finished`, or `stopped_early` by `patience`", role="found"),
-    Param("tokenizer_tokens", int, "tokens of the tokenizer that was trained on the corpus"),
+    Param("tokenizer_tokens", int, "tokens of the tokenizer that was trained on the corpus", choice=None),
     Param(
         "arithmetic",
         str,
         "what matrix products are computed in: `float32`, `tf32` (float32 with factors of 10 bits of mantissa), `float16`, "
         "`bfloat16`, `int8`, `float8`; absent where the engine does not tell",
+        choice=None,
     ),
     Param(
         "prefill_bound",
@@ -268,11 +295,11 @@ PARAMS: tuple[Param, ...] = (
     Param(
         "energy_source", str, "whose energy counter was read: `NVML, NAME`, or `RAPL, ZONES`", role="found"
     ),
-    Param("trust_remote_code", bool, "whether code from a model's repository may run"),
-    Param("architecture", str, "class of the model"),
-    Param("parameters", int, "number of parameters, tied ones counted once"),
-    Param("context_length", int, "positions the model was made for"),
-    Param("vocab_size", int, "width of the logits"),
+    Param("trust_remote_code", bool, "whether code from a model's repository may run", choice=None),
+    Param("architecture", str, "class of the model", choice=None),
+    Param("parameters", int, "number of parameters, tied ones counted once", choice=None),
+    Param("context_length", int, "positions the model was made for", choice=None),
+    Param("vocab_size", int, "width of the logits", choice=None),
     Param("threads", int, "threads that computed one operation on the CPU, as the engine says"),
     Param(
         "workers",
@@ -292,7 +319,7 @@ PARAMS: tuple[Param, ...] = (
     Param("cache_type", str, "of `llamacpp`: what cached keys and values are stored as"),
     Param("tensor_parallel", int, "of `torch`: GPUs, or processes of a CPU, that share each layer"),
     Param("device_map", str, "of `torch`: `auto` where whole layers are spread over all GPUs"),
-    Param("provider", str, "of `onnx`: execution provider"),
+    Param("provider", str, "of `onnx`: execution provider", choice=None),
     Param("graph_optimization", str, "of `onnx`: how much of the graph is rewritten on loading"),
     Param(
         "onnx_attention", str, "of `onnx`: how attention is computed, `GroupQueryAttention` if it was fused"
@@ -327,16 +354,16 @@ PARAMS: tuple[Param, ...] = (
     Param("group_size", int, "of `openvino` recipes: weights that share a scale"),
     Param("ratio", float, "of `openvino` recipes: share of the layers in 4 bits"),
     Param("kv_cache", str, "of `openvino`: what keys and values are kept in"),
-    Param("weight_bits", int, "of weight-only recipes: bits of a weight"),
+    Param("weight_bits", int, "of weight-only recipes: bits of a weight", choice=None),
     Param(
         "keep_quality",
         str,
         "of int8 recipes and `int4-mixed`: share by which perplexity of the calibration text may rise; `none`: all is quantized",
     ),
-    Param("calibration", str, "text that quantization looked at"),
-    Param("calibration_digest", str, "digest of that text; never that of the scored one"),
-    Param("calibration_tokens", int, "tokens of it that were used at most"),
-    Param("calibration_method", str, "of int8-static: how ranges are found"),
+    Param("calibration", str, "text that quantization looked at", choice=None),
+    Param("calibration_digest", str, "digest of that text; never that of the scored one", choice=None),
+    Param("calibration_tokens", int, "tokens of it that were used at most", choice=None),
+    Param("calibration_method", str, "of int8-static: how ranges are found", choice=None),
     Param(
         "calibration_perplexity_increase",
         float,
@@ -349,7 +376,7 @@ PARAMS: tuple[Param, ...] = (
         "where a suite pooled what its experiments have in common: what each of them measured, as JSON",
         role="found",
     ),
-    Param("linear_layers", int, "linear layers of the model"),
+    Param("linear_layers", int, "linear layers of the model", choice=None),
     Param(
         "quantized_layers",
         int,

@@ -106,6 +106,8 @@ class Param:
             `work`, of another `convention` by which a text is scored; or of the same one, since it tells only how often
             it `repeats`, what was `found` or named on the way, or what others `implied` already, so that nobody asks
             what it changes.
+        choice: how a takeaway writes what a user chose, with `{}` for the value; empty: its name and the value; None: nobody
+            chose it, it follows from the model or is part of how quality is judged.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Param:
     meaning: str
     shown: Shown | None = None
     role: Role = "configuration"
+    choice: str | None = ""
 
 
 @dataclass(frozen=True)

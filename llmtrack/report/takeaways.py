@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.floor import say_floor, with_floors
@@ -21,32 +22,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # What a user can choose, and how it is written.
-CHOICES = (
-    ("backend", "backend {}"),
-    ("device", "{}"),
-    ("dtype", "{}"),
-    ("quantization", "quantization {}"),
-    ("use_cache", "KV cache {}"),
-    ("padding_side", "{} padding"),
-    ("pad_to_multiple", "padding to a multiple of {}"),
-    ("batch_size", "batch size {}"),
-    *(
-        (name, f"{name} {{}}")
-        for name in (
-            *("threads", "workers", "compile", "tensor_parallel", "device_map", "kv_cache"),
-            *("graph_optimization", "onnx_attention", "ubatch", "flash_attention", "cache_type"),
-            *(
-                "block_size",
-                "group_size",
-                "head_bits",
-                "symmetric",
-                "accuracy_level",
-                "algorithm",
-                "ratio",
-                "keep_quality",
-            ),
-        )
-    ),
+CHOICES = tuple(
+    (each.name, each.choice or f"{each.name} {{}}")
+    for each in schema.PARAMS
+    if each.role == "configuration" and each.choice is not None
 )
 
 

@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
+from typing import Annotated
 
 import click
 import pytest
@@ -36,6 +37,7 @@ from llmtrack.metrics.page import page as metrics_page
 from llmtrack.models import packaged
 from llmtrack.models.named import PACKAGED, PRESETS, PackagedModel, Preset
 from llmtrack.models.source import parse_candidates
+from llmtrack.options import Option
 from llmtrack.plain import from_json, kept, to_json
 from llmtrack.quality import corpora
 from llmtrack.quantize import recipe
@@ -153,6 +155,24 @@ def test_a_backend_of_this_package_is_a_module_and_its_line(monkeypatch):
     assert registry.load_engine("any", backend="mine", threads=2).info.context_length == 3
     with pytest.raises(UsageError, match="the mine backend takes no option 'thread'"):
         registry.load_engine("any", backend="mine", thread=2)
+
+
+@dataclass(frozen=True)
+class Flavoured(ThreadOption):
+    """As a backend's options are."""
+
+    flavour: Annotated[str, Option("What it tastes of.", choices=("plain", "sweet"))] = "plain"
+
+
+def test_an_option_of_a_backend_is_a_field_which_every_experiment_can_tell(monkeypatch):
+    monkeypatch.setitem(registry.BUILTIN, "mine", Backend(registry._module(__name__), Flavoured))
+    for each in ("baseline", "precision"):
+        declared = experiments.declarations()[each]
+        asked = declared.experiment(declared.config(backend="mine flavour=sweet"))
+        assert asked.scenarios[0].variant.options == (("flavour", "sweet"),)
+    assert registry.load_engine("any", backend="mine", flavour="sweet").info.context_length == 3
+    with pytest.raises(UsageError, match="no flavour 'sour': use plain or sweet"):
+        registry.load_engine("any", backend="mine", flavour="sour")
 
 
 def test_a_recipe_of_this_package_is_a_module_and_its_line(monkeypatch):
