@@ -23,6 +23,7 @@ DTYPE_ALIASES = {
     "bfloat16": "bfloat16",
     "bf16": "bfloat16",
 }
+DTYPES = tuple(dict.fromkeys(DTYPE_ALIASES.values()))
 
 
 def canonical_dtype(name: str) -> str:
@@ -115,7 +116,7 @@ def arithmetic_of(dtype_name: str, device: str) -> str:
         dtype_name: of the weights as they are used, such as `bfloat16`.
         device: `cpu`, `cuda` or `cuda:N`.
     """
-    if dtype_name not in DTYPE_ALIASES.values():
+    if dtype_name not in DTYPES:
         return ""
     if dtype_name == "float32" and device.startswith("cuda"):
         import torch

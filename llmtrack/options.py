@@ -13,7 +13,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -256,6 +256,19 @@ class Checked:
 @dataclass(frozen=True)
 class NoOptions(Checked):
     """The options of what can be told nothing."""
+
+
+def why_unusable(config: Any) -> str:
+    """Say in words why something cannot be what a backend or a recipe can be told; empty if it can."""
+    if not (isinstance(config, type) and is_dataclass(config)):
+        return "its options are not a dataclass"
+    try:
+        for each in parameters(config):
+            each.check(each.default)
+        config()
+    except Exception as error:  # whatever another package declares
+        return f"its options {config.__name__} cannot be read: {type(error).__name__}: {error}"
+    return ""
 
 
 def chosen(config: type[Config], given: Iterable[tuple[str, Any]]) -> Config:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from typing import Any
 
+from llmtrack.devices import DTYPES
 from llmtrack.engine import Backend, Engine, EngineInfo
 from llmtrack.engines.options import GenaiOptions, LlamacppOptions, OnnxOptions, OpenvinoOptions, TorchOptions
 from llmtrack.errors import UsageError
 from llmtrack.extensions import ENGINE_POINTS, broken, extensions, load_extension
-from llmtrack.options import accepted
+from llmtrack.options import accepted, why_unusable
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.scenario import Scalar, Variant
 
@@ -122,8 +123,10 @@ def extension_backend(point: EntryPoint) -> Backend:
     backend = named if isinstance(named, Backend) else Backend(named)
     if not callable(backend.load):
         raise broken(point, f"it is a {type(named).__name__}, and not a function load(variant) or a Backend")
-    if not (isinstance(backend.options, type) and is_dataclass(backend.options)):
-        raise broken(point, "its options are not a dataclass")
+    if why := why_unusable(backend.options):
+        raise broken(point, why)
+    if not (isinstance(backend.precisions, tuple) and {*DTYPES} >= {*backend.precisions}):
+        raise broken(point, f"its precisions {backend.precisions!r} are not a tuple of {', '.join(DTYPES)}")
     return backend
 
 

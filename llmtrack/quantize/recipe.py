@@ -13,7 +13,7 @@ from typing import Any
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.extensions import RECIPE_POINTS, broken, extensions, load_extension
 from llmtrack.installed import missing_modules, not_installed
-from llmtrack.options import NoOptions, chosen
+from llmtrack.options import NoOptions, chosen, why_unusable
 from llmtrack.quantize.options import CalibrationText
 from llmtrack.scenario import Scalar
 
@@ -133,7 +133,8 @@ def recipes() -> tuple[Recipe, ...]:
 
     Those of a broken package are left out: `broken_recipes` tells of them.
     """
-    return tuple(_found())
+    # Of two packages that have one name, the first: whatever is made of all must have each once.
+    return tuple({each.label: each for each in reversed([*_found()])}.values())[::-1]
 
 
 def broken_recipes() -> tuple[ExtensionError, ...]:
@@ -143,9 +144,13 @@ def broken_recipes() -> tuple[ExtensionError, ...]:
     )
 
 
-def _found() -> Iterator[Recipe]:
+def _builtin() -> Iterator[Recipe]:
     for module in BUILTIN:
         yield from import_module(module).RECIPES
+
+
+def _found() -> Iterator[Recipe]:
+    yield from _builtin()
     for point in extensions(RECIPE_POINTS):
         found = _extension(point)
         yield from () if isinstance(found, ExtensionError) else found
@@ -169,6 +174,10 @@ def extension_recipes(point: EntryPoint) -> tuple[Recipe, ...]:
     for each in found:
         if not isinstance(each, Recipe):
             raise broken(point, f"it holds a {type(each).__name__}, and is to be a sequence of Recipe")
+        if why := why_unusable(each.options):
+            raise broken(point, f"of its recipe {each.label} {why}")
+        if each.label in {own.label for own in _builtin()}:
+            raise broken(point, f"{each.label} is the name of a built-in recipe")
     return found
 
 

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from llmtrack.engines.registry import load_engine
 from llmtrack.errors import ExtensionError, ScenarioError, UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.models.folder import model_folder
+from llmtrack.options import NoOptions
 from llmtrack.quantize import recipe
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.study import run_study
@@ -108,12 +110,41 @@ def test_an_experiment_runs_on_it(plugin, tmp_path, uri):  # noqa: F811
     assert found["model_source"] == "synthetic"
 
 
+_DECLARED = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import Annotated
+from llmtrack.engine import Backend
+from llmtrack.options import Option
+
+@dataclass(frozen=True)
+class Options:
+    {}
+
+load = Backend(lambda variant: None, Options)
+"""
 BROKEN = {
     "missing": ("import a_module_that_is_not_there", "ModuleNotFoundError: No module named 'a_module_that"),
     "raises": ("raise RuntimeError('no licence\\nfound')", "RuntimeError: no licence found"),
     "exits": ("import sys; sys.exit('not here')", "SystemExit: not here"),
     "nameless": ("", "AttributeError: module 'broken' has no attribute 'load'"),
     "wrong": ("load = 3", "it is a int, and not a function load\\(variant\\)"),
+    "unreadable": (
+        _DECLARED.format("size: Annotated[Whole, Option('Size.')] = 1"),
+        "its options Options cannot be read: NameError: name 'Whole' is not defined",
+    ),
+    "undecided": (
+        _DECLARED.format("size: Annotated[int, Option('Size.')]"),
+        "its options Options cannot be read: KeyError|its options Options cannot be read: TypeError",
+    ),
+    "contrary": (
+        _DECLARED.format("size: Annotated[int, Option('Size.', min=2)] = 1"),
+        "its options Options cannot be read: UsageError: size 1 is not possible: use 2 or more",
+    ),
+    "imprecise": (
+        "from llmtrack.engine import Backend\nload = Backend(lambda variant: None, precisions='float32')",
+        "its precisions 'float32' are not a tuple of float32, float16, bfloat16",
+    ),
     "partial": (
         "class Half:\n    info = generate = synchronize = close = None\nload = lambda variant: Half()",
         "its engine Half lacks encode, tokenize, decode, score, next_token_logits, reset_peak_memory, peak_memory_bytes",
@@ -186,6 +217,25 @@ def test_the_command_line_says_it_in_one_line_and_help_does_not_care(tmp_path, u
     assert "Traceback" not in done.stdout + done.stderr
     done = run([sys.executable, "-m", "llmtrack", "--help"], site, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "options", "why"),
+    [
+        ("onnx", "int8-dynamic", NoOptions, "onnx/int8-dynamic is the name of a built-in recipe"),
+        ("onnx", "mine", dict, "of its recipe onnx/mine its options are not a dataclass"),
+    ],
+)
+def test_a_recipe_that_cannot_be_used_is_told_and_left_out(monkeypatch, backend, name, options, why):
+    theirs = recipe.Recipe(name, backend, "all", "int8", print, options)
+    point = EntryPoint("theirs", "theirs:RECIPES", recipe.RECIPE_POINTS)
+    monkeypatch.setattr(recipe, "load_extension", lambda point: (theirs,))
+    with pytest.raises(ExtensionError, match=why):
+        recipe.extension_recipes(point)
+    monkeypatch.setattr(recipe, "extensions", lambda group: (point,))
+    labels = [each.label for each in recipe.recipes.__wrapped__()]
+    assert len(labels) == len(set(labels))
+    assert ("onnx/mine" in labels) is False
 
 
 @pytest.mark.slow(1)
