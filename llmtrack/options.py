@@ -263,9 +263,9 @@ def why_unusable(config: Any) -> str:
     if not (isinstance(config, type) and is_dataclass(config)):
         return "its options are not a dataclass"
     try:
+        config()
         for each in parameters(config):
             each.check(each.default)
-        config()
     except Exception as error:  # whatever another package declares
         return f"its options {config.__name__} cannot be read: {type(error).__name__}: {error}"
     return ""
