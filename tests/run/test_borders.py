@@ -94,7 +94,7 @@ print(sorted({"torch", "transformers", "onnxruntime", "optimum"} & set(sys.modul
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-@pytest.mark.slow(12)
+@pytest.mark.slow(8)
 def test_a_terminated_command_leaves_nothing_running(tmp_path, uri, monkeypatch):
     """SIGTERM in mid-measurement: exit code 143, the study killed, the worker gone."""
     site = scripted_backend(tmp_path / "site", Path(__file__).with_name("cluster") / "paced.py")

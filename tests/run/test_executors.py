@@ -63,7 +63,7 @@ def kinds(events):
     }
 
 
-@pytest.mark.slow(19)
+@pytest.mark.slow(12)
 def test_a_worker_measures_and_one_that_is_killed_loses_one_scenario(executor, monkeypatch):
     """One model in real workers: facts of the machine, identity, outcomes, then a kill in mid-measurement."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -101,7 +101,7 @@ def test_a_worker_measures_and_one_that_is_killed_loses_one_scenario(executor, m
     assert one.started_at < after.started_at
 
 
-@pytest.mark.slow(14)
+@pytest.mark.slow(4)
 def test_what_libraries_print_does_not_disturb_the_events(executor, noisy_backend, capfd):
     """print, writes to descriptor 1 and child processes all go to standard error."""
     variant = Variant("fine", backend="noisy", device="cpu")
@@ -125,7 +125,7 @@ def test_what_libraries_print_does_not_disturb_the_events(executor, noisy_backen
     assert not worker.lives(), "closing ends the worker"
 
 
-@pytest.mark.slow(7)
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     ("death", "reason"), [("killed", "killed (SIGKILL)"), ("exits", "exit code 3 in the middle")]
 )
@@ -304,7 +304,7 @@ def scored_beside(name, variant, **settings):
     return replace(generating(name, variant, ONCE, **settings), quality=check)
 
 
-@pytest.mark.slow(12)
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("death", ["killed", "exits"])
 def test_a_real_worker_that_dies_of_scoring_leaves_every_timing(forked, noisy_backend, death):
     variant = Variant(death, backend="noisy", device="cpu")
@@ -376,7 +376,7 @@ class NoticedWhenStopped(ForkedWorker):
                     raise
 
 
-@pytest.mark.slow(12)
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(("hang", "kind"), [("generating", "timeout"), ("closed", "killed")])
 def test_a_worker_that_is_stopped_or_deaf_is_given_up(noisy_backend, monkeypatch, hang, kind):
     """SIGSTOP, of a real worker; and one that closes its channel and lives on."""
@@ -391,7 +391,7 @@ def test_a_worker_that_is_stopped_or_deaf_is_given_up(noisy_backend, monkeypatch
             os.kill(int(line.split()[0]), 0)
 
 
-@pytest.mark.slow(7)
+@pytest.mark.slow(2)
 def test_closing_ends_a_stopped_worker_and_what_it_started(executor, noisy_backend):
     variant = Variant("has a child", backend="noisy", device="cpu")
     assert kinds(run(executor, generating("one", variant, ONCE))) == {"one": "measured"}
@@ -401,7 +401,7 @@ def test_closing_ends_a_stopped_worker_and_what_it_started(executor, noisy_backe
     assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.slow(7)
+@pytest.mark.slow(1)
 def test_a_dead_worker_is_noticed_although_its_child_holds_the_channel(forked, noisy_backend):
     variant = Variant("leaves a child", backend="noisy", device="cpu")
     events = run(forked, generating("one", variant, ONCE))

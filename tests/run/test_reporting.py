@@ -148,7 +148,7 @@ def test_the_report_of_a_suite_is_made_again(tracker, uri, console, monkeypatch)
     assert f"- {in_markdown(quick_remark(['prompt_length']))}" in note
 
 
-@pytest.mark.slow(3)
+@pytest.mark.slow(1)
 def test_an_experiment_of_another_project_is_reported_without_plots_and_says_so(tracker, uri, console):
     result = study(tracker, console, replace(lengths(4, 8), name="elsewhere"))
     done = report(result.study.study_id, "--tracking-uri", uri)

@@ -152,7 +152,7 @@ def save(folder, seed=0, **settings):
     engine.tokenizer.save_pretrained(folder)
 
 
-@pytest.mark.slow(8)
+@pytest.mark.slow(4)
 @pytest.mark.usefixtures("_unreported")
 def test_another_model_of_the_same_folder_is_measured_again(tracker, console, tmp_path):
     def timed():

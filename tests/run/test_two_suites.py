@@ -13,7 +13,7 @@ from llmtrack.tracking.spool import Spool
 from tests.conftest import HANG_S, draw_nothing
 from tests.forked import Forked
 
-pytestmark = pytest.mark.slow(25)
+pytestmark = pytest.mark.slow(12)
 
 TINY = [
     *("--model", "synthetic:tiny", "--executor", "inline", "--experiments", "baseline,perplexity"),

@@ -272,7 +272,7 @@ def test_early_stop_keeps_the_best(tmp_path):
     assert scored.loss == pytest.approx(done.metrics["loss"], rel=1e-6)
 
 
-@pytest.mark.slow(8)
+@pytest.mark.slow(1)
 def test_a_worker_that_is_interrupted_keeps_a_checkpoint_first(tmp_path, monkeypatch):
     """Ctrl-C in the parent: the worker ends its step, keeps it, tells of it, and is gone."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
