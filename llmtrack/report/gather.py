@@ -189,7 +189,7 @@ def samples(runs: pd.DataFrame, text_of: TextOf) -> tuple[GeneratedText, ...]:
     """
     names: dict[str, list[str]] = {}
     known: dict[tuple[str, str], str] = {}
-    for _, run in runs.iterrows():
+    for run in ask.rows(runs, "status", "output_digest", "model_id", "run_id", "scenario"):
         if not (ask.is_finished(run) and ask.has(run, "output_digest")):
             continue
         output = (str(run["output_digest"]), ask.text(run, "model_id") or "")
@@ -211,9 +211,7 @@ def plot_of(name: str, figure: Figure) -> Plot:
 
 
 def _kinds(runs: pd.DataFrame) -> tuple[str, ...]:
-    # Of few columns: pandas converts each of those that a row has.
-    told = runs[[name for name in ("status", "outcome", "baseline") if name in runs.columns]]
-    return tuple(_kind(run) for _, run in told.iterrows())
+    return tuple(map(_kind, ask.rows(runs, "status", "outcome", "baseline")))
 
 
 def _kind(run: pd.Series) -> str:

@@ -181,7 +181,7 @@ def doubts(runs: pd.DataFrame) -> list[str]:
     """Say which runs are not finished, and the warnings that runs carry; nothing if there are none."""
     lines = ask.unfinished(runs)
     warned: dict[str, list[str]] = {}
-    for _, run in runs.iterrows():
+    for run in ask.rows(runs, "warnings", *ask.NAMES):
         for line in ask.lines(run, "warnings"):
             warned.setdefault(line, []).append(ask.name(run))
     if warned:

@@ -112,7 +112,7 @@ def headline(runs: pd.DataFrame) -> dict[str, float]:
     }
     timed = measured(runs, "tokens_per_sec")
     # The luckiest of those that were disturbed is no speed of this machine.
-    steady = timed[[not is_disturbed(run) for _, run in timed.iterrows()]]
+    steady = timed[[not is_disturbed(run) for run in ask.rows(timed, "warnings")]]
     timed = steady if len(steady) else timed
     if len(timed):
         found["best_tokens_per_sec"] = float(timed["tokens_per_sec"].max())
@@ -284,7 +284,7 @@ def _not_known(what: str, disturbed: Sequence[str], run: pd.Series) -> str:
 
 def _where_time_goes(runs: pd.DataFrame) -> list[str]:
     """Say how a plain call divides into prefill and decoding, and what limits decoding; of one that was disturbed, that."""
-    run = plain_call(runs[[not is_disturbed(run) for _, run in runs.iterrows()]])
+    run = plain_call(runs[[not is_disturbed(run) for run in ask.rows(runs, "warnings")]])
     if run is None:
         run = plain_call(runs)
         return [] if run is None else [_not_known("Where the time goes", [str(run["scenario"])], run)]

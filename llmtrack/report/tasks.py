@@ -17,7 +17,7 @@ OTHER = "other runs"
 
 def split_by_task(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Return the runs of each task under its title, in the order of `TASKS`; those of no known task come last."""
-    named = [TASKS.get(ask.text(run, "task"), OTHER) for _, run in runs.iterrows()]
+    named = [TASKS.get(ask.text(run, "task"), OTHER) for run in ask.rows(runs, "task")]
     titles = [title for title in (*TASKS.values(), OTHER) if title in named]
     return {title: runs[[each == title for each in named]].reset_index(drop=True) for title in titles}
 

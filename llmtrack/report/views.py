@@ -100,7 +100,7 @@ def as_text(view: Mapping[str, Any]) -> str:
 def _columns(table: Table, runs: pd.DataFrame) -> tuple[Sequence[str], Sequence[str]]:
     """Return the metrics and params of a table that say most, the first of each first: of a study that timed, its speed."""
     metrics = _most_telling(table.keys, schema.METRIC_BY_NAME)
-    tuned_for = {ask.text(run, "tuned_for") for _, run in runs.iterrows()} - {""}
+    tuned_for = {ask.text(run, "tuned_for") for run in ask.rows(runs, "tuned_for")} - {""}
     leads = (*(tuned_for if len(tuned_for) == 1 else ()), *_SPEEDS)
     if lead := next((key for key in leads if key in table.keys and _of_one_run(runs, key)), None):
         metrics = [lead, *(key for key in metrics if key != lead)][:MOST_OF_EACH]

@@ -32,6 +32,10 @@ _STATES = {
 }
 
 
+NAMES = ("scenario", "run_name", "run_id")
+"""What a run is called by: the first that it has."""
+
+
 def missing(value: Any) -> bool:
     """Return whether a value is None, NaN or `<NA>`."""
     if value is None or isinstance(value, (str, bool, int)):
@@ -62,7 +66,7 @@ def lines(run: pd.Series, key: str) -> tuple[str, ...]:
 
 def name(run: pd.Series) -> str:
     """Return what a run is called: its scenario or, of a run that has none, its own name or id."""
-    return text(run, "scenario") or text(run, "run_name") or text(run, "run_id")
+    return next(filter(None, (text(run, key) for key in NAMES)), "")
 
 
 def number(run: pd.Series, key: str) -> float | None:
@@ -133,6 +137,11 @@ def state(run: pd.Series) -> str:
     return f"{words}: {reason}" if reason else words
 
 
+def rows(runs: pd.DataFrame, *names: str) -> list[pd.Series]:
+    """Return each run with some of its columns, those that there are: pandas converts every column of a table for its rows."""
+    return [run for _, run in runs[[name for name in names if name in runs.columns]].iterrows()]
+
+
 def unfinished(runs: pd.DataFrame, experiments: bool = False) -> list[str]:
     """Name the runs that have no figures since they are not finished, a line for each state.
 
@@ -141,7 +150,7 @@ def unfinished(runs: pd.DataFrame, experiments: bool = False) -> list[str]:
         experiments: name the experiment of each, too.
     """
     named: dict[str, list[str]] = {}
-    for _, run in runs.iterrows():
+    for run in rows(runs, "status", "experiment", *NAMES):
         if not is_finished(run):
             called = f"{name(run)} ({text(run, 'experiment')})" if experiments else name(run)
             named.setdefault(text(run, "status"), []).append(called)
