@@ -13,7 +13,9 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Python compiles what is imported when it is: all that is installed are 20,000 files, which takes a minute.
+# Python compiles what is imported when it is: all that is installed are 20,000 files, which takes a minute. And it keeps that,
+# also where an image of a container says that it must not: else each of a hundred processes compiles all of it again.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/python -m pip install --quiet --no-compile $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 DEMO_URI ?= sqlite:///$(CURDIR)/mlflow.db
 
