@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT, DEFAULT_PROMPT
+from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.options import Option
 from llmtrack.report import reading as say
@@ -107,8 +108,14 @@ class Config(EngineOptions, ManyTimingOptions, RunOptions):
 
 
 def build(config: Config) -> Experiment:
-    """Return the experiment: each prompt with all else equal; `plain` is the baseline."""
+    """Return the experiment: each prompt with all else equal; `plain` is the baseline.
+
+    Raises:
+        UsageError: none of the chosen prompts is as long as `long_tokens` allows.
+    """
     chosen = [prompt for prompt in PROMPTS if ALL in config.prompts or prompt.name in config.prompts]
+    if config.long_tokens != Config.long_tokens and all(prompt.prompt_share is None for prompt in chosen):
+        raise UsageError("long_tokens would change nothing: none of the chosen prompts is a long one")
     scenarios = tuple(
         Scenario(
             prompt.name,

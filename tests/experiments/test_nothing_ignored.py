@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from experiments import baseline, perplexity, quantization, suite, tune
+from experiments import baseline, edge_prompts, perplexity, quantization, suite, tune
 from llmtrack.cli import main
 from llmtrack.errors import UsageError
 from llmtrack.options import parameters
@@ -102,6 +102,13 @@ def test_the_suite_refuses_what_none_of_its_experiments_takes(names, given, says
 )
 def test_the_suite_takes_what_one_of_them_takes(names, given):
     assert suite.chosen_names(suite.Config(experiments=names, **given)) == names
+
+
+def test_a_length_of_long_prompts_needs_one():
+    with pytest.raises(UsageError, match="long_tokens would change nothing"):
+        edge_prompts.build(edge_prompts.Config(prompts=("plain", "emoji_combining"), long_tokens=64))
+    built = edge_prompts.build(edge_prompts.Config(prompts=("plain", "very_long"), long_tokens=64))
+    assert built.scenarios[1].task.max_prompt_tokens == 64
 
 
 def test_every_setting_of_the_suite_is_taken_by_some_experiment():
