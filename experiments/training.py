@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -67,7 +68,7 @@ def output_folder(scenario: Scenario, task: TrainTask, resume: bool) -> str:
         UsageError: the folder that was asked for holds a training already, which is not to be resumed.
     """
     if task.output:
-        folder = Path(task.output).expanduser().absolute()
+        folder = Path(os.path.expanduser(task.output)).absolute()
         if not resume and (any(folder.glob("checkpoint-*")) or (folder / HOME).exists()):
             raise UsageError(
                 f"{folder} holds checkpoints already: add resume=true to go on, or give another output"

@@ -5,6 +5,7 @@ Only parses and prints; everything it does is an importable function. Imports no
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +102,7 @@ def compare(
         raise UsageError("--candidate, --metric and --across-environments need a --baseline")
     compare_runs(
         every=every,
-        output=Path(output).expanduser() if output else None,
+        output=Path(os.path.expanduser(output)) if output else None,
         layout=shown,
         progress=sys.stderr.isatty(),
         **chosen,
@@ -404,7 +405,7 @@ def init(folder: Path) -> None:
     """Write a folder that `mlflow run` takes: MLproject, conda.yaml and an example corpus."""
     from llmtrack.starting import write_project
 
-    written = write_project(folder.expanduser())
+    written = write_project(Path(os.path.expanduser(folder)))
     click.echo(f"Written: {', '.join(map(str, written))}")
     click.echo(f"Next: mlflow run {folder} -e baseline --env-manager local")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -33,7 +34,11 @@ class Commands(click.Group):
                 raise
             # A file or folder that the user named is missing, too long, or not theirs; or a disk is full.
             what = "write the output" if error.filename is None else f"use {error.filename}"
-            click.echo(f"error: cannot {what}: {error.strerror}", err=True)
+            gone = error.filename is None and error.errno == errno.ENOENT
+            reason = (
+                "the working folder is gone: go to another" if gone else f"cannot {what}: {error.strerror}"
+            )
+            click.echo(f"error: {reason}", err=True)
             _forget_output()
             sys.exit(2)
 

@@ -17,6 +17,12 @@ from click.testing import CliRunner
 
 from llmtrack import doctor
 from llmtrack.cli import main
+from llmtrack.errors import UsageError
+from llmtrack.models.cache import cache_root
+from llmtrack.models.source import parse_candidates
+from llmtrack.quality.corpora import load_corpus
+from llmtrack.tracking.spool import Spool
+from llmtrack.tracking.store import resolve_tracking_uri, sqlite_path
 from llmtrack.tracking.tracker import Tracker
 from tests.conftest import HANG_S
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
@@ -230,6 +236,11 @@ def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
             "error: cannot write the output: No space left on device\n",
         ),
         (
+            FileNotFoundError(errno.ENOENT, "No such file"),
+            2,
+            "error: the working folder is gone: go to another\n",
+        ),
+        (
             PermissionError(errno.EACCES, "Permission denied", "x/y"),
             2,
             "error: cannot use x/y: Permission denied\n",
@@ -249,6 +260,19 @@ def test_output_that_cannot_be_written_is_said_in_a_line(arguments):
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)
     assert (done.returncode, done.stderr) == (2, "error: cannot write the output: No space left on device\n")
+
+
+def test_the_home_of_nobody_is_a_folder_of_that_name_as_in_a_shell(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    there = "~no-such-user/x"
+    monkeypatch.setenv("LLMTRACK_CACHE", there)
+    assert cache_root() == Spool(Path(there)).folder == tmp_path / there
+    assert sqlite_path(resolve_tracking_uri(f"{there}.db")) == tmp_path / f"{there}.db"
+    assert resolve_tracking_uri(f"sqlite:///{there}.db") == resolve_tracking_uri(f"{there}.db")
+    with pytest.raises(UsageError, match="does not exist"):
+        parse_candidates(there)
+    with pytest.raises(UsageError, match="no corpus"):
+        load_corpus(f"{there}.txt")
 
 
 @pytest.mark.parametrize("option", ["model=x", "dtype=float16"])

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 def cache_root() -> Path:
     """Return the folder of all that is fetched or converted: `$LLMTRACK_CACHE`, or the user's cache."""
     if chosen := os.environ.get("LLMTRACK_CACHE"):
-        return Path(chosen).expanduser().absolute()
+        return Path(os.path.expanduser(chosen)).absolute()
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("llmtrack"))

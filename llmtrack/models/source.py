@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ def _parse_one(spec: str) -> ModelSource:
         return _named("packaged" if kind == "packaged" else "synthetic", name.strip().lower(), spec)
     if prefix.lower() == "runs":
         return ModelSource("run", str(run_folder(*_run_parts(spec))), spec)
-    path = str(Path(spec).expanduser()) if spec.startswith("~") else spec
+    path = os.path.expanduser(spec)
     if spec.lower().endswith(".gguf"):
         return ModelSource("gguf", path, spec)
     if _exists(spec) or _LOOKS_LOCAL.search(spec):
@@ -154,6 +155,6 @@ def _suggest(name: str, known: Iterable[str]) -> str:
 
 def _exists(spec: str) -> bool:
     try:
-        return Path(spec).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # too long for a path, no home folder, a NUL
+        return Path(os.path.expanduser(spec)).exists()
+    except (OSError, ValueError):  # too long for a path, a NUL
         return False

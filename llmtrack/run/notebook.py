@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import html
 import io
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -127,7 +128,7 @@ def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str
 
     own = isinstance(study, Finished)
     name, uri = (study.study_id, study.tracking_uri) if isinstance(study, Finished) else (study, tracking_uri)
-    into = Path(folder).expanduser()
+    into = Path(os.path.expanduser(folder))
     problems = remake_report(name, console_of(file=io.StringIO()), uri if own else tracking_uri, into)
     page = into / "report.html"
     if not page.is_file():

@@ -94,7 +94,7 @@ class Spool:
 
     def __init__(self, folder: Path | None = None, notify: Notify = to_stderr) -> None:
         chosen = folder or os.environ.get("LLMTRACK_SPOOL") or DEFAULT_SPOOL
-        self.folder = Path(chosen).expanduser().absolute()
+        self.folder = Path(os.path.expanduser(chosen)).absolute()
         self._notify = notify
 
     def put(self, entry: Entry, files: Mapping[str, bytes | Path] | None = None) -> Entry:

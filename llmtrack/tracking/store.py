@@ -55,7 +55,7 @@ def resolve_tracking_uri(uri: str | None = None) -> str:
     scheme = asked.partition(":")[0].lower() if ":" in asked else ""
     if scheme == "sqlite":
         return _absolute_sqlite(asked)
-    path = Path(unquote(urlsplit(asked).path) if scheme == "file" else asked).expanduser()
+    path = Path(os.path.expanduser(unquote(urlsplit(asked).path) if scheme == "file" else asked))
     if scheme in ("", "file") and asked not in _BARE_SCHEMES:
         if path.is_dir() or path.suffix not in (".db", ".sqlite", ".sqlite3"):
             raise UsageError(
@@ -310,7 +310,7 @@ def _absolute_sqlite(uri: str) -> str:
             "before an absolute path"
         )
     options = uri.partition("?")[1:]
-    return _sqlite_uri(path.expanduser().absolute()) + "".join(options)
+    return _sqlite_uri(Path(os.path.expanduser(path)).absolute()) + "".join(options)
 
 
 def _sqlite_uri(path: Path) -> str:

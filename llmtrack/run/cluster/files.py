@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -58,7 +59,7 @@ def named_files(scenarios: Sequence[Scenario]) -> dict[str, Path]:
         texts = [str(scenario.variant.option("calibration", ""))]
         texts += [] if isinstance(scenario.task, GenerateTask) else [scenario.task.corpus]
         texts += [check.perplexity.corpus] if check else []
-        found |= {text: Path(text).expanduser() for text in texts if text.endswith((".txt", ".jsonl"))}
+        found |= {text: Path(os.path.expanduser(text)) for text in texts if text.endswith((".txt", ".jsonl"))}
     return {written: path.absolute() for written, path in found.items() if path.exists()}
 
 
