@@ -13,19 +13,21 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOCKED := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 # Python compiles what is imported when it is: all that is installed are 20,000 files, which takes a minute. And it keeps that,
 # also where an image of a container says that it must not: else each of a hundred processes compiles all of it again.
 export PYTHONDONTWRITEBYTECODE :=
-PIP := $(BIN)/python -m pip install --quiet --no-compile $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+INSTALL := $(BIN)/python install.py $(LOCKED)
 DEMO_URI ?= sqlite:///$(CURDIR)/mlflow.db
 
-.PHONY: demo plan check test lint types tests browser docs bench lock clean
+.PHONY: demo plan check test lint types fast tests browser docs bench lock clean
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(TORCH)
-	$(PIP) --editable '.[$(EXTRAS)]'
-	$(PIP) --no-deps --target $(VENV)/torchao torchao
+	$(BIN)/python -m pip install --quiet --no-compile $(LOCKED) uv
+	$(INSTALL) $(TORCH)
+	$(INSTALL) --editable '.[$(EXTRAS)]'
+	$(INSTALL) --no-deps --target $(VENV)/torchao torchao
 	touch $@
 
 demo: plan $(STAMP)
@@ -40,10 +42,10 @@ plan:
 	  echo "- ends with what it found, links into MLflow, and the next command."
 
 # Side by side: mypy keeps one core busy for as long as most of the fast tests take.
-check: $(STAMP)
+check:
 	+$(MAKE) --no-print-directory --jobs 3 lint types fast
 
-test: $(STAMP)
+test:
 	+$(MAKE) --no-print-directory --jobs 3 lint types tests
 
 lint: $(STAMP)

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from llmtrack.cli import main as llmtrack_command
 from tests.conftest import HANG_S
 from tests.docs.blocks import ROOT
-from tests.docs.substitutions import EXIT_CODES, PARAMETERS, UNLESS_GIVEN, WHERE_GIVEN, WORDS
+from tests.docs.substitutions import EXIT_CODES, PARAMETERS, UNLESS_GIVEN, WHERE_GIVEN, WITH_IT, WORDS
 from tests.entry_points import command_of, declared, run_here
 from tests.tracking.conftest import free_port
 
@@ -66,6 +66,8 @@ def entry_point_of(words: list[str]) -> tuple[str, dict[str, str]]:
     values = {key: value for key, value in UNLESS_GIVEN.items() if key in known} | asked
     values |= {key: value for key, value in PARAMETERS.items() if key in known}
     values |= {key: value for key, value in WHERE_GIVEN.items() if key in asked}
+    for key in WITH_IT.keys() & asked.keys():
+        values |= WITH_IT[key]
     if name == "compare":
         values["model"] = known["model"]
     return name, dict(sorted(values.items()))

@@ -34,8 +34,10 @@ PARAMETERS = {
 }
 # Only where the document gives a value, since others forbid one.
 WHERE_GIVEN = {"max_tokens": "500"}
+# What else a parameter asks for where the document gives it: a recipe that takes it, and few tokens for its search.
+WITH_IT = {"keep_quality": {"recipes": "onnx/int8-static", "calibration_tokens": "128"}}
 # Only where it gives none.
-UNLESS_GIVEN = {"corpus": "my_texts.txt"}
+UNLESS_GIVEN = {"corpus": "my_texts.txt", "max_length": "256", "reference_tokens": "256"}
 
 # Random weights have no chat template: pieces of code in which this stands run as they are.
 REAL_MODEL = "messages = "

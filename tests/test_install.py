@@ -1,0 +1,50 @@
+"""What pip is told by its settings, uv is told when it installs in pip's stead."""
+
+from __future__ import annotations
+
+import subprocess
+from types import SimpleNamespace
+
+import install
+
+LISTED = """:env:.find-links='/wheels /more'
+:env:.cert='/etc/ca.crt'
+global.find-links='/old'
+global.extra-index-url='\\nhttps://one/simple\\nhttps://two/simple'
+global.index-url='https://mirror/simple'
+install.constraint='/etc/constraints.txt'
+"""
+
+
+def test_indexes_wheels_and_constraints_of_pip_are_uv_s_too():
+    found = install.settings(LISTED)
+    options = install.told(found)
+    pairs = list(zip(options[::2], options[1::2], strict=True))
+    assert pairs == [
+        ("--index-strategy", "unsafe-best-match"),
+        ("--default-index", "https://mirror/simple"),
+        ("--index", "https://one/simple"),
+        ("--index", "https://two/simple"),
+        ("--find-links", "/wheels"),
+        ("--find-links", "/more"),
+        ("--constraint", "/etc/constraints.txt"),
+    ]
+    assert install.variables(found) == {"SSL_CERT_FILE": "/etc/ca.crt"}
+
+
+def test_without_settings_uv_is_told_nothing_and_no_index_is_none():
+    assert install.told(install.settings("")) == ["--index-strategy", "unsafe-best-match"]
+    assert install.told(install.settings("global.no-index='true'"))[-1] == "--no-index"
+
+
+def test_what_uv_cannot_install_pip_is_asked_for(monkeypatch):
+    asked = []
+
+    def run(command, **how):
+        asked.append(command)
+        return SimpleNamespace(stdout="", returncode=1 if "uv" in command else 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert install.main(["torch==2.13.0"]) == 0
+    assert [command[2] for command in asked] == ["pip", "uv", "pip"]
+    assert [command[-1] for command in asked[1:]] == ["torch==2.13.0"] * 2
