@@ -27,6 +27,7 @@ from llmtrack.testing import EngineConformance
 from llmtrack.tracking.query import runs
 from tests.conftest import HANG_S
 from tests.extensions import ENGINE, PLUGIN, install
+from tests.forked import Forked
 from tests.run.conftest import console  # noqa: F401 - a fixture
 from tests.run.scenarios import generating
 from tests.tracking.conftest import said, tracker, uri  # noqa: F401 - fixtures
@@ -91,20 +92,12 @@ def test_what_its_recipe_refuses_is_refused_before_a_model_is_loaded(monkeypatch
         load_engine("synthetic:nothing-of-the-kind", backend="plugin", quantization="rounded")
 
 
-@pytest.mark.slow(12)
+@pytest.mark.slow(6)
 def test_an_experiment_runs_on_it(plugin, tmp_path, uri):  # noqa: F811
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.baseline",
-        "--model",
-        "synthetic:tiny",
-        "--backend",
-        "plugin",
-    ]
-    command += ["--max-new-tokens", "2", "--min-repeats", "1", "--min-seconds", "0", "--warmup", "0"]
-    done = run([*command, "--tracking-uri", uri], plugin, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    asked = ["--model", "synthetic:tiny", "--backend", "plugin", "--tracking-uri", uri]
+    asked += ["--max-new-tokens", "2", "--min-repeats", "1", "--min-seconds", "0", "--warmup", "0"]
+    code, printed, errors = baseline(asked, plugin, tmp_path / "errors")
+    assert code == 0, printed + errors
     (found,) = runs(tracking_uri=uri).to_dict("records")
     assert (found["backend"], found["status"]) == ("plugin", "FINISHED")
     assert found["model_source"] == "synthetic"
@@ -202,19 +195,19 @@ def test_a_study_on_it_ends_with_one_line_and_code_2(broken, tracker, console): 
     assert all("cannot be used: " in line for line in told)
 
 
-@pytest.mark.slow(10)
+@pytest.mark.slow(5)
 def test_the_command_line_says_it_in_one_line_and_help_does_not_care(tmp_path, uri):  # noqa: F811
     site = install(
         tmp_path / "site", "broken", BROKEN["missing"][0], "[llmtrack.engines]\nsick = broken:load\n"
     )
-    command = [sys.executable, "-m", "experiments.baseline", "--model", "synthetic:tiny", "--backend", "sick"]
-    done = run([*command, "--tracking-uri", uri], site, cwd=ROOT)
-    assert done.returncode == 2
+    asked = ["--model", "synthetic:tiny", "--backend", "sick", "--tracking-uri", uri]
+    code, printed, errors = baseline(asked, site, tmp_path / "errors")
+    assert code == 2
     assert (
         "error: backend sick (broken:load of the package broken 1.0) cannot be used: ModuleNotFoundError"
-        in done.stdout
+        in printed
     )
-    assert "Traceback" not in done.stdout + done.stderr
+    assert "Traceback" not in printed + errors
     done = run([sys.executable, "-m", "llmtrack", "--help"], site, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -247,8 +240,32 @@ def test_a_name_that_is_taken_is_told(tmp_path, monkeypatch):
     assert type(load_engine("synthetic:tiny", device="cpu")).__name__ == "TorchEngine"
 
 
+def baseline(asked, site, errors):
+    """What the experiment's command ends with and prints, in a process that finds a package: its worker is a new Python."""
+    done = Forked(_baseline, asked, errors, environment=surroundings(site))
+    printed = done.stdout.read()
+    return done.wait(HANG_S), printed, errors.read_text()
+
+
+def _baseline(asked, errors):
+    from experiments.baseline import main
+
+    sys.stderr = errors.open("w", buffering=1)
+    os.dup2(sys.stderr.fileno(), 2)
+    main(asked)
+
+
+def surroundings(site):
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+
+
 def run(command, site, **settings):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=HANG_S, check=False, **settings
+        command,
+        capture_output=True,
+        text=True,
+        env=surroundings(site),
+        timeout=HANG_S,
+        check=False,
+        **settings,
     )
