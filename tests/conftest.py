@@ -124,7 +124,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
 def draw_nothing(patch: pytest.MonkeyPatch) -> None:
     """Let each picture be a dot: to set its text takes most of a report's time, and tests/report and tests/experiments draw all.
 
-    To fit a table's text into its picture takes as long as to draw it.
+    To fit a table's text into its picture, or labels between points, takes as long as to draw it.
     """
 
     def savefig(figure: object, target: Path | IO[bytes], **how: object) -> None:
@@ -134,6 +134,7 @@ def draw_nothing(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr("matplotlib.figure.Figure.savefig", savefig)
     patch.setattr("matplotlib.figure.Figure.tight_layout", lambda figure, **how: None)
+    patch.setattr("matplotlib.figure.Figure.draw_without_rendering", lambda figure: None)
 
 
 @pytest.fixture
