@@ -304,4 +304,6 @@ def workload_id(task: Task, corpus_digest: str = "") -> str:
     else:
         convention = [task.protocol, task.max_length, task.window_stride, task.bos_rule, task.max_tokens]
         work = [corpus_digest, *convention]
-    return digest([type(task).__name__, *work])
+    # A shard's is that of its text, which is told from none that one worker scored.
+    kind = PerplexityTask if isinstance(task, PerplexityTask) else type(task)
+    return digest([kind.__name__, *work])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import llmtrack.worker.generate  # noqa: F401 - executors import it late, and `quiet_machine` must find it
+from llmtrack import stopping
 from llmtrack.measure import bandwidth
 from llmtrack.report.study import Written
 from tests.extensions import scripted_backend
@@ -39,6 +42,22 @@ def _unreported(monkeypatch: pytest.MonkeyPatch) -> None:
 def _known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that moves a million bytes a second."""
     monkeypatch.setattr(bandwidth, "copy_bandwidth", lambda device: BANDWIDTH)
+
+
+@pytest.fixture
+def _stays_at_the_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Signals that end work do so here, and the terminal stays this process's."""
+    monkeypatch.setattr(stopping, "_leave_terminal", lambda: None)
+    # A test run in the background ignores some of them.
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

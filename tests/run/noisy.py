@@ -46,7 +46,8 @@ def start_child(method):
 
 class NoisyEngine(ScriptedEngine):
     def __init__(self, model):
-        super().__init__(FakeClock(), Script(0.1, 0.1))
+        # A reference finds each token half as likely.
+        super().__init__(FakeClock(), Script(0.1, 0.1), nll=1.7 if model == "reference" else 1.0)
         self.model = model
 
     def generate(self, request, on_step):

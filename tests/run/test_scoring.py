@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -14,7 +17,9 @@ from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
 from llmtrack.outcome import Failure, Measurement
 from llmtrack.run.crew import Crew
 from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.scoring import run_scenarios
+from llmtrack.run.worker_process import WorkerProcess
 from llmtrack.scenario import QualityCheck, Variant
 from llmtrack.task import PerplexityTask
 from tests.run.scenarios import generating
@@ -139,3 +144,31 @@ def test_interrupted_while_it_is_scored_what_was_timed_is_kept():
     (found,) = (each for each in events if isinstance(each, Measurement))
     assert found.metrics["total_latency_s"] > 0
     assert "it was interrupted" in found.warnings[-1]
+
+
+@pytest.mark.slow(8)
+def test_real_workers_score_and_compare_what_one_does_although_one_dies(noisy_backend):
+    """Timed by the first, whose place two more take; one of those is killed while it compares."""
+    deaths = ["row 1/"]
+
+    class Deadly(WorkerProcess):
+        def receive(self, seconds):
+            message = super().receive(seconds)
+            if deaths and deaths[0] in json.dumps(message):
+                deaths.clear()
+                os.kill(self.pid, signal.SIGKILL)
+            return message
+
+    asked = replace(scenario(), variant=Variant("fine", backend="noisy", device="cpu"))
+    check = replace(asked.quality, reference=replace(asked.variant, model="reference"))
+    executor = ProcessExecutor(start=Deadly)
+    try:
+        found = run(executor, replace(asked, quality=check))
+    finally:
+        executor.close()
+    assert not deaths
+    alone = run(Two(), scenario())
+    same = [*SCORED, *DRIFT]
+    assert {name: found.metrics[name] for name in same} == {name: alone.metrics[name] for name in same}
+    assert found.metrics["total_latency_s"] > 0
+    assert found.facts["score_workers"] == 2

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import pytest
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.events import Log, Progress, Warn, event_from_json, event_to_json
+from llmtrack.experiment import Experiment
 from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
 from llmtrack.outcome import Failure, Measurement
 from llmtrack.run import scoring as sharing
@@ -21,8 +23,13 @@ from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.scoring import run_scenarios
 from llmtrack.run.shards import put_together, shards_of
-from llmtrack.scenario import Scenario
+from llmtrack.run.study import run_study
+from llmtrack.run.worker_process import WorkerProcess
+from llmtrack.scenario import Scenario, Variant
 from llmtrack.scored import Compared, Part, RowSums, Scored, Text
+from llmtrack.stopping import signals_end
+from llmtrack.task import workload_id
+from llmtrack.tracking.query import runs, studies
 from tests.conftest import HANG_S
 from tests.forked import ForkedWorker
 from tests.run.scenarios import generating, scoring
@@ -217,6 +224,8 @@ def test_how_many_workers_score_is_asked_and_one_is_what_it_was_before():
     alone, two = scoring("text"), scoring("text", workers=2)
     assert alone.scenario_id != two.scenario_id
     assert alone.scenario_id == "3b35f60a00ab56fe"
+    works = [workload_id(each.task, "d") for each in (alone, two, *shards_of(two, two.task, 2))]
+    assert len(set(works)) == 1, "it is resumed, and compared with what one worker scored"
 
 
 @pytest.mark.parametrize("part", [None, Compared(1, "t", {0: RowSums(1.0, 1.0, 0.1, 0.3, 1)}, 0.5)])
@@ -280,3 +289,60 @@ def test_two_real_workers_score_what_one_does_although_one_is_killed():
         assert found.facts["scored_tokens_digest"] == alone.facts["scored_tokens_digest"]
         assert found.facts["workers"] == 2
     assert not any(each.lives() for each in started)
+
+
+NOISY = Variant("fine", backend="noisy", device="cpu")
+
+
+@pytest.mark.slow(12)
+@pytest.mark.usefixtures("_stays_at_the_terminal")
+def test_ctrl_c_while_real_workers_score_ends_them_and_that_text_alone_is_scored_again(
+    noisy_backend, tracker, uri, console, monkeypatch
+):
+    """Scenarios that had ended are tracked; of the text that was being scored nothing is, and resuming scores all of it.
+
+    Both texts are scored by the same two workers, which load their model once.
+    """
+    monkeypatch.syspath_prepend(noisy_backend.with_name("site"))  # the driver knows the backend, too
+
+    class Scripted(ProcessExecutor):
+        def identify(self, scenario):
+            return {}
+
+    started = []
+
+    class Interrupting(WorkerProcess):
+        def __init__(self, *args):
+            super().__init__(*args)
+            started.append(self)
+
+        def receive(self, seconds):
+            message = super().receive(seconds)
+            text = json.dumps(message)
+            if "other [shard" in text and "batch 1/" in text:
+                os.kill(os.getpid(), signal.SIGINT)
+                while self.lives():
+                    time.sleep(0.01)
+            return message
+
+    texts = [
+        scoring(name, NOISY, max_length=length, workers=2) for name, length in (("one", 32), ("other", 48))
+    ]
+    experiment = Experiment(
+        "texts", "How surprising?", tuple(texts), lambda runs, series: {}, lambda runs: []
+    )
+    first = Scripted(start=Interrupting)
+    with pytest.raises(KeyboardInterrupt), signals_end():
+        run_study(experiment, tracker=tracker, executor=first, console=console)
+    assert not any(each.lives() for each in started)
+    assert len(noisy_backend.read_text().splitlines()) == 2
+    assert not [each for each in threading.enumerate() if each.name.startswith("llmtrack-shards")]
+    assert sorted(runs(tracking_uri=uri)["scenario"]) == ["one"]
+    assert list(studies(tracking_uri=uri)["outcome"]) == ["killed"]
+    second = Scripted()
+    try:
+        result = run_study(experiment, tracker=tracker, executor=second, console=console, resume=True)
+    finally:
+        second.close()
+    assert (result.measured, result.exit_code) == (1, 0)
+    assert sorted(runs(tracking_uri=uri)["scenario"]) == ["one", "other"]

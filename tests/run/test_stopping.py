@@ -32,21 +32,6 @@ from tests.run.test_study import lengths
 pytestmark = pytest.mark.usefixtures("_known_bandwidth", "_stays_at_the_terminal")
 
 
-@pytest.fixture
-def _stays_at_the_terminal(monkeypatch):
-    monkeypatch.setattr(stopping, "_leave_terminal", lambda: None)
-    # A test run in the background ignores some of them.
-    usual = {
-        signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: signal.SIG_DFL,
-        signal.SIGHUP: signal.SIG_DFL,
-    }
-    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def storm():
     """Every signal that asks to end, twice."""
     for number in STOPPING * 2:

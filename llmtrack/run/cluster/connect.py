@@ -14,19 +14,21 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from llmtrack.errors import LlmtrackError, MissingDependencyError, UsageError
+from llmtrack.errors import LlmtrackError, MissingDependencyError, UsageError, in_words
 from llmtrack.installed import install, installed_version
 from llmtrack.run.cluster import node
 from llmtrack.run.cluster.files import awaited
 from llmtrack.run.cluster.kinds import KIND_LABEL, Node
 from llmtrack.run.cluster.post import Boxes, Post
 from llmtrack.stopping import handlers_kept
+from llmtrack.words import cut
 
 PROBE_SECONDS = 120.0
 """How long a node may take to say what it is: Ray starts a Python there first."""
 
 _TAKE_SECONDS = 30.0
 _END_SECONDS = 1.0
+_MOST_SAID = 500
 _NODE = "ray.io/node-id"
 
 
@@ -80,9 +82,7 @@ class Cluster:
                 ray.init(address=address, **options)
         except Exception as error:
             raise UsageError(
-                f"no Ray cluster can be used at address={address}: {_first_line(error)}; start one with `ray start "
-                "--head`, set RAY_AUTH_MODE=token where it asks for a token (docs/ray.md), or use address=local for this "
-                "machine alone"
+                f"no Ray cluster can be used at address={address}: {_why_unconnected(error)}"
             ) from error
         self._boxes = Boxes()
         self._closed = threading.Event()
@@ -251,6 +251,17 @@ def _node(told_by_ray: Mapping[str, Any], told: Mapping[str, Any]) -> Node:
     host, address = told["hostname"], told_by_ray["NodeManagerAddress"]
     name = f"{host} ({address}, {told_by_ray['NodeID'][:6]})"
     return Node(told_by_ray["NodeID"], name, resources, facts, told["versions"], f"{host} ({address})")
+
+
+def _why_unconnected(error: BaseException) -> str:
+    """Return what Ray says when it cannot be connected to, and the remedy."""
+    said = cut(in_words(error).rstrip("."), _MOST_SAID)
+    if "version mismatch" in said.lower():
+        return f"{said}: use the same Ray and Python on all machines"
+    return (
+        f"{said}; start one with `ray start --head`, set RAY_AUTH_MODE=token where it asks for a token (docs/ray.md), or use "
+        "address=local for this machine alone"
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -33,9 +33,9 @@ BEAT_SECONDS = 10.0
 
 Tell = Callable[[dict[str, Any]], None]
 
-# A worker that has answered questions and holds no model: what is asked or measured next by this process of Ray's need
-# not start another one.
-_idle: ProcessExecutor | None = None
+# A worker that has answered questions and holds no model, and the environment that it was started in: what is asked or
+# measured next by this process of Ray's need not start another one. Which GPUs a task has is told by the environment.
+_idle: tuple[ProcessExecutor, dict[str, str]] | None = None
 
 
 def probe() -> dict[str, Any]:
@@ -129,19 +129,23 @@ def _environment(executor: ProcessExecutor, facts: Mapping[str, str]) -> dict[st
 
 @contextmanager
 def _worker(patience: Patience, alone: bool) -> Iterator[ProcessExecutor]:
-    """Take the idle worker, or a new one; it is idle again at the end."""
+    """Take the idle worker if it was started for the same devices, or a new one; it is idle again at the end."""
     global _idle
     # A machine alone is used as a worker outside of Ray would: with as many threads as torch takes by itself. Ray sets as
     # many as the task has CPUs, which is right for a part of a machine.
     if alone and "OMP_NUM_THREADS" not in psutil.Process().environ():
         os.environ.pop("OMP_NUM_THREADS", None)
-    executor, _idle = _idle or ProcessExecutor(patience), None
+    here = dict(os.environ)
+    if _idle is not None and _idle[1] != here:
+        _idle[0].close()
+        _idle = None
+    executor, _idle = _idle[0] if _idle else ProcessExecutor(patience), None
     try:
         yield executor
     except BaseException:
         executor.close()
         raise
-    _idle = executor
+    _idle = executor, here
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -183,7 +184,7 @@ def test_files_that_do_not_arrive_fail_each_scenario_and_start_no_measurement(mo
     monkeypatch.setattr(files, "MOST_SENT_MIB", 0)
     parcel = replace(sent(model), path="/nowhere/mine")
     executor = node.ProcessExecutor(Patience())
-    monkeypatch.setattr(node, "_idle", executor)
+    monkeypatch.setattr(node, "_idle", (executor, dict(os.environ)))
     monkeypatch.setattr(executor, "machine", dict)
     told = []
     scenarios = [to_json(generating(name, Variant(str(model)))) for name in "ab"]
