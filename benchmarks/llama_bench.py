@@ -29,7 +29,7 @@ from llmtrack import load_engine
 from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.measure.statistics import bootstrap_median_ci
 from llmtrack.measure.timing import trace_generate
-from llmtrack.models.load import identify
+from llmtrack.models.load import identify_model
 
 PHASES = ("prefill", "decode")
 LEAST_ROUNDS = 5
@@ -127,7 +127,7 @@ def main(
     binary: Path, model: str, threads: str, prompt: int, new_tokens: int, rounds: int, width: float
 ) -> None:
     """Compare, and print."""
-    file: Any = identify(model, as_gguf=True).gguf
+    file: Any = identify_model(model, as_gguf=True).gguf
     if file is None:
         raise click.UsageError(f"{model} is no GGUF file")
     for count in map(int, threads.split(",")):

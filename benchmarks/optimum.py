@@ -22,7 +22,7 @@ from benchmarks.results import Found, Row, Samples, benchmark, rounds, row
 from llmtrack import runs
 from llmtrack.convert.environment import apart, error_line
 from llmtrack.errors import LlmtrackError
-from llmtrack.models.load import identify
+from llmtrack.models.load import identify_model
 from llmtrack.quantize.build import onnx_folder
 from llmtrack.scenario import Variant
 from llmtrack.tracking.artifacts import raw_samples
@@ -227,7 +227,7 @@ def _prompt(folder: Path, tokens: int) -> str:
 
 def _exported() -> Path:
     """Return the folder of the graph that llmtrack has exported."""
-    return onnx_folder(Variant(MODEL, backend="onnx"), identify(MODEL))
+    return onnx_folder(Variant(MODEL, backend="onnx"), identify_model(MODEL))
 
 
 main = benchmark("Generating, by the whole tool")(measure)
