@@ -41,6 +41,11 @@ def paced(name, model="s-20", new=2):
     return generating(name, Variant(model, backend="paced", device="cpu"), ONCE, max_new_tokens=new)
 
 
+def text(name, model, **settings):
+    task = PerplexityTask(max_length=32, batch_size=1, **settings)
+    return Scenario(name, Variant(model, backend="paced", device="cpu"), task)
+
+
 def experiment(*scenarios):
     return Experiment("paced", "How long?", scenarios, lambda runs, series: {}, lambda runs: [])
 
@@ -102,11 +107,7 @@ def test_a_killed_node_costs_what_it_was_measuring_and_nothing_that_had_ended(cl
 
 @pytest.mark.slow(30)
 def test_a_text_is_scored_on_both_nodes_and_what_is_lost_with_one_on_the_other(cluster, executor):
-    asked = Scenario(
-        "text",
-        Variant("s-20", backend="paced", device="cpu"),
-        PerplexityTask(max_length=32, batch_size=1, workers=None),
-    )
+    asked = text("text", "s-20", workers=None)
     names = [each.name for each in executor.kind.nodes]
     events, killed = [], []
 
@@ -195,7 +196,7 @@ from tests.run.cluster.test_cluster import experiment, round_of
 
 draw_nothing(pytest.MonkeyPatch())
 address, uri, model = sys.argv[1:]
-settings = RunOptions(executor="ray", address=address, tracking_uri=uri, resume=True)
+settings = RunOptions(executor="ray", address=address, resources="CPU=1", tracking_uri=uri, resume=True)
 console = make_console()
 with exit_codes(console), open_executor(settings) as executor:
     tracker = open_tracker(settings)
@@ -205,7 +206,9 @@ with exit_codes(console), open_executor(settings) as executor:
 
 
 def round_of(model):
-    """Three scenarios, of which the second hangs the first time that it is measured."""
+    """Three scenarios, of which the second hangs the first time that it is measured; or a timed one and a long text."""
+    if "text" in model:
+        return [paced("one", model), text("two", model, workers=2)]
     return [paced(name, model, new) for name, new in (("one", 2), ("two", 13), ("three", 4))]
 
 
@@ -271,12 +274,20 @@ def test_a_driver_that_is_killed_and_started_again_measures_what_is_missing_once
 
 
 @pytest.mark.slow(30)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["terminated", "interrupted"])
+@pytest.mark.parametrize(
+    ("number", "model"),
+    [(signal.SIGTERM, "s-20.hangs-terminated"), (signal.SIGINT, "s-20.text-long")],
+    ids=["terminated", "interrupted while two workers score"],
+)
 def test_a_driver_that_is_told_to_end_tracks_what_it_has_and_leaves_no_process(
-    cluster, uri, tmp_path, number
+    cluster, uri, tmp_path, number, model
 ):
     """Of a cluster that it started itself, either."""
-    driver = started("local", uri, f"s-20.hangs-{number}", tmp_path)
+    driver = started("local", uri, model, tmp_path)
+    until = time.monotonic() + HANG_S
+    while "text" in model and len(workers()) < min(2, os.cpu_count()):
+        assert time.monotonic() < until
+        time.sleep(0.2)
     below = psutil.Process(driver.pid).children(recursive=True)
     assert any(each.name() == "raylet" for each in below)
     driver.send_signal(number)
