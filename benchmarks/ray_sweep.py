@@ -64,7 +64,7 @@ def measure(small: bool) -> Found:
     """Measure the sweep in worker processes, on one node and on two."""
     if not installed_version("ray"):
         return Found(left_out=(f"Ray is not installed: {install_line('ray')}",))
-    count, seconds = (8, 0.5) if small else (40, 2.0)
+    count, seconds = (8, 0.5) if small else (40, 3.0)
     experiment = sweep(count, VARIANTS, seconds)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -102,14 +102,17 @@ def portable_rope(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config's content with the rotary settings in both spellings.
 
     Version 5 writes `rope_parameters` only, which 4.57 ignores: it would run with a default `rope_theta`
-    and give wrong text without an error.
+    and give wrong text without an error. A `rope_scaling` that stands beside them is what version 5 takes.
     """
     rope = config.get("rope_parameters")
     if not isinstance(rope, dict) or "rope_theta" not in rope:
         return config
-    scaled = rope.get("rope_type", "default") != "default"
-    scaling = {key: value for key, value in rope.items() if key != "rope_theta"} if scaled else None
-    return {**config, "rope_theta": rope["rope_theta"], "rope_scaling": scaling}
+    given = config.get("rope_scaling")
+    taken = given if given and isinstance(given, dict) else rope
+    theta = taken.get("rope_theta", config.get("rope_theta", rope["rope_theta"]))
+    scaled = taken.get("rope_type", taken.get("type", "default")) != "default"
+    scaling = {key: value for key, value in taken.items() if key != "rope_theta"} if scaled else None
+    return {**config, "rope_theta": theta, "rope_scaling": scaling}
 
 
 def restore_rope(config: PretrainedConfig) -> None:

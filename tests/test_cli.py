@@ -64,7 +64,6 @@ def tracked(tracker: Tracker, monkeypatch: pytest.MonkeyPatch) -> Tracker:  # no
 def test_help_imports_nothing_heavy():
     code = f"""
 import sys
-from llmtrack import doctor
 from llmtrack.cli import main
 for arguments in ([], *([name] for name in {COMMANDS})):
     main([*arguments, "--help"], standalone_mode=False)

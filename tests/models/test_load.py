@@ -171,3 +171,11 @@ def test_both_spellings_of_rotary_settings():
     both = portable_rope({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0}})
     assert both["rope_theta"] == 5.0
     assert both["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+
+
+@pytest.mark.parametrize("kind", ["rope_type", "type"])
+def test_a_scaling_beside_the_rotary_parameters_decides_as_in_version_5(kind):
+    parameters = {"rope_type": "default", "rope_theta": 5.0}
+    both = portable_rope({"rope_parameters": parameters, "rope_scaling": {kind: "linear", "factor": 2.0}})
+    assert both["rope_theta"] == 5.0
+    assert both["rope_scaling"] == {kind: "linear", "factor": 2.0}
