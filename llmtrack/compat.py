@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,40 +17,8 @@ TRANSFORMERS_MAJOR = int(version("transformers").split(".")[0])
 
 def import_transformers() -> None:
     """Import what of transformers every model needs, and not what it looks for only since MLflow brings it: a third less."""
-    with unseen_by_transformers(), _models_looked_for_once():
+    with unseen_by_transformers():
         importlib.import_module("transformers.generation.utils")
-        importlib.import_module("transformers.models")
-
-
-@contextmanager
-def _models_looked_for_once() -> Iterator[None]:
-    """Have `transformers.models` know what it holds from `transformers`: each reads all 1,500 files of it to find out."""
-    folder = Path(importlib.import_module("transformers").__file__ or "").parent / "models"
-    utils = importlib.import_module("transformers.utils.import_utils")
-    look = getattr(utils, "define_import_structure", None)
-    if look is None:
-        yield
-        return
-
-    def known(path: Any, *how: Any, **further: Any) -> Any:
-        if not how and not further and Path(path) == folder / "__init__.py":
-            # As `transformers` itself asks, so that the answer is there.
-            with suppress(AttributeError, TypeError):
-                return {
-                    needs: {
-                        name.removeprefix("models."): what
-                        for name, what in modules.items()
-                        if name.startswith("models.")
-                    }
-                    for needs, modules in look(folder, prefix="models").items()
-                }
-        return look(path, *how, **further)
-
-    utils.define_import_structure = known  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        utils.define_import_structure = look  # type: ignore[attr-defined]
 
 
 @contextmanager
