@@ -73,7 +73,7 @@ docs: $(STAMP)
 	$(BIN)/python -m docs.commands > docs/commands.md
 	$(BIN)/python -m docs.project
 
-# Side by side with other programs, on a machine that does nothing else: docs/benchmarks.md. Minutes; with SMALL=1 a trial.
+# Side by side with other programs, on a machine that does nothing else: docs/benchmarks.md. An hour; with SMALL=1 a trial.
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(if $(SMALL),--small)
 
