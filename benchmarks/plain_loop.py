@@ -16,7 +16,7 @@ from llmtrack.measure.timing import trace_generate
 FIDELITY = Goal(0.99, 1.01, width=0.01)
 UNITS = {"total": "s", "time to first token": "ms", "inter-token latency": "ms"}
 TEXT = "The harbour wakes before the town does: boats come in, and the gulls know it."
-LEAST_ROUNDS, MOST_ROUNDS, SECONDS = 40, 3000, 900
+LEAST_ROUNDS, MOST_ROUNDS, SECONDS = 40, 3000, 780
 """Rounds at least and at most, and the time after which no further one begins: short calls, so that there are many pairs a minute."""
 
 PROMPT, NEW, THREADS = 16, 4, 1

@@ -20,7 +20,7 @@ from llmtrack.measure.timing import trace_generate
 
 TEXT = "The harbour wakes before the town does: boats come in, and the gulls know it."
 THREADS = (1, 2)
-ROUNDS = 7
+ROUNDS = 5
 FLOAT, INT8, INT4 = "torch", "onnx/int8-weight-only", "onnx/int4-weight-only"
 INT4_HEAD = f"{INT4} head_bits=4"
 FASTER_PREFILL = ("onnx/int8-dynamic", "onnx/int8-mixed", "onnx/int8-per-token")
