@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from llmtrack.engine import Tokenized
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.engines.tokenizing import WithTokenizer
 from llmtrack.models.bytelevel import byte_symbols
 from llmtrack.tensors import tokens
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-class TokenizingEngine(ScriptedEngine):
+class TokenizingEngine(WithTokenizer, ScriptedEngine):
     """A scripted engine that reads texts by a transformers tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(FakeClock(), Script(1.0, 1.0))
         self.tokenizer = tokenizer
         self._info = replace(self._info, special_tokens=tokens.special_tokens(tokenizer))
-
-    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
-        return tokens.encode(self.tokenizer, text, special_tokens)
-
-    def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
-        return tokens.tokenize(self.tokenizer, text, special_tokens)
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return tokens.decode(self.tokenizer, ids)
 
 
 def wrap(tokenizer: Tokenizer, **roles: str) -> TokenizingEngine:
