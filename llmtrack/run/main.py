@@ -7,10 +7,10 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.text import Text
@@ -122,16 +122,31 @@ def make_executors(settings: HereOptions) -> Sequence[Executor]:
 
     A worker of this machine is on its way.
     """
-    patience = Patience(settings.time_limit)
-    if isinstance(settings, RunOptions) and settings.executor == "ray":
-        from llmtrack.run.cluster.opening import open_cluster
+    return EXECUTORS[settings.executor](settings, Patience(settings.time_limit))
 
-        return open_cluster(settings.address, settings.nodes, settings.resources, patience)
-    if settings.executor == "inline":
-        return [InlineExecutor(time_limit=settings.time_limit)]
+
+def _processes(settings: HereOptions, patience: Patience) -> Sequence[Executor]:
     executor = ProcessExecutor(patience)
     executor.begin()
     return [executor]
+
+
+def _inline(settings: HereOptions, patience: Patience) -> Sequence[Executor]:
+    return [InlineExecutor(time_limit=patience.time_limit)]
+
+
+def _on_a_cluster(settings: Any, patience: Patience) -> Sequence[Executor]:
+    from llmtrack.run.cluster.opening import open_cluster
+
+    return open_cluster(settings.address, settings.nodes, settings.resources, patience)
+
+
+EXECUTORS: dict[str, Callable[[Any, Patience], Sequence[Executor]]] = {
+    "process": _processes,
+    "inline": _inline,
+    "ray": _on_a_cluster,
+}
+"""What makes executors, by the name that settings choose them by."""
 
 
 @contextmanager

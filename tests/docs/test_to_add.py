@@ -2,7 +2,7 @@
 
 Backends and recipes of other packages are tried in tests/engines/test_extensions.py, what `tune` tries of them in
 tests/run/test_space.py, metrics and params in tests/report/test_one_entry.py, and conditions in
-tests/tracking/test_cells.py.
+tests/tracking/test_cells.py. That each name of a benchmark is one, tests/benchmarks/test_side_by_side.py holds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+import benchmarks
 import experiments
+from benchmarks import page as benchmarks_page
 from docs.commands import page
 from docs.project import ROOT, mlproject, readme
 from llmtrack import metrics as schema
@@ -37,10 +39,13 @@ from llmtrack.metrics.page import page as metrics_page
 from llmtrack.models import packaged
 from llmtrack.models.named import PACKAGED, PRESETS, PackagedModel, Preset
 from llmtrack.models.source import parse_candidates
-from llmtrack.options import Option
+from llmtrack.options import Option, parameters
 from llmtrack.plain import from_json, kept, to_json
 from llmtrack.quality import corpora
 from llmtrack.quantize import recipe
+from llmtrack.run import main as entry
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.settings import RunOptions
 from llmtrack.scenario import Variant
 from llmtrack.task import NAMED_CORPORA
 from tests.report.frames import frame, run
@@ -243,3 +248,55 @@ def test_a_packaged_model_is_its_entry(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     assert [each.location for each in parse_candidates("packaged:wee")] == ["wee"]
     assert packaged.gguf_file("wee").read_text() == "weights"
+
+
+@dataclass(frozen=True)
+class RunsElsewhere(RunOptions):
+    """How a study is run, where there is another executor."""
+
+    executor: Annotated[str, Option("Where.", choices=(*entry.EXECUTORS, "elsewhere"))] = "elsewhere"
+
+
+class Elsewhere(InlineExecutor):
+    """An executor more."""
+
+    closed = False
+
+    def close(self) -> None:
+        """Say that it was asked to."""
+        self.closed = True
+
+
+def test_an_executor_is_its_class_its_line_and_its_name_among_the_choices(monkeypatch):
+    monkeypatch.setitem(entry.EXECUTORS, "elsewhere", lambda settings, patience: [Elsewhere()])
+    with entry.open_executor(RunsElsewhere()) as executor:
+        assert isinstance(executor, Elsewhere)
+        assert not executor.closed
+    assert executor.closed
+
+
+def test_each_executor_can_be_chosen():
+    (own,) = (each for each in parameters(RunOptions) if each.name == "executor")
+    assert {*own.option.choices} == {*entry.EXECUTORS}
+
+
+BENCHMARK = """
+from benchmarks.results import Found, benchmark, row
+
+
+@benchmark("How does it taste?")
+def main(small):
+    return Found((row("sweetness", "", [1.0 if small else 2.0]),))
+"""
+
+
+def test_a_benchmark_is_a_module_and_its_place_on_the_page(tmp_path, monkeypatch):
+    (tmp_path / "tasting.py").write_text(BENCHMARK)
+    monkeypatch.setattr(benchmarks, "__path__", [*benchmarks.__path__, str(tmp_path)])
+    main = importlib.import_module("benchmarks.tasting").main
+    monkeypatch.delitem(sys.modules, "benchmarks.tasting")
+    done = CliRunner().invoke(main, ["--small", "--json", str(tmp_path / "results" / "tasting.json")])
+    assert "`python -m benchmarks.tasting --small`" in done.output
+    found = benchmarks_page.results(tmp_path / "results")
+    place = "<!-- made by `make bench`: tasting -->\n<!-- end -->\n"
+    assert "| sweetness |" in benchmarks_page.filled(place, found)
