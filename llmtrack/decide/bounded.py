@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from llmtrack.decide.racing import quantile
+from llmtrack.decide.racing import around, quantile
 from llmtrack.decide.significance import ALPHA, Ratio
 
 Judgement = Literal["kept", "broken", "open"]
@@ -57,13 +57,13 @@ def perplexity_ratio(
     mean = float(differences.sum() / tokens.sum())
     n = len(parts)
     if n >= of:
-        return Ratio(_exp(mean), _exp(mean), _exp(mean))
+        return around(mean)
     if n == 1:
-        return Ratio(_exp(mean), 0.0, math.inf)
+        return Ratio(around(mean).value, 0.0, math.inf)
     # A ratio of sums, drawn without putting back (W. Cochran, Sampling Techniques (1977), chapter 6).
     variance = float(((differences - mean * tokens) ** 2).sum() / (n - 1)) * n * (1 - n / of)
     half = quantile(alpha / 2 / looks / tests, n - 1) * math.sqrt(variance) / float(tokens.sum())
-    return Ratio(_exp(mean), _exp(mean - half), _exp(mean + half))
+    return around(mean, half)
 
 
 def judge_bound(ratio: Ratio, most: float) -> Judgement:
@@ -71,7 +71,3 @@ def judge_bound(ratio: Ratio, most: float) -> Judgement:
     if ratio.high <= most:
         return "kept"
     return "broken" if ratio.low > most else "open"
-
-
-def _exp(value: float) -> float:
-    return math.exp(min(value, 700.0))

@@ -186,7 +186,7 @@ class Race:
         chance = self.rules.alpha / max(1, len(self.names) - 1) / (both * (both + 1))
         half = quantile(chance, freedom) * math.sqrt(variance / both)
         mean = float(differences.mean())
-        return Ratio(_exp(mean), _exp(mean - half), _exp(mean + half))
+        return around(mean, half)
 
     def decided(self) -> bool:
         """Return whether nobody who is left can be better than the leader by more than the margin."""
@@ -337,5 +337,7 @@ def quantile(chance: float, freedom: float) -> float:
     return float(t.isf(chance, freedom))
 
 
-def _exp(value: float) -> float:
-    return math.exp(min(value, 700.0))
+def around(mean: float, half: float = 0.0) -> Ratio:
+    """Return the ratio whose logarithm lies around a mean, within so much of it."""
+    value, low, high = (math.exp(min(each, 700.0)) for each in (mean, mean - half, mean + half))
+    return Ratio(value, low, high)
