@@ -41,9 +41,9 @@ from llmtrack.task import RepeatPolicy, TrainTask
 from llmtrack.tensors import likelihood
 from llmtrack.train.opening import open_session
 from llmtrack.train.session import Session
+from llmtrack.units import GIB
 from llmtrack.worker.perplexity import warm_up
 
-GIB, MIB = 2**30, 2**20
 PROMPT, NEW = 128, 128
 PARTS = ("decode", "stamps", "scoring", "perplexity", "training")
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from experiments import declarations, suite
 from llmtrack.cli import main as llmtrack_command
-from llmtrack.options import NONE, flag_of, parameters, written
+from llmtrack.options import parameters
+from llmtrack.parameter import NONE, flag_of, written
 from llmtrack.quantize.recipe import BUILTIN
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,6 +16,7 @@ from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.installed import RUNTIMES, available, why_missing
 from llmtrack.measure.gpus import capability
+from llmtrack.metrics import SPIKE
 from llmtrack.options import Option, changed, parameters, taken
 from llmtrack.quantize.options import Blocks, CalibrationCorpus, CalibrationText, Method, Static, Symmetric
 from llmtrack.quantize.recipe import find_recipe, recipes
@@ -345,7 +346,7 @@ def advise(done: pd.DataFrame, base: pd.Series) -> list[str]:
             lines.append(_advice(best[1], base, done, key, use, LARGER_COST))
     for _, run in done.iterrows():
         ratio = run["perplexity"] / base["perplexity"]
-        if ratio > say.SPIKE:
+        if ratio > SPIKE:
             lines.append(f"Do not use {run['scenario']}: its perplexity is {ratio:.2f} times the baseline's.")
     return lines
 

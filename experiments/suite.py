@@ -13,7 +13,8 @@ from rich.console import Console
 from experiments import declarations, quantization
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
-from llmtrack.options import Option, parameters, tracked, written
+from llmtrack.options import Option, parameters, tracked
+from llmtrack.parameter import written
 from llmtrack.report.terminal import make_console, say
 from llmtrack.run.command import ConfigCommand
 from llmtrack.run.common import HOW, MEASURE

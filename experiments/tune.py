@@ -19,7 +19,8 @@ from llmtrack.decide.recommending import parse_percent, parse_size
 from llmtrack.decide.verdicts import tell
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
-from llmtrack.options import Option, read_number
+from llmtrack.options import Option
+from llmtrack.parameter import read_number
 from llmtrack.report import reading as say
 from llmtrack.report.pareto import pareto_plot
 from llmtrack.report.plots import measured

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from llmtrack.errors import LlmtrackError, UsageError
-from llmtrack.options import NONE, readable
+from llmtrack.parameter import NONE, readable
 
 F = TypeVar("F", bound=Callable[..., Any])
 

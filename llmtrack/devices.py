@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
@@ -165,24 +163,3 @@ def supports_bfloat16(device_kind: str) -> bool:
         return bool((one @ one == 2).all())
     except RuntimeError:
         return False
-
-
-def cpu_flags() -> frozenset[str]:
-    """Return the CPU's instruction sets as Linux names them, in lower case; empty where it does not."""
-    return frozenset(_cpuinfo("flags", "Features").lower().split())
-
-
-def cpu_model() -> str:
-    """Return the CPU's name; empty where it is not known."""
-    return _cpuinfo("model name", "Hardware", "Model") or platform.processor()
-
-
-@cache
-def _cpuinfo(*keys: str) -> str:
-    """Return the first value that Linux tells of the CPU under one of some keys."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    listed = (line.partition(":") for line in lines)
-    return next((" ".join(v.split()) for k, _, v in listed if k.strip() in keys and v.strip()), "")

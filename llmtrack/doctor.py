@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint
 
 from llmtrack.convert.environment import BuildEnvironment, pinned
-from llmtrack.devices import cpu_flags
 from llmtrack.engines.registry import BUILTIN, backends, load_variant
 from llmtrack.errors import ExtensionError, in_words
 from llmtrack.extensions import ENGINE_POINTS, RECIPE_POINTS, broken, extensions, title_of
@@ -31,6 +30,8 @@ from llmtrack.quantize.recipe import extension_recipes, recipes
 from llmtrack.redaction import redact
 from llmtrack.report.terminal import hanging
 from llmtrack.scenario import Variant
+from llmtrack.system import cpu_flags, usable_cpus
+from llmtrack.units import GIB
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,8 @@ def _python() -> Finding:
 def _machine() -> Finding:
     import psutil
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = psutil.virtual_memory()
-    text = f"{platform.system()} {platform.machine()}, {cores} cores, {memory.total / 2**30:.1f} GiB memory ({memory.available / 2**30:.1f} GiB free)"
+    text = f"{platform.system()} {platform.machine()}, {usable_cpus()} cores, {memory.total / GIB:.1f} GiB memory ({memory.available / GIB:.1f} GiB free)"
     return Finding("machine", "ok", text)
 
 

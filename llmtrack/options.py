@@ -10,239 +10,18 @@ A field without an `Option` is for programs only. On the command line and in MLp
 from __future__ import annotations
 
 import inspect
-import math
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import click
-
-from llmtrack.errors import LlmtrackError, UsageError
-
-NONE = "none"
-# More tokens, calls or seconds than any machine has; what a context or a memory holds is checked where it is known.
-LARGEST = 1_000_000_000
-MOST_VALUES = 100
-_SHOWN = 60
-_TRUE, _FALSE = {"true", "t", "1", "yes", "y", "on"}, {"false", "f", "0", "no", "n", "off"}
-
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+from llmtrack.errors import UsageError
+from llmtrack.parameter import Option as Option
+from llmtrack.parameter import Parameter, short, written
 
 Config = TypeVar("Config")
-
-
-@dataclass(frozen=True)
-class Option:
-    """What a parameter is, beside its type and default.
-
-    Attributes:
-        help: what it does, in one sentence.
-        min: least number, or least length of a text.
-        max: greatest number.
-        above: a number that it must exceed.
-        below: a number that it must stay under.
-        choices: the texts that are accepted; empty: any.
-        read: turns a text into the value that is meant, or raises a `UsageError`.
-        tracked: whether it is tracked with a study: not where it only prints, or may hold credentials.
-        tries: of what a backend can be told: returns the values that `tune` tries beside the default, from the number of
-            CPUs that may compute (0: another device does); None: the default only.
-        nothing: the word that stands for None, where that may be.
-    """
-
-    help: str
-    min: float | None = None
-    max: float | None = None
-    above: float | None = None
-    below: float | None = None
-    choices: tuple[str, ...] = ()
-    read: Callable[[str], str] | None = None
-    tracked: bool = True
-    tries: Callable[[int], tuple[Any, ...]] | None = None
-    nothing: str = NONE
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A field of a config that has an `Option`.
-
-    Attributes:
-        name: name of the field.
-        kind: int, float, bool or str: the value, or each value of a list.
-        many: whether it is a list (a tuple).
-        optional: whether it may be None.
-        default: its default.
-        option: what else it is.
-    """
-
-    name: str
-    kind: type
-    many: bool
-    optional: bool
-    default: Any
-    option: Option
-
-    @property
-    def flag(self) -> str:
-        """Its name on the command line."""
-        return flag_of(self.name)
-
-    @property
-    def bounds(self) -> str:
-        """What numbers are accepted, in words; empty: any up to `LARGEST`."""
-        option, parts = self.option, []
-        if self.kind is str:
-            return ""
-        if option.above is not None:
-            parts.append(f"more than {option.above:,g}")
-        if option.min is not None and option.max is not None:
-            parts.append(f"{option.min:,g} to {option.max:,g}")
-        elif option.min is not None:
-            parts.append(f"{option.min:,g} or more")
-        elif option.max is not None:
-            parts.append(f"{option.max:,g} at most")
-        if option.below is not None:
-            parts.append(f"less than {option.below:,g}")
-        return " and ".join(parts)
-
-    def parse(self, text: str) -> Any:
-        """Return the value that a text stands for.
-
-        Raises:
-            UsageError: it stands for none that is accepted.
-        """
-        word = readable(text).strip().lower()
-        if word in (NONE, self.option.nothing) or (word == "" and not self.option.min):
-            if self.optional:
-                return None
-            if self.default in ("", ()):
-                return self.default
-        if self.optional and self.kind is int and word == "0" and (self.option.min or 0) > 0:
-            return None
-        if not self.many:
-            return self._one(text)
-        return self._several([part.strip() for part in text.split(",") if part.strip()])
-
-    def check(self, value: Any) -> None:
-        """Check a value.
-
-        Raises:
-            UsageError: it is of another type, or not accepted.
-        """
-        if value is None and self.optional:
-            return
-        if self.many and not isinstance(value, tuple):
-            raise UsageError(f"{self.name} {_short(value)!r} is not a tuple of values")
-        for each in value if self.many else (value,):
-            self._check(each)
-
-    def _several(self, values: Sequence[Any]) -> tuple[Any, ...]:
-        if not 1 <= len(values) <= MOST_VALUES:
-            raise UsageError(f"{self.name}: give 1 to {MOST_VALUES:,} values, separated by commas")
-        return tuple(dict.fromkeys(map(self._one, values)))
-
-    def _one(self, given: Any) -> Any:
-        """Return the value that a text stands for, or a program's own value; NumPy's numbers, which JSON does not know, as plain ones."""
-        if self.kind is str and not isinstance(given, bool):
-            given = str(given)
-        try:
-            value = (
-                self._convert(given) if isinstance(given, str) else getattr(given, "item", lambda: given)()
-            )
-        except ValueError:
-            raise UsageError(f"{self.name} {_short(given)!r} is not {_KINDS[self.kind]}") from None
-        self._check(value)
-        return value
-
-    def _convert(self, text: str) -> Any:
-        if self.kind is bool:
-            word = text.strip().lower()
-            if word not in _TRUE | _FALSE:
-                raise ValueError(text)
-            return word in _TRUE
-        if self.kind is str:
-            return self.option.read(text) if self.option.read else text
-        return self.kind(text)
-
-    def _check(self, value: Any) -> None:
-        option = self.option
-        kinds = (int, float) if self.kind is float else (self.kind,)
-        if type(value) not in kinds:
-            raise UsageError(f"{self.name} {_short(value)!r} is not {_KINDS[self.kind]}")
-        if option.choices and value not in option.choices:
-            raise UsageError(f"no {self.name} {_short(value)!r}: use {' or '.join(option.choices)}")
-        if self.kind is str:
-            if len(value) < (option.min or 0):
-                raise UsageError(
-                    f"{self.name} is empty: give some text{f', or {NONE}' if self.optional else ''}"
-                )
-        elif self.kind in (int, float) and not self._within(value):
-            bounds = self.bounds or "a number"
-            most = f", {LARGEST:,} at most" if abs(value) > LARGEST else ""
-            raise UsageError(
-                f"{self.name} {_short(f'{value:g}' if isinstance(value, float) else value)} is not possible: use {bounds}{most}"
-            )
-
-    def _within(self, value: float) -> bool:
-        option = self.option
-        return (
-            (isinstance(value, int) or math.isfinite(value))
-            and abs(value) <= (LARGEST if option.max is None else option.max)
-            and (option.min is None or value >= option.min)
-            and (option.above is None or value > option.above)
-            and (option.below is None or value < option.below)
-        )
-
-    def accept(self, value: Any) -> Any:
-        """Return the value that a program or a text gave.
-
-        Raises:
-            UsageError: it is of another type, or not accepted.
-        """
-        if value is None and self.optional:
-            return None
-        if isinstance(value, str) or (self.kind is str and not self.many and not isinstance(value, bool)):
-            return self.parse(str(value))
-        if self.many and isinstance(value, Iterable):
-            values = list(value)
-            return () if not values and self.default == () else self._several(values)
-        return self._several([value]) if self.many else self._one(value)
-
-
-def readable(text: str) -> str:
-    """Return a text as it is.
-
-    Raises:
-        UsageError: it cannot be stored or printed: it holds a NUL, or bytes that are no UTF-8.
-    """
-    if "\x00" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise UsageError(f"{_short(ascii(text))} is no text: it holds a NUL, or bytes that are no UTF-8")
-    return text
-
-
-def read_number(name: str, text: str, option: Option = Option("")) -> float:
-    """Return the finite number that a text stands for, within the bounds of an option.
-
-    Raises:
-        UsageError: it stands for none.
-    """
-    return float(Parameter(name, float, False, False, 0.0, option).parse(text))
-
-
-def flag_of(name: str) -> str:
-    """Return a parameter's name on the command line."""
-    return "--" + name.replace("_", "-")
-
-
-def written(value: Any) -> str:
-    """Return a value as it is written on the command line and in MLproject."""
-    if value is None or value in ("", ()):
-        return NONE
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class Checked:
@@ -301,7 +80,7 @@ def accepted(
             near = get_close_matches(name, own, n=2)
             hint = f" (did you mean {' or '.join(near)}?)" if near else ""
             takes = f"it takes {', '.join(sorted(own))}" if own else "it takes none"
-            raise UsageError(f"{who} takes no option {_short(name)!r}{hint}: {takes}")
+            raise UsageError(f"{who} takes no option {short(name)!r}{hint}: {takes}")
         found.append((name, own[name].accept(value)))
     return tuple(found)
 
@@ -357,44 +136,6 @@ def taken(config: type[Config], source: Any, **changes: Any) -> Config:
     return config(**{name: getattr(source, name) for name in names if hasattr(source, name)} | changes)
 
 
-def click_options(config: type) -> list[click.Option]:
-    """Return the command-line options of a config."""
-    return [_click_option(parameter) for parameter in parameters(config)]
-
-
-class Value(click.ParamType):
-    """The value of a parameter."""
-
-    def __init__(self, parameter: Parameter) -> None:
-        self.parameter = parameter
-        kinds = {int: "integer", float: "float", bool: "boolean", str: "text"}
-        self.name = kinds[parameter.kind] + (",..." if parameter.many else "")
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return what a text stands for."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return self.parameter.parse(value)
-        except LlmtrackError as error:
-            self.fail(str(error), param, ctx)
-
-
-def _click_option(parameter: Parameter) -> click.Option:
-    choices = parameter.option.choices
-    accepted = f"of {', '.join(choices)}" if parameter.many and choices else parameter.bounds
-    shown = f"[default: {written(parameter.default)}{'; ' if accepted else ''}{accepted}]"
-    switch: dict[str, Any] = {"is_flag": False, "flag_value": "true"} if parameter.kind is bool else {}
-    return click.Option(
-        [parameter.flag, parameter.name],
-        type=Value(parameter),
-        default=written(parameter.default),
-        help=f"{parameter.option.help}  {shown}",
-        metavar=f"[{'|'.join(choices)}]" if choices and not parameter.many else None,
-        **switch,
-    )
-
-
 def _parameter(name: str, hint: Any, default: Any) -> Parameter:
     inner, *extras = get_args(hint)
     (option,) = (each for each in extras if isinstance(each, Option))
@@ -403,8 +144,3 @@ def _parameter(name: str, hint: Any, default: Any) -> Parameter:
         (inner,) = (each for each in get_args(inner) if each is not type(None))
     many = get_origin(inner) is tuple
     return Parameter(name, get_args(inner)[0] if many else inner, many, optional, default, option)
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

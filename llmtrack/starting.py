@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from llmtrack.errors import UsageError, in_words
+from llmtrack.installed import installed_version
 
 # In a wheel; a checkout is such a folder itself.
 PROJECT = Path(__file__).parent / "project"
@@ -52,8 +52,5 @@ def _with_llmtrack(conda: str) -> str:
     lines = [
         line for line in conda.splitlines() if not line.startswith("#") and "constraints.txt" not in line
     ]
-    try:
-        wanted = f"llmtrack=={version('llmtrack')}"
-    except PackageNotFoundError:
-        wanted = "llmtrack"
-    return "\n".join([*lines, f"      - {wanted}"]) + "\n"
+    release = installed_version("llmtrack")
+    return "\n".join([*lines, f"      - llmtrack{f'=={release}' if release else ''}"]) + "\n"

@@ -11,7 +11,7 @@ from llmtrack.engine import EngineInfo, Generated
 from llmtrack.errors import UsageError
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.folder import model_folder
-from llmtrack.options import NONE
+from llmtrack.parameter import NONE
 from llmtrack.quantize.recipe import Recipe, find_recipe
 from llmtrack.tensors import tokens
 from llmtrack.tensors.likelihood import predicted, sum_nll

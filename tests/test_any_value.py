@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from experiments import declarations, suite
 from llmtrack.cli import main as llmtrack_command
-from llmtrack.options import LARGEST
+from llmtrack.parameter import LARGEST
 from llmtrack.run import command as entry
 from llmtrack.tracking.tracker import Tracker
 from tests.tracking.conftest import _clean_environment  # noqa: F401 - fixture

@@ -12,7 +12,9 @@ import pytest
 
 from llmtrack.devices import canonical_dtype
 from llmtrack.errors import UsageError
-from llmtrack.options import LARGEST, Checked, Option, click_options, parameters, taken, tracked, written
+from llmtrack.options import Checked, Option, parameters, taken, tracked
+from llmtrack.parameter import LARGEST, written
+from llmtrack.run.flags import click_options
 
 
 @dataclass(frozen=True)

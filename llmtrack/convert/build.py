@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.convert.environment import BuildEnvironment
-from llmtrack.models.cache import build_once
+from llmtrack.models.cache import build_once, entry_stem
 from llmtrack.models.durations import making
 from llmtrack.models.folder import ModelFolder
 from llmtrack.plain import digest
@@ -67,7 +67,7 @@ def converted(
         ScenarioError: the model cannot be converted, or what was made does not say what it says.
         ModelLoadError: the cache cannot be used.
     """
-    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(source.model_id).name)[:60]
+    stem = entry_stem(Path(source.model_id).name)
     key = digest([source.tags, VERSION, converter.environment.requirements, list(arguments)])
     what = f"converting to {label} by the tool of {converter.backend}"
 

@@ -13,7 +13,7 @@ from llmtrack.engine import Engine
 from llmtrack.errors import MissingDependencyError
 from llmtrack.installed import install, missing_modules
 from llmtrack.models.folder import model_folder
-from llmtrack.options import NONE
+from llmtrack.parameter import NONE
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.scenario import Scalar, Variant
 

@@ -15,16 +15,17 @@ from llmtrack.decide.points import MEMORY, QUALITY, SPEED, Points, gather_points
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import measure_more, own_warnings, tell
 from llmtrack.errors import UsageError
-from llmtrack.options import read_number
+from llmtrack.parameter import read_number
 from llmtrack.tracking import ask
+from llmtrack.units import MIB
 from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _SIZE = re.compile(r"\s*((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*([KMGT]i?)?B?\s*", re.IGNORECASE)
-_MIB = {"": 2**-20, "k": 1e3 / 2**20, "m": 1e6 / 2**20, "g": 1e9 / 2**20, "t": 1e12 / 2**20}
-_MIB |= {"ki": 2**-10, "mi": 1.0, "gi": 2.0**10, "ti": 2.0**20}
+_MIB_OF = {"": 1 / MIB, "k": 1e3 / MIB, "m": 1e6 / MIB, "g": 1e9 / MIB, "t": 1e12 / MIB}
+_MIB_OF |= {"ki": 2**-10, "mi": 1.0, "gi": 2.0**10, "ti": 2.0**20}
 _PERCENT = re.compile(r"\s*\+?(\d+(?:\.\d+)?)\s*%\s*")
 
 
@@ -139,7 +140,7 @@ def parse_size(text: str) -> float:
     found = _SIZE.fullmatch(text)
     if found is None or not found[2]:
         raise UsageError(f"{text!r} is not a size: use a number with a unit, such as 2GiB or 500MB")
-    return read_number("size", found[1].replace(",", "")) * _MIB[found[2].lower()]
+    return read_number("size", found[1].replace(",", "")) * _MIB_OF[found[2].lower()]
 
 
 def parse_percent(text: str) -> float:

@@ -14,7 +14,7 @@ from llmtrack.decide.differences import change_in_percent, interval_in_words, sa
 from llmtrack.decide.floor import floor_in_words, is_within
 from llmtrack.decide.significance import ALPHA, holm, least_p, mann_whitney_p
 from llmtrack.errors import UsageError
-from llmtrack.options import read_number
+from llmtrack.parameter import read_number
 
 Ruling = Literal["broken", "kept", "cannot tell", "missing"]
 

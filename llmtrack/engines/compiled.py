@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -78,6 +79,23 @@ class StepModel(Protocol):
     def compiled(self, compiler: Compiler) -> Callable[..., torch.Tensor]:
         """Return `logits` with what is worth compiling compiled."""
         ...
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Let torch compile for as many shapes as are kept.
+
+    Raises:
+        ScenarioError: it cannot compile this model here.
+    """
+    try:
+        with torch._dynamo.config.patch(recompile_limit=RECOMPILATIONS):
+            yield
+    except torch._dynamo.exc.TorchDynamoException as error:
+        raise ScenarioError(
+            f"torch.compile cannot compile this model here ({in_words(error)[:200]}): use compile=none",
+            "unsupported",
+        ) from error
 
 
 def torch_compiler(mode: str) -> Compiler:
@@ -160,14 +178,8 @@ class CompiledDecoding:
         start = time.perf_counter()
         while len(self._loops) >= MOST_SHAPES:
             self._loops.popitem(last=False)
-        try:
-            with torch._dynamo.config.patch(recompile_limit=RECOMPILATIONS):
-                self._loops[shape] = self._made(shape)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            raise ScenarioError(
-                f"torch.compile cannot compile this model here ({in_words(error)[:200]}): use compile=none",
-                "unsupported",
-            ) from error
+        with compiling():
+            self._loops[shape] = self._made(shape)
         return time.perf_counter() - start
 
     def generate(self, request: GenerateRequest, stamps: Stamps) -> torch.Tensor:

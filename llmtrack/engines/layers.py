@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from llmtrack.engines.compiled import RECOMPILATIONS, Compiler
-from llmtrack.errors import ScenarioError, in_words
+from llmtrack.engines.compiled import Compiler, compiling
 
 
 class CompiledLayers:
@@ -42,13 +41,8 @@ class CompiledLayers:
         for layer, compiled in self._compiled:
             layer.forward = compiled
         try:
-            with torch._dynamo.config.patch(recompile_limit=RECOMPILATIONS):
+            with compiling():
                 yield
-        except torch._dynamo.exc.TorchDynamoException as error:
-            raise ScenarioError(
-                f"torch.compile cannot compile this model here ({in_words(error)[:200]}): use compile=none",
-                "unsupported",
-            ) from error
         finally:
             for layer, _ in self._compiled:
                 del layer.forward

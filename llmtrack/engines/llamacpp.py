@@ -14,12 +14,13 @@ from llmtrack.engines.options import LlamacppOptions
 from llmtrack.engines.trial import try_once
 from llmtrack.errors import ScenarioError
 from llmtrack.llamacpp.decoder import LlamaDecoder
-from llmtrack.llamacpp.library import library
+from llmtrack.llamacpp.library import CACHE_TYPES, library
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.folder import model_folder
 from llmtrack.models.gguf_facts import GgufFacts, read_facts
 from llmtrack.models.load import identify_model
-from llmtrack.options import NONE, chosen
+from llmtrack.options import chosen
+from llmtrack.parameter import NONE
 from llmtrack.quantize.gguf import gguf_of
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
@@ -134,7 +135,7 @@ class LlamacppEngine(HostEngine):
             dtype_label=facts.file_type,
             model_size_bytes=decoder.weight_bytes,
             step_weight_bytes=facts.step_bytes,
-            kv_bytes_per_token=facts.kv_bytes_per_token(str(settings["cache_type"])),
+            kv_bytes_per_token=round(facts.cached_values * CACHE_TYPES[str(settings["cache_type"])]),
             context_length=decoder.context_length or None,
             vocab_size=decoder.vocab_size,
             load_time_s=load_time_s,

@@ -28,7 +28,8 @@ from llmtrack.onnx.session import (
     next_token_logits,
     onnxruntime,
 )
-from llmtrack.options import NONE, chosen
+from llmtrack.options import chosen
+from llmtrack.parameter import NONE
 from llmtrack.quantize.build import EXPORT_FACTS, onnx_folder
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.scenario import Scalar, Variant

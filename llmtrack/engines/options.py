@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from llmtrack.errors import UsageError
-from llmtrack.llamacpp.library import FLASH_ATTENTION
+from llmtrack.llamacpp.library import CACHE_TYPES, FLASH_ATTENTION
 from llmtrack.onnx.names import GRAPH_OPTIMIZATIONS
 from llmtrack.options import Checked, Option
 
@@ -129,7 +129,7 @@ class LlamacppOptions(ThreadOption):
         str, Option("Whether attention is computed by its fused kernel.", choices=tuple(FLASH_ATTENTION))
     ] = "auto"
     cache_type: Annotated[
-        str, Option("What cached keys and values are stored as.", choices=("f16", "f32", "q8_0"))
+        str, Option("What cached keys and values are stored as.", choices=tuple(CACHE_TYPES))
     ] = "f16"
 
     def __post_init__(self) -> None:

@@ -16,6 +16,7 @@ from llmtrack.engine import Engine, EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.compiled import Compiler
 from llmtrack.engines.decoding import choose_decoding
 from llmtrack.engines.eager import EagerDecoding, step_logits
+from llmtrack.engines.host import NO_PEAK
 from llmtrack.engines.layers import CompiledLayers
 from llmtrack.engines.options import NO_COMPILE, TorchOptions
 from llmtrack.engines.passes import Passes
@@ -33,7 +34,8 @@ from llmtrack.engines.weights import (
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.from_folder import SHARDED, SPREAD
 from llmtrack.models.load import load_model
-from llmtrack.options import NONE, chosen
+from llmtrack.options import chosen
+from llmtrack.parameter import NONE
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
@@ -160,7 +162,7 @@ class TorchEngine(WithTokenizer):
         pad_id = tokens.pad_id(tokenizer, vocab_size)
         self._eos_ids = tokens.eos_ids(model.generation_config, tokenizer)
         if not (self._cards or reset_peak_rss()):
-            warnings += ("peak memory is that of the whole process: this system cannot reset it",)
+            warnings += (NO_PEAK,)
         dtypes = stored_dtypes(model)
         dtype_name = next(iter(dtypes))
         step, unseen = step_of(model)

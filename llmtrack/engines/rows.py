@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from llmtrack.errors import ScenarioError
+from llmtrack.models.context import ropes_of
 
 _PROBE_TOKENS, _PROBE_PADS = 6, 3
 # Of the logits' standard deviation: rounding in the order of sums, and in 16 bits.
@@ -138,7 +139,7 @@ def length_dependent_rope(config: Mapping[str, Any]) -> tuple[str, int] | None:
     Args:
         config: content of a model's config.
     """
-    for rope in _rope_settings(config):
+    for rope in ropes_of(config):
         kind = str(rope.get("rope_type") or rope.get("type") or "")
         if "dynamic" in kind or kind in ("longrope", "su"):
             lengths = (
@@ -148,14 +149,6 @@ def length_dependent_rope(config: Mapping[str, Any]) -> tuple[str, int] | None:
             )
             return kind, min((length for length in lengths if length), default=0)
     return None
-
-
-def _rope_settings(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the rotary settings of a config, in either spelling; kinds of layers may have their own."""
-    for name in ("rope_scaling", "rope_parameters"):
-        if isinstance(settings := config.get(name), Mapping):
-            yield settings
-            yield from (each for each in settings.values() if isinstance(each, Mapping))
 
 
 def changed_by_pads(forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], vocab_size: int) -> bool:

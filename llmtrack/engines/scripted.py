@@ -9,6 +9,7 @@ from itertools import accumulate, chain, pairwise, repeat
 from typing import TYPE_CHECKING
 
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest, SpecialTokens, Tokenized
+from llmtrack.units import MIB
 
 if TYPE_CHECKING:
     import torch
@@ -162,7 +163,7 @@ class ScriptedEngine:
 
     def peak_memory_bytes(self) -> int | None:
         """Return 2 MiB."""
-        return 2 * 2**20
+        return 2 * MIB
 
     def close(self) -> None:
         """Do nothing."""

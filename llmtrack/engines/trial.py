@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
-from llmtrack.devices import cpu_flags
 from llmtrack.errors import ScenarioError
 from llmtrack.llamacpp.decoder import LlamaDecoder
 from llmtrack.llamacpp.library import library
-from llmtrack.models.cache import cache_root, file_digest
+from llmtrack.models.cache import cache_root, file_digest, keep_note
 from llmtrack.plain import digest
 from llmtrack.quantize.apart import run_apart
+from llmtrack.system import cpu_flags
 
 CRASHED = (
     ": it was compiled for another CPU, or by a compiler that gets AMX wrong (GCC 12 does): compile it anew by "
@@ -42,9 +41,7 @@ def try_once(path: Path) -> None:
     except ScenarioError as error:
         how = CRASHED if "SIGILL" in str(error) else ""
         raise ScenarioError(f"llama.cpp cannot run {path.name} here: {error}{how}", "unsupported") from error
-    with contextlib.suppress(OSError):  # a cache that cannot be written costs time only
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.touch()
+    keep_note(note, "")
 
 
 def _try(path: str) -> None:

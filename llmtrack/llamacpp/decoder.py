@@ -12,6 +12,7 @@ import numpy as np
 
 from llmtrack.errors import ScenarioError
 from llmtrack.llamacpp.library import FLASH_ATTENTION, last_error, library
+from llmtrack.units import MIB
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 256
 """Sequences that llama.cpp keeps apart at most."""
 
-_CHUNK_BYTES = 64 * 2**20
+_CHUNK_BYTES = 64 * MIB
 _OUT_OF_SPACE = 1
 
 
@@ -56,7 +57,7 @@ class LlamaDecoder:
         threads: threads that compute one operation.
         ubatch: tokens that are computed at once at most.
         flash_attention: a key of `FLASH_ATTENTION`.
-        cache_type: what keys and values are stored as, of `CACHE_BYTES`.
+        cache_type: what keys and values are stored as, of `CACHE_TYPES`.
 
     Raises:
         MissingDependencyError: llama-cpp-python is not installed.

@@ -15,6 +15,9 @@ _ERROR, _CONTINUED = 4, 5
 FLASH_ATTENTION = {"auto": -1, "on": 1, "off": 0}
 """Whether attention is computed by the fused kernel: the library's number by the word that it can be asked for."""
 
+CACHE_TYPES = {"f16": 2.0, "f32": 4.0, "q8_0": 34 / 32}
+"""Bytes of a cached key or value by what it is stored as; of q8_0, 32 of them and a scale take 34."""
+
 _said: deque[str] = deque(maxlen=20)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from functools import cache, partial
 
 from llmtrack.errors import ScenarioError
-from llmtrack.measure.ceilings import remembered
+from llmtrack.measure.ceilings import best_seconds, remembered
 from llmtrack.measure.room import free_memory
 
 SIDE, SIDE_ON_GPU, FIRST = 4096, 8192, 512
@@ -80,28 +79,11 @@ def largest_side(free: int, device: str) -> int:
 
 
 def _seconds(device: str, dtype: str, side: int) -> float:
-    """Return the seconds of one product. On a GPU several are given at once, so that launching them costs no time."""
+    """Return the seconds of one product."""
     import torch
 
-    on_gpu = device.startswith("cuda")
-    at_once = 8 if on_gpu else 1
     with torch.inference_mode():
-        multiply = _product(device, dtype, side)
-        best, spent = math.inf, 0.0
-        for repeat in range(REPEATS):
-            if repeat >= FEWEST and spent > MOST_S:
-                break
-            if on_gpu:
-                torch.cuda.synchronize(device)
-            start = time.perf_counter()
-            for _ in range(at_once):
-                multiply()
-            if on_gpu:
-                torch.cuda.synchronize(device)
-            seconds = time.perf_counter() - start
-            spent += seconds
-            best = min(best, seconds / at_once)
-    return best
+        return best_seconds(device, _product(device, dtype, side), REPEATS, FEWEST, MOST_S)
 
 
 def _product(device: str, dtype: str, side: int) -> Callable[[], object]:

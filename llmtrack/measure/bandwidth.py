@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
 from llmtrack.errors import ScenarioError
-from llmtrack.measure.ceilings import remembered
+from llmtrack.measure.ceilings import best_seconds, remembered
 from llmtrack.measure.room import free_memory
-
-MIB = 2**20
+from llmtrack.units import MIB
 
 LARGEST, LARGEST_ON_GPU, SMALLEST = 256 * MIB, 1024 * MIB, 64 * MIB
 """Bytes of a buffer."""
@@ -98,19 +96,6 @@ def buffer_bytes(free: int, largest: int) -> int:
 def _measure(device: str, size: int) -> float:
     import torch
 
-    on_gpu = device.startswith("cuda")
-    # A copy on a GPU takes less than a millisecond: several at once, so that launching them costs no time.
-    at_once = 8 if on_gpu else 1
     source = torch.ones(size, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(8):
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        for _ in range(at_once):
-            target.copy_(source)
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        best = min(best, (time.perf_counter() - start) / at_once)
-    return 2 * source.numel() / best
+    return 2 * source.numel() / best_seconds(device, lambda: target.copy_(source), repeats=8)

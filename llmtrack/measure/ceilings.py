@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 import platform
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
-from llmtrack.devices import cpu_model
 from llmtrack.measure import interference
 from llmtrack.measure.gpus import torch_uuid
-from llmtrack.models.cache import cache_root
+from llmtrack.models.cache import cache_root, keep_note
 from llmtrack.plain import digest
+from llmtrack.system import cpu_model, usable_cpus
 
 KEPT_SECONDS = 30 * 24 * 3600
 """How long a ceiling is believed: a virtual machine moves, a driver is replaced."""
@@ -42,9 +42,8 @@ def device_id(device: str) -> str:
     if device.startswith("cuda"):
         name = torch.cuda.get_device_name(device)
         return f"{name} {torch_uuid(device) or device}, torch {torch.__version__}"
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     threads = torch.get_num_threads()
-    return f"{cpu_model()} of {platform.node()}, {usable} CPUs, {threads} threads, torch {torch.__version__}"
+    return f"{cpu_model()} of {platform.node()}, {usable_cpus()} CPUs, {threads} threads, torch {torch.__version__}"
 
 
 def remembered(device: str, name: str, measure: Callable[[], float]) -> float:
@@ -70,16 +69,40 @@ def remembered(device: str, name: str, measure: Callable[[], float]) -> float:
         time.sleep(SETTLE_S)
     quiet = interference.others_share(before, interference.read_cpu()) <= interference.BUSY_SHARE
     if quiet and not interference.gpu_warning(device):
-        _write(path, {"device": identity, "name": name, "value": value, "measured_at": time.time()})
+        content = {"device": identity, "name": name, "value": value, "measured_at": time.time()}
+        keep_note(path, json.dumps(content, indent=1))
     return value
 
 
-def _write(path: Path, content: dict[str, object]) -> None:
-    """Write a file whole or not at all; without a place to keep it, it is measured again next time."""
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=".", suffix=".json", delete=False
-        ) as file:
-            json.dump(content, file, indent=1)
-        os.replace(file.name, path)
+def best_seconds(
+    device: str, act: Callable[[], object], repeats: int, fewest: int = 0, most_s: float = math.inf
+) -> float:
+    """Return the seconds that a device takes for something: the best of several times.
+
+    What takes a GPU less than a millisecond is given to it several times at once, so that launching it costs no time.
+
+    Args:
+        device: `cpu` or `cuda:N`.
+        act: does it.
+        repeats: how many times.
+        fewest: and how many even where they take more than `most_s` seconds.
+        most_s: no further time begins after so many seconds.
+    """
+    import torch
+
+    on_gpu = device.startswith("cuda")
+    at_once = 8 if on_gpu else 1
+    wait: Callable[[], object] = partial(torch.cuda.synchronize, device) if on_gpu else lambda: None
+    best, spent = math.inf, 0.0
+    for repeat in range(repeats):
+        if repeat >= fewest and spent > most_s:
+            break
+        wait()
+        start = time.perf_counter()
+        for _ in range(at_once):
+            act()
+        wait()
+        seconds = time.perf_counter() - start
+        spent += seconds
+        best = min(best, seconds / at_once)
+    return best

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from llmtrack.measure.gauge import GaugeReading
+from llmtrack.system import control_groups, read_text
 
 _QUOTA = "the CPU quota of its control group"
 
@@ -28,7 +29,9 @@ class CpuGauge:
         cpus = root / "sys/devices/system/cpu"
         self._clocks = sorted(cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
         self._throttles = sorted(cpus.glob("cpu[0-9]*/thermal_throttle/*_throttle_count"))
-        self._quotas = list(_quota_files(root))
+        self._quotas = [
+            path for _, each in control_groups("cpu", root) if (path := each / "cpu.stat").is_file()
+        ]
 
     def read(self) -> GaugeReading:
         """Read the counters; what cannot be read is left out."""
@@ -75,7 +78,7 @@ class _Zone:
 def _zones(folder: Path) -> Iterator[_Zone]:
     """Yield the packages that can be read, and the memory beside each; what is inside a package is in its sum."""
     for path in sorted(folder.glob("intel-rapl:*")):
-        name = _text(path / "name")
+        name = read_text(path / "name")
         if not name.startswith("package") and name != "dram":
             continue
         zone = _Zone(path, name)
@@ -83,27 +86,9 @@ def _zones(folder: Path) -> Iterator[_Zone]:
             yield zone
 
 
-def _quota_files(root: Path) -> Iterator[Path]:
-    """Yield the statistics of the control group of this process and of those it is in, where there are some."""
-    mount = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        controllers, _, group = line.partition(":")[2].partition(":")
-        if not controllers:
-            mounts = [mount, mount / "unified"]
-        elif "cpu" in controllers.split(","):
-            mounts = [mount / controllers, mount / "cpu"]
-        else:
-            continue
-        own = PurePosixPath(group.lstrip("/"))
-        for base in mounts:
-            for part in dict.fromkeys((own, *own.parents)):
-                if (path := base / part / "cpu.stat").is_file():
-                    yield path
-
-
 def _throttled_seconds(path: Path) -> float | None:
     """Return how long a control group was held back by its quota: in microseconds (version 2) or nanoseconds (1)."""
-    values = dict(line.split(None, 1) for line in _text(path).splitlines() if " " in line)
+    values = dict(line.split(None, 1) for line in read_text(path).splitlines() if " " in line)
     for key, unit in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
         if values.get(key, "").strip().isdigit():
             return int(values[key]) / unit
@@ -111,12 +96,5 @@ def _throttled_seconds(path: Path) -> float | None:
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path)
+    text = read_text(path)
     return int(text) if text.isdigit() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
+from llmtrack.system import control_groups, read_text
+
 CLEAR_REFS = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
-CGROUP = Path("/proc/self/cgroup")
-CGROUPS = Path("/sys/fs/cgroup")
+ROOT = Path("/")
+
+_IN_GROUPS = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+"""Of each version of control groups: the files of the limit and of what is used, and the key of cached files that nobody uses."""
 
 
 def reset_peak_rss() -> bool:
@@ -58,42 +66,13 @@ def _room_in_limits() -> list[int]:
 
 def _room_in_groups() -> list[int]:
     """Return the bytes that are left under each memory limit of a control group that this process is under."""
-    try:
-        lines = [line.split(":", 2) for line in CGROUP.read_text().splitlines()]
-    except OSError:
-        return []
     found = []
-    for _, controllers, own in (line for line in lines if len(line) == 3):
-        if not controllers:
-            found += _room_above(CGROUPS, own, ("memory.max", "memory.current", "inactive_file"))
-        elif "memory" in controllers.split(","):  # version 1
-            names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            found += _room_above(CGROUPS / "memory", own, names)
-    return found
-
-
-def _room_above(root: Path, own: str, names: tuple[str, str, str]) -> list[int]:
-    """Return the bytes that are left in a control group and in each above it that has a limit.
-
-    Args:
-        root: where the hierarchy is mounted.
-        own: path of the group in it.
-        names: the files of the limit and of what is used, and the key of the cached files that nobody uses.
-    """
-    group = root / own.lstrip("/")
-    found = []
-    for folder in (group, *group.parents):
-        if not folder.is_relative_to(root):
-            break
-        try:
-            limit, used = (int((folder / name).read_text()) for name in names[:2])
-            # What is cached of files is given back when it is wanted.
-            cached = next(
-                int(line.split()[1])
-                for line in (folder / "memory.stat").read_text().splitlines()
-                if line.startswith(f"{names[2]} ")
-            )
-            found.append(limit - used + cached)
-        except (OSError, ValueError, StopIteration):  # no limit (`max`), or none that it may see
-            continue
+    for version, group in control_groups("memory", ROOT):
+        limit, used, cached = _IN_GROUPS[version]
+        counts = dict(
+            line.split(" ", 1) for line in read_text(group / "memory.stat").splitlines() if " " in line
+        )
+        # What is cached of files is given back when it is wanted.
+        with suppress(ValueError, KeyError):  # no limit (`max`), or none that it may see
+            found.append(int(read_text(group / limit)) - int(read_text(group / used)) + int(counts[cached]))
     return found

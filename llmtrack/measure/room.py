@@ -5,8 +5,8 @@ from __future__ import annotations
 from llmtrack.engine import EngineInfo
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import available_bytes
+from llmtrack.units import GIB
 
-GIB = 2**30
 # A token's id as it waits in a list, and its id, mask and position as a batch holds them.
 TOKEN_BYTES = 4 * 8
 

@@ -6,7 +6,7 @@ A metric has its entry in `measured.py`, a param in `conditions.py`, a tag in `i
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from llmtrack.metrics.conditions import PARAMS as PARAMS
 from llmtrack.metrics.entry import Metric as Metric
@@ -16,6 +16,7 @@ from llmtrack.metrics.entry import Shown as Shown
 from llmtrack.metrics.entry import decimals as decimals
 from llmtrack.metrics.identity import TAGS as TAGS
 from llmtrack.metrics.measured import METRICS as METRICS
+from llmtrack.metrics.measured import SPIKE as SPIKE
 from llmtrack.metrics.names import ALIAS_PREFIX as ALIAS_PREFIX
 from llmtrack.metrics.names import ASKED_TAG as ASKED_TAG
 from llmtrack.metrics.names import DIGEST_PREFIX as DIGEST_PREFIX
@@ -39,6 +40,11 @@ PARAM_BY_NAME = {param.name: param for param in PARAMS}
 def metric(name: str) -> Metric:
     """Return a metric's entry; of one that is not in the table, what is safe to assume."""
     return METRIC_BY_NAME.get(name) or Metric(name, "-", "-", "not known", "not known", timed=True)
+
+
+def as_shown(name: str, value: Any) -> str:
+    """Return a value of a metric as tables show it."""
+    return (metric(name).shown or _LAST).render(value)
 
 
 def role(param: str) -> Role:

@@ -74,6 +74,9 @@ def _of_energy(prefix: str, what: str, tokens: str) -> tuple[Metric, ...]:
     )
 
 
+SPIKE = 1.1
+"""Perplexity over the reference's, or the baseline's, from which on it is told in words."""
+
 METRICS: tuple[Metric, ...] = (
     Metric(
         "total_latency_s",
@@ -381,7 +384,7 @@ METRICS: tuple[Metric, ...] = (
         "reference_perplexity_ratio",
         "-",
         "lower",
-        "perplexity over the reference's on these tokens; over 1.1 it is warned of",
+        f"perplexity over the reference's on these tokens; over {SPIKE} it is warned of",
         "exp(loss - loss of the reference)",
         needs=("tokens", "reference"),
     ),

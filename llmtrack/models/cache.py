@@ -143,14 +143,23 @@ def file_digest(path: Path) -> str:
             return remembered
     settled = abs(time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns)) > _TICK_NS
     digest = sha256_of(real)
-    if not settled:
-        return digest
-    with suppress(OSError):  # a cache that cannot be written costs time only
-        note.parent.mkdir(parents=True, exist_ok=True)
-        draft = note.with_name(f"{key}.{os.getpid()}")
-        draft.write_text(digest, encoding="ascii")
-        os.replace(draft, note)
+    if settled:
+        keep_note(note, digest)
     return digest
+
+
+def keep_note(path: Path, text: str) -> None:
+    """Write a small file, whole or not at all; a cache that cannot be written costs time only."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_name(f"{path.name}.{os.getpid()}")
+        draft.write_text(text, encoding="utf-8")
+        os.replace(draft, path)
+
+
+def entry_stem(name: str) -> str:
+    """Return the beginning of the name of a cache entry of what has a name."""
+    return "".join(each if each.isalnum() or each in "-_" else "-" for each in name)[:60]
 
 
 def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> None:

@@ -24,7 +24,7 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     if given <= 0:  # -1 and 0 are how some say that there is no limit
         return None
     lengths = [int(given)]
-    for rope in _rope_settings(config):
+    for rope in ropes_of(config):
         original = (
             rope.get("original_max_position_embeddings")
             or config.get("original_max_position_embeddings")
@@ -50,7 +50,7 @@ def first_position(model: Any) -> int:
     )
 
 
-def _rope_settings(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def ropes_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the rotary settings of a config, in the spelling of either version; kinds of layers may have their own."""
     for name in ("rope_scaling", "rope_parameters"):
         if isinstance(settings := config.get(name), Mapping):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from llmtrack.models.cache import cache_root
+from llmtrack.models.cache import cache_root, keep_note
 from llmtrack.plain import digest
 from llmtrack.words import clock_text
 
@@ -33,11 +32,7 @@ def note(what: str, seconds: float, of: str = "") -> None:
         seconds: how long it took.
         of: the model that it was done to.
     """
-    with suppress(OSError):
-        folder().mkdir(parents=True, exist_ok=True)
-        draft = _file(what).with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps({"what": what, "of": of, "seconds": round(seconds, 3)}), encoding="utf-8")
-        os.replace(draft, _file(what))
+    keep_note(_file(what), json.dumps({"what": what, "of": of, "seconds": round(seconds, 3)}))
 
 
 def seconds_of(what: str) -> float | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import bytelevel
-from llmtrack.models.cache import build_once, file_digest
+from llmtrack.models.cache import build_once, entry_stem, file_digest
 from llmtrack.models.durations import making
 from llmtrack.models.gguf_header import check_header
 
@@ -59,7 +59,7 @@ def ensure(path: Path) -> Path:
     """
     digest = file_digest(path)
     return build_once(
-        entry_name(_safe_stem(path), digest),
+        entry_name(entry_stem(path.stem), digest),
         lambda folder: {**convert_gguf(path, folder), "gguf_sha256": digest},
     )
 
@@ -80,11 +80,7 @@ def describe(path: Path) -> Path:
         _write_config(path, folder, metadata)
         return {"gguf_sha256": digest}
 
-    return build_once(f"{_safe_stem(path)}-about-gguf{digest[:16]}-v{CONVERTER_VERSION}", build)
-
-
-def _safe_stem(path: Path) -> str:
-    return "".join(char if char.isalnum() or char in "-_" else "-" for char in path.stem)[:60]
+    return build_once(f"{entry_stem(path.stem)}-about-gguf{digest[:16]}-v{CONVERTER_VERSION}", build)
 
 
 def convert_gguf(path: Path, folder: Path) -> dict[str, str]:

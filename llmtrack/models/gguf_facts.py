@@ -10,9 +10,6 @@ from typing import Any
 
 from llmtrack.models.gguf import open_gguf, read_metadata
 
-# Bytes of a value in the cache of keys and values; of q8_0, 32 values and a scale take 34.
-CACHE_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
-
 
 @dataclass(frozen=True)
 class GgufFacts:
@@ -29,10 +26,6 @@ class GgufFacts:
     file_type: str
     step_bytes: int
     cached_values: int
-
-    def kv_bytes_per_token(self, cache_type: str) -> int:
-        """Return the bytes that a token takes in a cache of a type of `CACHE_BYTES`."""
-        return round(self.cached_values * CACHE_BYTES[cache_type])
 
 
 def read_facts(path: Path) -> GgufFacts:

@@ -12,8 +12,9 @@ from llmtrack.measure.finite import not_finite
 from llmtrack.quality.encoding import Encoded, encode_text
 from llmtrack.quality.figures import Drift, drift_of
 from llmtrack.scored import RowSums
+from llmtrack.units import MIB
 
-CHUNK_BYTES = 64 * 2**20
+CHUNK_BYTES = 64 * MIB
 
 
 def compare_distributions(

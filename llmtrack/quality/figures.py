@@ -6,13 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+from llmtrack.metrics import SPIKE
 from llmtrack.quality.bootstrap import gather_blocks, stderr_of_ratio
 from llmtrack.quality.encoding import lost_warning, unknown_warning
 from llmtrack.scored import RowSums, Scored, Text
 from llmtrack.task import PerplexityTask
 
-SPIKE_RATIO = 1.1
-"""Perplexity over the reference's from which on the difference is said in words."""
 GARBAGE_RATIO = 3.0
 """Perplexity over the reference's from which on the model is no longer the same one."""
 
@@ -215,7 +214,7 @@ class Drift:
         )
         if self.perplexity_ratio > GARBAGE_RATIO:
             return f"garbage: {figures}; this is not the same model any more"
-        if self.perplexity_ratio > SPIKE_RATIO:
+        if self.perplexity_ratio > SPIKE:
             return f"quality spike: {figures}"
         return None
 

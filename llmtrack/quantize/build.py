@@ -17,18 +17,19 @@ from typing import Any
 from llmtrack.compat import import_transformers
 from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
 from llmtrack.installed import INSTALL_ONNX, installed_version, missing_modules, not_installed
-from llmtrack.models.cache import MANIFEST, build_once, read_manifest
+from llmtrack.models.cache import MANIFEST, build_once, entry_stem, read_manifest
 from llmtrack.models.digests import ModelDigests
 from llmtrack.models.durations import making
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.reasons import reason_of
 from llmtrack.onnx.session import MODEL_FILE
-from llmtrack.options import NONE
+from llmtrack.parameter import NONE
 from llmtrack.plain import digest
 from llmtrack.quantize.apart import run_apart
 from llmtrack.quantize.options import CalibrationText
 from llmtrack.quantize.recipe import Job, Recipe, find_recipe
 from llmtrack.scenario import Scalar, Variant
+from llmtrack.units import GIB, MIB
 
 CALIBRATION = CalibrationText.calibration
 """The calibration text where none is named: the corpus that experiments do not score by default."""
@@ -49,7 +50,7 @@ _PACKAGES = (
     "torch",
     "transformers",
 )
-_SPARE_BYTES = 64 * 2**20
+_SPARE_BYTES = 64 * MIB
 
 
 def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
@@ -62,7 +63,7 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
         ModelLoadError: the cache cannot be used.
     """
     require_onnx(variant.quantization)
-    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(identity.source.location).name)[:60]
+    name = entry_stem(Path(identity.source.location).name)
     key = export_key(identity.digests)
     spec, revision = identity.source.spec, variant.revision if identity.source.kind == "hub" else None
 
@@ -196,7 +197,7 @@ def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *argum
         free = shutil.disk_usage(folder).free
         if (isinstance(error, OSError) and error.errno == errno.ENOSPC) or free < _SPARE_BYTES:
             raise ScenarioError(
-                f"{what}: the disk is full ({free / 2**30:.1f} GiB free): free some, or set LLMTRACK_CACHE to a "
+                f"{what}: the disk is full ({free / GIB:.1f} GiB free): free some, or set LLMTRACK_CACHE to a "
                 "folder on another disk",
                 "unsupported",
             ) from error

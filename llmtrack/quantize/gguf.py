@@ -14,10 +14,10 @@ from typing import Any
 
 from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
 from llmtrack.installed import installed_version
-from llmtrack.models.cache import build_once
+from llmtrack.models.cache import build_once, entry_stem
 from llmtrack.models.folder import ModelFolder
 from llmtrack.models.packaged import download_command, fetch
-from llmtrack.options import NONE
+from llmtrack.parameter import NONE
 from llmtrack.plain import digest
 from llmtrack.quantize.build import build_apart
 from llmtrack.quantize.recipe import Recipe, find_recipe
@@ -49,7 +49,7 @@ def gguf_of(folder: ModelFolder, quantization: str) -> Path:
     tool = converter()
     version = recipe.version if recipe else 0
     key = digest([dict(folder.tags), VERSION, quantization, version, installed_version(_PACKAGE)])
-    stem = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(folder.model_id).name)[:60]
+    stem = entry_stem(Path(folder.model_id).name)
 
     def build(target: Path) -> dict[str, Any]:
         what = f"converting to GGUF ({recipe.name if recipe else 'float32'})"

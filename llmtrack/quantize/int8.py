@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.devices import cpu_flags
 from llmtrack.errors import ScenarioError
 from llmtrack.installed import OWN_RECIPES
 from llmtrack.quantize.options import Blocks, Dynamic, Mixed, PerToken, Static
 from llmtrack.quantize.recipe import Built, Job, Recipe
 from llmtrack.quantize.weight_only import check_blocks, in_blocks
 from llmtrack.scenario import Scalar
+from llmtrack.system import cpu_flags
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from llmtrack.errors import UsageError
-from llmtrack.options import NONE, Checked, Option
+from llmtrack.options import Checked, Option
+from llmtrack.parameter import NONE
 from llmtrack.quantize.calibration import DEFAULT_TOKENS
 from llmtrack.task import PYDOC
 

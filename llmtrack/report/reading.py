@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 MEMORY_BOUND = 0.6
 FAR_FROM_BOUND = 0.3
-# A perplexity that is so many times the baseline's is told in words.
-SPIKE = 1.1
 # No difference was shown, and the interval of the ratio leaves no room for one that anybody would feel.
 ALIKE = 1.5
 

@@ -11,12 +11,12 @@ from llmtrack.report.escape import as_label
 from llmtrack.report.labels import label_points
 from llmtrack.report.plots import LINE_COLORS, canvas
 from llmtrack.tracking import ask
+from llmtrack.units import MIB
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-MIB = 2**20
 STAGES = {"prefill": "^", "decode": "o", "score": "s"}
 """Stages of a run, and the marker of each."""
 

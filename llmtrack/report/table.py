@@ -87,10 +87,6 @@ def told_by_default() -> list[str]:
     return [each.name for each in schema.in_place(schema.METRICS) if each.shown and each.shown.told]
 
 
-# From this on a perplexity beside the reference's is told in words.
-_SPIKE = 1.1
-
-
 def summary_table(
     runs: pd.DataFrame, among: pd.DataFrame | None = None, own: OwnTable | None = None
 ) -> Table:
@@ -167,7 +163,7 @@ def _note(run: pd.Series) -> str:
     if not ask.is_finished(run):
         return ask.state(run)
     ratio = ask.number(run, "reference_perplexity_ratio")
-    if ratio is not None and ratio > _SPIKE:
+    if ratio is not None and ratio > schema.SPIKE:
         return f"loses quality: its perplexity is {ratio:.2f} times the reference's"
     return ""
 

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from llmtrack.experiment import Declaration
-from llmtrack.options import click_options, parameters
+from llmtrack.options import parameters
 from llmtrack.report.terminal import make_console
+from llmtrack.run.flags import click_options
 from llmtrack.run.main import USAGE, exit_codes, run_experiment
 from llmtrack.run.settings import Settings
 from llmtrack.tracking.refusal import explain_refusal

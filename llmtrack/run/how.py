@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from llmtrack.engines.registry import backend_of
 from llmtrack.errors import LlmtrackError
-from llmtrack.options import NONE, parameters
+from llmtrack.options import parameters
+from llmtrack.parameter import NONE
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.task import GenerateTask

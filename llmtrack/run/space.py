@@ -14,7 +14,8 @@ from llmtrack.engines.registry import backend_of, backends
 from llmtrack.errors import LlmtrackError, UsageError, in_words
 from llmtrack.installed import missing_modules
 from llmtrack.measure.gpus import capability
-from llmtrack.options import NONE, Option, Parameter, parameters, written
+from llmtrack.options import Option, parameters
+from llmtrack.parameter import NONE, Parameter, written
 from llmtrack.quantize.recipe import recipes
 from llmtrack.run.plan import device_of
 from llmtrack.scenario import Scalar, Variant

@@ -15,6 +15,7 @@ from rich.text import Text
 from llmtrack.decide.verdicts import with_samples
 from llmtrack.events import Begun, Event, Log, Progress, Steps, Warn
 from llmtrack.experiment import Experiment
+from llmtrack.metrics import as_shown
 from llmtrack.outcome import Failure, Measurement
 from llmtrack.report.escape import on_one_line
 from llmtrack.report.place import Place
@@ -197,27 +198,31 @@ def run_study(
     return StudyResult(study, counts[Measurement], counts[Failure], refused=refused, **vars(reported))
 
 
+_TOLD = {
+    "total_latency_s": "{} s",
+    "tokens_per_sec": "{} tokens/s",
+    "avg_latency_per_token_ms": "{} ms/token",
+    "time_to_first_token_ms": "TTFT {} ms",
+    "loss": "loss {}",
+    "perplexity_before": "perplexity {} before",
+    "perplexity": "perplexity {}",
+}
+"""What is told of a scenario that was measured, as far as it has it."""
+
+
 def outcome_line(outcome: Measurement | Failure) -> str:
     """Return one line that says how a scenario ended."""
     name = outcome.scenario.name
     if isinstance(outcome, Failure):
         word = "KILLED" if outcome.kind == "interrupted" else "FAILED"
         return f"  {name}: {word} ({outcome.kind}): {outcome.reason}"
-    metrics = outcome.metrics
-    parts = []
-    for key, text in (
-        ("total_latency_s", "{:.3f} s"),
-        ("tokens_per_sec", "{:.2f} tokens/s"),
-        ("avg_latency_per_token_ms", "{:.1f} ms/token"),
-        ("time_to_first_token_ms", "TTFT {:.0f} ms"),
-        ("loss", "loss {:.4f}"),
-        ("perplexity_before", "perplexity {:.3f} before"),
-        ("perplexity", "perplexity {:.3f}"),
-    ):
-        if key in metrics:
-            parts.append(text.format(metrics[key]))
+    told = (
+        words.format(as_shown(key, outcome.metrics[key]))
+        for key, words in _TOLD.items()
+        if key in outcome.metrics
+    )
     repeats = outcome.summaries.get("total_latency_s")
-    return f"  {name}: {', '.join(parts)}" + (f" (median of {repeats.n})" if repeats else "")
+    return f"  {name}: {', '.join(told)}" + (f" (median of {repeats.n})" if repeats else "")
 
 
 @contextmanager

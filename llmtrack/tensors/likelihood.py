@@ -8,14 +8,16 @@ from importlib.util import find_spec
 
 import torch
 
-CHUNK_BYTES, GPU_CHUNK_BYTES = 64 * 2**20, 2**31
+from llmtrack.units import MIB
+
+CHUNK_BYTES, GPU_CHUNK_BYTES = 64 * MIB, 2**31
 """Bytes of a chunk's logits at most: on a CPU, of float32, as many as help, on a GPU, of float64, as keep its matrix units busy."""
 
-HEAP_BYTES, CHUNK_TOKENS = 31 * 2**20, 128
+HEAP_BYTES, CHUNK_TOKENS = 31 * MIB, 128
 """On a CPU: bytes of the largest block that the C library keeps once it has been freed (beyond 32 MiB each one is new memory, which the
 system clears page by page, and by the first such block all smaller ones are kept, too), and tokens below which a product gets slower."""
 
-CACHE_BYTES = 2 * 2**20
+CACHE_BYTES = 2 * MIB
 """Bytes of float32 logits whose exponentials are taken at once on a CPU: they stay in its cache until they are summed."""
 
 GPU_CHUNK_TOKENS = 2048

@@ -15,10 +15,10 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
 from typing import Any, TypeVar
 
+from llmtrack.installed import installed_version
 from llmtrack.tracking import store
 from llmtrack.tracking.filters import Wanted
 from llmtrack.tracking.frame import FrameBuilder
@@ -139,11 +139,8 @@ def _is_known(database: sqlite3.Connection, table: str, known: str) -> bool:
 
 
 def _is_known_mlflow() -> bool:
-    try:
-        release = version("mlflow")
-    except PackageNotFoundError:
-        return False
-    return tuple(int(part) for part in release.split(".")[:2] if part.isdecimal()) <= NEWEST
+    release = tuple(int(part) for part in installed_version("mlflow").split(".")[:2] if part.isdecimal())
+    return bool(release) and release <= NEWEST
 
 
 def _fill(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -12,7 +11,10 @@ from functools import cache
 from pathlib import Path
 
 from llmtrack import metrics as schema
+from llmtrack.installed import installed_version
 from llmtrack.plain import digest
+from llmtrack.system import cpu_flags, cpu_model, usable_cpus
+from llmtrack.units import GIB
 from llmtrack.version import FOLDER, __version__
 
 # Instruction sets that decide which kernels an inference library picks.
@@ -101,18 +103,20 @@ def machine_facts() -> dict[str, str]:
     """Return facts about the machine and the versions here; what cannot be found out is left out."""
     import psutil
 
-    memory_gib = psutil.virtual_memory().total / 2**30
+    # Every Arm CPU of macOS has it, and nobody says so there.
+    flags = {"asimd"} if platform.system() == "Darwin" and platform.machine() == "arm64" else cpu_flags()
+    memory_gib = psutil.virtual_memory().total / GIB
     facts = {
         "llmtrack_version": __version__,
-        "mlflow_version": _version("mlflow"),
+        "mlflow_version": installed_version("mlflow"),
         "python_version": platform.python_version(),
         "os": platform.platform(),
         "machine": platform.machine(),
-        "cpu": _cpu_model(),
-        "cpu_instruction_sets": " ".join(_instruction_sets()),
+        "cpu": cpu_model(),
+        "cpu_instruction_sets": " ".join(name for name in INSTRUCTION_SETS if name in flags),
         "cpu_cores": str(psutil.cpu_count(logical=False) or ""),
         "cpu_threads": str(psutil.cpu_count() or ""),
-        "cpu_available": str(_available_cpus()),
+        "cpu_available": str(usable_cpus()),
         "memory_gib": f"{memory_gib:.1f}",
     }
     return {key: value for key, value in facts.items() if value}
@@ -174,53 +178,3 @@ def _run_git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
-def _available_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _cpu_model() -> str:
-    for line in _cpuinfo():
-        key, _, value = line.partition(":")
-        if key.strip() in ("model name", "Hardware", "Model") and value.strip():
-            return " ".join(value.split())
-    if platform.system() == "Darwin":
-        return _sysctl("machdep.cpu.brand_string")
-    return platform.processor()
-
-
-def _instruction_sets() -> list[str]:
-    for line in _cpuinfo():
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            present = set(value.split())
-            return [name for name in INSTRUCTION_SETS if name in present]
-    if platform.system() == "Darwin" and platform.machine() == "arm64":
-        return ["asimd"]
-    return []
-
-
-@cache
-def _cpuinfo() -> tuple[str, ...]:
-    try:
-        return tuple(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines())
-    except OSError:
-        return ()
-
-
-def _sysctl(name: str) -> str:
-    try:
-        done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()

@@ -6,8 +6,9 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from llmtrack.installed import installed_version
 
 ARTIFACT = "model"
 LOADER = "llmtrack.serving"
@@ -56,11 +57,6 @@ def mlflow_model(folder: Path) -> Iterator[Mapping[str, Path]]:
 
 
 def _pinned(packages: tuple[str, ...]) -> list[str]:
-    pinned = []
-    for package in packages:
-        try:
-            # A local part such as +cpu is not a release that others can install.
-            pinned.append(f"{package}=={version(package).partition('+')[0]}")
-        except PackageNotFoundError:
-            continue
-    return pinned
+    known = ((name, installed_version(name)) for name in packages)
+    # A local part such as +cpu is not a release that others can install.
+    return [f"{name}=={found.partition('+')[0]}" for name, found in known if found]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
 from functools import cache
 from pathlib import Path
 
 import psutil
 
 from llmtrack.plain import digest
+from llmtrack.system import read_text, sysctl
 
 TAG = "llmtrack.process"
 PROC = Path("/proc")
@@ -19,7 +19,7 @@ _DEAD = frozenset("ZXx")
 
 def host_id() -> str:
     """Return what tells this machine, or container, from others: it stays the same when it is started anew."""
-    names = (_text(Path("/etc/machine-id")), platform.node(), _namespace())
+    names = (read_text(Path("/etc/machine-id")), platform.node(), _namespace())
     return digest(names)
 
 
@@ -36,7 +36,7 @@ def is_gone(owner: str) -> bool:
     _, boot, pid, since = parts
     if boot != boot_id():
         # In a container, the same names may belong to one that runs on another machine.
-        return bool(_text(Path("/etc/machine-id"))) and not _in_container()
+        return bool(read_text(Path("/etc/machine-id"))) and not _in_container()
     # Process ids are used again, but not with the same start.
     return started(int(pid)) != since
 
@@ -45,7 +45,7 @@ def started(pid: int) -> str | None:
     """Return what tells the start of a process that lives, in the system's own terms; None if there is none."""
     if PROC.joinpath("self", "stat").exists():
         # The command, in brackets, may hold brackets and spaces itself.
-        fields = _text(PROC / str(pid) / "stat").rpartition(")")[2].split()
+        fields = read_text(PROC / str(pid) / "stat").rpartition(")")[2].split()
         return fields[19] if len(fields) > 19 and fields[0] not in _DEAD else None
     try:
         process = psutil.Process(pid)
@@ -57,13 +57,7 @@ def started(pid: int) -> str | None:
 @cache
 def boot_id() -> str:
     """Return what tells one start of the machine from the next."""
-    if found := _text(PROC / "sys/kernel/random/boot_id"):
-        return found
-    try:
-        ask = ["sysctl", "-n", "kern.bootsessionuuid"]
-        found = subprocess.run(ask, capture_output=True, text=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        found = ""
+    found = read_text(PROC / "sys/kernel/random/boot_id") or sysctl("kern.bootsessionuuid")
     return found.replace(" ", "") or "?"
 
 
@@ -78,10 +72,3 @@ def _namespace() -> str:
 def _in_container() -> bool:
     # The kernel's own number of the first such world.
     return _namespace() not in ("", "pid:[4026531836]")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -9,7 +9,6 @@ from functools import partial
 
 from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.events import Emit, Progress, SoFar
-from llmtrack.measure import gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import CpuReading, busy_warning, read_cpu
 from llmtrack.measure.prompts import Prompts, tokenize_prompts
@@ -19,8 +18,8 @@ from llmtrack.outcome import Measurement
 from llmtrack.plain import digest
 from llmtrack.scenario import Scalar, Scenario
 from llmtrack.task import GenerateTask, workload_id
-from llmtrack.worker.outcomes import MIB, engine_facts, engine_metrics, failure_of
-from llmtrack.worker.power import device_warnings, energy_figures, idle_watts
+from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_of
+from llmtrack.worker.power import device_warnings, energy_figures, gauge_for
 from llmtrack.worker.roofline import of_generation, roof_of
 
 SAMPLE_ROWS = 4
@@ -46,14 +45,7 @@ def measure_generation(scenarios: Sequence[Scenario], engine: Engine, emit: Emit
         started.setdefault(name, time.time())
         emit(Progress(name, f"repeat {repeat}" if repeat else "warm-up"))
 
-    device = engine.info.device
-    gauge = (
-        Beside().get("the state of the device", partial(gauges.gauge_of, device), None)
-        if engine.info.devices == 1
-        else None
-    )
-    if gauge is not None:
-        Beside().get("its power when idle", partial(idle_watts, device), None)  # before anything warms it up
+    gauge = gauge_for(engine.info, Beside())  # before anything warms the device up
     before = Beside().get("the load of the machine", read_cpu, None)
     for name, result in time_arms(engine, arms, clock, on_call, gauge):
         scenario, task, prompts = asked[name]
@@ -78,11 +70,9 @@ def _timed(
 ) -> Measurement:
     """Return what the timing itself tells: to make it, nothing more is measured."""
     padded = pad_share(arm.requests) if engine.info.pads else 0.0
-    metrics = dict(timing.metrics) | engine_metrics(engine) | {"pad_share": padded}
+    metrics = dict(timing.metrics) | engine_metrics(engine, timing.peak_memory_bytes) | {"pad_share": padded}
     facts = engine_facts(engine) | _prompt_facts(arm.requests) | dict(prompts.facts)
     facts["output_digest"] = digest(timing.new_ids)
-    if timing.peak_memory_bytes is not None:
-        metrics["peak_memory_mib"] = timing.peak_memory_bytes / MIB
     return Measurement(
         scenario=scenario,
         workload_id=workload_id(task),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from llmtrack.devices import supports_bfloat16
+from llmtrack.installed import installed_version
 from llmtrack.measure.gpus import card_of, torch_uuid
+from llmtrack.system import control_groups, read_text
 
 PACKAGES = (
     "torch",
@@ -34,7 +35,7 @@ def describe() -> dict[str, str]:
     """
     import torch
 
-    facts = {f"version.{name}": found for name in PACKAGES if (found := _version(name))}
+    facts = {f"version.{name}": found for name in PACKAGES if (found := installed_version(name))}
     facts["threads"] = str(torch.get_num_threads())
     facts["interop_threads"] = str(torch.get_num_interop_threads())
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -67,26 +68,11 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    mount = root / "sys/fs/cgroup"
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        if number == "0" and not controllers:
-            for folder in _groups((mount, mount / "unified"), group):
-                yield from _limit(*_text(folder / "cpu.max").split()[:2])
-        elif "cpu" in controllers.split(","):
-            for folder in _groups((mount / controllers, mount / "cpu"), group):
-                yield from _limit(
-                    _text(folder / "cpu.cfs_quota_us").strip(), _text(folder / "cpu.cfs_period_us").strip()
-                )
-
-
-def _groups(mounts: Iterable[Path], group: str) -> Iterator[Path]:
-    """Yield the folders of a control group and of those it is in; a container may see only the mount itself."""
-    path = PurePosixPath(group.lstrip("/"))
-    for mount in mounts:
-        for part in (path, *path.parents):
-            yield mount / part
+    for version, group in control_groups("cpu", root):
+        if version == 2:
+            yield from _limit(*read_text(group / "cpu.max").split()[:2])
+        else:
+            yield from _limit(*(read_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")))
 
 
 def _limit(quota: str = "", period: str = "") -> Iterator[float]:
@@ -109,20 +95,6 @@ def ranges(numbers: Iterable[int]) -> str:
         for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     )
     return ",".join(f"{group[0]}-{group[-1]}" if len(group) > 1 else str(group[0]) for group in groups)
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _gpus(count: int) -> dict[str, str]:

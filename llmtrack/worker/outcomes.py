@@ -9,8 +9,7 @@ from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, in_words, is_out_of_memory
 from llmtrack.outcome import Failure
 from llmtrack.scenario import Scalar, Scenario
-
-MIB = 2**20
+from llmtrack.units import MIB
 
 
 def engine_facts(engine: Engine) -> dict[str, Scalar]:
@@ -27,13 +26,20 @@ def engine_facts(engine: Engine) -> dict[str, Scalar]:
     return facts | info.facts
 
 
-def engine_metrics(engine: Engine) -> dict[str, float]:
-    """Return the metrics that a loaded engine gives to each of its runs."""
+def engine_metrics(engine: Engine, peak_bytes: int | None) -> dict[str, float]:
+    """Return the metrics that a loaded engine gives to each of its runs.
+
+    Args:
+        engine: what measures.
+        peak_bytes: the most memory that was in use, None where that is not known.
+    """
     metrics = {"model_size_mib": engine.info.model_size_bytes / MIB}
     if engine.info.load_time_s is not None:
         metrics["load_time_s"] = engine.info.load_time_s
     if engine.info.file_size_bytes is not None:
         metrics["file_size_mib"] = engine.info.file_size_bytes / MIB
+    if peak_bytes is not None:
+        metrics["peak_memory_mib"] = peak_bytes / MIB
     return metrics
 
 

@@ -12,7 +12,6 @@ import torch
 from llmtrack.engine import Engine
 from llmtrack.errors import in_words
 from llmtrack.events import Emit, Log, Progress, SoFar
-from llmtrack.measure import gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.timing import Clock
@@ -28,8 +27,8 @@ from llmtrack.quality.perplexity import Batch
 from llmtrack.scenario import QualityCheck, Scalar, Scenario, Variant
 from llmtrack.task import PerplexityTask, workload_id
 from llmtrack.words import plural
-from llmtrack.worker.outcomes import MIB, engine_facts, engine_metrics, failure_kind, failure_of
-from llmtrack.worker.power import device_warnings, energy_figures, idle_watts
+from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_kind, failure_of
+from llmtrack.worker.power import device_warnings, energy_figures, gauge_for
 from llmtrack.worker.roofline import of_scoring, roof_of
 
 
@@ -56,15 +55,12 @@ def measure_perplexity(
     except Exception as error:
         emit(failure_of(scenario, error, started, engine))
         return
-    metrics = engine_metrics(engine) | scored.metrics
-    if scored.peak_memory_bytes is not None:
-        metrics["peak_memory_mib"] = scored.peak_memory_bytes / MIB
     emit(
         Measurement(
             scenario=scenario,
             workload_id=workload_id(task, scored.corpus.digest),
             facts=engine_facts(engine) | scored.facts | {"batch_size": scored.batch_size},
-            metrics=metrics,
+            metrics=engine_metrics(engine, scored.peak_memory_bytes) | scored.metrics,
             warnings=scored.warnings + engine.info.warnings,
             tags=dict(engine.info.tags),
             series={"batch_loss": scored.batch_losses, **engine.info.series},
@@ -155,14 +151,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     beside.get("the first pass", partial(warm_up, engine), None)
     before = beside.get("the load of the machine", read_cpu, None)
     beside.get("the peak memory", engine.reset_peak_memory, None)
-    device = engine.info.device
-    gauge = (
-        beside.get("the state of the device", partial(gauges.gauge_of, device), None)
-        if engine.info.devices == 1
-        else None
-    )
-    if gauge is not None:
-        beside.get("its power when idle", partial(idle_watts, device), None)
+    device, gauge = engine.info.device, gauge_for(engine.info, beside)
     began = beside.get("the state of the device", gauge.read, None) if gauge else None
     start = clock()
     quality = score_as_asked(engine, corpus.texts, task, on_batch)

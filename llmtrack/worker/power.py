@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
+from llmtrack.engine import EngineInfo
 from llmtrack.measure import gauges
+from llmtrack.measure.beside import Beside
 from llmtrack.measure.causes import causes, other_processes
 from llmtrack.measure.energy import energy_of
-from llmtrack.measure.gauge import Interval
+from llmtrack.measure.gauge import Gauge, Interval
 from llmtrack.measure.interference import gpu_warning
 from llmtrack.scenario import Scalar
 
@@ -30,6 +32,19 @@ def idle_watts(device: str) -> float | None:
     if after.energy_j is None or after.energy_j < before.energy_j:
         return None
     return (after.energy_j - before.energy_j) / (after.at - before.at)
+
+
+def gauge_for(info: EngineInfo, beside: Beside) -> Gauge | None:
+    """Return what reads the counters of an engine's device, None where nothing does, or there are several.
+
+    How much power the device takes idle is looked at before it works.
+    """
+    if info.devices > 1:
+        return None
+    gauge = beside.get("the state of the device", partial(gauges.gauge_of, info.device), None)
+    if gauge is not None:
+        beside.get("its power when idle", partial(idle_watts, info.device), None)
+    return gauge
 
 
 def energy_figures(

@@ -17,7 +17,7 @@ from llmtrack.measure.roofline import (
     stage,
 )
 from llmtrack.scenario import Scalar
-from llmtrack.worker.outcomes import MIB
+from llmtrack.units import MIB
 
 Figures = tuple[dict[str, float], dict[str, Scalar]]
 

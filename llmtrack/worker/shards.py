@@ -22,7 +22,7 @@ from llmtrack.quality.shards import share_out
 from llmtrack.scenario import QualityCheck, Scenario, Variant
 from llmtrack.scored import Compared, Part
 from llmtrack.task import ShardTask, workload_id
-from llmtrack.worker.outcomes import MIB, engine_facts, engine_metrics, failure_of
+from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_of
 from llmtrack.worker.perplexity import corpus_facts, reference_tags, warm_up
 
 # A text, and what an engine made of it, by what all of its shards have in common.
@@ -81,7 +81,7 @@ def measure_shard(
             scenario=scenario,
             workload_id=workload_id(task, corpus.digest),
             facts=engine_facts(engine) | corpus_facts(corpus, task),
-            metrics=engine_metrics(engine) | ({} if peak is None else {"peak_memory_mib": peak / MIB}),
+            metrics=engine_metrics(engine, peak),
             warnings=corpus.warnings + beside.warnings + engine.info.warnings,
             tags=tags,
             series=dict(engine.info.series),

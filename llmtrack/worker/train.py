@@ -29,7 +29,7 @@ from llmtrack.train import checkpoint
 from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, compiled_nll, fit
 from llmtrack.train.opening import open_session
 from llmtrack.train.session import Session
-from llmtrack.worker.outcomes import MIB, engine_metrics, failure_of
+from llmtrack.worker.outcomes import engine_metrics, failure_of
 from llmtrack.worker.power import device_warnings
 
 BUNCH_SECONDS = 5.0
@@ -234,7 +234,7 @@ class _Training:
         session, state = self._session, self._session.state
         session.load_best()
         quality = session.score(self._on_scored)
-        metrics = engine_metrics(session.engine) | quality.figures
+        metrics = engine_metrics(session.engine, peak) | quality.figures
         metrics |= {f"{name}_before": session.before[name] for name in ("loss", "perplexity")}
         metrics |= {
             "train_loss": self._last_loss(),
@@ -249,8 +249,6 @@ class _Training:
         summaries = {"train_tokens_per_sec": summarize_rate(rates)} if rates else {}
         for summary in summaries.values():
             metrics |= self._speed(summary.median)
-        if peak is not None:
-            metrics["peak_memory_mib"] = peak / MIB
         best = checkpoint.path_of(session.folder, state.best_step)
         self._emit(Log(f"  best checkpoint: {best}"))
         trained = Measurement(

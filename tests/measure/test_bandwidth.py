@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from llmtrack.measure.bandwidth import MIB, beyond_cache, last_caches_bytes
+from llmtrack.measure.bandwidth import beyond_cache, last_caches_bytes
+from llmtrack.units import MIB
 
 
 def described(root: Path, *caches: tuple[int, str, str]) -> Path:

@@ -14,8 +14,8 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure import room
 from llmtrack.measure.room import check_batch
-from llmtrack.options import LARGEST
 from llmtrack.outcome import Failure, Measurement
+from llmtrack.parameter import LARGEST
 from llmtrack.quality.perplexity import score_documents, score_rolling
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.task import GenerateTask, RepeatPolicy

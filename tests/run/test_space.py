@@ -11,7 +11,8 @@ from llmtrack.engine import Backend
 from llmtrack.engines import registry
 from llmtrack.engines.options import ThreadOption
 from llmtrack.errors import UsageError
-from llmtrack.options import Option, parameters, written
+from llmtrack.options import Option, parameters
+from llmtrack.parameter import written
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.run import space
 from llmtrack.run.space import make_space, parse_space, rows_of_work

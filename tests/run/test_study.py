@@ -87,7 +87,7 @@ def test_a_study_that_works(tracker, uri, console, tmp_path):
     table = text(uri, own["run_id"], "table.md", tmp_path)
     assert table.index("prompt_4") < table.index("prompt_8")
     printed = console.file.getvalue()
-    assert "prompt_4: 0.050 s, 100.00 tokens/s, 10.0 ms/token, TTFT 30 ms (median of 2)" in printed
+    assert "prompt_4: 0.050 s, 100.00 tokens/s, 10.00 ms/token, TTFT 30.0 ms (median of 2)" in printed
     for line in result.reading:
         assert line in printed
         assert line in note
@@ -282,9 +282,17 @@ def test_an_interrupted_suite_is_killed_with_its_study(tracker, uri, console):
 def test_outcome_lines():
     scenario = generating("one")
     spread = Summary(n=7, median=1.5, ci_low=1.4, ci_high=1.6, mean=1.5)
-    metrics = {"total_latency_s": 1.5, "tokens_per_sec": 21.333, "perplexity": 18.7444}
+    metrics = {
+        "total_latency_s": 1.5,
+        "tokens_per_sec": 21.333,
+        "time_to_first_token_ms": 1234.56,
+        "perplexity": 18.7444,
+    }
     done = Measurement(scenario, "w", {}, metrics, {"total_latency_s": spread})
-    assert outcome_line(done) == "  one: 1.500 s, 21.33 tokens/s, perplexity 18.744 (median of 7)"
+    assert (
+        outcome_line(done)
+        == "  one: 1.500 s, 21.33 tokens/s, TTFT 1,234.6 ms, perplexity 18.744 (median of 7)"
+    )
     assert outcome_line(Failure(scenario, "load", "no model")) == "  one: FAILED (load): no model"
 
 

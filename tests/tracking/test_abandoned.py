@@ -50,7 +50,7 @@ def test_whose_process_is_gone():
 def test_a_machine_that_was_started_anew_has_none_of_its_processes(monkeypatch):
     host, _, pid, since = this_process().split()
     before = f"{host} earlier {pid} {since}"
-    monkeypatch.setattr(owner, "_text", lambda path: "something")
+    monkeypatch.setattr(owner, "read_text", lambda path: "something")
     monkeypatch.setattr(owner, "host_id", lambda: host)
     monkeypatch.setattr(owner, "boot_id", lambda: "now")
     monkeypatch.setattr(owner, "_in_container", lambda: False)

@@ -189,7 +189,9 @@ def alter(uri, statement):
 
 
 def newer(monkeypatch, uri):
-    monkeypatch.setattr(direct, "version", lambda package: f"{direct.NEWEST[0]}.{direct.NEWEST[1] + 1}.0")
+    monkeypatch.setattr(
+        direct, "installed_version", lambda package: f"{direct.NEWEST[0]}.{direct.NEWEST[1] + 1}.0"
+    )
 
 
 def another_column(monkeypatch, uri):

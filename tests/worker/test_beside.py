@@ -203,22 +203,23 @@ print(free_memory("cpu") // 2**20)
 def test_free_memory_is_what_the_tightest_limit_leaves(monkeypatch, tmp_path):
     from llmtrack.measure import memory
 
-    inner = tmp_path / "outer" / "inner"
+    groups, own = tmp_path / "sys/fs/cgroup", tmp_path / "proc/self/cgroup"
+    own.parent.mkdir(parents=True)
+    inner = groups / "outer" / "inner"
     inner.mkdir(parents=True)
     for folder, limit, used in ((inner, "max", 10), (inner.parent, 500, 300)):
         (folder / "memory.max").write_text(f"{limit}\n")
         (folder / "memory.current").write_text(f"{used}\n")
         (folder / "memory.stat").write_text("anon 100\ninactive_file 50\n")
-    (tmp_path / "cgroup").write_text("0::/outer/inner\n")
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "CGROUP", tmp_path / "cgroup")
+    own.write_text("0::/outer/inner\n")
+    monkeypatch.setattr(memory, "ROOT", tmp_path)
     assert available_bytes() == free_memory("cpu") == 500 - 300 + 50
-    first = tmp_path / "memory" / "docker" / "a"
+    first = groups / "memory" / "docker" / "a"
     first.mkdir(parents=True)
     (first / "memory.limit_in_bytes").write_text("400\n")
     (first / "memory.usage_in_bytes").write_text("390\n")
     (first / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 7\n")
-    (tmp_path / "cgroup").write_text("11:cpu,cpuacct:/x\n4:memory:/docker/a\n0::/outer/inner\n")
+    own.write_text("11:cpu,cpuacct:/x\n4:memory:/docker/a\n0::/outer/inner\n")
     assert available_bytes() == 400 - 390 + 7
-    monkeypatch.setattr(memory, "CGROUP", tmp_path / "gone")
+    own.unlink()
     assert available_bytes() > 500

@@ -17,8 +17,7 @@ from llmtrack.outcome import Measurement
 from llmtrack.run.cluster.kinds import Node
 from llmtrack.scenario import Scenario
 from llmtrack.task import GenerateTask, Task, TrainTask
-
-MIB = 2**20
+from llmtrack.units import MIB
 
 MOST_SENT_MIB = 512
 """Larger models reach nodes by a shared folder or the hub: what is sent passes through the memory of both sides."""

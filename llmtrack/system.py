@@ -1,0 +1,73 @@
+"""What the operating system says of this machine, in a text that is empty where it says nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+
+def read_text(path: Path) -> str:
+    """Return what a small file of the system's holds; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def sysctl(name: str) -> str:
+    """Return a value of the kernel of macOS; empty elsewhere."""
+    try:
+        done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def cpu_flags() -> frozenset[str]:
+    """Return the CPU's instruction sets as Linux names them, in lower case; empty where it does not."""
+    return frozenset(_cpuinfo("flags", "Features").lower().split())
+
+
+def cpu_model() -> str:
+    """Return the CPU's name; empty where it is not known."""
+    known = _cpuinfo("model name", "Hardware", "Model")
+    if not known and platform.system() == "Darwin":
+        return sysctl("machdep.cpu.brand_string")
+    return known or platform.processor()
+
+
+def usable_cpus() -> int:
+    """Return how many CPUs this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
+    """Yield the control groups that bound this process, and those that they are in, each with its version (2 or 1).
+
+    Args:
+        controller: of which the files are, such as `cpu`.
+        root: of the file system; a container may see only the mount itself.
+    """
+    mount = root / "sys/fs/cgroup"
+    for line in read_text(root / "proc/self/cgroup").splitlines():
+        controllers, _, group = line.partition(":")[2].partition(":")
+        if not controllers:
+            version, mounts = 2, (mount, mount / "unified")
+        elif controller in controllers.split(","):
+            version, mounts = 1, (mount / controllers, mount / controller)
+        else:
+            continue
+        own = PurePosixPath(group.lstrip("/"))
+        for base in dict.fromkeys(mounts):
+            yield from ((version, base / part) for part in (own, *own.parents))
+
+
+@cache
+def _cpuinfo(*keys: str) -> str:
+    """Return the first value that Linux tells of the CPU under one of some keys."""
+    listed = (line.partition(":") for line in read_text(Path("/proc/cpuinfo")).splitlines())
+    return next((" ".join(v.split()) for k, _, v in listed if k.strip() in keys and v.strip()), "")
