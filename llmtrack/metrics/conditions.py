@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from llmtrack.metrics.entry import Param, Shown
+
+_work = partial(Param, role="work")
+_convention = partial(Param, role="convention")
+_repeats = partial(Param, role="repeats")
+_found = partial(Param, role="found")
+_implied = partial(Param, role="implied")
 
 
 def _multiple(value: Any) -> str:
@@ -12,24 +19,22 @@ def _multiple(value: Any) -> str:
 
 
 PARAMS: tuple[Param, ...] = (
-    Param("scenario", str, "name of the scenario, unique within its study", role="implied"),
-    Param("tuned_for", str, "of `tune`: the metric to be best in", role="found"),
-    Param(
+    _implied("scenario", str, "name of the scenario, unique within its study"),
+    _found("tuned_for", str, "of `tune`: the metric to be best in"),
+    _found(
         "race_place",
         str,
         "of `tune`: `winner`, `equal` (not told from it), `dropped`, or `open`",
         shown=Shown("place", place=5, keep=93),
-        role="found",
     ),
-    Param(
+    _found(
         "race_reason",
         str,
         "of `tune`: why it won or was dropped, and what was seen",
         shown=Shown("why", place=6, keep=79),
-        role="found",
     ),
-    Param("task", str, "`generate`, `perplexity` or `train`", role="work"),
-    Param("model", str, "model as asked for, maybe a list of candidates", role="implied"),
+    _work("task", str, "`generate`, `perplexity` or `train`"),
+    _implied("model", str, "model as asked for, maybe a list of candidates"),
     Param(
         "model_id",
         str,
@@ -37,11 +42,11 @@ PARAMS: tuple[Param, ...] = (
         shown=Shown("model", place=10, keep=64),
         choice=None,
     ),
-    Param("revision", str, "git revision of a hub model", role="found"),
+    _found("revision", str, "git revision of a hub model"),
     Param("backend", str, "name of the engine", shown=Shown("backend", place=40, keep=59)),
-    Param("device_requested", str, "device as asked for", role="implied"),
+    _implied("device_requested", str, "device as asked for"),
     Param("device", str, "device as used", shown=Shown("device", place=20, keep=58), choice="{}"),
-    Param("dtype_requested", str, "dtype as asked for", role="implied"),
+    _implied("dtype_requested", str, "dtype as asked for"),
     Param(
         "dtype",
         str,
@@ -61,11 +66,10 @@ PARAMS: tuple[Param, ...] = (
         "whether and how it is compiled: `none`, `default` or `max-autotune`",
         shown=Shown("compiled", place=55, keep=56),
     ),
-    Param(
+    _implied(
         "decode_step",
         str,
         "how a decode step is computed: `eager`, or compiled over a static cache, with fused products or as the model is",
-        role="implied",
     ),
     Param(
         "use_cache",
@@ -84,14 +88,13 @@ PARAMS: tuple[Param, ...] = (
     Param(
         "batch_size", int, "rows of a batch", shown=Shown("batch", place=80, keep=52), choice="batch size {}"
     ),
-    Param(
+    _work(
         "prompt_tokens",
         int,
         "real tokens of the prompt; of a batch, its longest row",
         shown=Shown("prompt tokens", place=60, keep=50),
-        role="work",
     ),
-    Param("prompts", int, "number of prompts worked off by one repeat", role="work"),
+    _work("prompts", int, "number of prompts worked off by one repeat"),
     Param(
         "pad_to_multiple",
         int,
@@ -99,35 +102,17 @@ PARAMS: tuple[Param, ...] = (
         shown=Shown("padded to", _multiple, place=120, quiet=True, keep=44),
         choice="padding to a multiple of {}",
     ),
-    Param("compare_unpadded", bool, "whether each row is also generated alone, to compare", role="found"),
-    Param(
-        "rows_differing",
-        str,
-        "numbers (from 0) of the rows that differ from being generated alone, or none",
-        role="implied",
+    _found("compare_unpadded", bool, "whether each row is also generated alone, to compare"),
+    _implied(
+        "rows_differing", str, "numbers (from 0) of the rows that differ from being generated alone, or none"
     ),
-    Param(
-        "prompt_tokens_per_row",
-        str,
-        "real tokens of each prompt of the batch, as a comma list",
-        role="implied",
+    _implied("prompt_tokens_per_row", str, "real tokens of each prompt of the batch, as a comma list"),
+    _implied(
+        "output_digest", str, "digest of the generated token ids: equal where two runs generated the same"
     ),
-    Param(
-        "output_digest",
-        str,
-        "digest of the generated token ids: equal where two runs generated the same",
-        role="implied",
-    ),
-    Param("prompt_tokens_total", int, "real prompt tokens of the batch, pads excluded", role="implied"),
-    Param(
-        "prompt_share", float, "share of the room in the context that the prompt is repeated to", role="work"
-    ),
-    Param(
-        "max_prompt_tokens",
-        int,
-        "tokens of a prompt at most, even where the context has room for more",
-        role="work",
-    ),
+    _implied("prompt_tokens_total", int, "real prompt tokens of the batch, pads excluded"),
+    _work("prompt_share", float, "share of the room in the context that the prompt is repeated to"),
+    _work("max_prompt_tokens", int, "tokens of a prompt at most, even where the context has room for more"),
     Param(
         "empty_prompt",
         str,
@@ -140,60 +125,45 @@ PARAMS: tuple[Param, ...] = (
         "what a prompt that is too long becomes: `error`, or its last tokens (`truncate`)",
         choice=None,
     ),
-    Param(
+    _found(
         "prompt_rule",
         str,
         "the rule that changed the prompt, if one did: what an empty or overlong one became",
-        role="found",
     ),
-    Param("prompt_truncated_tokens", int, "tokens cut off the front of an overlong prompt", role="found"),
-    Param(
+    _found("prompt_truncated_tokens", int, "tokens cut off the front of an overlong prompt"),
+    _found(
         "special_tokens_in_prompt",
         int,
         "special tokens among the prompt's: put there by the tokenizer, or spelled by the text",
-        role="found",
     ),
-    Param(
-        "max_new_tokens", int, "new tokens per row", shown=Shown("new tokens", place=70, keep=25), role="work"
-    ),
-    Param("ignore_eos", bool, "whether the end-of-sequence token is suppressed while timing", role="work"),
+    _work("max_new_tokens", int, "new tokens per row", shown=Shown("new tokens", place=70, keep=25)),
+    _work("ignore_eos", bool, "whether the end-of-sequence token is suppressed while timing"),
     Param("decoding", str, "how a token is chosen: `greedy`", choice=None),
-    Param("warmup", int, "calls made first and not counted", role="repeats"),
-    Param("min_repeats", int, "counted calls at least", role="repeats"),
-    Param("max_repeats", int, "counted calls at most", role="repeats"),
-    Param("min_seconds", float, "seconds of counted calls at least", role="repeats"),
-    Param(
+    _repeats("warmup", int, "calls made first and not counted"),
+    _repeats("min_repeats", int, "counted calls at least"),
+    _repeats("max_repeats", int, "counted calls at most"),
+    _repeats("min_seconds", float, "seconds of counted calls at least"),
+    _repeats(
         "max_seconds",
         float,
         "cap on the counted repeats: after the first, none starts that would end beyond so many seconds",
-        role="repeats",
     ),
-    Param(
-        "target_ci",
-        float,
-        "half width of the 95 % interval, as a share of the median, that ends early",
-        role="repeats",
+    _repeats(
+        "target_ci", float, "half width of the 95 % interval, as a share of the median, that ends early"
     ),
-    Param("repeats", int, "counted calls really made", role="implied"),
-    Param("corpus", str, "corpus that is scored or trained on", role="found"),
-    Param("corpus_digest", str, "digest of the corpus' text", role="convention"),
-    Param(
-        "corpus_blank_rows",
-        int,
-        "rows of the corpus that were left out because they hold no text",
-        role="found",
-    ),
-    Param(
+    _implied("repeats", int, "counted calls really made"),
+    _found("corpus", str, "corpus that is scored or trained on"),
+    _convention("corpus_digest", str, "digest of the corpus' text"),
+    _found("corpus_blank_rows", int, "rows of the corpus that were left out because they hold no text"),
+    _found(
         "scored_text_digest",
         str,
         "digest of the original text that the scored tokens cover; absent where the tokenizer does not tell",
-        role="found",
     ),
-    Param(
+    _found(
         "scored_tokens_digest",
         str,
         "digest of the token ids that were read and predicted: what the tokenizer made of the text",
-        role="found",
     ),
     Param(
         "reference",
@@ -202,80 +172,53 @@ PARAMS: tuple[Param, ...] = (
         choice=None,
     ),
     Param("reference_tokens", int, "tokens on which they were compared at most", choice=None),
-    Param(
+    _convention(
         "protocol",
         str,
         "perplexity protocol; two protocols are never compared",
         shown=Shown("protocol", place=110, keep=22),
-        role="convention",
     ),
-    Param(
+    _convention(
         "max_length",
         int,
         "in `documents`: tokens of a document at most; in `rolling`: tokens read at most to predict one",
-        role="convention",
     ),
-    Param(
-        "stride",
-        int,
-        "in `rolling`: new tokens of each window after the first; 0 in `documents`",
-        role="convention",
-    ),
-    Param(
+    _convention("stride", int, "in `rolling`: new tokens of each window after the first; 0 in `documents`"),
+    _convention(
         "bos_rule",
         str,
         "what is put before a text or stream: what the `tokenizer` adds by itself, the `model`'s BOS (or EOS), or `none`",
-        role="convention",
     ),
-    Param(
-        "max_tokens",
-        int,
-        "in `rolling`: tokens of the stream that are used at most; 0: all",
-        role="convention",
-    ),
+    _convention("max_tokens", int, "in `rolling`: tokens of the stream that are used at most; 0: all"),
     Param("start", str, "of `train`: fresh weights (`scratch`), or the model's (`weights`)"),
-    Param(
-        "split",
-        str,
-        "how text was held out: whole documents (`document`), or the end (`contiguous`)",
-        role="work",
-    ),
-    Param("validation_share", float, "share of the characters that is held out", role="work"),
-    Param(
-        "validation_tokens", int, "tokens of the held-out text that are scored at most; 0: all", role="work"
-    ),
-    Param("sequence_length", int, "tokens that a training window reads", role="work"),
+    _work("split", str, "how text was held out: whole documents (`document`), or the end (`contiguous`)"),
+    _work("validation_share", float, "share of the characters that is held out"),
+    _work("validation_tokens", int, "tokens of the held-out text that are scored at most; 0: all"),
+    _work("sequence_length", int, "tokens that a training window reads"),
     Param("window_stride", int, "tokens between the beginnings of training windows; 0: sequence_length"),
-    Param("train_windows", int, "windows that are trained on", role="found"),
+    _found("train_windows", int, "windows that are trained on"),
     Param("accumulate", int, "forward passes whose gradients make one step"),
     Param("steps", int, "optimizer steps at most"),
     Param("learning_rate", float, "the highest learning rate"),
     Param("warmup_steps", int, "steps until it is reached; half a cosine to a tenth of it follows"),
-    Param(
+    _implied(
         "flops_per_token",
         int,
         "floating-point operations of training on a token by formula: 6 for each weight of a matrix product, and attention",
-        role="implied",
     ),
-    Param(
-        "flops_per_token_counted",
-        int,
-        "the same as PyTorch counts them over a window's operators",
-        role="implied",
-    ),
+    _implied("flops_per_token_counted", int, "the same as PyTorch counts them over a window's operators"),
     Param("weight_decay", float, "of AdamW, on matrices only"),
     Param("clip_norm", float, "norm of the gradient at most; 0: as it comes"),
     Param("eval_every", int, "steps between evaluations"),
     Param("patience", int, "evaluations without a better one that end training early; 0: never"),
     Param("seed", int, "of the order of windows, of fresh weights and of dropout"),
     Param("sample_tokens", int, "tokens generated at each evaluation"),
-    Param(
+    _found(
         "log_checkpoint",
         str,
         "how the best checkpoint is kept in MLflow: as files (`artifact`), also as an MLflow `model`, or not (`none`)",
-        role="found",
     ),
-    Param("ended", str, "how training ended: `finished`, or `stopped_early` by `patience`", role="found"),
+    _found("ended", str, "how training ended: `finished`, or `stopped_early` by `patience`"),
     Param("tokenizer_tokens", int, "tokens of the tokenizer that was trained on the corpus", choice=None),
     Param(
         "arithmetic",
@@ -284,17 +227,14 @@ PARAMS: tuple[Param, ...] = (
         "`bfloat16`, `int8`, `float8`; absent where the engine does not tell",
         choice=None,
     ),
-    Param(
+    _found(
         "prefill_bound",
         str,
         "what sets the least time of a prefill on this device: moving its bytes (`memory`), or its `arithmetic`",
-        role="found",
     ),
-    Param("decode_bound", str, "the same of a decode step", role="found"),
-    Param("score_bound", str, "the same of scoring", role="found"),
-    Param(
-        "energy_source", str, "whose energy counter was read: `NVML, NAME`, or `RAPL, ZONES`", role="found"
-    ),
+    _found("decode_bound", str, "the same of a decode step"),
+    _found("score_bound", str, "the same of scoring"),
+    _found("energy_source", str, "whose energy counter was read: `NVML, NAME`, or `RAPL, ZONES`"),
     Param("trust_remote_code", bool, "whether code from a model's repository may run", choice=None),
     Param("architecture", str, "class of the model", choice=None),
     Param("parameters", int, "number of parameters, tied ones counted once", choice=None),
@@ -307,13 +247,8 @@ PARAMS: tuple[Param, ...] = (
         "workers that scored a text together, each with a copy of the model and so many `threads`; absent: one",
         shown=Shown("workers", place=85, keep=51),
     ),
-    Param(
-        "score_workers",
-        int,
-        "the same of what is scored beside a timed task, which they do not change",
-        role="found",
-    ),
-    Param("shards", int, "shards that the text was cut into for them", role="found"),
+    _found("score_workers", int, "the same of what is scored beside a timed task, which they do not change"),
+    _found("shards", int, "shards that the text was cut into for them"),
     Param("ubatch", int, "of `llamacpp`: prompt tokens that are computed at once at most"),
     Param("flash_attention", str, "of `llamacpp`: whether attention is computed by its fused kernel"),
     Param("cache_type", str, "of `llamacpp`: what cached keys and values are stored as"),
@@ -324,24 +259,17 @@ PARAMS: tuple[Param, ...] = (
     Param(
         "onnx_attention", str, "of `onnx`: how attention is computed, `GroupQueryAttention` if it was fused"
     ),
-    Param(
+    _found(
         "parity_max_difference",
         float,
         "of `onnx`: largest absolute difference of the float export's logits from PyTorch's",
-        role="found",
     ),
-    Param(
+    _found(
         "parity_max_share",
         float,
         "of `onnx`: the same as a share of the largest logit; over 0.001 it is refused",
-        role="found",
     ),
-    Param(
-        "parity_top1_agreement",
-        float,
-        "of `onnx`: share of positions with the same most likely token",
-        role="found",
-    ),
+    _found("parity_top1_agreement", float, "of `onnx`: share of positions with the same most likely token"),
     Param("block_size", int, "of weight-only recipes: weights that share a scale"),
     Param(
         "head_bits", int, "of `int4-weight-only`: bits of the head, and of an embedding that is tied to it"
@@ -364,30 +292,24 @@ PARAMS: tuple[Param, ...] = (
     Param("calibration_digest", str, "digest of that text; never that of the scored one", choice=None),
     Param("calibration_tokens", int, "tokens of it that were used at most", choice=None),
     Param("calibration_method", str, "of int8-static: how ranges are found", choice=None),
-    Param(
-        "calibration_perplexity_increase",
-        float,
-        "share by which perplexity of the calibration text rose",
-        role="found",
+    _found(
+        "calibration_perplexity_increase", float, "share by which perplexity of the calibration text rose"
     ),
-    Param(
+    _found(
         "pooled",
         str,
         "where a suite pooled what its experiments have in common: what each of them measured, as JSON",
-        role="found",
     ),
     Param("linear_layers", int, "linear layers of the model", choice=None),
-    Param(
+    _found(
         "quantized_layers",
         int,
         "of them, those that a recipe of the torch backend quantized: torchao passes over shapes that do not fit",
-        role="found",
     ),
-    Param(
+    _found(
         "left_out_layers",
         int,
         "of them, those left out of 8-bit activations, or of 4 bits, for the sake of quality",
-        role="found",
     ),
-    Param("left_out_parameter_share", float, "share of the layers' weights that these hold", role="found"),
+    _found("left_out_parameter_share", float, "share of the layers' weights that these hold"),
 )

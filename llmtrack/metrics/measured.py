@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmtrack.metrics.entry import Metric, Shown, decimals, percent
+from llmtrack.metrics.entry import Better, Metric, Need, Shown, decimals, percent
 
 
 def _of_stage(name: str, what: str, time: str, moved: str, done: str) -> tuple[Metric, ...]:
@@ -46,6 +46,13 @@ def _of_stage(name: str, what: str, time: str, moved: str, done: str) -> tuple[M
             timed=True,
         ),
     )
+
+
+def _count(
+    name: str, unit: str, meaning: str, better: Better = "-", needs: tuple[Need, ...] = ("convention",)
+) -> Metric:
+    """Return the metric of how many of something there are."""
+    return Metric(name, unit, better, meaning, "count", needs=needs)
 
 
 def _of_energy(prefix: str, what: str, tokens: str) -> tuple[Metric, ...]:
@@ -388,14 +395,7 @@ METRICS: tuple[Metric, ...] = (
         "exp(loss - loss of the reference)",
         needs=("tokens", "reference"),
     ),
-    Metric(
-        "tokens_compared",
-        "tokens",
-        "-",
-        "tokens that were compared with the reference",
-        "count",
-        needs=("convention",),
-    ),
+    _count("tokens_compared", "tokens", "tokens that were compared with the reference"),
     Metric(
         "word_perplexity",
         "-",
@@ -457,8 +457,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "train_seconds", "s", "lower", "time of all steps; of a resumed training, of all its parts", "sum"
     ),
-    Metric("tokens_trained", "tokens", "-", "targets of all steps", "count", needs=("work",)),
-    Metric("steps_done", "steps", "-", "optimizer steps that were done", "count", needs=("work",)),
+    _count("tokens_trained", "tokens", "targets of all steps", needs=("work",)),
+    _count("steps_done", "steps", "optimizer steps that were done", needs=("work",)),
     Metric(
         "best_step",
         "steps",
@@ -467,87 +467,45 @@ METRICS: tuple[Metric, ...] = (
         "argmin",
         needs=("work",),
     ),
-    Metric(
-        "tokens_scored",
-        "tokens",
-        "-",
-        "tokens that were really predicted (after the shift)",
-        "count",
-        needs=("convention",),
-    ),
-    Metric(
+    _count("tokens_scored", "tokens", "tokens that were really predicted (after the shift)"),
+    _count(
         "bytes_scored",
         "bytes",
-        "-",
         "UTF-8 bytes of the original text that the scored tokens cover; absent where the tokenizer does not tell",
-        "count",
-        needs=("convention",),
     ),
-    Metric(
-        "words_scored",
-        "words",
-        "-",
-        "white-space separated words of that text",
-        "count",
-        needs=("convention",),
-    ),
-    Metric(
+    _count("words_scored", "words", "white-space separated words of that text"),
+    _count(
         "unknown_tokens_scored",
         "tokens",
-        "lower",
         "scored tokens that stand for text which the vocabulary does not have",
-        "count",
-        needs=("convention",),
+        better="lower",
     ),
-    Metric(
+    _count(
         "bytes_without_token",
         "bytes",
-        "lower",
         "bytes of the text that the tokenizer makes no token of: neither scored nor in bytes_scored",
-        "count",
-        needs=("convention",),
+        better="lower",
     ),
-    Metric(
-        "windows_scored",
-        "windows",
-        "-",
-        "windows over the stream, in `rolling`",
-        "count",
-        needs=("convention",),
-    ),
-    Metric(
+    _count("windows_scored", "windows", "windows over the stream, in `rolling`"),
+    _count(
         "tokens_truncated",
         "tokens",
-        "lower",
         "tokens not scored: of documents cut at max_length, or of the stream after max_tokens",
-        "count",
-        needs=("convention",),
+        better="lower",
     ),
-    Metric(
+    _count(
         "documents_skipped",
         "documents",
-        "lower",
         "documents of one token, of which nothing can be predicted",
-        "count",
-        needs=("convention",),
+        better="lower",
     ),
-    Metric(
-        "documents_scored", "documents", "-", "documents that were scored", "count", needs=("convention",)
-    ),
-    Metric(
-        "scenarios_measured",
-        "scenarios",
-        "-",
-        "of a study or suite: scenarios that were measured",
-        "count",
-        needs=(),
-    ),
-    Metric(
+    _count("documents_scored", "documents", "documents that were scored"),
+    _count("scenarios_measured", "scenarios", "of a study or suite: scenarios that were measured", needs=()),
+    _count(
         "scenarios_failed",
         "scenarios",
-        "lower",
         "of a study or suite: scenarios that are not finished",
-        "count",
+        better="lower",
         needs=(),
     ),
     Metric(
