@@ -95,55 +95,46 @@ def apply_per_token(job: Job) -> Built:
     return Built({"linear_layers": len(layers)})
 
 
+_recipe = partial(Recipe, calibrated=True, needs=OWN_RECIPES["onnx"], check=check)
+
+
 RECIPES = (
-    Recipe(
+    _recipe(
         "int8-dynamic",
         "onnx",
         "weights and activations of linear layers, 8 bits, ranges taken from each call",
         "int8",
         apply,
         Dynamic,
-        calibrated=True,
         depends_on_batch=True,
         version=2,
-        needs=OWN_RECIPES["onnx"],
-        check=check,
     ),
-    Recipe(
+    _recipe(
         "int8-per-token",
         "onnx",
         "weights and activations of linear layers, 8 bits, a scale for each token; channels smoothed first",
         "int8",
         apply_per_token,
         PerToken,
-        calibrated=True,
-        needs=OWN_RECIPES["onnx"],
-        check=check,
     ),
-    Recipe(
+    _recipe(
         "int8-static",
         "onnx",
         "weights and activations of linear layers, 8 bits, ranges fixed by calibration",
         "int8",
         partial(apply, static=True),
         Static,
-        calibrated=True,
         version=2,
-        needs=OWN_RECIPES["onnx"],
-        check=check,
     ),
-    Recipe(
+    _recipe(
         "int8-mixed",
         "onnx",
         "as int8-dynamic; the layers that lose by it, and the head, as int8-weight-only",
         "int8",
         partial(apply, mixed=True),
         Mixed,
-        calibrated=True,
         depends_on_batch=True,
         version=2,
-        needs=OWN_RECIPES["onnx"],
-        check=check,
     ),
 )
 

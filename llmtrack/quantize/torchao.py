@@ -95,25 +95,26 @@ def _float8_dynamic(torchao: Any) -> Any:
 
 _FLOAT8 = "8-bit floats"
 
+_recipe = partial(Recipe, needs=OWN_RECIPES["torch"])
+
+
 RECIPES = (
-    Recipe(
+    _recipe(
         "int8-weight-only",
         "torch",
         "weights of linear layers, 8 bits, a scale per output (torchao)",
         "int8",
         partial(_apply, _int8_weight_only),
-        needs=OWN_RECIPES["torch"],
     ),
-    Recipe(
+    _recipe(
         "int8-dynamic",
         "torch",
         "weights and activations of linear layers, 8 bits, ranges per token (torchao)",
         "int8",
         partial(_apply, _int8_dynamic),
         arithmetic="int8",
-        needs=OWN_RECIPES["torch"],
     ),
-    Recipe(
+    _recipe(
         "int4-weight-only",
         "torch",
         "weights of linear layers, 4 bits in blocks of 128 (torchao)",
@@ -121,9 +122,8 @@ RECIPES = (
         partial(_apply, _int4_weight_only, capability=AMPERE, what="4-bit weights of the torch backend"),
         computes="bfloat16",
         capability=AMPERE,
-        needs=OWN_RECIPES["torch"],
     ),
-    Recipe(
+    _recipe(
         "float8-weight-only",
         "torch",
         "weights of linear layers, 8-bit floats, a scale per output (torchao)",
@@ -131,9 +131,8 @@ RECIPES = (
         partial(_apply, _float8_weight_only, capability=ADA, what=_FLOAT8),
         computes="bfloat16",
         capability=ADA,
-        needs=OWN_RECIPES["torch"],
     ),
-    Recipe(
+    _recipe(
         "float8-dynamic",
         "torch",
         "weights and activations of linear layers, 8-bit floats, scales per row (torchao)",
@@ -142,6 +141,5 @@ RECIPES = (
         computes="bfloat16",
         arithmetic="float8",
         capability=ADA,
-        needs=OWN_RECIPES["torch"],
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ScenarioError
@@ -190,8 +191,11 @@ def _together(layers: Sequence[Linear]) -> Iterator[list[Linear]]:
         yield group
 
 
+_recipe = partial(Recipe, needs=OWN_RECIPES["onnx"], check=check_blocks)
+
+
 RECIPES = (
-    Recipe(
+    _recipe(
         "int8-weight-only",
         "onnx",
         "weights of linear layers, 8 bits in blocks",
@@ -199,10 +203,8 @@ RECIPES = (
         apply_int8,
         Blocks,
         version=2,
-        needs=OWN_RECIPES["onnx"],
-        check=check_blocks,
     ),
-    Recipe(
+    _recipe(
         "int4-weight-only",
         "onnx",
         "weights of linear layers, 4 bits in blocks; the head 8 bits, or as asked",
@@ -210,10 +212,8 @@ RECIPES = (
         apply_int4,
         SmallBlocks,
         version=2,
-        needs=OWN_RECIPES["onnx"],
-        check=check_blocks,
     ),
-    Recipe(
+    _recipe(
         "int4-hqq",
         "onnx",
         "as int4-weight-only, with zero points by half-quadratic quantization, which need not be whole numbers",
@@ -221,10 +221,8 @@ RECIPES = (
         apply_int4_hqq,
         HqqBlocks,
         version=3,
-        needs=OWN_RECIPES["onnx"],
-        check=check_blocks,
     ),
-    Recipe(
+    _recipe(
         "int4-gptq",
         "onnx",
         "as int4-weight-only, with whole zero points, each weight rounded to make up for the errors of those before it (GPTQ)",
@@ -232,10 +230,8 @@ RECIPES = (
         apply_int4_gptq,
         GptqBlocks,
         calibrated=True,
-        needs=OWN_RECIPES["onnx"],
-        check=check_blocks,
     ),
-    Recipe(
+    _recipe(
         "int4-mixed",
         "onnx",
         "as int4-gptq; the layers that lose by it, and the head, 8 bits in blocks",
@@ -243,7 +239,5 @@ RECIPES = (
         apply_int4_gptq,
         MixedBlocks,
         calibrated=True,
-        needs=OWN_RECIPES["onnx"],
-        check=check_blocks,
     ),
 )
