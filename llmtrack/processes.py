@@ -34,19 +34,19 @@ def kill_children() -> None:
             kill_tree(child)
 
 
-def when_parent_ends(parent: int, act: Callable[[], None], look_seconds: float = LOOK_SECONDS) -> None:
+def when_parent_ends(parent: int, act: Callable[[], None]) -> None:
     """Call `act` once, in a thread, when this process's parent is no longer the process `parent`."""
-    _when(lambda: os.getppid() != parent, act, look_seconds)
+    _when(lambda: os.getppid() != parent, act)
 
 
-def when_launcher_ends(act: Callable[[], None], look_seconds: float = LOOK_SECONDS) -> Callable[[], None]:
+def when_launcher_ends(act: Callable[[], None]) -> Callable[[], None]:
     """Call `act` once, in a thread, when the program that launched this one has ended.
 
     Between the two there may be shells that were started to run one command, as `mlflow run` does. Nothing is called
     if a person launched it from a shell: it may be meant to outlive that. Return what ends the watch.
     """
     chain = launcher_of(psutil.Process())
-    return _when(lambda: not all(map(_lives, chain)), act, look_seconds) if chain else lambda: None
+    return _when(lambda: not all(map(_lives, chain)), act) if chain else lambda: None
 
 
 def launcher_of(process: psutil.Process) -> list[psutil.Process]:
@@ -74,12 +74,12 @@ def _lives(process: psutil.Process) -> bool:
         return False
 
 
-def _when(happened: Callable[[], bool], act: Callable[[], None], look_seconds: float) -> Callable[[], None]:
+def _when(happened: Callable[[], bool], act: Callable[[], None]) -> Callable[[], None]:
     given_up = threading.Event()
 
     def watch() -> None:
         while not happened():
-            if given_up.wait(look_seconds):
+            if given_up.wait(LOOK_SECONDS):
                 return
         act()
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+_SOME = 3
+"""So many names stand in a sentence."""
+
 
 def plural(count: int, one: str, several: str = "") -> str:
     """Return `1 run`, `2 runs`."""
@@ -17,11 +20,11 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
-def some_of(names: Sequence[str], most: int = 3) -> str:
+def some_of(names: Sequence[str]) -> str:
     """Return `a, b, c` or, of many, `a, b and 18 others`."""
-    if len(names) <= most:
+    if len(names) <= _SOME:
         return ", ".join(names)
-    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} others"
+    return f"{', '.join(names[: _SOME - 1])} and {len(names) - _SOME + 1} others"
 
 
 def cut(text: str, most: int, mark: str = "…") -> str:

@@ -27,10 +27,8 @@ class Ratio:
     high: float
 
 
-def ratio_of_medians(
-    baseline: Sequence[float], candidate: Sequence[float], confidence: float = 0.95
-) -> Ratio:
-    """Return median(candidate) / median(baseline) and its percentile bootstrap interval.
+def ratio_of_medians(baseline: Sequence[float], candidate: Sequence[float]) -> Ratio:
+    """Return median(candidate) / median(baseline) and its 95 % percentile bootstrap interval.
 
     Each side is resampled on its own; the same samples give the same interval.
 
@@ -51,8 +49,7 @@ def ratio_of_medians(
         np.median(side[generator.integers(0, len(side), size=(RESAMPLES, len(side)))], axis=1)
         for side in (base, other)
     ]
-    tail = 50 * (1 - confidence)
-    low, high = np.percentile(medians[1] / medians[0], [tail, 100 - tail])
+    low, high = np.percentile(medians[1] / medians[0], [2.5, 97.5])
     return Ratio(float(np.median(other) / np.median(base)), float(low), float(high))
 
 

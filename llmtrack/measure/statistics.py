@@ -15,8 +15,8 @@ NOISY_CV = 0.10
 DRIFT = 0.10
 
 
-def bootstrap_median_ci(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of the median, the same for the same samples.
+def bootstrap_median_ci(samples: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % percentile bootstrap interval of the median, the same for the same samples.
 
     Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
     """
@@ -26,8 +26,7 @@ def bootstrap_median_ci(samples: Sequence[float], confidence: float = 0.95) -> t
     generator = np.random.default_rng(0)
     picks = generator.integers(0, len(values), size=(BOOTSTRAP_RESAMPLES, len(values)))
     medians = np.median(values[picks], axis=1)
-    tail = 50 * (1 - confidence)
-    low, high = np.percentile(medians, [tail, 100 - tail])
+    low, high = np.percentile(medians, [2.5, 97.5])
     return float(low), float(high)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import differing_facts
 from llmtrack.decide.comparing import as_runs, compare_pairs, runs_of, samples_of, with_known_floors
@@ -51,7 +49,6 @@ def compare_runs(
     every: bool = False,
     output: Path | None = None,
     layout: Layout = AS_TABLE,
-    console: Console | None = None,
     **more: Any,
 ) -> None:
     """Print tracked runs as one table; write it to a folder, and log it to the run that `mlflow run` opened.
@@ -65,14 +62,13 @@ def compare_runs(
         every: every run, not only the newest of each scenario.
         output: folder for table.csv, table.md and table.png.
         layout: how the table is shown.
-        console: where to print.
         more: further filters of `llmtrack.runs`.
 
     Raises:
         UsageError: no run matches, a filter is not understood, or there is no such column.
         TrackingError: the store cannot be used.
     """
-    console = console or make_console()
+    console = make_console()
     found = runs(experiment, study, model, "scenario", search, None, tracking_uri, **more)
     if found.empty:
         raise UsageError(
@@ -85,7 +81,8 @@ def compare_runs(
         on_page = layout.style in PAGES and not layout.wide
         if on_page and tracked["study_id"].nunique() == 1:
             module = named_experiment(str(tracked["experiment"].iloc[0]))
-            own = getattr(module, "TABLE", None)
+            declared = getattr(module, "DECLARED", None)
+            own = declared.table if declared else None
             table = with_floor_told(summary_table(tracked, among=found, own=own), tracked)
         else:
             table = with_differing_params(table, tracked, APART if on_page else None)
@@ -134,7 +131,6 @@ def compare_with_baseline(
     across_environments: bool = False,
     layout: Layout = AS_TABLE,
     tracking_uri: str | None = None,
-    console: Console | None = None,
 ) -> None:
     """Print how candidates differ from a baseline; see `llmtrack.compare`.
 
@@ -146,7 +142,6 @@ def compare_with_baseline(
         across_environments: compare speed and memory of different machines or versions too.
         layout: how the table is shown; `csv` and `json` have every column of `llmtrack.compare`, unrounded.
         tracking_uri: the store.
-        console: where to print.
 
     Raises:
         UsageError: as `llmtrack.compare`, or there is no such column.
@@ -161,7 +156,7 @@ def compare_with_baseline(
     found = compare_pairs(pairs, metrics, samples=samples, across_environments=across_environments)
     found = _sorted(found, layout.sort)
     chosen = found if layout.columns is None else pick(found, layout.columns)
-    console = console or make_console()
+    console = make_console()
     if layout.style == "csv":
         console.file.write(chosen.to_csv(index=False))
     elif layout.style == "json":

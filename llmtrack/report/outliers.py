@@ -61,14 +61,10 @@ CAUSES = {
 WATCHED = {"avg_latency_per_token_ms": "ms/token", "time_to_first_token_ms": "TTFT"}
 
 
-def outliers(runs: pd.DataFrame, factor: float = OUTLIER_FACTOR) -> list[Outlier]:
+def outliers(runs: pd.DataFrame) -> list[Outlier]:
     """Return the runs that differ from the median of all by more than a factor, up or down.
 
     What the one rule of `llmtrack.decide.verdicts` calls no different from the run in the middle is within noise, and left out.
-
-    Args:
-        runs: measured runs.
-        factor: how far from the median a run must lie.
     """
     shares = prefill_shares(runs)
     medians = runs[[*WATCHED, "inter_token_latency_ms", "prompt_tokens_total"]].median()
@@ -78,7 +74,8 @@ def outliers(runs: pd.DataFrame, factor: float = OUTLIER_FACTOR) -> list[Outlier
         told = {
             title: differing[key][position]
             for key, title in WATCHED.items()
-            if position in differing[key] and not 1 / factor <= run[key] / medians[key] <= factor
+            if position in differing[key]
+            and not 1 / OUTLIER_FACTOR <= run[key] / medians[key] <= OUTLIER_FACTOR
         }
         ratios = {title: float(run[key] / medians[key]) for key, title in WATCHED.items() if title in told}
         if not ratios:
@@ -89,7 +86,7 @@ def outliers(runs: pd.DataFrame, factor: float = OUTLIER_FACTOR) -> list[Outlier
             else 1.0
         )
         length = float(run["prompt_tokens_total"] / medians["prompt_tokens_total"])
-        cause = _cause(max(ratios.values()) > 1, length, share, float(shares.median()), step_ratio, factor)
+        cause = _cause(max(ratios.values()) > 1, length, share, float(shares.median()), step_ratio)
         untold = [each for each in told.values() if not each.told]
         words, needed = (untold[0].words, max(each.repeats_needed for each in untold)) if untold else ("", 0)
         found.append(Outlier(str(run["scenario"]), ratios, cause, share, step_ratio, words, needed))
@@ -136,15 +133,13 @@ def _named(outlier: Outlier) -> str:
     )
 
 
-def _cause(
-    slower: bool, length: float, share: float, median_share: float, step_ratio: float, factor: float
-) -> str:
+def _cause(slower: bool, length: float, share: float, median_share: float, step_ratio: float) -> str:
     """Return the key of `CAUSES` that the numbers point to; `length` is a multiple of the median prompt's."""
     if not slower:
         return "short_prefill" if length <= 1 / LONG_PROMPT else "unexplained"
-    if length >= LONG_PROMPT and (share >= HIGH_SHARE or share >= factor * median_share):
+    if length >= LONG_PROMPT and (share >= HIGH_SHARE or share >= OUTLIER_FACTOR * median_share):
         return "long_prefill"
-    if length >= LONG_PROMPT and step_ratio > factor:
+    if length >= LONG_PROMPT and step_ratio > OUTLIER_FACTOR:
         return "long_cache"
     return "unexplained"
 

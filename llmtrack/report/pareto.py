@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
 from llmtrack.decide.pareto import Position, Standing, pareto_front
@@ -46,7 +44,6 @@ def show_pareto(
     memory: bool = False,
     layout: Layout = AS_TABLE,
     output: Path | None = None,
-    console: Console | None = None,
 ) -> None:
     """Print the front of tracked runs, and draw it.
 
@@ -57,7 +54,6 @@ def show_pareto(
         memory: whether peak memory counts too.
         layout: how the table is shown.
         output: PNG file to draw to.
-        console: where to print.
 
     Raises:
         UsageError: a metric is not known or has no better direction, or no scenario has both.
@@ -72,7 +68,7 @@ def show_pareto(
             f"no timed scenario has {quality}: score it too (mlflow run . -e perplexity) with the same model, backend, "
             "dtype and quantization, or choose more runs"
         )
-    console = console or make_console()
+    console = make_console()
     table = pareto_table(points, respects)
     by_id = points.runs.set_index("run_id", drop=False).loc[list(table.run_ids)]
     show(console, "Pareto front", table, layout, by_id)

@@ -210,11 +210,11 @@ def _numbers_of(variant: Variant) -> str:
     return "/".join([variant.backend, variant.dtype, variant.quantization, *told])
 
 
-def parts_of(corpus: Corpus, most: int = MOST_PARTS) -> list[list[str]]:
+def parts_of(corpus: Corpus) -> list[list[str]]:
     """Divide the texts of a corpus at random, the same each time, into parts of about the same length."""
     texts = list(corpus.texts)
     random.Random(SEED).shuffle(texts)
-    parts: list[list[str]] = [[] for _ in range(min(most, len(texts)))]
+    parts: list[list[str]] = [[] for _ in range(min(MOST_PARTS, len(texts)))]
     for text in texts:
         min(parts, key=lambda part: sum(map(len, part))).append(text)
     return parts

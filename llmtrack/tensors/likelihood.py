@@ -71,20 +71,18 @@ def sum_nll(
     return sums
 
 
-def chunk_tokens(vocab_size: int, device: torch.device, free: int | None = None) -> int:
+def chunk_tokens(vocab_size: int, device: torch.device) -> int:
     """Return of how many tokens the logits are there at once.
 
     Args:
         vocab_size: width of the logits.
         device: where they are computed.
-        free: bytes that are free on a GPU; None: as many as it says.
     """
     if device.type != "cuda":
         most, kept = (size // (4 * vocab_size) for size in (CHUNK_BYTES, HEAP_BYTES))
         return max(1, min(most, max(kept, CHUNK_TOKENS)))
-    if free is None:
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + kept
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + kept
     return max(1, min(GPU_CHUNK_TOKENS, min(GPU_CHUNK_BYTES, free // SHARE) // (8 * vocab_size)))
 
 

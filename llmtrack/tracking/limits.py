@@ -66,15 +66,13 @@ def fit_limits(
     series: Mapping[str, Iterable[float]],
     tags: Mapping[str, str],
     run_name: str,
-    secrets: Iterable[str] = (),
 ) -> Fitted:
     """Make a run's data fit MLflow's limits, without credentials.
 
     The tag `llmtrack.omitted` says what was changed.
     """
-    secrets = tuple(secrets)
     omitted = [tags["llmtrack.omitted"]] if "llmtrack.omitted" in tags else []
-    fitted_params = _fit_texts("param", params, MAX_PARAM_VALUE, secrets, omitted)
+    fitted_params = _fit_texts("param", params, MAX_PARAM_VALUE, omitted)
     fitted_metrics: dict[str, float] = {}
     for key, value in _fit_keys("metric", metrics, omitted):
         number = _number(value)
@@ -90,19 +88,17 @@ def fit_limits(
             omitted.append(f"series {key}: {len(steps) - len(finite)} non-finite values left out")
         if finite:
             fitted_series[key] = finite
-    fitted_tags = _fit_texts("tag", tags, MAX_TAG_VALUE, secrets, omitted)
-    name = shorten(redact(_encodable(run_name), secrets), MAX_RUN_NAME)
+    fitted_tags = _fit_texts("tag", tags, MAX_TAG_VALUE, omitted)
+    name = shorten(redact(_encodable(run_name)), MAX_RUN_NAME)
     if omitted:
         fitted_tags["llmtrack.omitted"] = shorten("\n".join(omitted), MAX_TAG_VALUE)
     return Fitted(fitted_params, fitted_metrics, fitted_series, fitted_tags, name)
 
 
-def _fit_texts(
-    kind: str, texts: Mapping[str, Any], limit: int, secrets: tuple[str, ...], omitted: list[str]
-) -> dict[str, str]:
+def _fit_texts(kind: str, texts: Mapping[str, Any], limit: int, omitted: list[str]) -> dict[str, str]:
     fitted: dict[str, str] = {}
     for key, value in _fit_keys(kind, texts, omitted):
-        text = redact(_encodable(str(value)), secrets)
+        text = redact(_encodable(str(value)))
         fitted[key] = shorten(text, limit)
         if len(text) > limit:
             omitted.append(f"{kind} {key}: {len(text)} characters shortened to {limit}")

@@ -38,18 +38,15 @@ def loss_by_hand(logits: Sequence[Sequence[float]], targets: Sequence[int]) -> f
 
 
 @torch.no_grad()
-def explain_window(
-    model: Any, dataset: WindowDataset, decode: Callable[[Sequence[int]], str], index: int = 0
-) -> str:
-    """Return, as text, how the loss of one window comes about.
+def explain_window(model: Any, dataset: WindowDataset, decode: Callable[[Sequence[int]], str]) -> str:
+    """Return, as text, how the loss of the first window comes about.
 
     Args:
         model: a causal language model of transformers, in `eval()`.
         dataset: where the window is from.
         decode: turns token ids into text.
-        index: its number.
     """
-    read_ids, target_ids = dataset[index]
+    read_ids, target_ids = dataset[0]
     most = max(1, MOST_LOGITS // model.config.vocab_size)
     batch = collate([(read_ids[:most], target_ids[:most])])
     logits = model(input_ids=batch.inputs.to(model.device), use_cache=False).logits[0].double().cpu()
@@ -57,7 +54,7 @@ def explain_window(
     rows = logits.tolist()
     by_torch = float(sum_cross_entropy(logits[None], batch.targets)) / batch.tokens
     lines = [
-        f"window {index} of {len(dataset)}: {len(read)} of its {len(read_ids)} positions; "
+        f"window 0 of {len(dataset)}: {len(read)} of its {len(read_ids)} positions; "
         "the target at each is the token after it",
         f"inputs:  {_some(read)}",
         f"targets: {_some(targets)}",
