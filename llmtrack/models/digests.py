@@ -175,6 +175,8 @@ def _indexed(index: Path) -> list[Path]:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ModelLoadError(f"{index.name} is damaged: fetch it again") from error
+    if not all(isinstance(name, str) for name in names):
+        raise ModelLoadError(f"{index.name} is damaged: fetch it again")
     if missing := [name for name in names if not (index.parent / name).is_file()]:
         raise ModelLoadError(
             f"{missing[0]} is not there, which {index.name} names: {len(missing)} of {len(names)} files are missing"

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ModelLoadError
+from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.decoder import refuse_adapter, refuse_incomplete, refuse_other_architectures
 from llmtrack.models.digests import weight_files
-from llmtrack.models.reasons import quantized_explained, tokenizer_explained
+from llmtrack.models.reasons import explained, quantized_explained, tokenizer_explained
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +38,7 @@ def load_folder(
 
     from llmtrack.compat import restore_rope, tensor_parallel
 
+    refuse_damaged(folder)
     refuse_adapter(folder)
     kind, files = weight_files(folder)
     if not files:
@@ -45,9 +47,10 @@ def load_folder(
             "folder"
         )
     safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    config = AutoConfig.from_pretrained(str(folder), **safe)
-    refuse_other_architectures(config)
-    restore_rope(config)
+    with explained("config.json describes no model that transformers knows"):
+        config = AutoConfig.from_pretrained(str(folder), **safe)
+        refuse_other_architectures(config)
+        restore_rope(config)
     shares: dict[str, Any] = {}
     if placed == SHARDED:
         refuse_unsharded(config)
@@ -56,9 +59,9 @@ def load_folder(
         shares = {"device_map": "auto"}
     _use_plain_kernels(config, device)
     _forget_impossible_pad(config)
-    with tokenizer_explained(folder):
+    with explained("its tokenizer cannot be read"), tokenizer_explained(folder):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **safe)
-    with quantized_explained(config):
+    with explained("no model can be made of config.json and the weights"), quantized_explained(config):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),
             config=config,
@@ -133,15 +136,19 @@ def clean_generation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase)
     """Replace a model's generation settings by greedy ones that hold the special ids only.
 
     What a checkpoint ships (sampling, repetition penalties, forced or suppressed tokens) would change the
-    text or the time of a greedy measurement. Several end-of-sequence ids are kept as they are.
+    text or the time of a greedy measurement. Several end-of-sequence ids are kept as they are; those that the model has no
+    row for never occur.
     """
     from transformers import GenerationConfig
 
-    def known(name: str) -> Any:
-        for holder in (model.generation_config, model.config, tokenizer):
-            if (value := getattr(holder, name, None)) is not None:
-                return value
-        return None
+    rows = int(model.config.get_text_config().vocab_size)
+
+    def known(name: str) -> int | list[int] | None:
+        held = (getattr(holder, name, None) for holder in (model.generation_config, model.config, tokenizer))
+        value: Any = next((each for each in held if each is not None), None)
+        if isinstance(value, int):
+            return value if 0 <= value < rows else None
+        return [each for each in value or () if 0 <= each < rows] or None
 
     ids = {name: known(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     model.generation_config = GenerationConfig(do_sample=False, **ids)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import bytelevel
 from llmtrack.models.cache import build_once, entry_stem, file_digest
+from llmtrack.models.damaged import refuse_pointer
 from llmtrack.models.durations import making
 from llmtrack.models.gguf_header import check_header
 
@@ -260,8 +261,11 @@ def open_gguf(path: Path) -> GGUFReader:
     from gguf import GGUFReader
 
     try:
+        refuse_pointer(path)
         check_header(path)
         reader = GGUFReader(path)
+    except ModelLoadError:
+        raise
     except Exception as error:  # Whatever a broken file makes the reader stumble over.
         raise ModelLoadError(f"{path.name} cannot be read as GGUF ({error}): fetch the file again") from error
     split = reader.fields.get("split.count")

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import gguf, hub, packaged, synthetic
 from llmtrack.models.cache import read_manifest
+from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.decoder import headless, refuse_adapter, refuse_peeking
 from llmtrack.models.digests import ModelDigests, model_digests, weight_files
 from llmtrack.models.from_folder import clean_generation, load_folder
-from llmtrack.models.reasons import reason_of
+from llmtrack.models.reasons import explained, reason_of
 from llmtrack.models.source import ModelSource, missing_path, parse_candidates
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def _identify(source: ModelSource, revision: str | None, device: str, as_gguf: b
     if folder is None:
         digests = synthetic.digests(source.location, SEED, device)
         return ModelIdentity(source, None, None, digests, (*ignored, RANDOM_WEIGHTS))
+    refuse_damaged(folder)
     refuse_adapter(folder)
     return ModelIdentity(source, folder, commit, _digests(source, folder), ignored)
 
@@ -178,7 +180,8 @@ def _load(
     else:
         model, tokenizer = load_folder(folder, device=device, dtype=dtype, placed=placed)
         seconds = time.perf_counter() - start
-        refuse_peeking(model, tokenizer)
+        with explained("the model that config.json describes cannot compute"):
+            refuse_peeking(model, tokenizer)
         warnings += headless(model.config)
         weights = weight_files(folder)[0]
         digests = _digests(source, folder)

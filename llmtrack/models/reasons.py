@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from llmtrack.words import cut
 
 MAX_CHARACTERS = 400
 
-# (class name of the exception or of a base of it, text that its message must hold, what the user reads).
+# (class name of the exception or of a base of it, pattern that its message must hold, what the user reads with its groups).
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         "Exception",
@@ -37,7 +38,14 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "",
         "the device has not enough memory: choose a smaller model, a 16-bit dtype or device=cpu",
     ),
-    ("MemoryError", "", "this machine has not enough memory: choose a smaller model or a 16-bit dtype"),
+    *(
+        (name, text, "this machine has not enough memory: choose a smaller model or a 16-bit dtype")
+        for name, text in (
+            ("MemoryError", ""),
+            ("RuntimeError", "can't allocate memory"),
+            ("OSError", "Cannot allocate memory"),
+        )
+    ),
     (
         "ValueError",
         "Unrecognized configuration class",
@@ -52,6 +60,33 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "RuntimeError",
         "size mismatch",
         "the checkpoint's weights have other shapes than config.json says: they do not belong together",
+    ),
+    (
+        "ValueError",
+        "model type `([^`]+)` but Transformers does not recognize",
+        "the installed transformers knows no model_type {0} (config.json): upgrade it, or choose another model",
+    ),
+    (
+        "ValueError",
+        "Tokenizer class (\\S+) does not exist",
+        "the installed transformers knows no tokenizer_class {0} (tokenizer_config.json): upgrade it, or choose another "
+        "model",
+    ),
+    (
+        "OSError",
+        "Unable to load weights from pytorch checkpoint",
+        "its pickle file is damaged, or holds what is no weights, which llmtrack never runs: fetch it again, or choose the "
+        "model as safetensors",
+    ),
+    (
+        "RuntimeError",
+        "Only Tensors of floating point",
+        "its weights are stored as whole numbers, and config.json names no quantization: choose the model with float weights",
+    ),
+    (
+        "NotImplementedError",
+        "Float8",
+        "its weights are stored in 8-bit floats, and config.json names no quantization: choose the model with 16-bit weights",
     ),
     ("SafetensorError", "", "its safetensors file is damaged: fetch it again"),
 )
@@ -70,6 +105,24 @@ _SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 
 @contextmanager
+def explained(what: str) -> Iterator[None]:
+    """Turn whatever a library raises over a model's files, and nobody has foreseen, into a line that says which part of it.
+
+    Args:
+        what: what cannot be done, in words.
+    """
+    try:
+        yield
+    except Exception as error:
+        # What is missing here, and not in the folder, its own message tells.
+        if isinstance(error, (LlmtrackError, ImportError)) or _advice(error):
+            raise
+        raise ModelLoadError(
+            f"{what} ({type(error).__name__}: {_flat(str(error))[:200]}): fetch the model again, or choose another one"
+        ) from error
+
+
+@contextmanager
 def quantized_explained(config: Any) -> Iterator[None]:
     """Turn whatever fails while quantized weights are read into a line that says what is needed.
 
@@ -82,7 +135,7 @@ def quantized_explained(config: Any) -> Iterator[None]:
     except Exception as error:
         if stored is None or "OutOfMemory" in type(error).__name__:
             raise
-        settings = stored if isinstance(stored, dict) else stored.to_dict()
+        settings = stored if isinstance(stored, dict) else getattr(stored, "to_dict", dict)()
         method = str(settings.get("quant_method") or "bitsandbytes")
         package = _QUANTIZERS.get(method.rsplit(".", 1)[-1].lower())
         install = (
@@ -118,11 +171,16 @@ def reason_of(error: BaseException) -> str:
     """Return the reason and the remedy of a failure as one line, without paths of the library's own code."""
     if isinstance(error, LlmtrackError):
         return _flat(str(error))
+    return _advice(error) or f"{type(error).__name__}: {_flat(str(error))}"
+
+
+def _advice(error: BaseException) -> str:
+    """Return cause and remedy of an error that is known; empty of others."""
     bases = {base.__name__ for base in type(error).__mro__}
-    for name, text, advice in _KNOWN:
-        if name in bases and text in str(error):
-            return advice
-    return f"{type(error).__name__}: {_flat(str(error))}"
+    for name, pattern, advice in _KNOWN:
+        if name in bases and (found := re.search(pattern, str(error))):
+            return advice.format(*found.groups())
+    return ""
 
 
 def _flat(text: str) -> str:

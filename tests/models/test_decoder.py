@@ -332,8 +332,9 @@ def test_an_index_that_names_missing_or_no_files_is_one_line(save):
     shard(folder)
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert "1 of 2 files are missing" in refused(folder)
-    (folder / "model.safetensors.index.json").write_text("{}")
-    assert "model.safetensors.index.json is damaged" in refused(folder)
+    for content in ("{}", "[]", '{"weight_map": {"a": 1}}', '{"weight_map": {"a": null, "b": "c"}}'):
+        (folder / "model.safetensors.index.json").write_text(content)
+        assert "model.safetensors.index.json is damaged" in refused(folder)
 
 
 @pytest.mark.parametrize("method", ["gptq", "bitsandbytes", "awq", "compressed-tensors"])

@@ -1,0 +1,212 @@
+"""Whatever is wrong with the files of a model folder ends in one line that names the cause and a remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from llmtrack.errors import ModelLoadError
+from llmtrack.models import synthetic
+from llmtrack.models.damaged import POINTER
+from llmtrack.models.from_folder import clean_generation
+from llmtrack.models.load import identify_model, load_model
+from llmtrack.models.reasons import explained, reason_of
+
+CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "whole"
+    model, tokenizer = synthetic.build("tiny", device="cpu", dtype=torch.float32)
+    model.save_pretrained(str(folder))
+    tokenizer.save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture
+def folder(whole, tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    return Path(shutil.copytree(whole, tmp_path / "model"))
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def linked_to(target):
+    def damage(path):
+        path.unlink()
+        path.symlink_to(target)
+
+    return damage
+
+
+def a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+def holding(content):
+    return lambda path: path.write_bytes(content)
+
+
+POINTS = holding(POINTER + b"v1\noid sha256:0\nsize 538090408\n")
+
+
+def refused(folder, by=lambda spec: load_model(spec, device="cpu", dtype=torch.float32)):
+    with pytest.raises(ModelLoadError) as caught:
+        by(str(folder))
+    (line,) = str(caught.value).splitlines()[1:]
+    assert ": " in line.removeprefix(f"  {folder}: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "told"),
+    [
+        (WEIGHTS, linked_to("nowhere"), "is a link that leads nowhere: fetch the model again"),
+        (CONFIG, linked_to(CONFIG), "is a link that leads nowhere"),
+        (TOKENIZER, linked_to("nowhere"), "is a link that leads nowhere"),
+        (WEIGHTS, a_folder, "is no file: fetch the model again"),
+        (CONFIG, a_pipe, "is no file"),
+        (WEIGHTS, POINTS, "is a pointer of Git LFS and not the file itself: run `git lfs pull`"),
+        (TOKENIZER, POINTS, "is a pointer of Git LFS"),
+        ("pytorch_model-00001-of-00002.bin", POINTS, "is a pointer of Git LFS"),
+        ("tokenizer.model", POINTS, "is a pointer of Git LFS"),
+        (CONFIG, holding(b""), "is damaged"),
+        (CONFIG, holding(b"\xff\xfe{\0}\0"), "is damaged"),
+        (CONFIG, holding(b"[]"), "is damaged (it holds no settings by name): fetch it again"),
+        ("generation_config.json", holding(b"{"), "is damaged"),
+        ("tokenizer_config.json", holding(b"[]"), "is damaged"),
+        (CONFIG, lambda path: edit(path, eos_token_id="</s>"), "eos_token_id is '</s>', which is no id of a token"),
+        (CONFIG, lambda path: edit(path, bos_token_id=True), "bos_token_id is True"),
+        ("generation_config.json", lambda path: edit(path, eos_token_id=[1, "x"]), "eos_token_id is [1, 'x']"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_none_is_named_with_a_remedy_before_a_library_stumbles(folder, name, damage, told):
+    damage(folder / name)
+    for by in (identify_model, lambda spec: load_model(spec, device="cpu", dtype=torch.float32)):
+        line = refused(folder, by)
+        assert name in line
+        assert told in line
+
+
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS, "."])
+def test_what_may_not_be_read_says_so_and_not_that_it_is_not_there(folder, monkeypatch, name):
+    # By a stand-in: the tests may run as a user who may read everything.
+    opened, iterdir, denied = Path.open, Path.iterdir, folder / name
+
+    def ask(real, path, *how, **more):
+        if path == denied:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *how, **more)
+
+    monkeypatch.setattr(Path, "open", lambda path, *how, **more: ask(opened, path, *how, **more))
+    monkeypatch.setattr(Path, "iterdir", lambda path: ask(iterdir, path))
+    assert f"{denied.name} cannot be read (Permission denied): permit it" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_act": "frob"},
+        {"num_attention_heads": 0},
+        {"hidden_size": None},
+        {"rms_norm_eps": None},
+        {"dtype": "float99", "torch_dtype": "float99"},
+        {"quantization_config": "frob"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_settings_that_nobody_foresaw_say_which_part_cannot_be_used_and_what_to_do(folder, changes):
+    edit(folder / CONFIG, **changes)
+    line = refused(folder)
+    assert "config.json" in line
+    assert line.endswith(": fetch the model again, or choose another one")
+
+
+def test_a_damaged_tokenizer_is_called_one(folder):
+    (folder / TOKENIZER).write_text("{")
+    assert "its tokenizer cannot be read (" in refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "told"),
+    [
+        (CONFIG, {"model_type": "frob"}, "transformers knows no model_type frob (config.json): upgrade it"),
+        ("tokenizer_config.json", {"tokenizer_class": "FrobTokenizer"}, "no tokenizer_class FrobTokenizer"),
+    ],
+)
+def test_what_the_installed_transformers_does_not_know_is_named(folder, file, changes, told):
+    edit(folder / file, **changes)
+    assert told in refused(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float8_e4m3fn])
+def test_weights_of_a_dtype_that_nothing_scales_are_refused(folder, dtype):
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(folder / WEIGHTS).items()}
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+    assert "and config.json names no quantization: choose the model with" in refused(folder)
+
+
+def test_a_pickle_that_is_cut_or_holds_no_weights_says_so(folder):
+    torch.save(load_file(folder / WEIGHTS), folder / "pytorch_model.bin")
+    (folder / WEIGHTS).unlink()
+    content = (folder / "pytorch_model.bin").read_bytes()
+    (folder / "pytorch_model.bin").write_bytes(content[: len(content) // 2])
+    assert "its pickle file is damaged, or holds what is no weights" in refused(folder)
+
+
+def test_a_gguf_file_that_is_a_pointer_says_so(tmp_path):
+    POINTS(tmp_path / "model.gguf")
+    assert "model.gguf is a pointer of Git LFS" in refused(tmp_path / "model.gguf")
+
+
+def test_what_is_beside_a_model_may_be_anything(folder):
+    (folder / "README.md").symlink_to("nowhere")
+    POINTS(folder / "picture.png")
+    (folder / "loop").symlink_to(".")
+    (folder / "onnx").mkdir()
+    assert load_model(str(folder), device="cpu", dtype=torch.float32).warnings == ()
+
+
+@pytest.mark.parametrize(("given", "kept"), [([1, 10**9], [1]), (10**9, None), ([-1], None), (7, 7)])
+def test_ids_that_the_model_has_no_row_for_are_forgotten(given, kept):
+    model, tokenizer = synthetic.build("tiny", device="cpu", dtype=torch.float32)
+    model.generation_config.eos_token_id = given
+    clean_generation(model, tokenizer)
+    assert model.generation_config.eos_token_id == kept
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_machine_that_is_too_small_is_not_taken_for_a_damaged_folder(error):
+    with pytest.raises(type(error)) as caught, explained("it cannot be read"):
+        raise error
+    assert reason_of(caught.value) == (
+        "this machine has not enough memory: choose a smaller model or a 16-bit dtype"
+    )
+
+
+def test_a_package_that_is_not_installed_is_not_taken_for_a_damaged_folder():
+    with pytest.raises(ImportError), explained("it cannot be read"):
+        raise ImportError("needs frob: pip install frob")
