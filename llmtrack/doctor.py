@@ -11,14 +11,14 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import EntryPoint
 
 from llmtrack.convert.environment import BuildEnvironment, pinned
 from llmtrack.engines.registry import BUILTIN, backends, load_variant
-from llmtrack.errors import ExtensionError, in_words
+from llmtrack.errors import ExtensionError, LlmtrackError, in_words
 from llmtrack.extensions import ENGINE_POINTS, RECIPE_POINTS, broken, extensions, title_of
 from llmtrack.installed import (
-    INSTALL_TORCHAO,
     RUNTIMES,
     find_uv,
     install,
@@ -65,8 +65,8 @@ def examine() -> list[Finding]:
         _backends,
         _onnx,
         *map(_runtime, RUNTIMES),
-        _torchao,
-        _ray,
+        partial(_optional, "torchao", "recipes of the torch backend need it"),
+        partial(_optional, "ray", "executor=ray needs it", ": executor=ray measures on a cluster"),
         _recipes,
         _int8,
         *(_packaged_model(name, model) for name, model in PACKAGED.items()),
@@ -152,7 +152,6 @@ def _mlflow() -> Finding:
 
 
 def _tracking() -> Finding:
-    from llmtrack.errors import LlmtrackError
     from llmtrack.tracking.store import check_reachable, resolve_tracking_uri
     from llmtrack.tracking.store_errors import UnreachableError
 
@@ -207,16 +206,10 @@ def _runtime(backend: str) -> Callable[[], Finding]:
     return check
 
 
-def _torchao() -> Finding:
-    if number := installed_version("torchao"):
-        return Finding("torchao", "ok", number)
-    return Finding("torchao", "missing", "recipes of the torch backend need it", INSTALL_TORCHAO)
-
-
-def _ray() -> Finding:
-    if number := installed_version("ray"):
-        return Finding("ray", "ok", f"{number}: executor=ray measures on a cluster")
-    return Finding("ray", "missing", "executor=ray needs it", install("ray"))
+def _optional(package: str, missed: str, used: str = "") -> Finding:
+    if number := installed_version(package):
+        return Finding(package, "ok", f"{number}{used}")
+    return Finding(package, "missing", missed, install(package))
 
 
 def _llamacpp() -> str:
@@ -231,7 +224,6 @@ def _recipes() -> Finding:
 
 
 def _int8() -> Finding:
-    from llmtrack.errors import LlmtrackError
     from llmtrack.quantize.int8 import instruction_set
 
     try:

@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 ONNX_MODULES = ("onnx", "onnxruntime", "optimum-onnx")
-INSTALL_TORCHAO = 'pip install "llmtrack[torchao]"'
 
 OWN_RECIPES: Mapping[str, tuple[str, ...]] = {"onnx": ("onnx_ir",), "torch": ("torchao",)}
 """What llmtrack's own recipes of a backend need beside it; those of other packages say themselves what they need."""
@@ -34,6 +33,7 @@ def install(backend: str) -> str:
 
 
 INSTALL_ONNX = install("onnx")
+INSTALL_TORCHAO = install("torchao")
 
 
 def missing_modules(backend: str, recipe: str = "none") -> list[str]:

@@ -70,7 +70,7 @@ def choose_decoding(
     if mode == NO_COMPILE:
         return eager, ()
     reason = _uncompilable(model, sharing, step)
-    for make in () if reason else (_fused, _as_is):
+    for make in () if reason else (_fused, PlainModel):
         try:
             found = make(model)
             if isinstance(found, str):
@@ -106,10 +106,6 @@ def _uncompilable(model: Any, sharing: Sharing, step: Step) -> str:
 
 def _fused(model: Any) -> StepModel | str:
     return unfusible(model) or FusedModel(model)
-
-
-def _as_is(model: Any) -> StepModel | str:
-    return PlainModel(model)
 
 
 def _agrees(

@@ -22,6 +22,17 @@ def byte_symbols() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(moved)) for byte in range(256)]
 
 
+def tokenizer_of(model: Any) -> Tokenizer:
+    """Return a tokenizer that turns text into the symbols of its bytes, and back, around a model of `tokenizers`."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    return tokenizer
+
+
 def tokenizer_settings(
     specials: Mapping[str, str | None], context_length: int, chat_template: str | None = None
 ) -> dict[str, Any]:

@@ -92,14 +92,12 @@ def build_tokenizer(preset: Preset) -> PreTrainedTokenizerFast:
 
 
 def _byte_tokenizer(specials: list[str], vocab: int) -> Tokenizer:
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import AddedToken, models
 
     tokens = [*bytelevel.byte_symbols(), *specials]
     tokens += [f"<|reserved_{number}|>" for number in range(len(tokens), vocab)]
-    tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    vocab_of = {token: number for number, token in enumerate(tokens)}
+    tokenizer = bytelevel.tokenizer_of(models.BPE(vocab=vocab_of, merges=[]))
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     return tokenizer
 

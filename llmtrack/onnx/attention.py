@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from llmtrack.onnx.graph import MICROSOFT, import_domain, remove_unused
+from llmtrack.onnx.graph import MICROSOFT, import_domain, makers_of, remove_unused
 from llmtrack.onnx.names import IN_PLACE
 
 # Added to the score of a pad; e to it is 0 in float32, and a row of pads alone still has a softmax.
@@ -125,7 +125,7 @@ def _is_plain(model: ModelProto, parts: dict[str, NodeProto]) -> bool:
 
     Norms of queries and keys, caps of scores, clipping and layers without rotation have other operations.
     """
-    made_by = {name: node for node in model.graph.node for name in node.output}
+    made_by = makers_of(model)
     layer = parts["o_proj"].name.split("o_proj")[0]
     seen = {parts[name].output[0] for name in ("q_proj", "k_proj", "v_proj")}
     inside: dict[str, NodeProto] = {}

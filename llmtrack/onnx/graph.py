@@ -93,6 +93,21 @@ def tensor_bytes(tensor: TensorProto) -> int:
     return int(np.prod(tensor.dims, dtype=np.int64)) * bits // 8
 
 
+def weights_of(model: ModelProto) -> dict[str, TensorProto]:
+    """Return a graph's weights by their names."""
+    return {tensor.name: tensor for tensor in model.graph.initializer}
+
+
+def makers_of(model: ModelProto) -> dict[str, NodeProto]:
+    """Return the node that makes each tensor, by the tensor's name."""
+    return {name: node for node in model.graph.node for name in node.output}
+
+
+def settings_of(node: NodeProto) -> dict[str, Any]:
+    """Return a node's attributes by their names."""
+    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
+
+
 def linears(model: ModelProto) -> tuple[Linear, ...]:
     """Return the MatMuls with a constant weight, in the order of the graph.
 
@@ -108,17 +123,17 @@ def linears(model: ModelProto) -> tuple[Linear, ...]:
 
 def head_node(model: ModelProto) -> NodeProto | None:
     """Return the MatMul that makes the logits, or None if they come from something else."""
-    made_by = {name: node for node in model.graph.node for name in node.output}
+    made_by = makers_of(model)
     node = made_by["logits"]
     return node if node.op_type == "MatMul" else None
 
 
 def plain_products(model: ModelProto) -> None:
     """Write each Gemm with a constant weight, as GPT-2's layers are, as a MatMul and an Add."""
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    weights = weights_of(model)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
-        settings = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        settings = settings_of(node)
         plain = settings.get("alpha", 1) == 1 and settings.get("beta", 1) == 1 and not settings.get("transA")
         if node.op_type != "Gemm" or not plain or node.input[1] not in weights or len(node.input) < 3:
             nodes.append(_copy(node))
@@ -142,9 +157,9 @@ def untie_head(model: ModelProto) -> bool:
     A tied head reads the embedding through a Transpose, behind which no quantizer sees a weight.
     """
     head = head_node(model)
-    made_by = {name: node for node in model.graph.node for name in node.output}
+    made_by = makers_of(model)
     turn = made_by.get(head.input[1]) if head is not None else None
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    weights = weights_of(model)
     if head is None or turn is None or turn.op_type != "Transpose" or turn.input[0] not in weights:
         return False
     weight = np.ascontiguousarray(numpy_helper.to_array(weights[turn.input[0]]).T)
@@ -251,8 +266,8 @@ def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> No
         results: names of the tensors.
     """
     made_by = {name: _copy(node) for node in donor.graph.node for name in node.output if name in results}
-    weights = {tensor.name: tensor for tensor in donor.graph.initializer}
-    there = {tensor.name: tensor for tensor in target.graph.initializer}
+    weights = weights_of(donor)
+    there = weights_of(target)
     for node in made_by.values():
         for index, name in enumerate(node.input):
             if name in weights:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from llmtrack.onnx.graph import replace_nodes
+from llmtrack.onnx.graph import makers_of, replace_nodes, settings_of, weights_of
 
 _TENSORS = ("B", "scales", "zero_points")
 _SETTINGS = ("K", "bits", "block_size", "accuracy_level")
@@ -37,7 +37,7 @@ class _Product:
     @property
     def settings(self) -> dict[str, Any]:
         """The product's attributes."""
-        return {each.name: helper.get_attribute_value(each) for each in self.node.attribute}
+        return settings_of(self.node)
 
     @property
     def alike(self) -> tuple[Any, ...]:
@@ -57,8 +57,8 @@ def merge_products(model: ModelProto, wanted: Iterable[Sequence[str]]) -> dict[s
     Returns:
         For the first result of those that were merged, the name of the one result.
     """
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    made_by = {name: node for node in model.graph.node for name in node.output}
+    weights = weights_of(model)
+    made_by = makers_of(model)
     found: dict[str, str] = {}
     instead: dict[str, list[NodeProto]] = {}
     for number, results in enumerate(wanted):
@@ -94,10 +94,6 @@ def _product(
     return _Product(node, offset, bias)
 
 
-def _width(node: NodeProto) -> int:
-    return next(int(each.i) for each in node.attribute if each.name == "N")
-
-
 def _merged(
     model: ModelProto, name: str, group: Sequence[_Product], weights: Mapping[str, TensorProto]
 ) -> list[NodeProto]:
@@ -111,7 +107,7 @@ def _merged(
         return f"{name}.{part}"
 
     first = group[0].node
-    widths = [_width(each.node) for each in group]
+    widths = [each.settings["N"] for each in group]
     tensors = [
         beside([each.node.input[place] for each in group], part)
         for place, part in enumerate(_TENSORS[: len(first.input) - 1], start=1)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from llmtrack.onnx.graph import MICROSOFT, readers_of
+from llmtrack.onnx.graph import MICROSOFT, makers_of, readers_of
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def fuse_norms(model: ModelProto) -> int:
     Returns:
         The number of sums that were fused.
     """
-    made_by = {name: node for node in model.graph.node for name in node.output}
+    made_by = makers_of(model)
     readers = readers_of(model)
     constants = _constants(model)
     fused = 0

@@ -7,12 +7,10 @@ the second part is the same for the whole block: the product with it needs the s
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 
-from llmtrack.onnx.graph import MICROSOFT, replace_nodes
+from llmtrack.onnx.graph import MICROSOFT, replace_nodes, settings_of, weights_of
 
 
 def split_zero_points(model: ModelProto, accuracy_level: int) -> int:
@@ -25,14 +23,14 @@ def split_zero_points(model: ModelProto, accuracy_level: int) -> int:
     Returns:
         The number of products that were split.
     """
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    weights = weights_of(model)
     instead: dict[str, list[NodeProto]] = {}
     sums: dict[tuple[str, int], str] = {}
     for node in model.graph.node:
         if node.op_type != "MatMulNBits" or len(node.input) < 4 or node.input[3] not in weights:
             continue
         zeros = numpy_helper.to_array(weights[node.input[3]])
-        settings: dict[str, Any] = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        settings = settings_of(node)
         width, block = settings["K"], settings["block_size"]
         if zeros.dtype.kind != "f" or width % block:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import ModelProto, helper, numpy_helper
 
-from llmtrack.onnx.graph import MICROSOFT, insert_before, remove_unused
+from llmtrack.onnx.graph import MICROSOFT, insert_before, makers_of, remove_unused, settings_of, weights_of
 
 
 def share_embedding(model: ModelProto) -> bool:
@@ -16,10 +16,10 @@ def share_embedding(model: ModelProto) -> bool:
     Returns:
         Whether the head is stored in blocks without zero points that a lookup can read, so that it was done.
     """
-    made_by = {name: node for node in model.graph.node for name in node.output}
+    made_by = makers_of(model)
     head = made_by["logits"]
-    settings = {each.name: helper.get_attribute_value(each) for each in head.attribute}
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    settings = settings_of(head)
+    weights = weights_of(model)
     lookups = [
         node
         for node in model.graph.node

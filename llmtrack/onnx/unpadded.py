@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +62,7 @@ def unpadded(model: ModelProto) -> Unpadded | None:
     """
     layers = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
     pasts = sum(each.name.endswith(".key") for each in model.graph.input)
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    weights = graph.weights_of(model)
     names = ("rotary.frequencies", "rotary.magnitude")
     if not layers or len(layers) != pasts or any(name not in weights for name in names):
         return None
@@ -71,7 +70,7 @@ def unpadded(model: ModelProto) -> Unpadded | None:
         return None
     frequencies, magnitude = (numpy_helper.to_array(weights[name]) for name in names)
     graph.name_shared_weights(model)
-    made_by = {name: node for node in model.graph.node for name in node.output}
+    made_by = graph.makers_of(model)
     read = [[*(made_by[name].input[0] for name in node.input[:2]), node.input[2]] for node in layers]
     merged = merge_products(model, read)
     layers = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
@@ -88,9 +87,7 @@ def unpadded(model: ModelProto) -> Unpadded | None:
 
 def _rotate_inside(attention: NodeProto, read: Sequence[str]) -> None:
     """Let attention rotate what it reads: queries, keys and values, or all of them in the first."""
-    settings: dict[str, Any] = {
-        each.name: helper.get_attribute_value(each) for each in attention.attribute
-    } | {"do_rotary": 1}
+    settings = graph.settings_of(attention) | {"do_rotary": 1}
     attention.CopyFrom(
         helper.make_node(
             attention.op_type,

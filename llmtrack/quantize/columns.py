@@ -20,8 +20,8 @@ def scale_by_column(quantized: ModelProto, base: ModelProto) -> None:
         quantized: what ONNX Runtime made of `base` with one scale per weight; is changed.
         base: the float graph.
     """
-    weights = {tensor.name: tensor for tensor in base.graph.initializer}
-    made = {tensor.name: tensor for tensor in quantized.graph.initializer}
+    weights = graph.weights_of(base)
+    made = graph.weights_of(quantized)
     for name in {layer.weight for layer in graph.linears(base)}:
         kind = made[f"{name}_quantized"].data_type
         values, scales, zeros = by_column(numpy_helper.to_array(weights[name]), kind)

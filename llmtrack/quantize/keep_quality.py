@@ -71,7 +71,7 @@ def rank(
     for given in inputs_of(base, layers, rows):
         for name, values in given.items():
             seen.setdefault(name, []).append(values)
-    weights = {tensor.name: tensor for tensor in base.graph.initializer}
+    weights = graph.weights_of(base)
     return [
         LayerError(
             layer.node,

@@ -36,7 +36,7 @@ def scale_by_token(model: ModelProto, nodes: Collection[str], signed: bool) -> N
         signed: whether weights are stored as signed bytes.
     """
     layers = [layer for layer in graph.linears(model) if layer.node in nodes]
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    weights = graph.weights_of(model)
     constants = {f"per_token.{name}": value for name, value in _CONSTANTS.items()}
     rounded: dict[str, tuple[str, str]] = {}
     instead: dict[str, list[NodeProto]] = {}

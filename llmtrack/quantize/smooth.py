@@ -29,8 +29,8 @@ def smooth(model: ModelProto, given: Mapping[str, Array]) -> int:
         How many of these could be smoothed.
     """
     graph.name_shared_weights(model)
-    weights = {tensor.name: tensor for tensor in model.graph.initializer}
-    made_by = {name: node for node in model.graph.node for name in node.output}
+    weights = graph.weights_of(model)
+    made_by = graph.makers_of(model)
     readers = graph.readers_of(model)
     linear = {layer.node for layer in graph.linears(model)}
     changed: dict[tuple[str, int], tuple[NodeProto, Array]] = {}

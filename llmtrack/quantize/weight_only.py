@@ -46,30 +46,17 @@ def check_blocks(options: Mapping[str, Scalar]) -> None:
         raise ScenarioError(f"head_bits {bits} is not possible: use 8 or 4", "unsupported")
 
 
-def apply_int8(job: Job) -> Built:
-    """Store every linear layer's weight in 8 bits."""
-    return _apply(job, bits=8)
-
-
-def apply_int4(job: Job) -> Built:
-    """Store every linear layer's weight in 4 bits, the head's in 8 unless told otherwise."""
-    return _apply(job, bits=4)
-
-
-def apply_int4_hqq(job: Job) -> Built:
-    """Store weights in 4 bits with the zero points that half-quadratic quantization finds."""
-    return _apply(job, bits=4, method=HQQ)
-
-
-def apply_int4_gptq(job: Job) -> Built:
-    """Store weights in 4 bits that make up for each other's errors on a calibration text.
+def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:
+    """Store every linear layer's weight in few bits, the head's in 8 unless told otherwise.
 
     With a bound (`keep_quality`), those of the layers that lose most get 8 bits, as few as keep it.
+
+    Args:
+        job: what to store, and with which options.
+        bits: of a weight.
+        method: how it is rounded: to the nearest; with the zero points that half-quadratic quantization finds; or so
+            that weights make up for each other's errors on a calibration text.
     """
-    return _apply(job, bits=4, method=GPTQ)
-
-
-def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:
     from llmtrack.onnx import graph
     from llmtrack.onnx.session import MODEL_FILE
     from llmtrack.onnx.tied import share_embedding
@@ -153,13 +140,12 @@ def correct_errors(
     from llmtrack.quantize.gptq import gptq, packed
     from llmtrack.quantize.keep_quality import inputs_of
 
-    stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    weights = {tensor.name: tensor for tensor in base.graph.initializer}
+    stored = graph.weights_of(model)
+    weights = graph.weights_of(base)
     few = {
         node.output[0]: node
         for node in model.graph.node
-        if node.op_type == "MatMulNBits"
-        and any(each.name == "bits" and each.i == 4 for each in node.attribute)
+        if node.op_type == "MatMulNBits" and graph.settings_of(node).get("bits") == 4
     }
     for group in _together([layer for layer in graph.linears(base) if layer.result in few]):
         products: dict[str, Any] = {}
@@ -193,14 +179,13 @@ def _together(layers: Sequence[Linear]) -> Iterator[list[Linear]]:
 
 _recipe = partial(Recipe, needs=OWN_RECIPES["onnx"], check=check_blocks)
 
-
 RECIPES = (
     _recipe(
         "int8-weight-only",
         "onnx",
         "weights of linear layers, 8 bits in blocks",
         "int8",
-        apply_int8,
+        partial(_apply, bits=8),
         Blocks,
         version=2,
     ),
@@ -209,7 +194,7 @@ RECIPES = (
         "onnx",
         "weights of linear layers, 4 bits in blocks; the head 8 bits, or as asked",
         "int4",
-        apply_int4,
+        partial(_apply, bits=4),
         SmallBlocks,
         version=2,
     ),
@@ -218,7 +203,7 @@ RECIPES = (
         "onnx",
         "as int4-weight-only, with zero points by half-quadratic quantization, which need not be whole numbers",
         "int4",
-        apply_int4_hqq,
+        partial(_apply, bits=4, method=HQQ),
         HqqBlocks,
         version=3,
     ),
@@ -227,7 +212,7 @@ RECIPES = (
         "onnx",
         "as int4-weight-only, with whole zero points, each weight rounded to make up for the errors of those before it (GPTQ)",
         "int4",
-        apply_int4_gptq,
+        partial(_apply, bits=4, method=GPTQ),
         GptqBlocks,
         calibrated=True,
     ),
@@ -236,7 +221,7 @@ RECIPES = (
         "onnx",
         "as int4-gptq; the layers that lose by it, and the head, 8 bits in blocks",
         "int4",
-        apply_int4_gptq,
+        partial(_apply, bits=4, method=GPTQ),
         MixedBlocks,
         calibrated=True,
     ),

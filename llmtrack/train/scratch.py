@@ -31,12 +31,9 @@ def train_tokenizer(texts: Sequence[str], vocab: int, context: int) -> PreTraine
         vocab: number of tokens at most, the 256 bytes and 2 special tokens among them.
         context: positions of the model.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import models, trainers
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer = bytelevel.tokenizer_of(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab,
         special_tokens=[START, PAD],
