@@ -1,6 +1,7 @@
 """Which tests take most CPU: `python -m pytest -p tests.cpu_seconds` prints it at the end, whatever else the machine does.
 
-What a test starts counts, too, once it has ended. What several tests share counts where it is made.
+What a test starts counts, too, once it has ended. What several tests share counts where it is made; the work of processes that they
+share, such as a server, is told apart: it is known when they end, after a worker's last test.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ SLOW = 0.25
 """From so many CPU seconds on a test wants `@pytest.mark.slow(seconds)`: `make check` leaves it out."""
 
 NAME = "cpu seconds"
+SHARED = "processes that tests share"
 _STARTED = pytest.StashKey[float]()
+_ENDING = pytest.StashKey[float]()
 _taken: dict[str, tuple[float, bool]] = {}
 
 
@@ -35,20 +38,30 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    if nextitem is None:
+        item.stash[_ENDING] = seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     report = yield
     if call.when == "teardown":
-        # What a report of a pytest-xdist worker says reaches the process that sums up.
+        now = seconds()
+        ended = item.stash.get(_ENDING, now)
         marked = item.get_closest_marker("slow") is not None
-        report.user_properties.append((NAME, (seconds() - item.stash[_STARTED], marked)))
+        # What a report of a pytest-xdist worker says reaches the process that sums up.
+        report.user_properties.append((NAME, (item.nodeid, ended - item.stash[_STARTED], marked)))
+        report.user_properties.append((NAME, (SHARED, now - ended, True)))
     return report
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     for name, value in report.user_properties:
         if name == NAME:
-            took, marked = value
-            _taken[report.nodeid] = took, marked
+            test, took, marked = value
+            _taken[test] = _taken.get(test, (0.0, marked))[0] + took, marked
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

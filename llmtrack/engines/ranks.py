@@ -267,10 +267,33 @@ def join(store: dist.TCPStore, rank: int, count: int, kind: str) -> Any:
     """Join the group of ranks; return the group by which rank 0 tells the others what to do."""
     if kind == "cuda":
         torch.cuda.set_device(rank)
+    _know_linear_layers()
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
     # Always through the host: a message must not wait for a card.
     return dist.new_group(backend="gloo", timeout=timedelta(days=1))
+
+
+def _know_linear_layers() -> None:
+    """Tell PyTorch how a linear layer may be shared out.
+
+    In inference mode a layer is one operator, which PyTorch has no rule for: it tried all ways there are, for half a second with
+    each new shape, and each call took three times as long.
+    """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    @register_sharding(torch.ops.aten.linear.default)
+    def linear(x: Any, weight: Any, bias: Any = None) -> list[tuple[list[Any], list[Any]]]:
+        """Return how the result lies, and how input, weight and bias lie for it."""
+        biases = 0 if bias is None else 1
+        ways: list[tuple[list[Any], list[Any]]] = [
+            ([Replicate()], [Replicate(), Replicate(), *[Replicate()] * biases]),
+            ([Shard(x.ndim - 1)], [Replicate(), Shard(0), *[Shard(0)] * biases]),
+        ]
+        if not biases:
+            ways.append(([Partial()], [Shard(x.ndim - 1), Shard(1)]))
+        return ways
 
 
 def gather(own: Any, control: Any, count: int) -> list[Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from llmtrack.engines import pytorch
 from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.scenario import Variant
+from tests.conftest import made_once, make_here
 
 
 @pytest.fixture(scope="session", params=["synthetic:tiny", "synthetic:tiny-gpt2"])
@@ -17,3 +21,18 @@ def engine(request: pytest.FixtureRequest) -> TorchEngine:
 @pytest.fixture(scope="session")
 def tiny() -> TorchEngine:
     return pytorch.load(Variant("synthetic:tiny", device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for the tests of engines, whichever process they run in: exporting takes seconds."""
+    return made_once(tmp_path_factory, "engine-cache", lambda folder: None)
+
+
+@pytest.fixture(scope="module")
+def kept_exports(engine_cache: Path) -> Iterator[Path]:
+    """Let a file's tests share that cache, and export in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LLMTRACK_CACHE", str(engine_cache))
+        make_here(patch)
+        yield engine_cache

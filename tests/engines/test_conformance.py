@@ -16,6 +16,8 @@ from llmtrack.installed import available
 from llmtrack.testing import EngineConformance
 from tests.engines.stand_ins import genai_converted, openvino_converted
 
+pytestmark = pytest.mark.usefixtures("kept_exports")
+
 
 class TestTorch(EngineConformance):
     def load(self, model: str) -> Engine:

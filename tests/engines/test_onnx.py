@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +18,13 @@ from llmtrack.models.cache import MANIFEST, damage
 from llmtrack.quality.perplexity import score_documents
 from llmtrack.scenario import Variant
 from llmtrack.tensors.padding import pad_rows
-from tests.conftest import made_once, make_here
 
-pytestmark = pytest.mark.skipif(
-    not available("onnx", "any"), reason="the onnx extra is not installed: the rest works without it"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not available("onnx", "any"), reason="the onnx extra is not installed: the rest works without it"
+    ),
+    pytest.mark.usefixtures("kept_exports"),
+]
 
 PROMPTS = ((5, 17, 99, 200, 3), (7, 8), (250, 11, 12, 13, 14, 15, 16))
 TEXTS = (
@@ -33,18 +34,8 @@ TEXTS = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shared_cache(tmp_path_factory) -> Path:
-    """One cache for the tests of this file: exporting takes seconds."""
-    folder = made_once(tmp_path_factory, "engine-cache", lambda folder: None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LLMTRACK_CACHE", str(folder))
-        make_here(patch)
-        yield folder
-
-
 @pytest.fixture(scope="module", params=["synthetic:tiny", "synthetic:tiny-gpt2"])
-def pair(request, shared_cache):
+def pair(request, kept_exports):
     """The same model by PyTorch and by ONNX Runtime."""
     return load_engine(request.param, device="cpu"), load_engine(request.param, backend="onnx", device="cpu")
 
@@ -100,7 +91,7 @@ def test_distributions_are_the_same(pair):
 
 
 @pytest.mark.slow(1)
-def test_perplexity_does_not_depend_on_batch_size_or_padding_side(shared_cache):
+def test_perplexity_does_not_depend_on_batch_size_or_padding_side():
     engine = load_engine("synthetic:tiny", backend="onnx", device="cpu", quantization="int8-weight-only")
     found = {
         score_documents(engine, TEXTS, batch_size=size, padding_side=side).loss
@@ -133,7 +124,7 @@ def test_what_is_said_of_it(pair):
     assert ours.file_size_bytes >= ours.model_size_bytes
 
 
-def test_the_session_is_set_up_as_asked(shared_cache):
+def test_the_session_is_set_up_as_asked():
     options = (("graph_optimization", "basic"), ("provider", "CPU"), ("threads", 1))
     engine = load_variant(Variant("synthetic:tiny", backend="onnx", device="cpu", options=options))
     assert engine.info.facts["graph_optimization"] == "basic"
@@ -150,20 +141,20 @@ def test_the_session_is_set_up_as_asked(shared_cache):
         ),
     ],
 )
-def test_what_is_not_there_is_refused(options, message, shared_cache):
+def test_what_is_not_there_is_refused(options, message):
     with pytest.raises(UsageError, match=message):
         load_variant(Variant("synthetic:tiny", backend="onnx", device="cpu", options=options))
 
 
-def test_other_precisions_are_refused(shared_cache):
+def test_other_precisions_are_refused():
     with pytest.raises(ScenarioError, match="the onnx backend has no bfloat16: use dtype=float32"):
         load_engine("synthetic:tiny", backend="onnx", device="cpu", dtype="bfloat16")
 
 
 @pytest.mark.slow(4)
-def test_a_damaged_entry_is_made_again(tmp_path, monkeypatch, shared_cache):
+def test_a_damaged_entry_is_made_again(tmp_path, monkeypatch, kept_exports):
     load_engine("synthetic:tiny", backend="onnx", device="cpu")
-    (made,) = (shared_cache / "models").glob("tiny-onnx-" + "[0-9a-f]" * 16)
+    (made,) = (kept_exports / "models").glob("tiny-onnx-" + "[0-9a-f]" * 16)
     shutil.copytree(made, tmp_path / "models" / made.name)
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
     (entry,) = (path for path in (tmp_path / "models").iterdir() if "onnx" in path.name and path.is_dir())

@@ -13,6 +13,7 @@ from llmtrack.engines import ranks
 from llmtrack.engines.ranks import Ranks, joint_info
 from llmtrack.engines.registry import load_engine
 from llmtrack.errors import ModelLoadError, UsageError
+from llmtrack.models.folder import save_model
 from llmtrack.models.from_folder import refuse_unsharded
 from llmtrack.outcome import Measurement
 from llmtrack.quality.perplexity import score_documents
@@ -74,7 +75,18 @@ def test_a_model_that_cannot_be_shared_out_is_refused(monkeypatch, architecture,
         refuse_unsharded(small(architecture).model.config)
 
 
-@pytest.mark.slow(30)
+def with_biases(folder):
+    """A folder of a small model whose layers have biases."""
+    engine = small("qwen2", num_key_value_heads=2)
+    with torch.random.fork_rng(), torch.no_grad():
+        for parameter in engine.model.parameters():
+            if parameter.ndim == 1:
+                parameter.normal_(1.0, 0.3)
+    save_model(folder, engine.model, engine.tokenizer)
+    return str(folder)
+
+
+@pytest.mark.slow(15)
 def test_a_model_in_two_processes(monkeypatch, tmp_path):
     """All of it in one test: to start a process that imports PyTorch and transformers takes seconds."""
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
@@ -128,6 +140,10 @@ def test_a_model_in_two_processes(monkeypatch, tmp_path):
         )
         with pytest.raises(UsageError, match="shared out among 2 processes already"):
             Ranks.get(3, "cpu")
+        model = with_biases(tmp_path / "biases")
+        alone, beside = (load_engine(model, device="cpu", tensor_parallel=count) for count in (1, 2))
+        assert torch.allclose(beside.next_token_logits([5, 6]), alone.next_token_logits([5, 6]), atol=1e-4)
+        beside.close()
     finally:
         shared.close()
     assert Ranks._open is None
