@@ -53,18 +53,24 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
         from llmtrack.output import replace_unknown
+        from llmtrack.stopping import Terminated, signals_end
 
         replace_unknown(sys.stdout)
         try:
-            try:
-                return super().invoke(ctx)
-            finally:
-                # What is still buffered would fail when Python ends, where nobody can tell of it.
-                if sys.stdout is not None:
-                    sys.stdout.flush()
+            # A signal that ended the process at once would leave temporary files.
+            with signals_end():
+                try:
+                    return super().invoke(ctx)
+                finally:
+                    # What is still buffered would fail when Python ends, where nobody can tell of it.
+                    if sys.stdout is not None:
+                        sys.stdout.flush()
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(128 + signal.SIGINT)
+        except Terminated as ended:
+            click.echo("terminated", err=True)
+            ctx.exit(128 + ended.number)
         except LlmtrackError as error:
             from llmtrack.report.escape import on_one_line
 

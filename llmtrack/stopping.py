@@ -21,7 +21,7 @@ STOPPING = tuple(
 )
 """What asks a program to end: Ctrl-C, a launcher, a terminal that is closed."""
 
-_ENDING = b"llmtrack: ending already; what was measured is being tracked\n"
+_ENDING = b"llmtrack: ending already; nothing that was measured is lost\n"
 
 
 class Terminated(BaseException):
@@ -58,7 +58,13 @@ def stop_in_order() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def signals_end() -> Iterator[None]:
-    """Turn the first signal into KeyboardInterrupt or Terminated; those after it do not cut short what is done then."""
+    """Turn the first signal into KeyboardInterrupt or Terminated; those after it do not cut short what is done then.
+
+    In a thread other than the main one, signals are left alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def first(number: int, frame: FrameType | None) -> None:
         _handle(late)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import getpass
 import math
 import multiprocessing
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -37,6 +39,10 @@ DOT = base64.b64decode(
 
 HANG_S = 3600
 """When something is taken to hang: no machine is so slow, and no test is about speed."""
+
+
+LONG_PATH = 70
+"""The path of a folder in which a socket of multiprocessing has no room."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -93,6 +99,25 @@ def make_here(patch: pytest.MonkeyPatch) -> None:
     from llmtrack.quantize import build
 
     patch.setattr(build, "run_apart", lambda what, work, *arguments: work(*arguments))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what tests, and what they start, leave among temporary files in pytest's own folder, which pytest removes."""
+    folder = tmp_path_factory.getbasetemp() / "t"
+    folder.mkdir()
+    # What PyTorch has compiled is worth keeping until the next run.
+    compiled = os.path.join(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+    # The path of a socket takes 104 characters: Ray's are long, and multiprocessing's are where the way to here is.
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as short,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", compiled))
+        patch.setenv("RAY_TMPDIR", short)
+        patch.setenv("TMPDIR", str(folder) if len(str(folder)) < LONG_PATH else short)
+        patch.setattr(tempfile, "tempdir", None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from llmtrack.errors import UsageError
 from llmtrack.models.cache import cache_root
 from llmtrack.models.source import parse_candidates
 from llmtrack.quality.corpora import load_corpus
+from llmtrack.stopping import Terminated
 from llmtrack.tracking.spool import Spool
 from llmtrack.tracking.store import resolve_tracking_uri, sqlite_path
 from llmtrack.tracking.tracker import Tracker
@@ -229,6 +231,7 @@ def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
     ("error", "code", "said_of_it"),
     [
         (KeyboardInterrupt(), 130, "interrupted\n"),
+        (Terminated(signal.SIGTERM), 143, "terminated\n"),
         (
             OSError(errno.ENOSPC, "No space left on device"),
             2,
@@ -249,6 +252,16 @@ def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
 def test_whatever_ends_a_command_is_said_in_a_line(monkeypatch, error, code, said_of_it):
     monkeypatch.setattr("llmtrack.tracking.sync.sync", lambda *given: (_ for _ in ()).throw(error))
     assert run("sync", code=code).output == said_of_it
+
+
+def test_what_is_terminated_leaves_no_temporary_files(monkeypatch, tmp_path):
+    def sync(*given):
+        with tempfile.TemporaryDirectory(dir=tmp_path):
+            signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("llmtrack.tracking.sync.sync", sync)
+    run("sync", code=143)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")

@@ -10,16 +10,16 @@ import contextlib
 import logging
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmtrack.child import child_environment
+from llmtrack.child import child_environment, own_folder
 from llmtrack.errors import ScenarioError
 
 Result = TypeVar("Result")
@@ -28,7 +28,8 @@ Result = TypeVar("Result")
 def run_apart(what: str, work: Callable[..., Result], *arguments: Any) -> Result:
     """Return what a function returns, or raise what it raises.
 
-    Its memory does not count as this process's, and its death does not end this one. It ends when this one ends.
+    Its memory does not count as this process's, and its death does not end this one. It ends when this one ends, and what
+    it and its libraries leave in the folder for temporary files, which is one of its own, is removed.
 
     Args:
         what: what is done, in words.
@@ -38,7 +39,7 @@ def run_apart(what: str, work: Callable[..., Result], *arguments: Any) -> Result
     Raises:
         ScenarioError: the process died.
     """
-    with tempfile.TemporaryDirectory(prefix="llmtrack-") as place:
+    with own_folder() as place:
         result, said = Path(place) / "result", Path(place) / "said"
         with said.open("wb") as output:
             child = subprocess.Popen(
@@ -46,7 +47,7 @@ def run_apart(what: str, work: Callable[..., Result], *arguments: Any) -> Result
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
-                env=child_environment(),
+                env=child_environment() | {"TMPDIR": place},
             )
         assert child.stdin is not None
         try:
@@ -102,9 +103,10 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """End when standard input closes, as it does when the parent dies."""
+    """End when standard input closes, as it does when the parent dies, which then removes nothing."""
     while os.read(0, 4096):
         pass
+    shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
     os._exit(1)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-from llmtrack.child import child_environment
+from llmtrack.child import SCRATCH, child_environment, unused_folder
 from llmtrack.processes import kill_tree
 
 LOOK_SECONDS = 1.0
@@ -32,7 +33,8 @@ class WorkerProcess:
 
     def __init__(self, threads: int = 0) -> None:
         told = {"OMP_NUM_THREADS": str(threads)} if threads else {}
-        self._process = self._start({**told, **child_environment()})
+        self._scratch = unused_folder()
+        self._process = self._start({**told, **child_environment(), SCRATCH: self._scratch})
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="llmtrack-listen", daemon=True).start()
 
@@ -119,9 +121,11 @@ class WorkerProcess:
 
     def _exit_code(self, seconds: float) -> int | None:
         try:
-            return self._process.wait(seconds)
+            code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        return code
 
     def _write(self, line: str) -> None:
         assert self._process.stdin is not None
