@@ -152,12 +152,14 @@ def _mlflow() -> Finding:
 
 
 def _tracking() -> Finding:
-    from llmtrack.tracking.store import check_reachable, resolve_tracking_uri
+    from llmtrack.tracking.store import check_reachable, open_store, resolve_tracking_uri, sqlite_path
     from llmtrack.tracking.store_errors import UnreachableError
 
     try:
         uri = resolve_tracking_uri()
-        check_reachable(uri)
+        path = sqlite_path(uri)
+        # A database that is not there yet is made by the first run.
+        (check_reachable if path is not None and not path.exists() else open_store)(uri)
     except UnreachableError as error:
         return Finding(
             "tracking", "missing", str(error), "measurements are kept until `llmtrack sync` can send them"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,7 @@ from llmtrack.report.parts import Parts
 from llmtrack.report.place import Place
 from llmtrack.report.study import Written, say_incomplete
 from llmtrack.tracking.tracker import Study, Tracker
+from llmtrack.words import plural
 
 
 def end_study(
@@ -34,8 +36,11 @@ def end_study(
     """
     outcome = "failed" if failed else "finished"
     if tracker.offline:
-        tracker.finish_study(study, outcome)
-        return (), ()
+        run_id = tracker.finish_study(study, outcome)
+        if tracker.offline:
+            return (), ()
+        # It answers again, just now.
+        study = replace(study, run_id=run_id or study.run_id, experiment_id=tracker.delivery.experiment_id)
     parts, written = Parts(), Written()
     with ExitStack() as stack:
         with parts.part("report"):
@@ -50,5 +55,10 @@ def end_study(
             metrics=written.metrics,
             warnings=parts.problems,
         )
-    say_incomplete(console, study.study_id, parts.problems, kept=tracker.offline)
+    waiting = 0 if tracker.offline else tracker.delivery.waiting(study.study_id)
+    if waiting:
+        parts.problems.append(
+            f"{plural(waiting, 'record')} of it could not be sent, and what is kept waits in {tracker.spool.folder}"
+        )
+    say_incomplete(console, study.study_id, parts.problems, kept=tracker.offline or waiting > 0)
     return written.reading, tuple(parts.problems)

@@ -240,6 +240,7 @@ def say_where(console: Console, tracker: Tracker, study: Study) -> None:
         say(console, f"Its charts: {runs_link(place, number, study.study_id, charts=True)}")
     if study.run_id is not None:
         say(console, f"Its page: {run_link(place, number, study.run_id)}")
+    if study.run_id is not None and not tracker.delivery.waiting(study.study_id):
         report = local_artifact(study.run_id, "report.html", tracker.tracking_uri)
         remote = run_link(place, number, study.run_id, "report.html")
         say(console, f"Its report: {remote if report is None else report}")

@@ -145,6 +145,12 @@ class Delivery:
             return False
         return True
 
+    def waiting(self, study_id: str) -> int:
+        """Return how many records of a study, or of the studies of a suite, are kept in the spool."""
+        entries = filter(None, map(self.spool.peek, self.spool.names()))
+        of = ("llmtrack.study_id", "llmtrack.suite_id")
+        return sum(study_id in map(entry.record.tags.get, of) for entry in entries)
+
     def sync(self) -> sync.SyncResult:
         """Send everything in the spool that belongs to this store; see `llmtrack.tracking.sync.sync`."""
         return sync.push_all(self.spool, self.tracking_uri, only_own=True)
@@ -252,5 +258,10 @@ class Delivery:
     def _back_online(self) -> None:
         if self.offline:
             self.offline = False
-            self._notify(f"tracking store {self.display_uri} answers again")
-            self.sync()
+            left = self.sync().problems
+            kept = (
+                f"; some of what is kept in {self.spool.folder} is not taken yet ({'; '.join(left)})"
+                if left
+                else ""
+            )
+            self._notify(f"tracking store {self.display_uri} answers again{kept}")

@@ -91,6 +91,8 @@ def connect(uri: str) -> MlflowClient:
     """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
+    # With a traceback, what it raises as well, which is told in a line.
+    logging.getLogger("mlflow.store.db.utils").addFilter(_raises_nothing)
     initialise(uri)
     try:
         return _client(uri)
@@ -282,6 +284,10 @@ def _quiet_migrations() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def _raises_nothing(record: logging.LogRecord) -> bool:
+    return record.levelno < logging.ERROR
 
 
 def _is_database(uri: str) -> bool:

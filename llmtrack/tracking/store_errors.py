@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -45,6 +47,15 @@ _LOCAL_ERRORS = frozenset(
     )
     if hasattr(errno, name)
 )
+
+
+# What a database says, and what it means.
+_DATABASE = {
+    "database is locked": "another program keeps the database locked: end it, or wait until it is done",
+    "database or disk is full": "the disk of the database is full: free some space",
+}
+_SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+)")
+_STATEMENT = re.compile(r"\s*(\[SQL: .*|\(Background on this error at: \S+\))")
 
 
 class UnreachableError(TrackingError):
@@ -114,5 +125,28 @@ def unreadable(client: MlflowClient, error: BaseException) -> TrackingError:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an error as one short line without credentials."""
-    return cut(redact(in_words(error), secrets_of(os.environ)), 300, "...")
+    """Return an error as one short line without credentials, nor what a database says of its own statement."""
+    return cut(redact(_meaning(in_words(error)), secrets_of(os.environ)), 300, "...")
+
+
+def _meaning(text: str) -> str:
+    """Return what a database's words mean, with what to do about it where that is known."""
+    for said, meant in _DATABASE.items():
+        if said in text:
+            return meant
+    if outdated := _SCHEMA.search(text):
+        return _other_release(outdated[1])
+    return _STATEMENT.sub("", text)
+
+
+def _other_release(revision: str) -> str:
+    """Say which release of MLflow is the older one, where a database has another revision than this one's."""
+    package = find_spec("mlflow.store.db_migrations.versions")
+    folders = package.submodule_search_locations if package else None
+    known = any(next(Path(folder).glob(f"{revision}_*.py"), None) for folder in folders or ())
+    if known:
+        return (
+            "it was made by an older MLflow: copy the file, then migrate it by `mlflow db upgrade` with its address, or use "
+            "another store"
+        )
+    return "it was made by a newer MLflow than is installed: upgrade mlflow, or use another store"

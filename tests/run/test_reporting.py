@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
 
 from experiments.suite import quick_remark
 from llmtrack.cli import main
 from llmtrack.report.escape import in_markdown
 from llmtrack.report.parts import Parts
-from llmtrack.tracking import store_errors
+from llmtrack.tracking import store_errors, sync
 from llmtrack.tracking.query import runs, studies
 from tests.report.test_escape import HOSTILE
 from tests.run.scenarios import generating
@@ -132,6 +134,37 @@ def test_the_report_of_a_study_whose_store_was_away_is_made_after_sync(
     (own,) = studies(tracking_uri=uri).to_dict("records")
     assert set(artifacts(uri, own["run_id"])) == FULL
     assert own["status"] == "FINISHED"
+
+
+@pytest.mark.slow(2)
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_store_that_has_room_again_for_some_hides_nothing_that_waits(
+    tracker, uri, console, monkeypatch, said, comes_back
+):
+    # As a disk that is full: what is large fails, and what is small does not.
+    push, refused = sync.push_entry, []
+
+    def pushed(spool, name, *more):
+        if spool.peek(name).record.tags["llmtrack.kind"] == "scenario" and not (comes_back and refused):
+            refused.append(name)
+            raise MlflowException("database or disk is full [SQL: COMMIT]", TEMPORARILY_UNAVAILABLE)
+        return push(spool, name, *more)
+
+    monkeypatch.setattr(sync, "push_entry", pushed)
+    result = study(tracker, console, lengths(4))
+    assert "[SQL" not in "".join(said)
+    assert any("answers again" in line for line in said)
+    if not comes_back:
+        assert result.exit_code == 1
+        assert "1 record of it could not be sent, and what is kept waits in" in result.problems[-1]
+        assert f"llmtrack sync, then llmtrack report {result.study.study_id}" in console.file.getvalue()
+        monkeypatch.undo()
+        tracker.sync()
+        done = report(result.study.study_id, "--tracking-uri", uri)
+        assert done.exit_code == 0, done.output
+    assert result.exit_code == (0 if comes_back else 1)
+    assert set(artifacts(uri, result.study.run_id)) == FULL
+    assert list(runs(tracking_uri=uri)["status"]) == ["FINISHED"]
 
 
 @pytest.mark.slow(3)

@@ -1,6 +1,8 @@
 import importlib
+import logging
 import os
 import shutil
+import sqlite3
 import time
 from pathlib import Path
 
@@ -9,8 +11,9 @@ from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_DISABLE_TELEMETRY
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+from sqlalchemy.exc import OperationalError
 
-from llmtrack import tracking
+from llmtrack import doctor, tracking
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.store import resolve_tracking_uri
@@ -115,6 +118,48 @@ def test_a_file_that_is_no_database_is_a_clear_error(tmp_path):
     with pytest.raises(TrackingError, match="cannot open") as caught:
         store.open_store(f"sqlite:///{tmp_path}/a.db")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("revision", "told"),
+    [
+        ("451aebb31d03", "older MLflow: copy the file, then migrate it by `mlflow db upgrade`"),
+        ("ffffffffffff", "newer MLflow than is installed: upgrade mlflow"),
+    ],
+)
+def test_a_database_of_another_release_says_which_and_what_to_do(uri, monkeypatch, revision, told):
+    with sqlite3.connect(store.sqlite_path(uri)) as database:
+        database.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+    with pytest.raises(TrackingError, match=told) as caught:
+        store.open_store(uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert (doctor._tracking().state, doctor._tracking().text) == ("broken", str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("database is locked", "another program keeps the database locked: end it, or wait until it is done"),
+        ("database or disk is full", "the disk of the database is full: free some space"),
+        ("no such table: runs", "(sqlite3.OperationalError) no such table: runs"),
+    ],
+)
+def test_what_a_database_says_is_told_without_its_statement(said, told):
+    error = OperationalError("SELECT 1 FROM runs", {}, sqlite3.OperationalError(said), code="e3q8")
+    assert "sqlalche.me" in str(error)
+    assert store_errors.one_line(MlflowException(error)) == told
+
+
+def test_what_mlflow_logs_of_an_error_that_it_raises_is_not_printed_as_well(uri, caplog):
+    store.connect(uri)
+    logger = logging.getLogger("mlflow.store.db.utils")
+    logger.addHandler(caplog.handler)
+    try:
+        logger.error("SQLAlchemy database error. The following exception is caught.")
+        logger.warning("something else")
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert {record.getMessage() for record in caplog.records} == {"something else"}
 
 
 def test_a_server_that_is_down_is_known_at_once():
