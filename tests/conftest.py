@@ -94,6 +94,16 @@ def processes() -> ForkServerContext:
     return context
 
 
+def at_once(work: Callable[..., object], *arguments: object, number: int = 2) -> None:
+    """Call a function in processes of their own at the same time, and see that all of them end well."""
+    called = [processes().Process(target=work, args=arguments) for _ in range(number)]
+    for each in called:
+        each.start()
+    for each in called:
+        each.join(HANG_S)
+    assert [each.exitcode for each in called] == [0] * number
+
+
 def make_here(patch: pytest.MonkeyPatch) -> None:
     """Let exports and quantized models be made in this process: a child imports PyTorch and more for seconds."""
     from llmtrack.quantize import build
@@ -118,6 +128,13 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("TMPDIR", str(folder) if len(str(folder)) < LONG_PATH else short)
         patch.setattr(tempfile, "tempdir", None)
         yield
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache that is this test's alone, empty."""
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture(autouse=True)

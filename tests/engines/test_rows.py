@@ -46,6 +46,12 @@ LENGTHS = (3, 30, 12, 13, 14, 9, 40, 2, 14)
 ROWS = [[(7 * row + 13 * at) % 250 + 1 for at in range(length)] for row, length in enumerate(LENGTHS)]
 
 
+def each_alone(engine, rows, new_tokens):
+    """What each row is followed by where nothing is beside it."""
+    requests = (GenerateRequest((row,), new_tokens) for row in rows)
+    return tuple(engine.generate(each, lambda: None).new_ids[0] for each in requests)
+
+
 def make(name):
     architecture, settings = MODELS[name]
     engine = small(architecture, **settings)
@@ -122,18 +128,14 @@ def test_a_batch_whose_pads_would_tell_is_refused_and_one_of_equal_rows_is_not(n
         engine.generate(GenerateRequest((tuple(ROWS[1]),), 2, pad_to_multiple=16), lambda: None)
     rows = (tuple(ROWS[4]), tuple(ROWS[8]))
     together = engine.generate(GenerateRequest(rows, 4), lambda: None).new_ids
-    assert together == tuple(
-        engine.generate(GenerateRequest((row,), 4), lambda: None).new_ids[0] for row in rows
-    )
+    assert together == each_alone(engine, rows, 4)
 
 
 def test_unequal_rows_within_the_original_context_go_on_together():
     engine = make("longrope")
     rows = (tuple(ROWS[0]), tuple(ROWS[5]))
     together = engine.generate(GenerateRequest(rows, 3), lambda: None).new_ids
-    assert together == tuple(
-        engine.generate(GenerateRequest((row,), 3), lambda: None).new_ids[0] for row in rows
-    )
+    assert together == each_alone(engine, rows, 3)
     with pytest.raises(ScenarioError):
         engine.generate(GenerateRequest(rows, 4), lambda: None)
 
@@ -207,9 +209,7 @@ def test_a_family_that_generates_in_its_own_way_is_refused_unequal_rows_and_scor
         engine.generate(GenerateRequest((tuple(ROWS[0]), tuple(ROWS[1])), 2), lambda: None)
     rows = (tuple(ROWS[4]), tuple(ROWS[8]))
     together = engine.generate(GenerateRequest(rows, 4), lambda: None).new_ids
-    assert together == tuple(
-        engine.generate(GenerateRequest((row,), 4), lambda: None).new_ids[0] for row in rows
-    )
+    assert together == each_alone(engine, rows, 4)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2"])
@@ -217,9 +217,7 @@ def test_other_families_generate_from_unequal_rows_what_they_do_from_each_alone(
     engine = small(name)
     rows = (tuple(ROWS[0]), tuple(ROWS[1]))
     together = engine.generate(GenerateRequest(rows, 4), lambda: None).new_ids
-    assert together == tuple(
-        engine.generate(GenerateRequest((row,), 4), lambda: None).new_ids[0] for row in rows
-    )
+    assert together == each_alone(engine, rows, 4)
 
 
 def test_a_first_token_that_rounding_chose_is_not_held_against_a_model():

@@ -13,11 +13,7 @@ from llmtrack.models.cache import file_digest
 from llmtrack.models.digests import folder_digest
 from tests.conftest import HANG_S
 
-
-@pytest.fixture(autouse=True)
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 class Builder:
@@ -108,7 +104,7 @@ def test_what_was_replaced_at_equal_size_is_made_again_and_said(harm, looked_at_
     assert cache.damage(entry) is None
 
 
-def test_an_entry_in_the_place_of_another_is_made_again(root):
+def test_an_entry_in_the_place_of_another_is_made_again(own_cache):
     right, other = Builder(), Builder("another")
     entry = cache.build_once("x", right)
     shutil.rmtree(entry)
@@ -137,18 +133,18 @@ def test_a_first_build_is_no_damage_to_speak_of(caplog):
     assert not caplog.text
 
 
-def test_a_build_that_fails_leaves_nothing_behind(root):
+def test_a_build_that_fails_leaves_nothing_behind(own_cache):
     def fail(folder):
         (folder / "half").write_text("x")
         raise ModelLoadError("no luck")
 
     with pytest.raises(ModelLoadError, match="no luck"):
         cache.build_once("x", fail)
-    assert [path.name for path in (root / "models").iterdir()] == [".x.lock"]
+    assert [path.name for path in (own_cache / "models").iterdir()] == [".x.lock"]
 
 
-def test_what_a_killed_build_left_is_removed(root):
-    leftover = root / "models" / ".x.new"
+def test_what_a_killed_build_left_is_removed(own_cache):
+    leftover = own_cache / "models" / ".x.new"
     leftover.mkdir(parents=True)
     (leftover / "half").write_text("x")
     entry = cache.build_once("x", Builder())
@@ -163,7 +159,7 @@ def test_a_cache_that_cannot_be_written_says_what_to_do(tmp_path, monkeypatch):
         cache.build_once("x", Builder())
 
 
-def test_two_processes_build_an_entry_once(root):
+def test_two_processes_build_an_entry_once(own_cache):
     code = """
 import time
 from llmtrack.models.cache import build_once

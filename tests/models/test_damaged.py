@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -17,6 +16,7 @@ from llmtrack.models.damaged import POINTER
 from llmtrack.models.from_folder import clean_generation
 from llmtrack.models.load import identify_model, load_model
 from llmtrack.models.reasons import explained, reason_of
+from tests.models.folders import edit
 
 CONFIG, WEIGHTS, TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 
@@ -31,13 +31,8 @@ def whole(tmp_path_factory):
 
 
 @pytest.fixture
-def folder(whole, tmp_path, monkeypatch):
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+def folder(whole, tmp_path, own_cache):
     return Path(shutil.copytree(whole, tmp_path / "model"))
-
-
-def edit(path, **changes):
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def linked_to(target):

@@ -14,7 +14,8 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.models import synthetic
 from llmtrack.models.decoder import looks_ahead
 from llmtrack.models.digests import folder_digest, weight_files
-from llmtrack.models.load import identify_model, load_model
+from llmtrack.models.load import identify_model
+from tests.models.folders import edit, load
 
 SIZES = {
     "vocab_size": 300,
@@ -29,9 +30,7 @@ SIZES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture
@@ -53,21 +52,12 @@ def save(tmp_path):
     return saved
 
 
-def load(folder):
-    return load_model(str(folder), device="cpu", dtype=torch.float32)
-
-
 def refused(folder):
     """Return the one line that says why a folder is refused."""
     with pytest.raises(ModelLoadError) as caught:
         load(folder)
     _, line = str(caught.value).splitlines()
     return line
-
-
-def edit(folder, **changes):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def change(folder, weights=(), without=()):
@@ -117,7 +107,7 @@ def test_a_classifier_is_refused_by_its_weights_where_the_config_does_not_say_so
     save, architecture, task, settings
 ):
     folder = save(architecture, task, **settings)
-    edit(folder, architectures=None)
+    edit(folder / "config.json", architectures=None)
     assert "does not use" in refused(folder)
 
 
@@ -125,7 +115,7 @@ def test_a_classifier_is_refused_by_its_weights_where_the_config_does_not_say_so
 def test_a_model_that_reads_in_both_directions_is_refused_whatever_it_is_called(save, architecture):
     settings = {"xlm": {"emb_dim": 16, "n_layers": 2, "n_heads": 2, "n_words": 300}}.get(architecture, {})
     folder = save(architecture, **settings)  # as a causal model, with is_decoder false
-    edit(folder, architectures=None)
+    edit(folder / "config.json", architectures=None)
     assert "a later token changes earlier logits" in refused(folder)
 
 
@@ -210,7 +200,7 @@ def test_rotary_frequencies_of_another_base_than_the_configs_are_refused_and_rou
 def test_layers_that_only_guess_ahead_are_harmless_where_the_config_tells_of_them(save):
     folder = save("llama")
     change(folder, {"model.layers.2.mlp.up_proj.weight": torch.ones(16)})
-    edit(folder, num_nextn_predict_layers=1)
+    edit(folder / "config.json", num_nextn_predict_layers=1)
     load(folder)
     change(folder, {"model.layers.3.mlp.up_proj.weight": torch.ones(16)})
     assert "does not use (model.layers.3." in refused(folder)
@@ -224,15 +214,15 @@ def test_a_body_that_was_saved_without_a_head_is_said_to_be_one(save, architectu
 
 def test_fewer_layers_in_the_config_than_in_the_file_are_refused(save):
     folder = save("llama")
-    edit(folder, num_hidden_layers=1)
+    edit(folder / "config.json", num_hidden_layers=1)
     assert "does not use (model.layers.1." in refused(folder)
 
 
 def test_more_layers_in_the_config_and_renamed_weights_are_refused(save):
     folder = save("llama")
-    edit(folder, num_hidden_layers=3)
+    edit(folder / "config.json", num_hidden_layers=3)
     assert "lacks 9 weights" in refused(folder)
-    edit(folder, num_hidden_layers=2)
+    edit(folder / "config.json", num_hidden_layers=2)
     held = load_file(folder / "model.safetensors")
     change(folder, {f"language_model.{name}": each for name, each in held.items()}, without=held)
     assert "weights of LlamaForCausalLM" in refused(folder)
@@ -268,7 +258,7 @@ def test_a_tied_model_needs_no_head_in_its_file_and_may_have_the_same_one(save):
 def test_a_head_of_its_own_that_tying_would_leave_out_is_refused(save):
     folder = save("llama", tie_word_embeddings=False)
     load(folder)
-    edit(folder, tie_word_embeddings=True)
+    edit(folder / "config.json", tie_word_embeddings=True)
     assert "holds a head of its own (lm_head.weight)" in refused(folder)
 
 
@@ -341,7 +331,7 @@ def test_an_index_that_names_missing_or_no_files_is_one_line(save):
 def test_weights_that_were_stored_quantized_end_with_a_remedy(save, method, monkeypatch):
     folder = save("llama")
     edit(
-        folder,
+        folder / "config.json",
         quantization_config={"quant_method": method, "bits": 4, "load_in_8bit": True, "group_size": 32},
     )
 
@@ -366,7 +356,7 @@ def test_a_sentencepiece_file_alone_asks_for_sentencepiece(save, monkeypatch):
 
 def test_other_shapes_than_the_config_says_are_one_line(save):
     folder = save("llama")
-    edit(folder, intermediate_size=48)
+    edit(folder / "config.json", intermediate_size=48)
     assert "have other shapes than config.json says" in refused(folder)
 
 

@@ -1,5 +1,4 @@
 import json
-import shutil
 
 import pytest
 import torch
@@ -7,16 +6,7 @@ import torch
 from llmtrack.models import synthetic
 from llmtrack.models.digests import NO_FILES, model_digests
 from llmtrack.models.load import identify_model, load_model
-
-
-@pytest.fixture
-def folder(tiny_model_dir, tmp_path):
-    return shutil.copytree(tiny_model_dir, tmp_path / "model")
-
-
-def edit(path, **changes):
-    settings = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**settings, **changes}))
+from tests.models.folders import edit
 
 
 def differing(folder, change):

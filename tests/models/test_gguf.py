@@ -11,14 +11,16 @@ import torch
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import gguf
 from llmtrack.models.bytelevel import byte_symbols
-from llmtrack.models.load import load_model
-from tests.conftest import HANG_S, processes
+from tests.conftest import at_once, processes
+from tests.models.folders import load
 
 WIDTH, INNER, LAYERS, HEADS = 64, 128, 2, 2
 SPECIALS = ["<|begin|>", "<|end|>", "<|pad|>", "<tool>"]
 MERGES = ["h e", "l l", "he ll", "hell o", "1 2", "Ġ x"]
 VOCABULARY = [*byte_symbols(), *(merge.replace(" ", "") for merge in MERGES), *SPECIALS]
 BEGIN, END, PAD, TOOL = range(len(VOCABULARY) - 4, len(VOCABULARY))
+
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def write_gguf(path, pre="smollm", **metadata):
@@ -67,15 +69,6 @@ def write_gguf(path, pre="smollm", **metadata):
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
-
-
-def load(path):
-    return load_model(str(path), device="cpu", dtype=torch.float32)
 
 
 def test_a_gguf_file_becomes_an_ordinary_model_once(tmp_path, monkeypatch):
@@ -156,15 +149,9 @@ def test_a_disk_that_is_too_small_is_noticed_first(tmp_path, monkeypatch):
 @pytest.mark.slow(2)
 def test_two_processes_convert_a_file_once(tmp_path):
     path = write_gguf(tmp_path / "x.gguf")
-    context = processes()
-    said = context.SimpleQueue()
-    converters = [context.Process(target=_convert, args=(path, tmp_path / "cache", said)) for _ in range(2)]
-    for converter in converters:
-        converter.start()
-    for converter in converters:
-        converter.join(HANG_S)
-    assert [converter.exitcode for converter in converters] == [0, 0]
-    digests, logs = zip(*(said.get() for _ in converters), strict=True)
+    said = processes().SimpleQueue()
+    at_once(_convert, path, tmp_path / "cache", said)
+    digests, logs = zip(said.get(), said.get(), strict=True)
     assert len(set(digests)) == 1
     assert digests[0].startswith("gguf:")
     assert sum("converting" in log for log in logs) == 1

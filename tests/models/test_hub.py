@@ -4,18 +4,16 @@ import threading
 import time
 
 import pytest
-import torch
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import hub
-from llmtrack.models.load import load_model
+from tests.models.folders import load
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture(autouse=True)
-def own_caches(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+def own_caches(own_cache, tmp_path, monkeypatch):
     # Read at import time by huggingface_hub, so the constant is set too.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub"
@@ -35,10 +33,6 @@ def cached(own_caches, tiny_model_dir):
     (repo / "refs").mkdir(parents=True)
     (repo / "refs" / "main").write_text(SHA)
     return shutil.copytree(tiny_model_dir, repo / "snapshots" / SHA)
-
-
-def load(spec, **options):
-    return load_model(spec, device="cpu", dtype=torch.float32, **options)
 
 
 def test_a_cached_model_needs_no_network(cached, no_network):

@@ -1,5 +1,4 @@
 import json
-import shutil
 import sys
 
 import pytest
@@ -8,26 +7,10 @@ import torch
 from llmtrack.compat import portable_rope
 from llmtrack.errors import ModelLoadError, UsageError
 from llmtrack.models.from_folder import clean_generation
-from llmtrack.models.load import RANDOM_WEIGHTS, load_model
+from llmtrack.models.load import RANDOM_WEIGHTS
+from tests.models.folders import edit, load
 
-
-def load(spec, dtype=torch.float32, **options):
-    return load_model(str(spec), device="cpu", dtype=dtype, **options)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def folder(tiny_model_dir, tmp_path):
-    return shutil.copytree(tiny_model_dir, tmp_path / "model")
-
-
-def edit(folder, name="config.json", **changes):
-    path = folder / name
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -75,11 +58,11 @@ def test_code_in_a_folder_is_never_run(folder, tmp_path, model_type):
     mark = tmp_path / "ran"
     (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass C: pass\n")
     edit(
-        folder,
+        folder / "config.json",
         model_type=model_type,
         auto_map={"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.C"},
     )
-    edit(folder, "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.C", "evil.C"]})
+    edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["evil.C", "evil.C"]})
     if model_type == "llama":
         assert type(load(folder).model).__name__ == "LlamaForCausalLM"
     else:

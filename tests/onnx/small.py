@@ -13,10 +13,10 @@ def run(model, feeds):
     return onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
 
 
-def small(nodes, weights, results, opset=18):
-    """A graph of float tensors that reads `x`, (rows, 32)."""
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", 32])]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", None]) for name in results]
+def small(nodes, weights, results, opset=18, rows=("rows",)):
+    """A graph of float tensors that reads `x`, (*rows, 32)."""
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [*rows, 32])]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [*rows, None]) for name in results]
     tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
     made = helper.make_graph(nodes, "small", inputs, outputs, tensors)
     sets = [helper.make_opsetid("", opset), helper.make_opsetid(graph.MICROSOFT, 1)]

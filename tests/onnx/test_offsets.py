@@ -12,7 +12,7 @@ pytest.importorskip("onnxruntime", reason=MISSING)
 from onnx import helper, numpy_helper
 
 from llmtrack.onnx.offsets import split_zero_points
-from tests.onnx.test_unpadded import run, small
+from tests.onnx.small import run, small
 
 EXACT = 1
 """Accuracy level of products of floats."""
@@ -43,7 +43,7 @@ def product(name, zeros, block=16, width=32, outputs=2):
 def test_a_product_with_float_zero_points_says_what_it_said():
     zeros = np.array([2.5, 7.25, 9.5, 0.0], dtype=np.float32)
     node, weights = product("a", zeros)
-    model = small([node], weights, ["a.y"])
+    model = small([node], weights, ["a.y"], rows=(1, 2))
     inputs = np.zeros((1, 2, 32), dtype=np.float32)
     inputs[0, 0, :16], inputs[0, 0, 16:], inputs[0, 1, 0] = 1.0, 2.0, 3.0
     # First row: 16 ones in the first block, 16 twos in the second; second row: one 3 in the first.
@@ -63,13 +63,15 @@ def test_a_product_with_float_zero_points_says_what_it_said():
 def test_the_sums_of_an_input_are_made_once_for_each_block_size():
     zeros = np.full(4, 7.5, dtype=np.float32)
     made = [product("a", zeros), product("b", zeros), product("c", zeros[:2], block=32)]
-    model = small([node for node, _ in made], {k: v for _, w in made for k, v in w.items()}, ["a.y", "c.y"])
+    model = small(
+        [node for node, _ in made], {k: v for _, w in made for k, v in w.items()}, ["a.y", "c.y"], rows=(1, 2)
+    )
     assert split_zero_points(model, EXACT) == 3
     assert sum(node.op_type == "ReduceSum" for node in model.graph.node) == 2
 
 
 def test_whole_zero_points_are_left_to_the_kernel_that_knows_them():
     node, weights = product("a", np.full((2, 1), 0x77, dtype=np.uint8))
-    model = small([node], weights, ["a.y"])
+    model = small([node], weights, ["a.y"], rows=(1, 2))
     assert split_zero_points(model, EXACT) == 0
     assert [each.op_type for each in model.graph.node] == ["MatMulNBits"]

@@ -13,7 +13,7 @@ from tests.quantize.conftest import MISSING
 pytest.importorskip("onnx", reason=MISSING)
 pytest.importorskip("onnxruntime", reason=MISSING)
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from llmtrack.onnx import graph, session
 from llmtrack.onnx.merge import merge_products
@@ -21,6 +21,7 @@ from llmtrack.onnx.norms import fuse_norms
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 from llmtrack.onnx.unpadded import unpadded
 from llmtrack.quantize.weight_only import in_blocks
+from tests.onnx.small import run, small
 
 IDS = np.random.default_rng(0).integers(3, 500, (2, 12))
 RANDOM = np.random.default_rng(1)
@@ -151,22 +152,6 @@ def test_there_is_none_of_a_graph_with_other_attention(exported_gpt2):
     assert not OnnxDecoder(exported_gpt2 / MODEL_FILE, floats=True).has_unpadded
 
 
-def run(model, feeds):
-    import onnxruntime
-
-    return onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
-
-
-def small(nodes, weights, results):
-    """A graph of float tensors that reads `x`."""
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, 32])]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, None]) for name in results]
-    tensors = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    made = helper.make_graph(nodes, "small", inputs, outputs, tensors)
-    sets = [helper.make_opsetid("", 18), helper.make_opsetid(graph.MICROSOFT, 1)]
-    return helper.make_model(made, opset_imports=sets, ir_version=9)
-
-
 @pytest.mark.parametrize(("bits", "hqq"), [(4, False), (8, False), (4, True)])
 @pytest.mark.parametrize("biases", [(), "q", "qkv"])
 def test_products_side_by_side_are_what_they_were_one_by_one(bits, hqq, biases):
@@ -187,7 +172,7 @@ def test_products_side_by_side_are_what_they_were_one_by_one(bits, hqq, biases):
                     "Add", [f"b{name}", f"p{name}"], [f"s{name}"], name=f"/layers.0/{name}_proj/Add"
                 )
             )
-    model = small(nodes, weights, ends)
+    model = small(nodes, weights, ends, rows=(1, 2))
     model = in_blocks(model, bits, 16, bits == 8, {node.name for node in nodes}, hqq)
     feeds = {"x": RANDOM.normal(size=(1, 2, 32)).astype(np.float32)}
     expected = run(model, feeds)
@@ -226,7 +211,7 @@ def test_a_sum_and_the_norm_behind_it_become_one_operator_and_nothing_else_does(
         helper.make_node("Mul", ["gamma", "n"], ["normed"], name="weight"),
         helper.make_node("Add", ["normed", "s"], ["z"], name="residual"),
     ]
-    model = small(nodes, weights, ["z"])
+    model = small(nodes, weights, ["z"], rows=(1, 2))
     feeds = {"x": RANDOM.normal(size=(1, 2, 32)).astype(np.float32)}
     (expected,) = run(model, feeds)
     assert fuse_norms(model) == fuses

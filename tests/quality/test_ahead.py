@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.quality import ahead, perplexity
 from llmtrack.quality.encoding import Encoded
 from llmtrack.quality.perplexity import score_rolling
 from llmtrack.quality.windows import plan_windows
 from tests.engines.models import small
+from tests.quality.engines import scripted
 
 TEXTS = ("The harbour wakes before the town does.", "Boats come in with the tide. " * 30, "100 °C", "x" * 40)
 
@@ -99,4 +99,4 @@ def test_a_text_without_a_token_to_predict_says_so(request, early):
     if early:
         request.getfixturevalue("begun")
     with pytest.raises(ScenarioError, match="no token to predict"):
-        score_rolling(ScriptedEngine(FakeClock(), Script(1.0, 1.0)), ["x"], bos_rule="none")
+        score_rolling(scripted(), ["x"], bos_rule="none")

@@ -14,19 +14,7 @@ from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.quality.figures import compute_perplexity
 from llmtrack.quality.perplexity import Batch, score_documents
 from tests.engines.models import bigram_engine
-
-
-def scripted(context_length: int | None = None) -> ScriptedEngine:
-    """One token a character, one nat a predicted token."""
-    return ScriptedEngine(FakeClock(), Script(1.0, 1.0), context_length=context_length)
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    from llmtrack.engines import pytorch
-    from llmtrack.scenario import Variant
-
-    return pytorch.load(Variant("synthetic:tiny", device="cpu"))
+from tests.quality.engines import LN2, B, scripted, two_letters
 
 
 def test_by_hand():
@@ -46,18 +34,6 @@ def test_bits_are_per_byte_and_not_per_token():
     quality = score_documents(scripted(), ["abcé"])
     assert (quality.tokens_scored, quality.bytes_scored) == (3, 4)
     assert quality.bits_per_byte == pytest.approx(0.75 / math.log(2))
-
-
-LN2 = math.log(2)
-# After token 97 ("a") the next is a or b with probability 1/2 each; after b, a with 1/8 and b with 7/8.
-A, B = 97, 98
-
-
-def two_letters():
-    table = torch.full((128, 128), -torch.inf)
-    table[A, A] = table[A, B] = math.log(1 / 2)
-    table[B, A], table[B, B] = math.log(1 / 8), math.log(7 / 8)
-    return bigram_engine(table)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +16,8 @@ from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.quality.perplexity import Batch, score_documents, score_rolling
 from llmtrack.scenario import Variant
 from llmtrack.tensors import likelihood as scoring
-from tests.engines.models import bigram_engine, small
+from tests.engines.models import small
+from tests.quality.engines import BOS, LN2, scripted, two_letters
 
 TEXTS = (
     "The harbour wakes before the town does.",
@@ -26,19 +26,6 @@ TEXTS = (
     "and the market fills with voices that know the price of everything.",
 )
 STREAM = "\n\n".join(TEXTS)
-BOS = 256  # of `synthetic:tiny`, whose other tokens are bytes
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return pytorch.load(Variant("synthetic:tiny", device="cpu"))
-
-
-def scripted(**changes) -> ScriptedEngine:
-    """One token a character, one nat a predicted token."""
-    engine = ScriptedEngine(FakeClock(), Script(1.0, 1.0))
-    engine._info = replace(engine.info, **changes)
-    return engine
 
 
 def reference(engine, ids: list[int], max_length: int, stride: int) -> float:
@@ -106,20 +93,6 @@ def test_every_token_is_scored_once(length, max_length, batch_size, data):
     )
     assert quality.tokens_scored == length - 1
     assert quality.loss == pytest.approx(1.0)
-
-
-LN2 = math.log(2)
-A, B = 97, 98
-
-
-def two_letters():
-    """After a the next is a or b at 1/2 each; after b, a at 1/8 and b at 7/8."""
-    table = torch.full((300, 300), -torch.inf)
-    table[A, A] = table[A, B] = math.log(1 / 2)
-    table[B, A], table[B, B] = math.log(1 / 8), math.log(7 / 8)
-    table[BOS, A] = 0.0
-    table[256:, B] = math.log(1 / 16)
-    return bigram_engine(table)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])

@@ -1,9 +1,11 @@
-"""Scenarios that tests measure."""
+"""Scenarios that tests measure, and what came of them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+from llmtrack.outcome import Failure, Measurement, Outcome
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy
 
@@ -20,3 +22,13 @@ def generating(
 
 def scoring(name: str, variant: Variant = MODEL, **settings: Any) -> Scenario:
     return Scenario(name, variant, PerplexityTask(**settings), QUICK)
+
+
+def outcomes(events: Iterable[object]) -> list[Outcome]:
+    """Return the outcomes among events."""
+    return [each for each in events if isinstance(each, (Measurement, Failure))]
+
+
+def by_name(events: Iterable[object]) -> dict[str, Outcome]:
+    """Return the outcomes among events by the names of their scenarios."""
+    return {each.scenario.name: each for each in outcomes(events)}

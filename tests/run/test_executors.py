@@ -26,7 +26,7 @@ from llmtrack.scenario import QualityCheck, Variant
 from llmtrack.task import PerplexityTask, RepeatPolicy
 from llmtrack.worker.identity import identify
 from tests.forked import ForkedWorker
-from tests.run.scenarios import MODEL, generating, scoring
+from tests.run.scenarios import MODEL, by_name, generating, scoring
 
 ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1)
 
@@ -52,14 +52,9 @@ def run(executor, *scenarios):
     return events
 
 
-def outcomes(events):
-    return {event.scenario.name: event for event in events if isinstance(event, (Measurement, Failure))}
-
-
 def kinds(events):
     return {
-        name: each.kind if isinstance(each, Failure) else "measured"
-        for name, each in outcomes(events).items()
+        name: each.kind if isinstance(each, Failure) else "measured" for name, each in by_name(events).items()
     }
 
 
@@ -89,14 +84,14 @@ def test_a_worker_measures_and_one_that_is_killed_loses_one_scenario(executor, m
     assert kinds(events) == {"one": "measured", "victim": "killed", "after": "measured"}
     assert executor._worker.pid != first
     assert (
-        "killed (SIGKILL), most likely by the system for lack of memory" in outcomes(events)["victim"].reason
+        "killed (SIGKILL), most likely by the system for lack of memory" in by_name(events)["victim"].reason
     )
-    one = outcomes(events)["one"]
+    one = by_name(events)["one"]
     assert one.scenario == scenarios[0]
     assert one.facts["model_id"] == "synthetic:tiny"
     assert one.metrics["tokens_generated"] == 5
     assert one.metrics["total_latency_s"] > 0
-    after = outcomes(events)["after"]
+    after = by_name(events)["after"]
     assert after.metrics["perplexity"] > 1
     assert one.started_at < after.started_at
 
@@ -134,7 +129,7 @@ def test_a_death_is_blamed_on_the_scenario_that_was_running(forked, noisy_backen
     variant = Variant(death, backend="noisy", device="cpu")
     events = run(forked, generating("before", variant), scoring("fatal", variant))
     assert kinds(events) == {"before": "measured", "fatal": "killed"}
-    assert reason in outcomes(events)["fatal"].reason
+    assert reason in by_name(events)["fatal"].reason
 
 
 class FakeWorker:
@@ -231,7 +226,7 @@ def test_a_death_between_two_scenarios_is_blamed_on_the_next_one():
     events = run(faked(*workers), ONE, TWO, THREE)
     assert kinds(events) == {"one": "measured", "two": "killed", "three": "measured"}
     assert [worker.jobs for worker in workers] == [[["one", "two", "three"]], [["three"]]]
-    assert "exit code 7" in outcomes(events)["two"].reason
+    assert "exit code 7" in by_name(events)["two"].reason
 
 
 def test_workers_that_die_before_they_begin_end_every_scenario():
@@ -254,8 +249,8 @@ def test_a_worker_that_hangs_is_given_up_and_the_others_go_on(step):
     events = run(faked(hung, FakeWorker(READY, done(THREE), DONE)), ONE, TWO, THREE)
     assert kinds(events) == {"one": "measured", "two": "timeout", "three": "measured"}
     assert hung.ended, "the worker that hangs is killed"
-    assert f"no sign of life for 15:00 (at: {step})" in outcomes(events)["two"].reason
-    assert "time_limit" in outcomes(events)["two"].reason
+    assert f"no sign of life for 15:00 (at: {step})" in by_name(events)["two"].reason
+    assert "time_limit" in by_name(events)["two"].reason
 
 
 @pytest.mark.parametrize("told", [(), (READY,), (READY, Log("exporting ..."))])
@@ -276,8 +271,8 @@ def test_a_worker_that_is_lost_beside_a_timing_leaves_the_timing(end, reason, th
     events = run(faked(lost, FakeWorker(READY, done(THREE), DONE)), ONE, TWO, THREE)
     assert kinds(events) == dict.fromkeys(("one", "two", "three"), "measured")
     assert not any(isinstance(event, SoFar) for event in events)
-    assert outcomes(events)["one"].warnings == outcomes(events)["three"].warnings == ()
-    (warning,) = outcomes(events)["two"].warnings
+    assert by_name(events)["one"].warnings == by_name(events)["three"].warnings == ()
+    (warning,) = by_name(events)["two"].warnings
     assert warning.startswith("what is measured after it is missing: ")
     assert reason in warning
 
@@ -294,7 +289,7 @@ def test_what_is_measured_so_far_outlives_a_signal_and_a_failure_replaces_it():
     with pytest.raises(KeyboardInterrupt):
         signalled.run((ONE, TWO), interrupt)
     assert kinds(events) == {"one": "measured", "two": "measured"}
-    assert outcomes(events)["one"].warnings == ("what is measured after it is missing: it was interrupted",)
+    assert by_name(events)["one"].warnings == ("what is measured after it is missing: it was interrupted",)
     failed = Failure(ONE, "non_finite", "nan")
     assert kinds(run(faked(FakeWorker(READY, SoFar(done(ONE)), failed, DONE)), ONE)) == {"one": "non_finite"}
 
@@ -310,7 +305,7 @@ def test_a_real_worker_that_dies_of_scoring_leaves_every_timing(forked, noisy_ba
     variant = Variant(death, backend="noisy", device="cpu")
     events = run(forked, scored_beside("one", variant), scored_beside("two", variant, max_new_tokens=6))
     assert kinds(events) == {"one": "measured", "two": "measured"}
-    for outcome in outcomes(events).values():
+    for outcome in by_name(events).values():
         assert outcome.metrics["total_latency_s"] > 0
         assert "perplexity" not in outcome.metrics
         assert "what is measured after it is missing: the worker" in outcome.warnings[-1]
@@ -327,7 +322,7 @@ def test_inline_ends_a_scenario_before_its_next_call_and_the_others_go_on():
     slow = generating("slow", max_new_tokens=41)
     events = inline([Script(1.0, 0.1)], 3.0, slow, ONE, TWO)
     assert kinds(events) == {"slow": "timeout", "one": "measured", "two": "measured"}
-    assert outcomes(events)["slow"].reason.startswith("warm-up took 0:05, and time_limit is 0:03: ")
+    assert by_name(events)["slow"].reason.startswith("warm-up took 0:05, and time_limit is 0:03: ")
     calls = [event.step for event in events if event.__class__ is Progress and event.scenario == "slow"]
     assert calls == ["warm-up"]
     assert kinds(inline([Script(1.0, 0.1)], 0.0, slow, ONE)) == {"slow": "measured", "one": "measured"}
@@ -337,7 +332,7 @@ def test_inline_ends_a_scenario_before_its_next_call_and_the_others_go_on():
 @pytest.mark.usefixtures("_known_bandwidth")
 def test_inline_keeps_what_a_last_call_that_was_late_has_measured():
     slow = generating("slow", repeat=ONCE, max_new_tokens=41)
-    (outcome,) = outcomes(inline([Script(1.0, 0.1)], 3.0, slow)).values()
+    (outcome,) = by_name(inline([Script(1.0, 0.1)], 3.0, slow)).values()
     assert "repeat 1 took 0:05, and time_limit is 0:03" in outcome.warnings
 
 

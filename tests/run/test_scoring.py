@@ -22,7 +22,7 @@ from llmtrack.run.scoring import run_scenarios
 from llmtrack.run.worker_process import WorkerProcess
 from llmtrack.scenario import QualityCheck, Variant
 from llmtrack.task import PerplexityTask
-from tests.run.scenarios import generating
+from tests.run.scenarios import generating, outcomes
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
 
@@ -74,7 +74,7 @@ def scenario(workers=2, reference=REFERENCE):
 def run(executor, asked):
     events = []
     run_scenarios(executor, (asked,), events.append)
-    (found,) = (each for each in events if isinstance(each, (Measurement, Failure)))
+    (found,) = outcomes(events)
     assert found.scenario == asked
     return found
 

@@ -32,7 +32,7 @@ from llmtrack.task import workload_id
 from llmtrack.tracking.query import runs, studies
 from tests.conftest import HANG_S
 from tests.forked import ForkedWorker
-from tests.run.scenarios import generating, scoring
+from tests.run.scenarios import generating, outcomes, scoring
 
 EACH = 8
 
@@ -98,7 +98,7 @@ def run(executor, *scenarios):
 
 
 def outcome(events):
-    (found,) = (each for each in events if isinstance(each, (Measurement, Failure)))
+    (found,) = outcomes(events)
     return found
 
 

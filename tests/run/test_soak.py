@@ -10,7 +10,7 @@ from benchmarks.soak import Untracked, soak
 from llmtrack.measure import bandwidth
 from llmtrack.tracking.query import runs, studies
 from llmtrack.tracking.tracker import Tracker
-from tests.conftest import HANG_S, processes
+from tests.conftest import at_once
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +43,7 @@ def _write(uri: str, spool: Path) -> None:
 
 @pytest.mark.slow(12)
 def test_two_studies_at_once_in_one_store_and_spool_are_both_whole(uri, tmp_path):
-    context = processes()
-    writers = [context.Process(target=_write, args=(uri, tmp_path / "spool")) for _ in range(2)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(HANG_S)
-    assert [writer.exitcode for writer in writers] == [0, 0]
+    at_once(_write, uri, tmp_path / "spool")
     assert list(studies(tracking_uri=uri)["status"]) == ["FINISHED", "FINISHED"]
     found = runs(tracking_uri=uri)
     assert sorted(found.groupby("study_id").size()) == [6, 6]

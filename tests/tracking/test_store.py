@@ -17,7 +17,7 @@ from llmtrack import doctor, tracking
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.store import resolve_tracking_uri
-from tests.conftest import HANG_S, processes
+from tests.conftest import at_once
 
 
 @pytest.mark.parametrize(
@@ -180,22 +180,16 @@ def test_the_users_own_retries_are_kept(uri, monkeypatch):
 @pytest.mark.slow(14)
 def test_two_processes_may_open_a_new_database_at_once(tmp_path):
     uri = f"sqlite:///{tmp_path}/new.db"
-    context = processes()
-    writers = [context.Process(target=_create, args=(uri, index)) for index in range(3)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(HANG_S)
-    assert [writer.exitcode for writer in writers] == [0, 0, 0]
+    at_once(_create, uri, number=3)
     client = MlflowClient(uri)
     experiments = [item.name for item in client.search_experiments()]
     assert experiments.count("shared") == 1
     assert len(client.search_runs([client.get_experiment_by_name("shared").experiment_id])) == 3
 
 
-def _create(uri: str, index: int) -> None:
+def _create(uri: str) -> None:
     client = store.open_store(uri)
-    client.create_run(store.ensure_experiment(client, "shared"), run_name=f"run-{index}")
+    client.create_run(store.ensure_experiment(client, "shared"), run_name="run")
 
 
 def test_reading_makes_no_database(tmp_path):

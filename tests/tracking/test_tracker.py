@@ -10,7 +10,7 @@ from mlflow.exceptions import MlflowException
 from llmtrack.errors import TrackingError
 from llmtrack.tracking import push, sync
 from llmtrack.tracking.tracker import Tracker
-from tests.conftest import HANG_S, processes
+from tests.conftest import at_once
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity, scenario
 
 CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}
@@ -322,13 +322,7 @@ def test_two_processes_sync_one_spool_exactly_once(tracker, monkeypatch, spooled
         patch.setattr(MlflowClient, "create_run", fail)
         for index in range(12):
             tracker.log(study, measurement(f"s{index}"))
-    context = processes()
-    senders = [context.Process(target=sync.sync, args=(tracker.spool.folder,)) for _ in range(2)]
-    for sender in senders:
-        sender.start()
-    for sender in senders:
-        sender.join(HANG_S)
-    assert [sender.exitcode for sender in senders] == [0, 0]
+    at_once(sync.sync, tracker.spool.folder)
     names = sorted(run.data.tags["llmtrack.scenario"] for run in scenario_runs(tracker))
     assert names == sorted(f"s{i}" for i in range(12))
     assert spooled() == []

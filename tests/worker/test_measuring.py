@@ -15,7 +15,7 @@ from llmtrack.scenario import QualityCheck, Variant
 from llmtrack.task import PerplexityTask
 from llmtrack.worker.measuring import EngineCache, measure_group
 from llmtrack.worker.outcomes import failure_kind
-from tests.run.scenarios import generating, scoring
+from tests.run.scenarios import by_name, generating, scoring
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
 
@@ -57,10 +57,6 @@ def told(events):
     ]
 
 
-def outcomes(events):
-    return {event.scenario.name: event for event in events if isinstance(event, (Measurement, Failure))}
-
-
 def test_scenarios_are_interleaved_and_told_as_they_end():
     events = measure(Loader(), generating("one"), generating("two"))
     assert told(events) == [
@@ -82,7 +78,7 @@ def test_scenarios_are_interleaved_and_told_as_they_end():
 def test_a_measurement_by_hand():
     # One row of 4, 30 ms and 4 x 5 ms: 50 ms, 100 tokens/s. A step reads 1000 bytes of weights and the cache of
     # 4 + 5 / 2 tokens at 10 bytes: 1065 bytes in 5 ms at 1 MB/s: 21.3 %.
-    done = outcomes(measure(Loader(), generating("one")))["one"]
+    done = by_name(measure(Loader(), generating("one")))["one"]
     expected = {
         "total_latency_s": 0.050,
         "tokens_per_sec": 100,
@@ -104,7 +100,7 @@ def test_a_measurement_by_hand():
 
 
 def test_unequal_rows_are_counted_without_their_pads():
-    done = outcomes(measure(Loader(), generating("one", prompts=("abcd", "ab"))))["one"]
+    done = by_name(measure(Loader(), generating("one", prompts=("abcd", "ab"))))["one"]
     assert (done.facts["batch_size"], done.facts["prompt_tokens_total"]) == (2, 6)
     assert done.metrics["prefill_tokens_per_sec"] == pytest.approx(6 / 0.030)
     assert done.metrics["tokens_generated"] == 10
@@ -112,7 +108,7 @@ def test_unequal_rows_are_counted_without_their_pads():
 
 def test_without_a_cache_there_is_no_bandwidth_figure():
     """A step then computes the whole sequence again: bytes read say nothing."""
-    done = outcomes(measure(Loader(), generating("one", use_cache=False)))["one"]
+    done = by_name(measure(Loader(), generating("one", use_cache=False)))["one"]
     assert "memory_bandwidth_utilization" not in done.metrics
 
 
@@ -122,7 +118,7 @@ def test_without_a_cache_there_is_no_bandwidth_figure():
     ("left", ("abcd", "ab"), False),
 ])  # fmt: skip
 def test_rows_that_go_on_from_right_pads_carry_a_warning(side, prompts, said):
-    done = outcomes(measure(Loader(), generating("one", prompts=prompts, padding_side=side)))["one"]
+    done = by_name(measure(Loader(), generating("one", prompts=prompts, padding_side=side)))["one"]
     assert any("right padding" in warning for warning in done.warnings) is said
 
 
@@ -138,7 +134,7 @@ def test_perplexity_is_told_by_batch_and_measured(tmp_path):
         "average loss 1.0000 nats, perplexity 2.718 (3 tokens)",
     ]
     assert [event.done for event in events if isinstance(event, Progress) and event.done] == [0.5, 1.0]
-    done = outcomes(events)["ppl"]
+    done = by_name(events)["ppl"]
     assert done.metrics["perplexity"] == pytest.approx(2.718281828)
     assert (done.metrics["tokens_scored"], done.metrics["tokens_truncated"]) == (3, 1)
     assert done.series["batch_loss"] == (1.0, 1.0)
@@ -163,7 +159,7 @@ def test_a_prompt_that_is_too_long_fails_and_the_others_go_on():
     events = measure(
         Loader(context_length=16), generating("long", prompt_tokens=12), generating("fits", prompt_tokens=11)
     )
-    failed, done = outcomes(events)["long"], outcomes(events)["fits"]
+    failed, done = by_name(events)["long"], by_name(events)["fits"]
     assert isinstance(failed, Failure)
     assert failed.kind == "too_long"
     assert "a prompt of 12 tokens and 5 new ones exceed the context of 16" in failed.reason
@@ -176,12 +172,12 @@ def test_an_error_of_one_scenario_leaves_the_others():
     """The first call of the second arm runs out of memory; both calls of the first arm and of the third succeed."""
     good, bad = Script(0.03, 0.005), Script(0, 0, error=RuntimeError("CUDA out of memory. Tried to allocate"))
     events = measure(Loader(good, bad, good), generating("one"), generating("two"), generating("three"))
-    assert {name: type(each).__name__ for name, each in outcomes(events).items()} == {
+    assert {name: type(each).__name__ for name, each in by_name(events).items()} == {
         "two": "Failure",
         "one": "Measurement",
         "three": "Measurement",
     }
-    failed = outcomes(events)["two"]
+    failed = by_name(events)["two"]
     assert failed.kind == "out_of_memory"
     assert "Traceback" in failed.details
     assert failed.started_at > 0
@@ -206,9 +202,9 @@ def test_running_out_of_memory_while_loading_is_called_that():
 
 def test_a_missing_corpus_fails_its_scenario_only():
     events = measure(Loader(), scoring("gone", corpus="gone.txt"), scoring("there"))
-    assert isinstance(outcomes(events)["gone"], Failure)
-    assert "gone.txt" in outcomes(events)["gone"].reason
-    assert isinstance(outcomes(events)["there"], Measurement)
+    assert isinstance(by_name(events)["gone"], Failure)
+    assert "gone.txt" in by_name(events)["gone"].reason
+    assert isinstance(by_name(events)["there"], Measurement)
 
 
 def test_an_engine_serves_its_variant_and_is_freed_for_another():
@@ -238,7 +234,7 @@ def test_warnings_of_an_engine_are_told_once_and_tracked_with_each():
     engines = EngineCache(lambda variant: Warned(loader.clock, *loader.scripts))
     events = measure(loader, generating("one"), generating("two"), engines=engines)
     assert [event for event in events if isinstance(event, Warn)] == [Warn("random weights")]
-    assert all("random weights" in each.warnings for each in outcomes(events).values())
+    assert all("random weights" in each.warnings for each in by_name(events).values())
 
 
 @pytest.mark.parametrize(
@@ -267,7 +263,7 @@ def with_quality(name, reference=None):
 def test_quality_is_part_of_the_same_measurement():
     loader = Loader()
     reference = Variant("reference")
-    (done,) = outcomes(measure(loader, with_quality("one", reference))).values()
+    (done,) = by_name(measure(loader, with_quality("one", reference))).values()
     # Every token scores 1 nat, whatever the speed; both engines find all tokens alike.
     assert done.metrics["loss"] == 1.0
     assert done.metrics["time_to_first_token_ms"] == pytest.approx(30.0)
@@ -297,7 +293,7 @@ def test_what_is_timed_is_timed_before_anything_is_scored():
 def test_the_reference_itself_is_not_compared_with_itself():
     scenario = with_quality("one", generating("one").variant)
     loader = Loader()
-    (done,) = outcomes(measure(loader, scenario)).values()
+    (done,) = by_name(measure(loader, scenario)).values()
     assert "kl_divergence" not in done.metrics
     assert len(loader.loaded) == 1
 
@@ -305,7 +301,7 @@ def test_the_reference_itself_is_not_compared_with_itself():
 def test_speed_is_kept_where_quality_cannot_be_scored():
     check = QualityCheck(PerplexityTask(corpus="no/such/file.txt"))
     scenario = dataclasses.replace(generating("one"), quality=check)
-    (done,) = outcomes(measure(Loader(), scenario)).values()
+    (done,) = by_name(measure(Loader(), scenario)).values()
     assert isinstance(done, Measurement)
     assert done.metrics["tokens_per_sec"] > 0
     assert "loss" not in done.metrics
@@ -315,13 +311,13 @@ def test_speed_is_kept_where_quality_cannot_be_scored():
 def test_a_reference_that_cannot_be_loaded_leaves_a_warning():
     loader = Loader()
     load = EngineCache(lambda variant: loader(variant) if variant.model != "gone" else 1 / 0)
-    (done,) = outcomes(measure(loader, with_quality("one", Variant("gone")), engines=load)).values()
+    (done,) = by_name(measure(loader, with_quality("one", Variant("gone")), engines=load)).values()
     assert done.metrics["loss"] == 1.0
     assert any("could not be compared with the reference" in warning for warning in done.warnings)
 
 
 def test_a_scenario_error_on_loading_keeps_its_kind():
-    failures = outcomes(
+    failures = by_name(
         measure(Loader(error=ScenarioError("no such operator", "unsupported")), generating("one"))
     )
     assert failures["one"].kind == "unsupported"
@@ -346,5 +342,5 @@ def test_pads_are_counted_only_where_the_engine_computes_them(pads, share):
             engine._info = dataclasses.replace(engine.info, pads=pads)
             return engine
 
-    found = outcomes(measure(Packing(), generating("one", prompts=("abcd", "ab"))))["one"]
+    found = by_name(measure(Packing(), generating("one", prompts=("abcd", "ab"))))["one"]
     assert found.metrics["pad_share"] == share

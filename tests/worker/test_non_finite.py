@@ -11,12 +11,12 @@ from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.models import synthetic
 from llmtrack.models.load import LoadedModel
-from llmtrack.outcome import Failure, Measurement
+from llmtrack.outcome import Failure
 from llmtrack.scenario import QualityCheck, Scenario
 from llmtrack.task import PerplexityTask, RepeatPolicy
 from llmtrack.worker.measuring import EngineCache, measure_group
 from tests.engines.models import bigram_engine, chain
-from tests.run.scenarios import MODEL, generating, scoring
+from tests.run.scenarios import MODEL, generating, outcomes, scoring
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
 
@@ -43,8 +43,7 @@ def test_spoiled_weights_fail_a_timed_run_and_a_scored_one(spoil):
     events = []
     engines = EngineCache(lambda variant: broken(spoil))
     measure_group([generating("timed"), scoring("scored", max_length=16)], engines, events.append)
-    outcomes = [event for event in events if isinstance(event, (Failure, Measurement))]
-    assert [(type(each), each.kind) for each in outcomes] == [(Failure, "non_finite")] * 2
+    assert [(type(each), each.kind) for each in outcomes(events)] == [(Failure, "non_finite")] * 2
 
 
 def test_an_export_of_a_model_that_is_not_finite_is_refused_by_what_it_is():
@@ -67,6 +66,6 @@ def test_a_loss_that_is_not_finite_beside_a_timing_is_a_failure():
     )
     events = []
     measure_group([scenario], EngineCache(lambda variant: bigram_engine(table)), events.append)
-    (done,) = (event for event in events if isinstance(event, (Failure, Measurement)))
+    (done,) = outcomes(events)
     assert isinstance(done, Failure)
     assert done.kind == "non_finite"

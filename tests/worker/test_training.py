@@ -23,6 +23,7 @@ from llmtrack.task import TrainTask
 from llmtrack.train import checkpoint
 from llmtrack.worker.train import measure_training
 from tests.forked import ForkedWorker
+from tests.run.scenarios import outcomes
 
 TINY = Variant("synthetic:tiny", device="cpu")
 GPT2 = Variant("synthetic:tiny-gpt2", device="cpu")  # has dropout, so that the random state matters
@@ -180,7 +181,7 @@ def train_into(events, folder, variant, watch):
 
 def test_other_settings_do_not_take_up_a_training(finished, tmp_path):
     folder, _ = finished
-    (outcome,) = [e for e in train(folder, steps=9) if isinstance(e, (Measurement, Failure))]
+    (outcome,) = outcomes(train(folder, steps=9))
     assert isinstance(outcome, Failure)
     assert "other settings (steps 6, now 9)" in outcome.reason
 

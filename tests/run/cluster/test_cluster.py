@@ -18,7 +18,7 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.events import Progress
 from llmtrack.experiment import Experiment
-from llmtrack.outcome import Failure, Measurement
+from llmtrack.outcome import Measurement
 from llmtrack.run.cluster.connect import Cluster
 from llmtrack.run.cluster.executor import Stopped
 from llmtrack.run.executors import InlineExecutor
@@ -31,7 +31,7 @@ from llmtrack.stopping import STOPPING
 from llmtrack.task import PerplexityTask, RepeatPolicy
 from llmtrack.tracking.query import runs, studies
 from tests.conftest import HANG_S
-from tests.run.scenarios import generating
+from tests.run.scenarios import generating, outcomes
 
 # Without time for more: what other work disturbs would be held back, and repeated further.
 ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_seconds=0.001, max_repeats=1)
@@ -48,10 +48,6 @@ def text(name, model, **settings):
 
 def experiment(*scenarios):
     return Experiment("paced", "How long?", scenarios, lambda runs, series: {}, lambda runs: [])
-
-
-def outcomes(events):
-    return [each for each in events if isinstance(each, (Measurement, Failure))]
 
 
 @pytest.mark.slow(5)

@@ -30,10 +30,7 @@ from llmtrack.scenario import QualityCheck, Scenario, Variant
 from llmtrack.task import PerplexityTask, TrainTask
 from tests.run.scenarios import generating, scoring
 
-
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from llmtrack.scenario import Scenario, Variant
 from llmtrack.task import TrainTask
 from llmtrack.tracking.environment import environment_id
 from tests.run.cluster.conftest import FakeCluster
-from tests.run.scenarios import generating
+from tests.run.scenarios import generating, outcomes
 
 ONE, TWO, THREE = (generating(name) for name in ("one", "two", "three"))
 FACTS = {"machine": "x86_64", "cpu": "A", "threads": "4"}
@@ -40,10 +40,6 @@ def run(cluster, *scenarios):
     events = []
     RayExecutor(cluster, KIND, Patience(), True).run(scenarios, events.append)
     return events
-
-
-def outcomes(events):
-    return [each for each in events if isinstance(each, (Measurement, Failure))]
 
 
 def names(events):

@@ -1,0 +1,34 @@
+"""Engines whose figures can be worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from llmtrack.engines.pytorch import TorchEngine
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from tests.engines.models import bigram_engine
+
+LN2 = math.log(2)
+A, B = 97, 98
+BOS = 256  # of `synthetic:tiny`, whose other tokens are bytes
+
+
+def scripted(**changes: Any) -> ScriptedEngine:
+    """One token a character, one nat a predicted token."""
+    engine = ScriptedEngine(FakeClock(), Script(1.0, 1.0))
+    engine._info = replace(engine.info, **changes)
+    return engine
+
+
+def two_letters() -> TorchEngine:
+    """After a the next is a or b at 1/2 each; after b, a at 1/8 and b at 7/8."""
+    table = torch.full((300, 300), -torch.inf)
+    table[A, A] = table[A, B] = math.log(1 / 2)
+    table[B, A], table[B, B] = math.log(1 / 8), math.log(7 / 8)
+    table[BOS, A] = 0.0
+    table[256:, B] = math.log(1 / 16)
+    return bigram_engine(table)
