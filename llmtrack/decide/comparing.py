@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
@@ -13,10 +12,10 @@ from llmtrack.decide.floor import measured_there, with_floors
 from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.selectors import select_all
 from llmtrack.decide.significance import ALPHA
-from llmtrack.decide.verdicts import Samples, tell_pairs
+from llmtrack.decide.verdicts import tell_pairs
 from llmtrack.errors import UsageError
 from llmtrack.tracking import ask
-from llmtrack.tracking.artifacts import raw_samples
+from llmtrack.tracking.artifacts import Samples, samples_by_run
 from llmtrack.tracking.cells import FLOORS
 
 if TYPE_CHECKING:
@@ -46,7 +45,6 @@ COLUMNS: dict[str, str] = {
     "baseline_run_id": "string",
 }
 
-_AT_ONCE = 8
 _COMPARED = ("better", "worse", "changed", "same", "unknown")
 
 
@@ -138,9 +136,7 @@ def samples_of(pairs: Sequence[Pair], tracking_uri: str | None) -> dict[str, Sam
         for run in (pair.baseline, pair.candidate)
         if ask.is_finished(run)
     )
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = pool.map(lambda run_id: raw_samples(run_id, tracking_uri), ids)
-        return dict(zip(ids, found, strict=True))
+    return samples_by_run(list(ids), tracking_uri)
 
 
 def compare_pairs(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.tracking import ask, store
+from llmtrack.tracking import ask
 from llmtrack.tracking.aliases import run_of_alias
-from llmtrack.tracking.filters import quoted
-from llmtrack.tracking.ids import is_study_id, may_be_id, run_of_id
-from llmtrack.tracking.query import of_scenario, runs, study_run
+from llmtrack.tracking.ids import is_study_id, may_be_id
+from llmtrack.tracking.query import of_scenario, runs, runs_of_id, study_run
+from llmtrack.tracking.source import Source
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +75,7 @@ def run_named(selector: str, tracking_uri: str | None = None) -> str:
     if not scenario and may_be_id(named):
         return named
     if not scenario and kind == "alias" and colon:
-        return run_of_alias(value, None, tracking_uri)
+        return run_of_alias(Source(tracking_uri), value)
     if not scenario and kind not in ("branch", "tag"):
         return str(study_run(named, tracking_uri)["run_id"])
     found = select(selector, tracking_uri=tracking_uri)
@@ -101,13 +101,15 @@ def select_all(
     if not names:
         raise UsageError(f"no selector is given: use {', '.join(KINDS)}")
     frames = [select(name, experiment, tracking_uri) for name in names]
+    if len(frames) == 1:
+        return frames[0]
     return pd.concat(frames, ignore_index=True).drop_duplicates("run_id", ignore_index=True)
 
 
 def _found(selector: str, experiment: str | None, uri: str | None) -> pd.DataFrame:
     kind, colon, value = selector.partition(":")
     if may_be_id(selector):
-        return _run_or_study(selector, uri)
+        return runs_of_id(selector, uri)
     if is_study_id(selector):
         return runs(experiment, study=selector, tracking_uri=uri)
     if kind == "latest":
@@ -117,23 +119,13 @@ def _found(selector: str, experiment: str | None, uri: str | None) -> pd.DataFra
     if kind == "study":
         return runs(experiment, study=value, tracking_uri=uri)
     if kind == "alias":
-        return _run_or_study(run_of_alias(value, experiment, uri), uri)
+        return runs_of_id(run_of_alias(Source(uri), value, experiment), uri)
     if kind == "branch":
         return runs(experiment, status=ask.FINISHED, tracking_uri=uri, tags={BRANCH_TAG: value})
     if kind == "tag" and "=" in value:
         key, _, text = value.partition("=")
         return runs(experiment, status=ask.FINISHED, tracking_uri=uri, tags={key: text})
     raise _not_understood(selector)
-
-
-def _run_or_study(run_id: str, uri: str | None) -> pd.DataFrame:
-    client = store.open_existing(store.resolve_tracking_uri(uri))
-    named = run_of_id(client, list(store.experiment_names(client)), run_id)
-    whole = run_id if named is None else named.info.run_id
-    found = runs(kind=None, search=f"attributes.run_id = {quoted(whole)}", tracking_uri=uri)
-    if len(found) and ask.text(found.iloc[0], "kind") == "study":
-        return runs(study=str(found["study_id"].iloc[0]), tracking_uri=uri)
-    return found[ask.where(found, "kind", "scenario")]
 
 
 def _not_understood(selector: str) -> UsageError:

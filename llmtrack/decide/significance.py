@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -44,13 +45,26 @@ def ratio_of_medians(baseline: Sequence[float], candidate: Sequence[float]) -> R
         raise ValueError("no samples to compare")
     if base.min() <= 0 or other.min() <= 0:
         raise ValueError("a ratio needs samples above 0")
-    generator = np.random.default_rng(0)
-    medians = [
-        np.median(side[generator.integers(0, len(side), size=(RESAMPLES, len(side)))], axis=1)
-        for side in (base, other)
-    ]
+    medians = [_medians(base.tobytes(), 0), _medians(other.tobytes(), len(base))]
     low, high = np.percentile(medians[1] / medians[0], [2.5, 97.5])
     return Ratio(float(np.median(other) / np.median(base)), float(low), float(high))
+
+
+@lru_cache(256)
+def _medians(samples: bytes, after: int) -> np.ndarray:
+    """Return the medians of resamples of a side: of many pairs, each side is in many.
+
+    Args:
+        samples: float64 numbers.
+        after: samples of the side that was drawn before it.
+    """
+    import numpy as np
+
+    side = np.frombuffer(samples)
+    generator = np.random.default_rng(0)
+    if after:
+        generator.integers(0, after, size=(RESAMPLES, after))
+    return np.median(side[generator.integers(0, len(side), size=(RESAMPLES, len(side)))], axis=1)
 
 
 def mann_whitney_p(

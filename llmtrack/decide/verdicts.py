@@ -12,7 +12,6 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
@@ -20,22 +19,18 @@ from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference, Spread, Verdict, difference, judge
 from llmtrack.decide.floor import floor_in_words, floor_of, is_within, measured_there, with_floors
 from llmtrack.decide.significance import ALPHA
-from llmtrack.errors import LlmtrackError
 from llmtrack.scenario import DEFAULT_MODEL, Variant
 from llmtrack.task import GenerateTask, RepeatPolicy
 from llmtrack.tracking import ask
-from llmtrack.tracking.artifacts import SAMPLES, raw_samples
+from llmtrack.tracking.artifacts import SAMPLES, Samples, samples_by_run
 from llmtrack.tracking.frame import extended
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Samples = Mapping[str, Sequence[float]]
-
 # How the warnings begin that say so; a test holds them to what the measuring side says.
 DISTURBED = ("the machine was busy:", "noisy:", "drift:")
 
-_AT_ONCE = 8
 # Repeats that are asked for must fit into the cap on time, of arms that are slower than the one that is known, too.
 _ROOM = 2.0
 _LEAST = re.compile(r" -P (min_repeats|max_seconds)=(\d+)")
@@ -177,16 +172,8 @@ def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.Data
     import pandas as pd
 
     wanted = runs[ask.where(runs, "status", ask.FINISHED)]
-    ids = list(map(str, wanted["run_id"]))
-
-    def read(run_id: str) -> Samples:
-        try:
-            return raw_samples(run_id, tracking_uri)
-        except LlmtrackError:
-            return {}  # What is tracked of the spread tells then.
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = dict(zip(ids, pool.map(read, ids), strict=True))
+    # Of samples that cannot be read, what is tracked of the spread tells.
+    found = samples_by_run(list(map(str, wanted["run_id"])), tracking_uri, lenient=True)
     held = pd.Series(
         [found.get(str(run_id), {}) for run_id in runs["run_id"]], index=runs.index, dtype="object"
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
-from llmtrack.report.table import DASH, Column, Table, condition_columns, metric_columns
+from llmtrack.report.table import DASH, Column, Table, condition_columns, known_column
 from llmtrack.tracking import ask
 from llmtrack.tracking.cells import params_in
 from llmtrack.tracking.frame import pick
@@ -89,9 +89,8 @@ def column_of(name: str, runs: pd.DataFrame) -> Column:
     """Return the column of a table that shows a column of the runs."""
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-    for column in (*condition_columns(), *metric_columns()):
-        if column.key == name:
-            return column
+    if known := known_column(name):
+        return known
     numeric = name in runs.columns and is_numeric_dtype(runs[name]) and not is_bool_dtype(runs[name])
     return Column(name, name, _general, numeric)
 

@@ -18,7 +18,7 @@ from llmtrack.modules import named_experiment
 from llmtrack.report.columns import cell, column_of, shared_conditions, with_differing_params
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.study import page_note
-from llmtrack.report.table import DASH, Table, summary_table, with_floor_told
+from llmtrack.report.table import DASH, Column, Table, summary_table, with_floor_told
 from llmtrack.report.takeaways import headline
 from llmtrack.report.tasks import split_by_task
 from llmtrack.report.terminal import make_console, say
@@ -175,7 +175,8 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
     """
     runs = runs_of(pairs)
     shared, _ = shared_conditions(runs)
-    differs = {str(pair.candidate["run_id"]): _what_differs(pair, runs) for pair in pairs}
+    columns = [column_of(name, runs) for name in params_in(runs)]
+    differs = {str(pair.candidate["run_id"]): _what_differs(pair, columns) for pair in pairs}
     everywhere = _in_all(list(differs.values()))
     asked = {
         run_id: ", ".join(each for each in found if each not in everywhere)
@@ -239,10 +240,9 @@ def _other_machines(found: pd.DataFrame) -> list[str]:
     )
 
 
-def _what_differs(pair: Pair, runs: pd.DataFrame) -> list[str]:
+def _what_differs(pair: Pair, columns: Sequence[Column]) -> list[str]:
     found = []
-    for name in params_in(runs):
-        column = column_of(name, runs)
+    for column in columns:
         one, other = (cell(run, column) for run in (pair.baseline, pair.candidate))
         if one != other:
             found.append(f"{column.title} {one} → {other}")

@@ -12,7 +12,7 @@ from llmtrack.decide.floor import say_floor
 from llmtrack.decide.verdicts import is_disturbed, tell
 from llmtrack.experiment import OwnTable
 from llmtrack.tracking import ask
-from llmtrack.tracking.cells import baseline_of
+from llmtrack.tracking.cells import Baselines, keys
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,22 +64,29 @@ class Table:
 
 def condition_columns() -> list[Column]:
     """Return the conditions: shown in a table where the runs differ, above it where they are all alike."""
-    return [
-        Column(each.name, each.shown.title, each.shown.render, each.kind in (int, float), each.shown.quiet)
-        for each in schema.in_place(schema.PARAMS)
-        if each.shown
-    ]
+    return [_condition(each, each.shown) for each in schema.in_place(schema.PARAMS) if each.shown]
 
 
 def metric_columns() -> list[Column]:
     """Return the columns of the metrics that have one."""
-    return [
-        Column(
-            each.name, each.shown.title, each.shown.render, quiet=each.shown.quiet, spread=each.shown.spread
-        )
-        for each in schema.in_place(schema.METRICS)
-        if each.shown
-    ]
+    return [_metric(each, each.shown) for each in schema.in_place(schema.METRICS) if each.shown]
+
+
+def known_column(name: str) -> Column | None:
+    """Return the column of a condition or a metric, if there is such a one that has one."""
+    if (param := schema.PARAM_BY_NAME.get(name)) and param.shown:
+        return _condition(param, param.shown)
+    if (metric := schema.METRIC_BY_NAME.get(name)) and metric.shown:
+        return _metric(metric, metric.shown)
+    return None
+
+
+def _condition(entry: schema.Param, shown: schema.Shown) -> Column:
+    return Column(entry.name, shown.title, shown.render, entry.kind in (int, float), shown.quiet)
+
+
+def _metric(entry: schema.Metric, shown: schema.Shown) -> Column:
+    return Column(entry.name, shown.title, shown.render, quiet=shown.quiet, spread=shown.spread)
 
 
 def told_by_default() -> list[str]:
@@ -100,18 +107,19 @@ def summary_table(
         among: where to look for the baselines, if not among these rows.
         own: what the table is about; None: everything that the runs have.
     """
-    # pandas converts a whole table, column by column, for its rows and for its groups.
     each_run = [run for _, run in runs.iterrows()]
-    groups = [group for _, group in runs.groupby("experiment", dropna=False)]
+    experiments = keys(runs, ["experiment"])
     shared, differing = [], []
     for column in condition_columns():
-        values = _shown(runs, column)
+        cells = zip(experiments, (_show(column, value) for value in _values(runs, column.key)), strict=False)
+        told = {(experiment, text) for experiment, text in cells if text != DASH}
+        values = {text for _, text in told}
         if len(values) == 1 and not column.quiet:
             shared.append(f"{column.title}: {values.pop()}")
         # What differs between experiments and not within one (the batch size of scoring) is not compared.
-        elif any(len(_shown(group, column)) > 1 for group in groups):
+        elif len(told) > len({experiment for experiment, _ in told}):
             differing.append(column)
-    several = len(set(_values(runs, "experiment"))) > 1
+    several = len(set(experiments)) > 1
     names = [Column("experiment", "experiment", str, False)] if several else []
     names.append(Column("scenario", "scenario", str, False))
     wanted = (each for each in metric_columns() if (each.key in own.columns if own else not each.quiet))
@@ -120,11 +128,11 @@ def summary_table(
         differing = [column for column in differing if column.key in own.columns]
     columns = [*names, *differing, *metrics]
     compared = own.compared if own else None
-    everyone = runs if among is None else among
+    baselines = Baselines(runs if among is None else among)
     rows = [
         (
             *(_show(column, run.get(column.key)) + _spread(column, run) for column in columns),
-            change_from_baseline(run, everyone, compared),
+            change_from_baseline(run, baselines, compared),
         )
         for run in each_run
     ]
@@ -168,13 +176,13 @@ def _note(run: pd.Series) -> str:
     return ""
 
 
-def change_from_baseline(run: pd.Series, runs: pd.DataFrame, compared: Sequence[str] | None = None) -> str:
+def change_from_baseline(run: pd.Series, baselines: Baselines, compared: Sequence[str] | None = None) -> str:
     """Say how a run differs from the baseline of its study, in those of some metrics that both have, and if it is in doubt."""
-    change = _change_from_baseline(run, runs, compared)
+    change = _change_from_baseline(run, baselines, compared)
     return f"{change} (in doubt: disturbed)" if ask.is_finished(run) and is_disturbed(run) else change
 
 
-def _change_from_baseline(run: pd.Series, runs: pd.DataFrame, compared: Sequence[str] | None) -> str:
+def _change_from_baseline(run: pd.Series, baselines: Baselines, compared: Sequence[str] | None) -> str:
     if ask.text(run, "outcome") == "same_as":
         return f"= {ask.text(run, 'same_as')}"
     if not ask.is_finished(run):
@@ -183,14 +191,12 @@ def _change_from_baseline(run: pd.Series, runs: pd.DataFrame, compared: Sequence
         return f"{status} ({reason})" if reason else status
     if ask.is_true(run, "baseline"):
         return "baseline"
-    base = baseline_of(run, runs)
+    base = baselines.of(run)
     if base is None:
         return DASH
     # A call of other work takes other time: its change says nothing of how the model is run.
     same_work = ask.equal(run, base, "workload_id")
-    # As many comparisons as the study makes with this baseline.
-    alike = [ask.where(runs, name, base.get(name)) for name in ("study_id", "workload_id", "status")]
-    among = max(1, int((alike[0] & alike[1] & alike[2]).sum()) - 1)
+    among = baselines.comparisons(base)
     parts = []
     for key in told_by_default() if compared is None else compared:
         entry = schema.metric(key)
@@ -245,12 +251,8 @@ def _worth_a_column(values: list[Any]) -> bool:
     return any(not ask.missing(value) and value != 0 for value in values)
 
 
-def _shown(runs: pd.DataFrame, column: Column) -> set[str]:
-    return {_show(column, value) for value in _values(runs, column.key)} - {DASH}
-
-
 def _values(runs: pd.DataFrame, key: str) -> list[Any]:
-    return list(runs[key]) if key in runs.columns else []
+    return runs[key].tolist() if key in runs.columns else []
 
 
 def _show(column: Column, value: Any) -> str:

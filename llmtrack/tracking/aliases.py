@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.tracking import store, store_errors
-from llmtrack.tracking.filters import key_quoted
+from llmtrack.tracking import store_errors
+from llmtrack.tracking.direct import Known
+from llmtrack.tracking.filters import Wanted
 from llmtrack.tracking.ids import run_of_id
-from llmtrack.tracking.paging import newest_runs
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import Run
+from llmtrack.tracking.source import Source
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_MOST = 100
+_MOST = 1000
 
 
 def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | None:
@@ -43,50 +39,47 @@ def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | 
     from mlflow.exceptions import MlflowException
 
     key = alias_tag(name)
-    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    named = run_of_id(client, list(store.experiment_names(client)), run_id)
+    source = Source(tracking_uri)
+    named = run_of_id(source, run_id)
     if named is None:
         raise UsageError(f"there is no run {run_id!r}: `llmtrack runs` lists them")
-    run_id = named.info.run_id
-    holders = _holders(client, [named.info.experiment_id], key)
+    holders = [run for run in _holders(source, key) if run.experiment_id == named.experiment_id]
     try:
-        client.set_tag(run_id, key, str(time.time_ns()))
+        source.client.set_tag(named.run_id, key, str(time.time_ns()))
         for run in holders:
-            if run.info.run_id != run_id:
-                client.delete_tag(run.info.run_id, key)
+            if run.run_id != named.run_id:
+                source.client.delete_tag(run.run_id, key)
     except MlflowException as error:
-        raise store_errors.unreadable(client, error) from error
-    return holders[0].info.run_id if holders else None
+        raise store_errors.unreadable(source.client, error) from error
+    return holders[0].run_id if holders else None
 
 
-def run_of_alias(name: str, experiment: str | None = None, tracking_uri: str | None = None) -> str:
+def run_of_alias(source: Source, name: str, experiment: str | None = None) -> str:
     """Return the id of the run that has an alias.
 
     Args:
+        source: the store.
         name: the alias.
         experiment: name of the llmtrack or MLflow experiment, where several have such an alias.
-        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Raises:
         UsageError: no run has it, or runs of several MLflow experiments have.
         TrackingError: the store cannot be read.
     """
-    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    names = store.experiment_names(client)
     holders = [
         run
-        for run in _holders(client, list(names), alias_tag(name))
-        if experiment in (None, names[run.info.experiment_id], run.data.tags.get("llmtrack.experiment"))
+        for run in _holders(source, alias_tag(name))
+        if experiment in (None, source.names[run.experiment_id], run.tags.get("llmtrack.experiment"))
     ]
     if not holders:
         where = f" in experiment {experiment!r}" if experiment else ""
         raise UsageError(f"no run has the alias {name!r}{where}: give it by `llmtrack alias {name} RUN_ID`")
-    places = sorted({names[run.info.experiment_id] for run in holders})
+    places = sorted({source.names[run.experiment_id] for run in holders})
     if len(places) > 1:
         raise UsageError(
             f"runs of several experiments have the alias {name!r} ({', '.join(places)}): name one"
         )
-    return holders[0].info.run_id
+    return holders[0].run_id
 
 
 def alias_tag(name: str) -> str:
@@ -100,8 +93,7 @@ def alias_tag(name: str) -> str:
     return schema.ALIAS_PREFIX + name
 
 
-def _holders(client: MlflowClient, experiment_ids: list[str], key: str) -> list[Run]:
+def _holders(source: Source, key: str) -> list[Known]:
     """Return the runs that have an alias, the one it was given last first."""
-    # Whether a tag is there: older releases of MLflow know no IS NOT NULL for tags.
-    runs = newest_runs(client, experiment_ids, f"tags.{key_quoted(key)} LIKE '%'", _MOST)
-    return sorted(runs, key=lambda run: int(run.data.tags[key]), reverse=True)
+    runs = source.newest(Wanted(has_tag=key), _MOST)
+    return sorted(runs, key=lambda run: int(run.tags[key]), reverse=True)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from llmtrack import metrics as schema
-from llmtrack.errors import UsageError
-from llmtrack.tracking import store, store_errors
+from llmtrack.errors import LlmtrackError, UsageError
+from llmtrack.tracking import direct, store, store_errors
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
 
 # Column of runs that holds the raw samples of each, by metric; see `decide.verdicts.with_samples`.
 SAMPLES = "raw_samples"
+Samples = Mapping[str, Sequence[float]]
+
+_AT_ONCE = 8
+_FILE = "samples.json"
 
 
 def raw_samples(run_id: str, tracking_uri: str | None = None) -> dict[str, tuple[float, ...]]:
@@ -33,14 +40,36 @@ def raw_samples(run_id: str, tracking_uri: str | None = None) -> dict[str, tuple
         UsageError: the artifact `samples.json` is not what llmtrack writes.
         TrackingError: there is no store.
     """
-    text = artifact_text(run_id, "samples.json", tracking_uri)
+    return _samples(run_id, artifact_text(run_id, _FILE, tracking_uri))
+
+
+def samples_by_run(
+    run_ids: Sequence[str], tracking_uri: str | None = None, lenient: bool = False
+) -> dict[str, Samples]:
+    """Return the raw samples of several runs by their ids; see `raw_samples`.
+
+    Args:
+        run_ids: MLflow run ids of scenarios.
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+        lenient: what cannot be read is left out.
+    """
+    forgiven = (LlmtrackError,) if lenient else ()
+    found: dict[str, Samples] = {}
+    with suppress(*forgiven):
+        for run_id, text in zip(run_ids, artifact_texts(run_ids, _FILE, tracking_uri), strict=True):
+            with suppress(*forgiven):
+                found[run_id] = _samples(run_id, text)
+    return found
+
+
+def _samples(run_id: str, text: str) -> dict[str, tuple[float, ...]]:
     if not text:
         return {}
     try:
         samples = json.loads(text)["samples"]
         return {str(metric): tuple(map(float, values)) for metric, values in samples.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"samples.json of run {run_id} cannot be read ({type(error).__name__})") from error
+        raise UsageError(f"{_FILE} of run {run_id} cannot be read ({type(error).__name__})") from error
 
 
 def measurements(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
@@ -97,31 +126,31 @@ def series(run_id: str, name: str, tracking_uri: str | None = None) -> list[floa
 
 
 def artifact_text(run_id: str, path: str, tracking_uri: str | None = None) -> str:
-    """Return a text artifact; empty if the run has none of that path, or it cannot be fetched.
+    """Return a text artifact; empty if the run has none of that path, or it cannot be fetched; see `artifact_texts`."""
+    return artifact_texts([run_id], path, tracking_uri)[0]
+
+
+def artifact_texts(run_ids: Sequence[str], path: str, tracking_uri: str | None = None) -> list[str]:
+    """Return a text artifact of each of some runs, in their order; empty where there is none, or it cannot be fetched.
 
     Args:
-        run_id: MLflow run id.
+        run_ids: MLflow run ids.
         path: such as `sample.txt`.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Raises:
         TrackingError: there is no store.
     """
-    from mlflow.exceptions import MlflowException
-
+    uri = store.resolve_tracking_uri(tracking_uri)
+    roots = direct.artifact_roots(uri, run_ids)
+    folders = {run_id: folder for run_id, root in (roots or {}).items() if (folder := _folder(root))}
+    if roots is not None and len(folders) == len(roots):
+        return [_text_in(folders[each], path) if each in folders else "" for each in run_ids]
     # A bar for a file of a few lines would fill the output.
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            if (here := _on_this_machine(client, run_id, path)) is not None:
-                return here.read_text("utf-8", errors="replace")
-            # Asked for first: fetching what is not there takes MLflow several tries.
-            if path not in {each.path for each in client.list_artifacts(run_id)}:
-                return ""
-            return Path(client.download_artifacts(run_id, path, folder)).read_text("utf-8", errors="replace")
-        except (MlflowException, OSError):
-            return ""
+    client = store.open_existing(uri)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda run_id: _fetched(client, run_id, path), run_ids))
 
 
 def local_artifact(run_id: str, path: str, tracking_uri: str | None = None) -> Path | None:
@@ -139,14 +168,35 @@ def local_artifact(run_id: str, path: str, tracking_uri: str | None = None) -> P
 
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
     try:
-        return _on_this_machine(client, run_id, path)
+        folder = _folder(client.get_run(run_id).info.artifact_uri)
     except MlflowException as error:
         raise store_errors.unreadable(client, error) from error
+    return folder / path if folder and (folder / path).is_file() else None
 
 
-def _on_this_machine(client: MlflowClient, run_id: str, path: str) -> Path | None:
-    root = urlsplit(client.get_run(run_id).info.artifact_uri)
-    if root.scheme not in ("", "file"):
-        return None
-    found = Path(url2pathname(root.path)) / path
-    return found if found.is_file() else None
+def _fetched(client: MlflowClient, run_id: str, path: str) -> str:
+    """Return a text artifact as MLflow gives it; empty where there is none."""
+    from mlflow.exceptions import MlflowException
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            # Asked for first: fetching what is not there takes MLflow several tries.
+            if path not in {each.path for each in client.list_artifacts(run_id)}:
+                return ""
+            client.download_artifacts(run_id, path, folder)
+        except (MlflowException, OSError):
+            return ""
+        return _text_in(Path(folder), path)
+
+
+def _text_in(folder: Path, path: str) -> str:
+    try:
+        return (folder / path).read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _folder(artifact_uri: str) -> Path | None:
+    """Return the folder of this machine that a URI of artifacts names, if it does."""
+    root = urlsplit(artifact_uri)
+    return Path(url2pathname(root.path)) if root.scheme in ("", "file") else None

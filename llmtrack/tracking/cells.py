@@ -6,6 +6,7 @@ makes two runs two configurations, the roles of the params in `metrics/` say.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ ASKED_ALIKE = ("scenario_id", "workload_id", "environment_id")
 
 _PLACE = ("experiment", "scenario", "environment_id")
 _WORK = "workload_id"
+_COMPARED = ("study_id", _WORK, "status")
 # What only a loaded model tells, and what was asked for instead: all that a run has that failed before.
 _AS_ASKED = {"model_id": "model", "device": "device_requested", "dtype": "dtype_requested"}
 
@@ -99,17 +101,33 @@ def params_in(runs: pd.DataFrame) -> list[str]:
     return list(filter(is_param, map(str, runs.columns)))
 
 
-def baseline_of(run: pd.Series, runs: pd.DataFrame) -> pd.Series | None:
-    """Return the run that a run is compared with within its study, or None.
+class Baselines:
+    """The runs that others are compared with within their studies, found once for all of a table.
 
-    A study that asks several things has several baselines: the one of the same work is meant, and where none is,
-    the study's only one.
+    Args:
+        runs: rows of `llmtrack.runs`, all that may be a baseline or be compared with one.
     """
-    baselines = (ask.where(runs, "study_id", run.get("study_id")) & ask.marked(runs, "baseline")).to_numpy()
-    same_work = baselines & ask.where(runs, _WORK, run.get(_WORK)).to_numpy()
-    if same_work.any() or baselines.sum() == 1:
-        return runs.iloc[int((same_work if same_work.any() else baselines).argmax())]
-    return None
+
+    def __init__(self, runs: pd.DataFrame) -> None:
+        self._of_study: dict[str, list[pd.Series]] = {}
+        for _, run in runs[ask.marked(runs, "baseline")].iterrows():
+            self._of_study.setdefault(ask.text(run, "study_id"), []).append(run)
+        self._alike = Counter(keys(runs, _COMPARED))
+
+    def of(self, run: pd.Series) -> pd.Series | None:
+        """Return the run that a run is compared with, or None.
+
+        A study that asks several things has several baselines: the one of the same work is meant, and where none is,
+        the study's only one.
+        """
+        own = self._of_study.get(ask.text(run, "study_id"), []) if ask.has(run, "study_id") else []
+        same_work = (each for each in own if ask.has(run, _WORK) and ask.equal(each, run, _WORK))
+        return next(same_work, own[0] if len(own) == 1 else None)
+
+    def comparisons(self, baseline: pd.Series) -> int:
+        """Return how many comparisons a study makes with a baseline: with what has its work and came to its end as it did."""
+        alike = tuple(ask.text(baseline, name) for name in _COMPARED)
+        return max(1, self._alike[alike] - 1) if all(alike) else 1
 
 
 def counterpart(

@@ -14,11 +14,11 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
+from functools import cache, partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from llmtrack.installed import installed_version
+from llmtrack import installed
 from llmtrack.tracking import store
 from llmtrack.tracking.filters import Wanted
 from llmtrack.tracking.frame import FrameBuilder
@@ -47,6 +47,17 @@ _SCANNED, _ASKED = 20_000, 500
 
 Found = TypeVar("Found")
 
+# To look it up in files takes longer than to ask a database.
+installed_version = cache(installed.installed_version)
+
+
+class Known(NamedTuple):
+    """A run, as far as it is told apart from others: its id, its MLflow experiment's, and its tags."""
+
+    run_id: str
+    experiment_id: str
+    tags: dict[str, str]
+
 
 def experiment_names(uri: str) -> dict[str, str] | None:
     """Return id to name of every active MLflow experiment as MLflow lists them, or None where MLflow has to say.
@@ -70,21 +81,29 @@ def experiment_names(uri: str) -> dict[str, str] | None:
     return _asked(uri, ask, _TABLES | _EXPERIMENTS)
 
 
-def tags_of_newest(
-    uri: str, experiment_ids: Sequence[str], wanted: Wanted, limit: int
-) -> list[dict[str, str]] | None:
-    """Return the tags of the newest runs that are wanted, or None where MLflow has to read them; see `read`."""
+def newest(uri: str, experiment_ids: Sequence[str], wanted: Wanted, limit: int) -> list[Known] | None:
+    """Return the newest runs that are wanted, or None where MLflow has to read them; see `read`."""
 
-    def ask(database: sqlite3.Connection) -> list[dict[str, str]]:
+    def ask(database: sqlite3.Connection) -> list[Known]:
         condition, values = _condition(experiment_ids, wanted)
-        text = f"SELECT run_uuid FROM runs WHERE {condition} ORDER BY start_time DESC, run_uuid LIMIT {limit}"
+        text = f"SELECT run_uuid, CAST(experiment_id AS TEXT) FROM runs WHERE {condition} ORDER BY start_time DESC, run_uuid LIMIT {limit}"
         of_run = "SELECT key, value FROM tags WHERE run_uuid = ?"
         return [
-            dict(database.execute(of_run, run).fetchall())
-            for run in database.execute(text, values).fetchall()
+            Known(run_id, number, dict(database.execute(of_run, (run_id,)).fetchall()))
+            for run_id, number in database.execute(text, values).fetchall()
         ]
 
     return None if wanted.in_mlflows_words else _asked(uri, ask)
+
+
+def artifact_roots(uri: str, run_ids: Sequence[str]) -> dict[str, str] | None:
+    """Return where MLflow keeps the artifacts of each run that there is, a URI, or None where MLflow has to say."""
+
+    def ask(database: sqlite3.Connection) -> dict[str, str]:
+        text = "SELECT run_uuid, artifact_uri FROM runs WHERE run_uuid IN (SELECT value FROM json_each(?))"
+        return dict(database.execute(text, (json.dumps(list(run_ids)),)).fetchall())
+
+    return _asked(uri, ask)
 
 
 def read(
@@ -183,6 +202,12 @@ def _condition(experiment_ids: Sequence[str], wanted: Wanted) -> tuple[str, list
     for text, limit in wanted.limits.items():
         parts.append(f"{text} ?")
         values.append(limit)
+    if wanted.run_id:
+        parts.append("run_uuid GLOB ?")
+        values.append(f"{wanted.run_id}*")
+    if wanted.has_tag:
+        parts.append(among("tags", "key = ?"))
+        values.append(wanted.has_tag)
     holds = "INSTR(LOWER({}), LOWER(?))"
     if wanted.model:
         parts.append(among("params", f"key IN ('model_id', 'model') AND {holds.format('value')}"))

@@ -37,6 +37,8 @@ class Wanted:
         tags: key and value of tags.
         since: start time at least.
         until: start time before.
+        run_id: the first characters of the run's id, or all of it.
+        has_tag: key of a tag that it has, whatever the value.
     """
 
     experiment: str | None = None
@@ -48,6 +50,8 @@ class Wanted:
     tags: Mapping[str, str] = field(default_factory=dict)
     since: Moment | None = None
     until: Moment | None = None
+    run_id: str = ""
+    has_tag: str = ""
 
     @property
     def in_mlflows_words(self) -> bool:
@@ -94,6 +98,11 @@ class Wanted:
             f"attributes.{text} {quoted(limit) if isinstance(limit, str) else limit}"
             for text, limit in self.limits.items()
         ]
+        if self.run_id:
+            fixed.append(f"attributes.run_id LIKE {quoted(self.run_id + '%')}")
+        if self.has_tag:
+            # Older releases of MLflow know no IS NOT NULL for tags.
+            fixed.append(f"tags.{key_quoted(self.has_tag)} LIKE '%'")
         if self.search and self.in_mlflows_words:
             fixed.append(self.search)
         # MLflow has no OR: one query for each place where a word may stand.

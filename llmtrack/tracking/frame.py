@@ -6,7 +6,8 @@ import difflib
 import math
 import re
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmtrack import metrics as schema
@@ -14,7 +15,6 @@ from llmtrack.errors import UsageError
 from llmtrack.tracking import spreads
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
     from mlflow.entities import Run
 
@@ -41,32 +41,35 @@ _TAGS_WITH_COLUMN = frozenset(_TAG_COLUMNS.values())
 # What comes from the run itself, beside its id, in the order of `FrameBuilder.begin`.
 _INFO_COLUMNS = ("run_name", "status", "mlflow_experiment", "start_time", "end_time")
 
+TEXT = "string[python]"
+"""Dtype of texts. Runs share most of theirs, which columns of Python's own need not copy, and rows are made of in a third of the time."""
+
 # Column to dtype, in order.
 ID_COLUMNS: dict[str, str] = {
-    "run_id": "string",
-    "run_name": "string",
-    "status": "string",
-    "kind": "string",
-    "experiment": "string",
-    "study_id": "string",
-    "mlflow_experiment": "string",
-    "outcome": "string",
-    "failure": "string",
-    "reason": "string",
-    "warnings": "string",
-    "same_as": "string",
+    "run_id": TEXT,
+    "run_name": TEXT,
+    "status": TEXT,
+    "kind": TEXT,
+    "experiment": TEXT,
+    "study_id": TEXT,
+    "mlflow_experiment": TEXT,
+    "outcome": TEXT,
+    "failure": TEXT,
+    "reason": TEXT,
+    "warnings": TEXT,
+    "same_as": TEXT,
     "baseline": "boolean",
     "start_time": "datetime64[ms, UTC]",
     "end_time": "datetime64[ms, UTC]",
-    "suite_id": "string",
-    "question": "string",
-    "asked": "string",
-    "scenario_id": "string",
-    "workload_id": "string",
-    "environment_id": "string",
+    "suite_id": TEXT,
+    "question": TEXT,
+    "asked": TEXT,
+    "scenario_id": TEXT,
+    "workload_id": TEXT,
+    "environment_id": TEXT,
 }
 
-_DTYPE_OF_KIND = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
+_DTYPE_OF_KIND = {str: TEXT, int: "Int64", float: "float64", bool: "boolean"}
 # Attribute of the table that names its columns of params: one that no table knows may look like a metric.
 PARAM_COLUMNS = "llmtrack.params"
 
@@ -175,40 +178,42 @@ class FrameBuilder:
         order = np.lexsort((run_ids.astype(str), starts))[::-1]
         texts = np.array([*self._texts, None], dtype=object)
 
-        def column(numbers: array[int] | None) -> tuple[list[Any], np.ndarray]:
-            """Return the different texts of a column, and which of them each row has."""
+        def column(numbers: array[int], made: Callable[[list[Any]], Any]) -> Any:
+            """Return a column of texts, which is made of the different ones."""
             filled = np.full(len(order), -1)
-            filled[: len(numbers or ())] = numbers or ()
+            filled[: len(numbers)] = numbers
             different, which = np.unique(filled[order], return_inverse=True)
-            return texts[different].tolist(), which
+            return made(texts[different].tolist()).take(which)
+
+        @cache
+        def empty(dtype: str) -> Any:
+            return _array([None] * len(order), dtype)
 
         columns: dict[str, Any] = {}
         for name, dtype in ID_COLUMNS.items():
+            made = partial(_id_column, name, dtype)
             if name in _TAG_COLUMNS:
-                found, which = column(self._tags.get(_TAG_COLUMNS[name]))
-                columns[name] = _taken(_id_column(name, found, dtype), which)
+                found = self._tags.get(_TAG_COLUMNS[name])
+                columns[name] = column(found, made) if found else empty(dtype)
             else:
                 values = run_ids if name == "run_id" else np.array(self._infos[name], dtype=object)
-                columns[name] = _id_column(name, values[order].tolist(), dtype)
+                columns[name] = made(values[order].tolist())
         for name in _known_first(self._params, schema.PARAM_BY_NAME):
-            known = schema.PARAM_BY_NAME.get(name)
+            known, found = schema.PARAM_BY_NAME.get(name), self._params.get(name)
             taken = name in ID_COLUMNS or name in schema.METRIC_BY_NAME
-            found, which = column(self._params.get(name))
-            columns[f"params.{name}" if taken else name] = _taken(
-                _typed(found, known.kind if known else None), which
+            kind = known.kind if known else None
+            columns[f"params.{name}" if taken else name] = (
+                column(found, partial(_typed, kind)) if found else empty(_DTYPE_OF_KIND[kind or str])
             )
         params = Names(name for name in columns if name not in ID_COLUMNS)
         for name in _known_first(self._metrics, schema.METRIC_BY_NAME):
             numbers = np.full(len(order), np.nan)
             numbers[: len(self._metrics.get(name, ()))] = self._metrics.get(name, ())
-            columns[f"metrics.{name}" if name in columns else name] = pd.Series(
-                numbers[order], dtype="float64"
-            )
+            columns[f"metrics.{name}" if name in columns else name] = numbers[order]
         for tag in sorted(self._tags):
             if tag.startswith(schema.ENV_TAG_PREFIX):
-                found, which = column(self._tags[tag])
-                fact = pd.Series(found, dtype="string")
-                columns[f"env.{tag.removeprefix(schema.ENV_TAG_PREFIX)}"] = _taken(fact, which)
+                fact = column(self._tags[tag], partial(_array, dtype=TEXT))
+                columns[f"env.{tag.removeprefix(schema.ENV_TAG_PREFIX)}"] = fact
         table = pd.DataFrame(columns)
         table.attrs[PARAM_COLUMNS] = params
         return table
@@ -275,19 +280,21 @@ def pick(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     return table[list(columns)]
 
 
-def _taken(values: pd.Series, which: np.ndarray) -> pd.Series:
-    """Return the value that each row has of the different ones."""
-    return values.take(which).reset_index(drop=True)
+def _array(values: list[Any], dtype: Any) -> Any:
+    import numpy as np
+    import pandas as pd
+
+    return np.array(values, dtype) if dtype == "float64" else pd.array(values, dtype)
 
 
-def _id_column(name: str, values: list[Any], dtype: str) -> pd.Series:
+def _id_column(name: str, dtype: str, values: list[Any]) -> Any:
     import pandas as pd
 
     if dtype.startswith("datetime"):
-        return pd.Series(pd.to_datetime(values, unit="ms", utc=True), dtype=dtype)
+        return pd.Series(pd.to_datetime(values, unit="ms", utc=True), dtype=dtype).array
     if name == "baseline":
         values = [None if text is None else text == "true" for text in values]
-    return pd.Series(values, dtype=dtype)
+    return _array(values, dtype)
 
 
 def _known_first(found: Iterable[str], known: Iterable[str]) -> list[str]:
@@ -296,19 +303,17 @@ def _known_first(found: Iterable[str], known: Iterable[str]) -> list[str]:
     return first + sorted(set(found) - set(first))
 
 
-def _typed(texts: Sequence[str | None], kind: type | None) -> pd.Series:
+def _typed(kind: type | None, texts: list[str | None]) -> Any:
     """Return a column of the kind or, if that is unknown or wrong, of the narrowest that fits all values."""
-    import pandas as pd
-
     for candidate in (kind,) if kind is str else (kind, int, float, bool):
         if candidate is None:
             continue
         try:
             parsed = [None if _is_missing(text, candidate) else _parse(text, candidate) for text in texts]
-            return pd.Series(parsed, dtype=_DTYPE_OF_KIND[candidate])
+            return _array(parsed, _DTYPE_OF_KIND[candidate])
         except (ValueError, OverflowError):
             continue
-    return pd.Series(list(texts), dtype="string")
+    return _array(texts, TEXT)
 
 
 def _is_missing(text: str | None, kind: type) -> bool:

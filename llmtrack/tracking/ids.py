@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
-from llmtrack.tracking.filters import quoted
-from llmtrack.tracking.paging import newest_runs
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-    from mlflow.entities import Run
+from llmtrack.tracking.direct import Known
+from llmtrack.tracking.filters import Wanted
+from llmtrack.tracking.source import Source
 
 SHORT_ID = 8
 """Characters of an id that lists print."""
@@ -38,7 +33,7 @@ def is_study_id(text: str) -> bool:
     return bool(_STUDY.fullmatch(text))
 
 
-def run_of_id(client: MlflowClient, experiment_ids: Sequence[str], text: str) -> Run | None:
+def run_of_id(source: Source, text: str) -> Known | None:
     """Return the run that an id, or the first characters of one, names; None if there is none.
 
     Raises:
@@ -47,10 +42,9 @@ def run_of_id(client: MlflowClient, experiment_ids: Sequence[str], text: str) ->
     """
     if not may_be_id(text):
         return None
-    asked = f"= {quoted(text)}" if is_id(text) else f"LIKE {quoted(text + '%')}"
-    found = newest_runs(client, experiment_ids, f"attributes.run_id {asked}", _NAMED)
+    found = source.newest(Wanted(run_id=text), _NAMED)
     if len(found) > 1:
         raise UsageError(
-            f"several runs begin with {text!r} ({', '.join(run.info.run_id for run in found)}): give more of the id"
+            f"several runs begin with {text!r} ({', '.join(run.run_id for run in found)}): give more of the id"
         )
     return found[0] if found else None

@@ -6,57 +6,25 @@ import contextlib
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
 from llmtrack.output import console_of
-from llmtrack.tracking import ask, direct, store
+from llmtrack.tracking import ask, direct
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.filters import Moment, Wanted, quoted
 from llmtrack.tracking.frame import FrameBuilder, pick
-from llmtrack.tracking.ids import may_be_id, run_of_id
-from llmtrack.tracking.paging import newest_runs, read_pages
+from llmtrack.tracking.ids import run_of_id
+from llmtrack.tracking.paging import read_pages
+from llmtrack.tracking.source import Source
 from llmtrack.tracking.taken_over import as_own, taken_over
 
 if TYPE_CHECKING:
     import pandas as pd
-    from mlflow import MlflowClient
 
 STUDY_KINDS = ("study:ID", "the id of its run", "latest", "latest:EXPERIMENT", "alias:NAME")
 SUITE = "suite"
 _STUDIES_NAMED = 200
-
-
-class _Source:
-    """A store to read from; MLflow, whose import alone takes seconds, is there once something needs it.
-
-    Args:
-        uri: the store, resolved.
-    """
-
-    def __init__(self, uri: str) -> None:
-        self.uri = uri
-
-    @cached_property
-    def client(self) -> MlflowClient:
-        """MLflow's client of it."""
-        return store.open_existing(self.uri)
-
-    @cached_property
-    def names(self) -> dict[str, str]:
-        """Id to name of every active MLflow experiment."""
-        found = direct.experiment_names(self.uri)
-        return store.experiment_names(self.client) if found is None else found
-
-    def tags_of_newest(self, wanted: Wanted, limit: int = 1) -> list[dict[str, str]]:
-        """The tags of the newest runs that are wanted; the word or model of `wanted` may not be given."""
-        ids = list(self.names)
-        found = direct.tags_of_newest(self.uri, ids, wanted, limit)
-        if found is not None:
-            return found
-        (text,) = wanted.filters()
-        return [run.data.tags for run in newest_runs(self.client, ids, text, limit)]
 
 
 def runs(
@@ -102,7 +70,7 @@ def runs(
         UsageError: no such experiment, study or column, or MLflow does not understand the filter.
         TrackingError: the store cannot be read.
     """
-    source = _Source(store.resolve_tracking_uri(tracking_uri))
+    source = Source(tracking_uri)
     everywhere = list(source.names)
     named, _, scenario = (study or "").partition("#")
     study_id = _study_id(source, named, experiment) if study else None
@@ -146,6 +114,21 @@ def of_scenario(found: pd.DataFrame, scenario: str, named: str) -> pd.DataFrame:
     return chosen
 
 
+def runs_of_id(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
+    """Return the run of a scenario that an id names, or all scenarios of the study whose run it is; see `runs`.
+
+    Args:
+        run_id: the id, or its first characters.
+        tracking_uri: as in `runs`.
+    """
+    source = Source(tracking_uri)
+    named = run_of_id(source, run_id)
+    if named is not None and named.tags.get("llmtrack.kind") == "study":
+        return runs(study=named.tags.get("llmtrack.study_id"), tracking_uri=tracking_uri)
+    wanted = Wanted(kind="scenario", run_id=run_id if named is None else named.run_id)
+    return _gather(source, list(source.names), wanted, lambda count: None).frame()
+
+
 def studies(
     experiment: str | None = None,
     search: str | None = None,
@@ -176,7 +159,7 @@ def study_run(study: str, tracking_uri: str | None = None) -> pd.Series:
 
 
 def _gather(
-    source: _Source, experiment_ids: Sequence[str], wanted: Wanted, on_page: Callable[[int], None]
+    source: Source, experiment_ids: Sequence[str], wanted: Wanted, on_page: Callable[[int], None]
 ) -> FrameBuilder:
     filters = wanted.filters()
     read = direct.read(source.uri, source.names, experiment_ids, wanted, on_page)
@@ -206,11 +189,11 @@ def _progress(shown: bool) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.update(task, completed=count)
 
 
-def _study_id(source: _Source, study: str, experiment: str | None) -> str:
+def _study_id(source: Source, study: str, experiment: str | None) -> str:
     """Return the id of the study that a selector names; see `runs`."""
     kind, colon, value = study.removeprefix("study:").partition(":")
     if kind == "alias" and value:
-        study = run_of_alias(value, experiment, source.uri)
+        study = run_of_alias(source, value, experiment)
     elif kind == "latest":
         study, experiment = "latest", value or experiment
     elif colon:
@@ -219,36 +202,35 @@ def _study_id(source: _Source, study: str, experiment: str | None) -> str:
         study = kind
     any_study = Wanted(experiment, kind="study")
     if study == "latest":
-        for tags in source.tags_of_newest(any_study):
-            if "llmtrack.study_id" in tags:
-                return tags["llmtrack.study_id"]
+        for run in source.newest(any_study):
+            if "llmtrack.study_id" in run.tags:
+                return run.tags["llmtrack.study_id"]
         raise UsageError(
             "there is no study" + (f" of experiment {experiment!r}" if experiment else "") + " yet"
         )
-    # Without MLflow where it need not be asked.
-    named = run_of_id(source.client, list(source.names), study) if may_be_id(study) else None
-    if named is not None and "llmtrack.study_id" in named.data.tags:
-        return named.data.tags["llmtrack.study_id"]
-    if source.tags_of_newest(Wanted(study_id=study)):
+    named = run_of_id(source, study)
+    if named is not None and "llmtrack.study_id" in named.tags:
+        return named.tags["llmtrack.study_id"]
+    if source.newest(Wanted(study_id=study)):
         return study
-    ids = [tags.get("llmtrack.study_id", "") for tags in source.tags_of_newest(any_study, _STUDIES_NAMED)]
+    ids = [run.tags.get("llmtrack.study_id", "") for run in source.newest(any_study, _STUDIES_NAMED)]
     raise UsageError(f"there is no study {study!r}{_nearest(study, ids)}")
 
 
-def _taken_over(source: _Source, study_id: str) -> dict[str, tuple[str, bool]]:
+def _taken_over(source: Source, study_id: str) -> dict[str, tuple[str, bool]]:
     """Return the runs that a study took over from earlier ones."""
-    return next(map(taken_over, source.tags_of_newest(Wanted(kind="study", study_id=study_id))), {})
+    return next((taken_over(run.tags) for run in source.newest(Wanted(kind="study", study_id=study_id))), {})
 
 
-def _ids_by_mlflow_name(source: _Source, experiment: str) -> list[str]:
+def _ids_by_mlflow_name(source: Source, experiment: str) -> list[str]:
     """Return the MLflow experiment of that name, where no run bears it as the llmtrack experiment's."""
-    if source.tags_of_newest(Wanted(experiment)):
+    if source.newest(Wanted(experiment)):
         return []  # The experiment is there; the other filters leave nothing of it.
     ids = [number for number, name in source.names.items() if name == experiment]
     if ids:
         return ids
-    studies_found = source.tags_of_newest(Wanted(kind="study"), _STUDIES_NAMED)
-    known = {tags.get("llmtrack.experiment", "") for tags in studies_found} | set(source.names.values())
+    studies_found = source.newest(Wanted(kind="study"), _STUDIES_NAMED)
+    known = {run.tags.get("llmtrack.experiment", "") for run in studies_found} | set(source.names.values())
     raise UsageError(f"there is no experiment {experiment!r}{_nearest(experiment, sorted(known - {''}))}")
 
 

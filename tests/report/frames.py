@@ -8,9 +8,9 @@ from typing import Any
 import pandas as pd
 
 from llmtrack import metrics as schema
-from llmtrack.tracking.frame import ID_COLUMNS
+from llmtrack.tracking.frame import ID_COLUMNS, TEXT
 
-KINDS = {str: "string", int: "Int64", float: "float64", bool: "boolean"}
+KINDS = {str: TEXT, int: "Int64", float: "float64", bool: "boolean"}
 
 DEFAULTS: dict[str, Any] = {
     "status": "FINISHED",
@@ -56,7 +56,7 @@ def frame(*rows: dict[str, Any]) -> pd.DataFrame:
         elif name in found:
             found[name] = pd.Series(values, dtype=found[name].dtype)
         else:
-            added[name] = pd.Series(values, dtype="string" if name.startswith("env.") else "float64")
+            added[name] = pd.Series(values, dtype=TEXT if name.startswith("env.") else "float64")
     return pd.concat([found, pd.DataFrame(added)], axis=1) if added else found
 
 

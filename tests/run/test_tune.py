@@ -22,6 +22,7 @@ from llmtrack.task import GenerateTask, PerplexityTask
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.artifacts import artifact_text, raw_samples
 from llmtrack.tracking.query import runs
+from llmtrack.tracking.source import Source
 
 TASK = GenerateTask(("abc",), max_new_tokens=5)
 # Seconds a step, nats a token, and seconds to load, by quantization.
@@ -153,7 +154,7 @@ def test_the_fastest_that_keeps_to_the_bound_wins_and_each_of_the_others_says_wh
         held = json.loads(artifact_text(run_id, "race.json", uri))
         assert raw_samples(run_id, uri)["decode_tokens_per_sec"] == pytest.approx(held["fresh"])
         assert 5 <= len(held["fresh"]) <= 12
-    champion = run_of_alias("champion", tracking_uri=uri)
+    champion = run_of_alias(Source(uri), "champion")
     assert champion == tracked.loc["small", "run_id"]
     assert "quantization='small'" in artifact_text(champion, "run_it.py", uri)
     assert "--quantization small" in artifact_text(champion, "run_it.sh", uri)

@@ -88,7 +88,7 @@ def by_mlflow(monkeypatch):
 
     def read(**asked):
         with monkeypatch.context() as patch:
-            for name in ("read", "experiment_names", "tags_of_newest"):
+            for name in ("read", "experiment_names", "newest", "artifact_roots"):
                 patch.setattr(direct, name, lambda *_: None)
             return runs(**asked)
 
@@ -247,14 +247,33 @@ def test_where_workspaces_are_in_use_mlflow_lists_the_experiments(uri, monkeypat
 @pytest.mark.slow(2)
 def test_what_only_reads_a_database_imports_neither_mlflow_nor_sqlalchemy(uri):
     client = store.connect(uri)
-    tags = {"llmtrack.kind": "scenario", "llmtrack.study_id": "s-1", "llmtrack.suite_id": "suite-1"}
-    client.create_run("0", tags=tags)
+    tags = {
+        "llmtrack.kind": "scenario",
+        "llmtrack.study_id": "s-1",
+        "llmtrack.suite_id": "suite-1",
+        "llmtrack.alias.good": "1",
+    }
+    ids = [client.create_run("0", tags=tags).info.run_id for _ in range(2)]
+    for run_id in ids:
+        client.log_batch(run_id, [Metric("tokens_per_sec", 1, 0, 0), Metric("peak_memory_mib", 1, 0, 0)])
+        client.set_terminated(run_id)
     client.create_run("0", tags=tags | {"llmtrack.kind": "study"})
+    asked = (
+        ["compare", "--study", "latest"],
+        ["compare"],
+        ["compare", "--baseline", ids[0][:8], "--candidate", ids[1], "--metric", "peak_memory_mib"],
+        ["gate", "--baseline", ids[0], "--candidate", "alias:good", "--fail-if", "peak_memory_mib > 1%"],
+        ["pareto", "--quality", "peak_memory_mib"],
+        ["recommend", "--study", "alias:good"],
+    )
     script = f"""
 import sys
 from llmtrack.cli import main
-main(["compare", "--study", "latest", "--tracking-uri", {uri!r}], standalone_mode=False)
-main(["compare", "--tracking-uri", {uri!r}], standalone_mode=False)
+for words in {asked!r}:
+    try:
+        main([*words, "--tracking-uri", {uri!r}], standalone_mode=False)
+    except SystemExit as ended:
+        assert ended.code in (0, 1), words
 print(*{{"mlflow", "sqlalchemy", "torch", "matplotlib", "scipy"}} & set(sys.modules), "were imported", file=sys.stderr)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

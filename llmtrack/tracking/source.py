@@ -1,0 +1,52 @@
+"""A store to read runs from: straight from its database where that is known, else through MLflow."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from llmtrack.tracking import direct, store
+from llmtrack.tracking.direct import Known
+from llmtrack.tracking.filters import Wanted
+from llmtrack.tracking.paging import newest_runs
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+class Source:
+    """A store to read from; MLflow, whose import alone takes seconds, is there once something needs it.
+
+    Args:
+        tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
+    """
+
+    def __init__(self, tracking_uri: str | None = None) -> None:
+        self.uri = store.resolve_tracking_uri(tracking_uri)
+
+    @cached_property
+    def client(self) -> MlflowClient:
+        """MLflow's client of it."""
+        return store.open_existing(self.uri)
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """Id to name of every active MLflow experiment."""
+        found = direct.experiment_names(self.uri)
+        return store.experiment_names(self.client) if found is None else found
+
+    def newest(self, wanted: Wanted, limit: int = 1) -> list[Known]:
+        """Return the newest runs that are wanted; the word or model of `wanted` may not be given.
+
+        Raises:
+            TrackingError: the store cannot be read.
+        """
+        ids = list(self.names)
+        found = direct.newest(self.uri, ids, wanted, limit)
+        if found is not None:
+            return found
+        (text,) = wanted.filters()
+        return [
+            Known(run.info.run_id, run.info.experiment_id, run.data.tags)
+            for run in newest_runs(self.client, ids, text, limit)
+        ]

@@ -1,0 +1,59 @@
+"""Texts beside a run's numbers: read where they lie, or asked of a server as seldom as can be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from mlflow import MlflowClient
+
+from llmtrack.errors import UsageError
+from llmtrack.tracking import artifacts, store
+from llmtrack.tracking.artifacts import artifact_text, artifact_texts, samples_by_run
+
+
+class Served:
+    """A client of a server: what is asked of it besides is no attribute of it."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self.texts, self.asked = texts, []
+
+    def list_artifacts(self, run_id: str) -> list[SimpleNamespace]:
+        self.asked.append(("list", run_id))
+        return [SimpleNamespace(path="samples.json")] if run_id in self.texts else []
+
+    def download_artifacts(self, run_id: str, path: str, folder: str) -> str:
+        self.asked.append(("download", run_id))
+        Path(folder, path).write_text(self.texts[run_id])
+        return str(Path(folder, path))
+
+
+def test_a_server_is_opened_once_for_all_texts_and_asked_for_no_run(monkeypatch):
+    served, opened = Served({"a": '{"samples": {"loss": [1, 2]}}', "c": "broken"}), []
+    monkeypatch.setattr(store, "open_existing", lambda uri: opened.append(uri) or served)
+    assert artifact_texts(["a", "b"], "samples.json", "http://host:5000") == [served.texts["a"], ""]
+    assert opened == ["http://host:5000"]
+    assert sorted(served.asked) == [("download", "a"), ("list", "a"), ("list", "b")]
+    lenient = samples_by_run(["a", "b", "c"], "http://host:5000", lenient=True)
+    assert lenient == {"a": {"loss": (1.0, 2.0)}, "b": {}}
+    with pytest.raises(UsageError, match=r"samples\.json of run c cannot be read"):
+        samples_by_run(["a", "b", "c"], "http://host:5000")
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_text_on_this_machine_is_read_there_and_what_is_not_there_is_empty(uri, known, monkeypatch):
+    client = store.connect(uri)
+    run_id = client.create_run("0").info.run_id
+    client.log_text(run_id, "ä\n", "sample.txt")
+    if known:
+        monkeypatch.setattr(store, "open_existing", lambda uri: pytest.fail("MLflow was asked"))
+    else:
+        monkeypatch.setattr(artifacts.direct, "artifact_roots", lambda *of: None)
+    wanted = [run_id, "0" * 32, run_id]
+    assert artifact_texts(wanted, "sample.txt", uri) == ["ä\n", "", "ä\n"]
+    assert artifact_text(run_id, "other.txt", uri) == ""
+    client.delete_run(run_id)
+    assert artifact_text(run_id, "sample.txt", uri) == "ä\n"
+    assert Path(MlflowClient(uri).download_artifacts(run_id, "sample.txt")).read_text() == "ä\n"
