@@ -44,7 +44,7 @@ def browser(path: str) -> Iterator[Browser]:
 
 
 class Tab:
-    """A fresh page of an MLflow UI.
+    """A page of an MLflow UI, which goes from place to place as a person's does: to load the UI anew takes both cores seconds.
 
     Attributes:
         page: Playwright's page.
@@ -61,6 +61,9 @@ class Tab:
 
     def open(self, place: str) -> Page:
         """Open a place of the UI, such as `/experiments/1/runs`, and return the page."""
+        # By way of a place that shows nothing of the one before.
+        self.page.goto(f"{self._server}/#/nowhere")
+        expect(self.page.get_by_text("Page Not Found")).to_be_visible()
         self.page.goto(f"{self._server}/#{place}")
         return self.page
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -32,16 +32,23 @@ def tracked(browser: chromium.Browser, server: Server) -> Tracked:  # noqa: F811
     return measure(server.uri)
 
 
+@pytest.fixture(scope="session")
+def _shared(browser: chromium.Browser, tracked: Tracked) -> Tab:
+    return Tab(browser, tracked.server)
+
+
 @pytest.fixture
-def tab(browser: chromium.Browser, tracked: Tracked) -> Iterator[Callable[[], Tab]]:
-    """Open fresh pages; after the test, none of them may have logged an error."""
-    tabs: list[Tab] = []
+def tab(_shared: Tab) -> Iterator[Tab]:
+    """The page of all tests; none of them may let it log an error."""
+    _shared.errors.clear()
+    yield _shared
+    assert _shared.errors == []
 
-    def new() -> Tab:
-        tabs.append(Tab(browser, tracked.server))
-        return tabs[-1]
 
-    yield new
-    for each in tabs:
-        each.page.close()
-    assert [error for each in tabs for error in each.errors] == []
+@pytest.fixture
+def fresh_tab(browser: chromium.Browser, tracked: Tracked) -> Iterator[Tab]:
+    """A page that has read nothing yet, and is closed again."""
+    tab = Tab(browser, tracked.server)
+    yield tab
+    tab.page.close()
+    assert tab.errors == []

@@ -18,7 +18,7 @@ WIDTH = "image => image.complete ? image.naturalWidth : 0"
 
 
 def test_the_table_of_runs_lists_studies_and_scenarios(tab, tracked):
-    page = tab().open(runs_place(tracked.experiment_id))
+    page = tab.open(runs_place(tracked.experiment_id))
     expect(page.get_by_text(f"{len(tracked.run_names)} matching runs")).to_be_visible()
     assert {"prompt_length/prompt_16", "prompt_length/prompt_64"} < set(tracked.run_names)
     for name in tracked.run_names:
@@ -30,7 +30,7 @@ def test_the_table_of_runs_lists_studies_and_scenarios(tab, tracked):
 
 def test_two_scenarios_are_compared(tab, tracked):
     pair = [tracked.scenarios["prompt_16"], tracked.scenarios["prompt_64"]]
-    page = tab().open(compare_place(tracked.experiment_id, pair))
+    page = tab.open(compare_place(tracked.experiment_id, pair))
     expect(page.get_by_text("Comparing 2 Runs from 1 Experiment")).to_be_visible()
     for run_id in pair:
         expect(page.get_by_role("link", name=run_id)).to_be_visible()
@@ -40,7 +40,7 @@ def test_two_scenarios_are_compared(tab, tracked):
 
 
 def test_a_png_is_shown(tab, tracked):
-    page = tab().open(artifact_place(tracked.experiment_id, tracked.study, "table.png"))
+    page = tab.open(artifact_place(tracked.experiment_id, tracked.study, "table.png"))
     image = page.get_by_alt_text("table.png")
     expect(image).to_be_visible()
     page.wait_for_function("() => document.querySelector('img[alt=\"table.png\"]').complete")
@@ -48,7 +48,7 @@ def test_a_png_is_shown(tab, tracked):
 
 
 def test_the_report_opens_and_its_plots_are_drawn(tab, tracked):
-    page = tab().open(artifact_place(tracked.experiment_id, tracked.study, "report.html"))
+    page = tab.open(artifact_place(tracked.experiment_id, tracked.study, "report.html"))
     report = page.frame_locator("iframe")
     expect(report.get_by_role("heading", name="Conditions")).to_be_visible()
     expect(report.get_by_text("prompt_64").first).to_be_visible()
@@ -58,14 +58,15 @@ def test_the_report_opens_and_its_plots_are_drawn(tab, tracked):
 
 
 def test_a_note_of_a_study_leads_to_its_runs(tab, tracked):
-    page = tab().open(f"/experiments/{tracked.experiment_id}/runs/{tracked.study}")
+    page = tab.open(f"/experiments/{tracked.experiment_id}/runs/{tracked.study}")
     with page.expect_popup() as opened:
         page.get_by_role("link", name="prompt_64", exact=True).click()
     expect(opened.value).to_have_url(re.compile(tracked.scenarios["prompt_64"]))
+    opened.value.close()
 
 
 def test_a_study_opens_with_its_answer_and_its_figures(tab, tracked):
-    page = tab().open(run_link("", tracked.experiment_id, tracked.study).removeprefix("#"))
+    page = tab.open(run_link("", tracked.experiment_id, tracked.study).removeprefix("#"))
     expect(page.get_by_text("From 16 to 64 prompt tokens the call takes").first).to_be_visible()
     expect(page.get_by_role("link", name="scenarios_measured", exact=True)).to_be_visible()
     expect(page.get_by_text("No metrics recorded")).to_have_count(0)
@@ -73,14 +74,14 @@ def test_a_study_opens_with_its_answer_and_its_figures(tab, tracked):
 
 def test_the_charts_of_a_scenario_are_of_its_metrics_and_not_of_their_spread(tab, tracked):
     run_id = tracked.scenarios["prompt_16"]
-    page = tab().open(f"/experiments/{tracked.experiment_id}/runs/{run_id}/model-metrics")
+    page = tab.open(f"/experiments/{tracked.experiment_id}/runs/{run_id}/model-metrics")
     for chart in ("token_latency_ms", "avg_latency_per_token_ms"):
         expect(page.get_by_role("heading", name=chart, exact=True)).to_be_visible()
     expect(page.get_by_role("heading", name=re.compile(r"\.(ci_low|ci_high|mean|sd|n)$"))).to_have_count(0)
 
 
 def test_the_prepared_view_shows_the_scenarios_of_the_study_with_the_columns_that_matter(tab, tracked):
-    page = tab().open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("#"))
+    page = tab.open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("#"))
     # All but the study's own; on a busy machine a scenario may have been measured once more.
     expect(page.get_by_text(f"{len(tracked.run_names) - 1} matching runs")).to_be_visible()
     expect(page.get_by_text("tokens_per_sec").first).to_be_visible()
@@ -99,17 +100,17 @@ def _views_stay(tracked):
 
 
 @pytest.mark.usefixtures("_views_stay")
-def test_the_view_of_an_older_study_shows_its_runs(tab, tracked, monkeypatch):
+def test_the_view_of_an_older_study_shows_its_runs(fresh_tab, tracked, monkeypatch):
     monkeypatch.setattr(views, "MOST_KEPT", 1)
     own = views.kept_views(tracked.experiment_id, tracked.server)
     assert tracked.study_id in own
     views.keep_views({"precision-99991231-000000-aaaa": "{}"}, tracked.experiment_id, tracked.server)
-    page = tab().open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("#"))
+    page = fresh_tab.open(runs_link("", tracked.experiment_id, tracked.study_id).removeprefix("#"))
     expect(page.get_by_text(f"{len(tracked.run_names) - 1} matching runs")).to_be_visible()
     expect(page.get_by_text("does not exist")).to_have_count(0)
 
 
 def test_the_prepared_charts_are_bars_and_what_was_asked(tab, tracked):
-    page = tab().open(runs_link("", tracked.experiment_id, tracked.study_id, charts=True).removeprefix("#"))
+    page = tab.open(runs_link("", tracked.experiment_id, tracked.study_id, charts=True).removeprefix("#"))
     expect(page.get_by_text("What was asked").first).to_be_visible()
     expect(page.get_by_text("Parallel Coordinates").first).to_be_visible()

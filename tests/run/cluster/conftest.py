@@ -60,6 +60,9 @@ def tell(patch: pytest.MonkeyPatch, folder: Path) -> None:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
         "RAY_worker_niceness": "0",
+        # A node that was killed is asked five times before it is taken for dead: every 3 s otherwise.
+        "RAY_health_check_initial_delay_ms": "500",
+        "RAY_health_check_period_ms": "300",
     }
     for name, value in told.items():
         patch.setenv(name, value)
