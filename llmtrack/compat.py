@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from llmtrack.garbage import uncollected
+
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
@@ -17,7 +19,7 @@ TRANSFORMERS_MAJOR = int(version("transformers").split(".")[0])
 
 def import_transformers() -> None:
     """Import what of transformers every model needs, and not what it looks for only since MLflow brings it: a third less."""
-    with unseen_by_transformers():
+    with unseen_by_transformers(), uncollected():
         importlib.import_module("transformers.generation.utils")
 
 

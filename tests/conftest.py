@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gc
 import getpass
 import math
 import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -21,6 +22,7 @@ from filelock import FileLock
 from hypothesis import settings
 
 from llmtrack.compat import unseen_by_transformers
+from llmtrack.garbage import uncollected
 from llmtrack.measure import ceilings, gauges, interference, statistics
 from llmtrack.models import durations
 
@@ -47,9 +49,11 @@ LONG_PATH = 70
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[object]:
-    """Import what the tests import as a worker does: what transformers brings along beyond that takes each worker seconds."""
-    with unseen_by_transformers():
-        return (yield)
+    """Import what the tests import as a worker does: what transformers brings along, and searches for garbage, take seconds."""
+    with unseen_by_transformers(), uncollected():
+        result = yield
+    gc.freeze()
+    return result
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -82,6 +86,20 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             make(folder)
             done.touch()
     return folder
+
+
+def _fork(python: str, arguments: Sequence[str], passed: Iterable[int]) -> int:
+    """Run what a new Python is given by `-c` in a fork of this one, which has these files and the standard ones open."""
+    if pid := os.fork():
+        return pid
+    try:
+        kept = sorted({0, 1, 2, *passed})
+        for one, next_one in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+            os.closerange(one + 1, next_one)
+        sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+        exec(arguments[-1], {})
+    finally:
+        os._exit(0)
 
 
 def processes() -> ForkServerContext:
@@ -128,6 +146,15 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setenv("TMPDIR", str(folder) if len(str(folder)) < LONG_PATH else short)
         patch.setattr(tempfile, "tempdir", None)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server(_temporary_files: None) -> None:
+    """Fork the fork server off this process where that has imported what it would import for seconds, before any test runs."""
+    if {"experiments.suite", "mlflow", "transformers.generation.utils"} <= sys.modules.keys():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("multiprocessing.util.spawnv_passfds", _fork)
+            processes()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.experiment import Experiment
+from llmtrack.garbage import uncollected
 from llmtrack.measure.beside import Beside
 from llmtrack.output import protected_output
 from llmtrack.processes import when_launcher_ends
@@ -94,15 +95,15 @@ def open_tracker(settings: HereOptions) -> Tracker:
     What the report is made with is imported, too: a worker that was begun before imports its own meanwhile, and later
     it would disturb what is measured, or be waited for.
     """
-    tracker = Tracker.open(settings.tracking_uri, settings.experiment_name)
+    with uncollected():
+        tracker = Tracker.open(settings.tracking_uri, settings.experiment_name)
+        # What cannot be imported is told by the part of the report that wants it.
+        with contextlib.suppress(Exception):
+            drawing.preload()
+            page_template()
     closed = [] if tracker.offline else Beside().get("", lambda: close_abandoned(tracker.tracking_uri), [])
     if closed:
         to_stderr(f"ended as killed what killed processes had left RUNNING: {'; '.join(closed)}")
-    with contextlib.suppress(
-        Exception
-    ):  # What cannot be imported is told by the part of the report that wants it.
-        drawing.preload()
-        page_template()
     return tracker
 
 

@@ -19,10 +19,10 @@ from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from llmtrack import installed
+from llmtrack.garbage import uncollected
 from llmtrack.tracking import store
 from llmtrack.tracking.filters import Wanted
 from llmtrack.tracking.frame import FrameBuilder
-from llmtrack.tracking.paging import collecting_later
 
 NEWEST = (3, 17)
 """The newest release of MLflow whose tables were compared: a newer one may keep values elsewhere."""
@@ -125,7 +125,7 @@ def read(
 
     def ask(database: sqlite3.Connection) -> FrameBuilder:
         found = FrameBuilder(experiment_names)
-        with collecting_later():
+        with uncollected():
             _fill(found, database, experiment_ids, wanted)
         return found
 

@@ -7,7 +7,6 @@ processes; so several pages are asked of it at once, each for a stretch of start
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import itertools
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
+from llmtrack.garbage import uncollected
 from llmtrack.tracking import store_errors
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def read_pages(client: MlflowClient, experiment_ids: Sequence[str], text: str) -
         return
     read = _from_server if client.tracking_uri.startswith("http") else _in_turn
     pages = read(client, experiment_ids, text)
-    with collecting_later():
+    with uncollected():
         for page in pages:
             yield page
             # Only what is young: the garbage of one page, not the whole program.
@@ -148,15 +148,3 @@ def _page(
         raise UsageError(
             f"MLflow does not understand the filter {text!r}: {store_errors.one_line(error)}"
         ) from error
-
-
-@contextlib.contextmanager
-def collecting_later() -> Iterator[None]:
-    """Pause the garbage collector, which thousands of new objects that are no garbage would wake again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -7,6 +7,7 @@ standard error instead.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from typing import TextIO, cast
 
 from llmtrack.errors import LlmtrackError, in_words
 from llmtrack.events import Event, event_to_json
+from llmtrack.garbage import uncollected
 from llmtrack.output import protected
 from llmtrack.plain import from_json
 from llmtrack.processes import kill_children, when_parent_ends
@@ -36,9 +38,11 @@ def main() -> None:
     for name in ("SIGINT", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    _quieten()
-    from llmtrack.engines.registry import load_variant
-    from llmtrack.worker.measuring import EngineCache, measure_group
+    with uncollected():
+        _quieten()
+        from llmtrack.engines.registry import load_variant
+        from llmtrack.worker.measuring import EngineCache, measure_group
+    gc.freeze()  # no search goes through it again, least of all while something is timed
 
     def tell(message: dict[str, object]) -> None:
         # Without a parent nobody listens, and what can be kept still is.
