@@ -44,28 +44,15 @@ class Gain:
     found: Difference
 
     @property
-    def ratio(self) -> float:
+    def ratio(self) -> Ratio:
         """Ratio of the medians."""
-        return self._ratio.value
-
-    @property
-    def low(self) -> float:
-        """Lower end of its 95 % interval."""
-        return self._ratio.low
-
-    @property
-    def high(self) -> float:
-        """Upper end of it."""
-        return self._ratio.high
+        assert self.found.ratio is not None  # else nothing was gained or lost: see `gains`
+        return self.found.ratio
 
     @property
     def disturbed(self) -> list[str]:
         """Those of both that were disturbed: nothing is learned from them."""
         return [ask.name(each) for each in (self.run, self.base) if is_disturbed(each)]
-
-    @property
-    def _ratio(self) -> Ratio:
-        return self.found.ratio or Ratio(1.0, 1.0, 1.0)
 
 
 def takeaways(runs: pd.DataFrame) -> list[str]:
@@ -83,15 +70,15 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
     lines = []
     sure = [gain for gain in wins if not gain.disturbed]
     if sure:
-        best = _plainest(sure, lambda gain: gain.ratio)
-        lines += [_win(best), f"What it costs: {_cost(best, runs)}."]
+        best = _plainest(sure, lambda gain: gain.ratio.value)
+        lines += [f"Biggest win: {_gives(best)}", f"What it costs: {_cost(best, runs)}."]
     elif wins:
         names = list(dict.fromkeys(name for gain in wins for name in gain.disturbed))
         lines.append(_not_known("Whether anything beat its baseline", names, wins[0].run))
     elif found:
         lines.append("Nothing beat the baseline of its experiment beyond noise.")
     if losses:
-        lines.append(_loss(_plainest(losses, lambda gain: -gain.ratio)))
+        lines.append(f"To avoid: {_gives(_plainest(losses, lambda gain: -gain.ratio.value))}")
     if compared and not wins and not losses:
         lines += _cannot_tell([gain for gain in compared if gain.found.verdict == "unknown"])
     return (
@@ -116,7 +103,7 @@ def headline(runs: pd.DataFrame) -> dict[str, float]:
     timed = steady if len(steady) else timed
     if len(timed):
         found["best_tokens_per_sec"] = float(timed["tokens_per_sec"].max())
-    wins = [gain.ratio for gain in gains(runs) if gain.found.verdict == "better" and not gain.disturbed]
+    wins = [gain.ratio.value for gain in gains(runs) if gain.found.verdict == "better" and not gain.disturbed]
     return found | ({"best_gain": max(wins)} if wins else {})
 
 
@@ -173,18 +160,9 @@ def _same_tokens(gain: Gain) -> bool | None:
     return bool(gain.run["output_digest"] == gain.base["output_digest"])
 
 
-def _win(gain: Gain) -> str:
-    return f"Biggest win: {_what(gain)} gives {_times(gain)} the tokens/s ({_where(gain)}){in_doubt(gain.found)}."
-
-
-def _loss(gain: Gain) -> str:
-    return (
-        f"To avoid: {_what(gain)} gives {_times(gain)} the tokens/s ({_where(gain)}){in_doubt(gain.found)}."
-    )
-
-
-def _times(gain: Gain) -> str:
-    return f"{gain.ratio:.2f}x (interval {gain.low:.2f}x to {gain.high:.2f}x)"
+def _gives(gain: Gain) -> str:
+    times = f"{gain.ratio.value:.2f}x (interval {gain.ratio.low:.2f}x to {gain.ratio.high:.2f}x)"
+    return f"{_what(gain)} gives {times} the tokens/s ({_where(gain)}){in_doubt(gain.found)}."
 
 
 def _what(gain: Gain) -> str:

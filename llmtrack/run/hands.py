@@ -12,7 +12,7 @@ from typing import Any
 from llmtrack.decide.racing import Rules
 from llmtrack.decide.tuning import Goal, PartScore, Seen, Tuning
 from llmtrack.engines.options import ThreadOption
-from llmtrack.events import Event, Log, Progress, Warn
+from llmtrack.events import Event, Log, Progress
 from llmtrack.metrics import metric
 from llmtrack.options import parameters
 from llmtrack.outcome import Failure, Measurement, Outcome
@@ -190,12 +190,8 @@ class Hands:
         def take(event: Event) -> None:
             if isinstance(event, (Measurement, Failure)):
                 found.append(event)
-            elif isinstance(event, Progress):
-                self._progress.step(event)
-            elif isinstance(event, Log) and not quiet:
-                self._progress.line(event.text)
-            elif isinstance(event, Warn):
-                self._progress.warn(event.text)
+            elif not (quiet and isinstance(event, Log)):
+                self._progress.hear(event)
 
         # Until it tells more: it may have to be loaded, or even made.
         self._progress.step(Progress(scenario.name, "loading"))

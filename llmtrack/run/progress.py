@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from llmtrack.events import Event, Log, Warn
 from llmtrack.events import Progress as Step
 from llmtrack.report.escape import on_one_line
 from llmtrack.report.terminal import say
@@ -65,7 +66,8 @@ class SuiteProgress:
         )
         self._clock = clock
         self._began = clock()
-        self._current = ""
+        self.current = ""
+        """Which experiment it is at, such as `[2/7] prompt_length`."""
         self.ended = 0
 
     @property
@@ -99,14 +101,9 @@ class SuiteProgress:
         number = names.index(experiment)
         # An experiment that broke has not ended all its scenarios, and none of them is to come.
         self.ended = sum(self._scenarios[name] for name in names[:number])
-        self._current = f"[{number + 1}/{len(names)}] {experiment}"
+        self.current = f"[{number + 1}/{len(names)}] {experiment}"
         times = time_text(self.elapsed, self.left())
-        return f"{self._current}: {self.ended} of {plural(self.total, 'scenario')} done, {times}"
-
-    @property
-    def current(self) -> str:
-        """Which experiment it is at, such as `[2/7] prompt_length`."""
-        return self._current
+        return f"{self.current}: {self.ended} of {plural(self.total, 'scenario')} done, {times}"
 
 
 class StudyProgress:
@@ -164,6 +161,15 @@ class StudyProgress:
     def times(self) -> str:
         """The time that has passed and, as soon as that is known, about how much is left."""
         return time_text(self._suite.elapsed, self._suite.left(sum(self._shares.values())))
+
+    def hear(self, event: Event) -> None:
+        """Show what an event says of how it goes, if that is what it is for."""
+        if isinstance(event, Log):
+            self.line(event.text)
+        elif isinstance(event, Warn):
+            self.warn(event.text)
+        elif isinstance(event, Step):
+            self.step(event)
 
     def line(self, text: str) -> None:
         """Print a line above the bar."""

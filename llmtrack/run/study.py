@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from llmtrack.decide.verdicts import with_samples
-from llmtrack.events import Begun, Event, Log, Progress, Steps, Warn
+from llmtrack.events import Begun, Event, Steps
 from llmtrack.experiment import Experiment
 from llmtrack.metrics import as_shown
 from llmtrack.outcome import Failure, Measurement
@@ -42,25 +42,34 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class StudyResult:
+class Reported:
+    """What became of a study's report.
+
+    Attributes:
+        reading: what the tracked runs say; empty if they could not be read back.
+        tracked: the study's runs as read back, those taken over from earlier studies among them, or None.
+        problems: what of its report could not be made, and why.
+    """
+
+    reading: tuple[str, ...] = ()
+    tracked: pd.DataFrame | None = None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult(Reported):
     """How a study ended.
 
     Attributes:
         study: its identity in the tracking store.
         measured: scenarios that were measured.
         failed: scenarios that were not.
-        reading: what the tracked runs say; empty if they could not be read back.
-        tracked: the study's runs as read back, those taken over from earlier studies among them, or None.
-        problems: what of its report could not be made, and why.
         refused: of the failed ones, those whose backend's package is broken.
     """
 
     study: Study
     measured: int
     failed: int
-    reading: tuple[str, ...] = ()
-    tracked: pd.DataFrame | None = None
-    problems: tuple[str, ...] = ()
     refused: int = 0
 
     @property
@@ -69,15 +78,6 @@ class StudyResult:
         if self.refused and not self.measured and self.refused == self.failed:
             return 2
         return 1 if self.failed or self.problems else 0
-
-
-@dataclass(frozen=True)
-class Reported:
-    """What became of a study's report; the attributes of the same names of `StudyResult`."""
-
-    reading: tuple[str, ...] = ()
-    tracked: pd.DataFrame | None = None
-    problems: tuple[str, ...] = ()
 
 
 def run_study(
@@ -159,13 +159,8 @@ def run_study(
 
             def on_event(event: Event) -> None:
                 nonlocal refused
-                if isinstance(event, Log):
-                    progress.line(event.text)
-                elif isinstance(event, Warn):
-                    progress.warn(event.text)
-                elif isinstance(event, Progress):
-                    progress.step(event)
-                elif isinstance(event, Begun):
+                progress.hear(event)
+                if isinstance(event, Begun):
                     tracker.begin(study, **vars(event))
                 elif isinstance(event, Steps):
                     tracker.log_steps(event.run_key, event.rows)
@@ -195,7 +190,9 @@ def run_study(
         reported = report_study(experiment, study, tracker, console, bool(counts[Failure]), earlier)
     if afresh and not counts[Failure] and not reported.problems:
         keep_time(experiment, environment_id(facts), time.monotonic() - began)
-    return StudyResult(study, counts[Measurement], counts[Failure], refused=refused, **vars(reported))
+    return StudyResult(
+        study=study, measured=counts[Measurement], failed=counts[Failure], refused=refused, **vars(reported)
+    )
 
 
 _TOLD = {

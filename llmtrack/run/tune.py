@@ -98,9 +98,9 @@ def run_tune(
         failed = tuning.winner is None
         reported = report_study(experiment, study, tracker, console, failed, None)
     journal.done()
-    counts = [isinstance(outcome, Failure) for outcome in tracked.values()]
-    result = StudyResult(study, counts.count(False), counts.count(True), **vars(reported))
-    return replace(result, failed=result.failed if failed else 0)
+    lost = sum(isinstance(outcome, Failure) for outcome in tracked.values())
+    measured = len(tracked) - lost
+    return StudyResult(study=study, measured=measured, failed=lost if failed else 0, **vars(reported))
 
 
 def _track(study: Study, tracker: Tracker, hands: Hands, tuning: Tuning) -> dict[str, Outcome]:

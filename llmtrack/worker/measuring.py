@@ -24,7 +24,8 @@ class EngineCache:
     """Keeps the engine of the last variant, so that scenarios of one variant share it."""
 
     def __init__(self, load: Callable[[Variant], Engine]) -> None:
-        self._load = load
+        self.load = load
+        """Returns a further engine; the caller closes it."""
         self._variant: Variant | None = None
         self._engine: Engine | None = None
         self._reference: tuple[Variant, Engine] | None = None
@@ -36,19 +37,15 @@ class EngineCache:
         if self._engine is not None and variant == self._variant:
             return self._engine, False
         self.close()
-        self._engine = self._load(variant)
+        self._engine = self.load(variant)
         self._variant = variant
         return self._engine, True
-
-    def load_beside(self, variant: Variant) -> Engine:
-        """Return a further engine; the caller closes it."""
-        return self._load(variant)
 
     def load_reference(self, variant: Variant) -> Engine:
         """Return a further engine, which is kept as long as the first is, or until another one is asked for."""
         if self._reference is None or self._reference[0] != variant:
             self._free_reference()
-            self._reference = variant, self._load(variant)
+            self._reference = variant, self.load(variant)
         return self._reference[1]
 
     def _free_reference(self) -> None:
@@ -113,7 +110,7 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
     for measurement in timed:
         check = measurement.scenario.quality
         assert check is not None  # else it was not held back
-        emit(with_quality(measurement, check, engine, engines.load_beside, emit, clock))
+        emit(with_quality(measurement, check, engine, engines.load, emit, clock))
     for scenario in scenarios:
         if isinstance(scenario.task, ShardTask):
             measure_shard(scenario, scenario.task, engine, engines.ready, engines.load_reference, emit, clock)

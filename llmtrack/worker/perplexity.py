@@ -13,7 +13,6 @@ from llmtrack.engine import Engine
 from llmtrack.errors import in_words
 from llmtrack.events import Emit, Log, Progress, SoFar
 from llmtrack.measure.beside import Beside
-from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.timing import Clock
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.models import durations
@@ -28,7 +27,7 @@ from llmtrack.scenario import QualityCheck, Scalar, Scenario, Variant
 from llmtrack.task import PerplexityTask, workload_id
 from llmtrack.words import plural
 from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_kind, failure_of
-from llmtrack.worker.power import device_warnings, energy_figures, gauge_for
+from llmtrack.worker.power import Watch, energy_figures, gauge_for
 from llmtrack.worker.roofline import of_scoring, roof_of
 
 
@@ -149,16 +148,14 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
     model = f"{engine.info.model_id} in {engine.info.dtype_label}"
     beside = Beside()
     beside.get("the first pass", partial(warm_up, engine), None)
-    before = beside.get("the load of the machine", read_cpu, None)
     beside.get("the peak memory", engine.reset_peak_memory, None)
-    device, gauge = engine.info.device, gauge_for(engine.info, beside)
-    began = beside.get("the state of the device", gauge.read, None) if gauge else None
+    device = engine.info.device
+    watch = Watch(device, gauge_for(engine.info, beside), beside)
     start = clock()
     quality = score_as_asked(engine, corpus.texts, task, on_batch)
     seconds = clock() - start
     durations.note(work, seconds, model)
-    ended = beside.get("the state of the device", gauge.read, None) if gauge else None
-    readings = ((began, ended),) if began is not None and ended is not None else ()
+    readings, disturbing = watch.end()
     peak = beside.get("the peak memory", engine.peak_memory_bytes, None)
     metrics = quality.figures
     if seconds > 0:
@@ -182,8 +179,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
         corpus.warnings
         + quality_warnings(quality)
         + cut_warnings(quality, task)
-        + beside.get("the load of the machine", lambda: busy_warning(before, read_cpu()), ())
-        + beside.get("what held the device back", partial(device_warnings, device, readings), ((), False))[0]
+        + disturbing
         + beside.warnings
     )
     return ScoredText(

@@ -11,8 +11,8 @@ from llmtrack.measure import gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.causes import causes, other_processes
 from llmtrack.measure.energy import energy_of
-from llmtrack.measure.gauge import Gauge, Interval
-from llmtrack.measure.interference import gpu_warning
+from llmtrack.measure.gauge import Gauge, GaugeReading, Interval
+from llmtrack.measure.interference import busy_warning, gpu_warning, read_cpu
 from llmtrack.scenario import Scalar
 
 IDLE_S = 1.0
@@ -45,6 +45,26 @@ def gauge_for(info: EngineInfo, beside: Beside) -> Gauge | None:
     if gauge is not None:
         beside.get("its power when idle", partial(idle_watts, info.device), None)
     return gauge
+
+
+class Watch:
+    """What else the machine does, and what a device's counters say, from here to the end of what is measured."""
+
+    def __init__(self, device: str, gauge: Gauge | None, beside: Beside) -> None:
+        self._device, self._gauge, self._beside = device, gauge, beside
+        self._before = beside.get("the load of the machine", read_cpu, None)
+        self._began = self._read()
+
+    def end(self) -> tuple[Sequence[Interval], tuple[str, ...]]:
+        """Return the device's counters before and after, where they can be read, and what is to be said of it and the machine."""
+        ended, beside = self._read(), self._beside
+        readings = ((self._began, ended),) if self._began is not None and ended is not None else ()
+        busy = beside.get("the load of the machine", lambda: busy_warning(self._before, read_cpu()), ())
+        told = partial(device_warnings, self._device, readings)
+        return readings, (*busy, *beside.get("what held the device back", told, ((), False))[0])
+
+    def _read(self) -> GaugeReading | None:
+        return self._beside.get("the state of the device", self._gauge.read, None) if self._gauge else None
 
 
 def energy_figures(

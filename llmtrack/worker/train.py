@@ -14,7 +14,6 @@ from llmtrack.engines.pytorch import threads_set
 from llmtrack.events import Begun, Emit, Log, Progress, SoFar, Steps, Warn
 from llmtrack.measure import gauges
 from llmtrack.measure.beside import Beside
-from llmtrack.measure.interference import busy_warning, read_cpu
 from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import summarize_rate
 from llmtrack.measure.timing import Clock
@@ -30,7 +29,7 @@ from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, compiled
 from llmtrack.train.opening import open_session
 from llmtrack.train.session import Session
 from llmtrack.worker.outcomes import engine_metrics, failure_of
-from llmtrack.worker.power import device_warnings
+from llmtrack.worker.power import Watch
 
 BUNCH_SECONDS = 5.0
 """Steps are told in bunches, each of which is one request to the tracking store."""
@@ -93,7 +92,9 @@ class _Training:
     ) -> None:
         self._scenario, self._task, self._session, self._teller = scenario, task, session, teller
         self._emit, self._clock = emit, clock
-        self._hooks = Hooks(self._evaluate, self._save, self._on_step, self._on_evaluated, should_stop)
+        self._hooks = Hooks(
+            self._evaluate, lambda _: session.save(), self._on_step, self._on_evaluated, should_stop
+        )
         self._rates: list[float] = []
         self._beside = Beside()
         self._flops = self._beside.get("the model's FLOP count", session.flops_per_token, 0)
@@ -109,10 +110,9 @@ class _Training:
         """Train, telling what happens, and return the outcome."""
         session, beside = self._session, self._beside
         self._introduce()
-        before = beside.get("the load of the machine", read_cpu, None)
         device = session.engine.info.device
         gauge = beside.get("the state of the device", lambda: gauges.gauge_of(device), None)
-        began = beside.get("the state of the device", gauge.read, None) if gauge else None
+        watch = Watch(device, gauge, beside)
         try:
             if self._task.explain:
                 self._explanation = beside.get("the explanation of the loss", session.explain, "")
@@ -131,13 +131,9 @@ class _Training:
                 nll,
             )
             peak = beside.get("the peak memory", session.engine.peak_memory_bytes, None)
-            busy = beside.get("the load of the machine", lambda: busy_warning(before, read_cpu()), ())
-            ended = beside.get("the state of the device", gauge.read, None) if gauge else None
-            readings = ((began, ended),) if began is not None and ended is not None else ()
-            held = beside.get("what held the device back", lambda: device_warnings(device, readings), None)
-            busy += held[0] if held else ()
+            _, disturbing = watch.end()
             self._teller.flush()
-            return self._interrupted() if how == "interrupted" else self._finished(how, peak, busy)
+            return self._interrupted() if how == "interrupted" else self._finished(how, peak, disturbing)
         except Exception as error:
             self._teller.flush()
             return self._failed(error)
@@ -222,15 +218,12 @@ class _Training:
         if text := self._session.samples.get(str(state.step)):
             self._emit(Log(f"    {' '.join(text.split())}"))
 
-    def _save(self, state: State) -> None:
-        self._session.save()
-
     def _last_loss(self) -> float:
         return next(
             row.values["train_loss"] for row in reversed(self._session.history) if "train_loss" in row.values
         )
 
-    def _finished(self, how: str, peak: int | None, busy: tuple[str, ...]) -> Measurement:
+    def _finished(self, how: str, peak: int | None, disturbing: tuple[str, ...]) -> Measurement:
         session, state = self._session, self._session.state
         session.load_best()
         quality = session.score(self._on_scored)
@@ -258,7 +251,7 @@ class _Training:
             metrics=metrics,
             summaries=summaries,
             samples=dict.fromkeys(summaries, rates),
-            warnings=busy
+            warnings=disturbing
             + self._beside.warnings
             + session.warnings
             + quality_warnings(quality)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import measure_more
 from llmtrack.report.takeaways import gains, headline, plain_call, takeaways
 from tests.report.frames import frame, interval, run
@@ -39,7 +40,7 @@ def test_the_biggest_win_has_its_size_its_place_and_its_cost():
 
 def test_the_interval_of_the_ratio_is_the_widest_that_both_intervals_allow():
     (gain,) = gains(frame(BASE, FASTER))
-    assert (gain.ratio, gain.low, gain.high) == (2.0, 19.0 / 10.2, 21.0 / 9.8)
+    assert gain.ratio == Ratio(2.0, 19.0 / 10.2, 21.0 / 9.8)
 
 
 def test_perplexities_of_another_convention_are_not_compared():

@@ -23,7 +23,7 @@ from llmtrack.scenario import QualityCheck, Scenario, Variant
 from llmtrack.task import PerplexityTask, TrainTask
 from llmtrack.train.session import Session
 from llmtrack.worker import generate as generation
-from llmtrack.worker import perplexity as scoring
+from llmtrack.worker import power
 from llmtrack.worker import train as training
 from llmtrack.worker.measuring import EngineCache, measure_group
 from tests.conftest import HANG_S
@@ -93,7 +93,7 @@ def test_a_timing_stands_without_its_sample_text():
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("name", ["read_cpu", "busy_warning"])
 def test_a_score_stands_without_the_load_of_the_machine(monkeypatch, name):
-    monkeypatch.setattr(scoring, name, broken)
+    monkeypatch.setattr(power, name, broken)
     done = measure(scored("ppl"))
     assert done.metrics["perplexity"] > 1
     assert any("the load of the machine is missing" in warning for warning in done.warnings)
@@ -112,7 +112,7 @@ def test_a_training_stands_without_what_is_beside_it(monkeypatch, tmp_path):
     for name in ("explain", "flops_per_token", "peak_flops", "prompt"):
         monkeypatch.setattr(Session, name, broken)
     for name in ("read_cpu", "busy_warning"):
-        monkeypatch.setattr(training, name, broken)
+        monkeypatch.setattr(power, name, broken)
     monkeypatch.setattr(training.checkpoint, "model_files", broken)
     task = TrainTask(
         corpus="builtin", steps=2, eval_every=1, sequence_length=16, batch_size=2, warmup_steps=1,
