@@ -208,7 +208,7 @@ def _difference(
     if reason:
         return none("not comparable", f"{metric} is not comparable: {reason}")
     before, after = (_samples(run, metric, samples) for run in (baseline, candidate))
-    spreads = [_spread(run, metric) for run in (baseline, candidate)]
+    spreads = [spread_of(run, metric) for run in (baseline, candidate)]
     both = (spreads[0], spreads[1]) if spreads[0] and spreads[1] else None
     found = difference(metric, then, now, before, after, both)
     return dataclasses.replace(found, doubts=(*own_warnings(baseline), *own_warnings(candidate)))
@@ -227,6 +227,7 @@ def _samples(run: pd.Series, metric: str, known: Mapping[str, Samples]) -> Seque
     return found.get(metric, ())
 
 
-def _spread(run: pd.Series, metric: str) -> Spread | None:
+def spread_of(run: pd.Series, metric: str) -> Spread | None:
+    """Return what is tracked of how a metric's repeats lie, None where nothing is."""
     n, low, high = (ask.number(run, schema.spread_key(metric, stat)) for stat in ("n", "ci_low", "ci_high"))
     return None if n is None or low is None or high is None else Spread(int(n), low, high)

@@ -138,7 +138,7 @@ def canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 
 def _error_bars(points: pd.DataFrame, y: str) -> list[list[float]] | None:
-    low, high = f"spread/{y}.ci_low", f"spread/{y}.ci_high"
+    low, high = schema.spread_key(y, "ci_low"), schema.spread_key(y, "ci_high")
     if low not in points.columns or high not in points.columns:
         return None
     middle = points[y]

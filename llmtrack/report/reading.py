@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.tracking import ask
@@ -112,12 +113,8 @@ def in_doubt(found: Difference) -> str:
 
 def speed(run: pd.Series) -> str:
     """Say how fast a run was, and under which conditions."""
-    repeats = run.get("spread/total_latency_s.n")
-    count = (
-        f", median of {plural(int(float(repeats or 0)), 'repeat')}"
-        if ask.has(run, "spread/total_latency_s.n")
-        else ""
-    )
+    repeats = ask.number(run, schema.spread_key("total_latency_s", "n"))
+    count = "" if repeats is None else f", median of {plural(int(repeats), 'repeat')}"
     return (
         f"{run['model_id']} on {run['device']} in {run['dtype']}: {run['tokens_per_sec']:.2f} tokens/s, "
         f"{run['avg_latency_per_token_ms']:.1f} ms/token ({run['prompt_tokens_total']} prompt tokens, "

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.floor import say_floor
-from llmtrack.decide.verdicts import is_disturbed, tell
+from llmtrack.decide.verdicts import is_disturbed, spread_of, tell
 from llmtrack.experiment import OwnTable
 from llmtrack.tracking import ask
 from llmtrack.tracking.cells import Baselines, keys
@@ -216,19 +216,14 @@ def _spread(column: Column, run: pd.Series) -> str:
     """Return half the 95 % interval of a metric as a share of its median, such as ` ±2%`; empty where none was taken."""
     if not column.spread:
         return ""
-    low, high, value = (ask.number(run, key) for key in (*_interval(column.key), column.key))
-    count = ask.number(run, f"spread/{column.key}.n") or 0
-    if low is None or high is None or not value or count < 2:
+    spread, value = spread_of(run, column.key), ask.number(run, column.key)
+    if spread is None or spread.n < 2 or not value:
         return ""
-    return f" ±{(high - low) / 2 / value:.0%}"
-
-
-def _interval(key: str) -> tuple[str, str]:
-    return f"spread/{key}.ci_low", f"spread/{key}.ci_high"
+    return f" ±{(spread.high - spread.low) / 2 / value:.0%}"
 
 
 def _noise(run: pd.Series, base: pd.Series, key: str, among: int) -> str:
-    counts = [ask.number(each, f"spread/{key}.n") for each in (run, base)]
+    counts = [ask.number(each, schema.spread_key(key, "n")) for each in (run, base)]
     if any(count is not None and count < 2 for count in counts):
         return " (one repeat: noise unknown)"
     # Whether it is the same work was asked before.
@@ -242,7 +237,7 @@ def to_csv(runs: pd.DataFrame) -> str:
     """Return the numbers behind the table as CSV: unrounded, with the spread, one row per run."""
     names = ["study_id", "experiment", "scenario", "run_id", "status", "outcome", "reason", "baseline"]
     names += [column.key for column in (*condition_columns(), *metric_columns())]
-    names += sorted(name for name in runs.columns if name.startswith("spread/"))
+    names += sorted(name for name in runs.columns if name.startswith(schema.SPREAD_PREFIX))
     kept = [name for name in dict.fromkeys(names) if name in runs.columns and runs[name].notna().any()]
     return str(runs[kept].to_csv(index=False))
 

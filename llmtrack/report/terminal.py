@@ -13,8 +13,10 @@ from rich.console import Console
 
 from llmtrack import metrics as schema
 from llmtrack.decide.recommending import Recommendation
+from llmtrack.decide.verdicts import spread_of
 from llmtrack.output import console_of, protected, replace_unknown
 from llmtrack.report.escape import plain
+from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,19 +83,15 @@ def metrics_block(run: pd.Series, width: int | None = None) -> list[str]:
         run: a row of `llmtrack.runs`.
         width: of the terminal; an interval that it has no room for stands on a line of its own.
     """
-    import pandas as pd
-
     lines = []
     for metric in schema.METRICS:
-        value = run.get(metric.name)
-        if value is None or pd.isna(value):
+        if ask.missing(value := run.get(metric.name)):
             continue
         unit = "" if metric.unit == "-" else f" {metric.unit}"
         line = f"{metric.name:<{_NAMES}}{value:>12,.3f}{unit}"
-        count = run.get(f"spread/{metric.name}.n")
-        low, high = (run.get(f"spread/{metric.name}.{end}") for end in ("ci_low", "ci_high"))
-        if count is not None and not pd.isna(count) and count > 1 and low != high:
-            interval = f"[95 % interval {low:,.3f} to {high:,.3f}, n={count:.0f}]"
+        spread = spread_of(run, metric.name)
+        if spread is not None and spread.n > 1 and spread.low != spread.high:
+            interval = f"[95 % interval {spread.low:,.3f} to {spread.high:,.3f}, n={spread.n}]"
             if width is not None and len(line) + 2 + len(interval) > width:
                 lines.append(line.rstrip())
                 line = f"{interval:>{width}}" if len(interval) < width else interval
