@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import functools
 import os
 import signal
@@ -13,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from llmtrack.errors import LlmtrackError, UsageError
+from llmtrack.errors import LlmtrackError, UsageError, refused_by_system
 from llmtrack.parameter import NONE, readable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,13 +31,7 @@ class Commands(click.Group):
         except OSError as error:
             if error.errno is None:
                 raise
-            # A file or folder that the user named is missing, too long, or not theirs; or a disk is full.
-            what = "write the output" if error.filename is None else f"use {error.filename}"
-            gone = error.filename is None and error.errno == errno.ENOENT
-            reason = (
-                "the working folder is gone: go to another" if gone else f"cannot {what}: {error.strerror}"
-            )
-            click.echo(f"error: {reason}", err=True)
+            click.echo(f"error: {refused_by_system(error)}", err=True)
             _forget_output()
             sys.exit(2)
 

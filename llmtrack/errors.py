@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import os
+
 
 def in_words(error: BaseException) -> str:
     """Return what an exception says in one line, or its name if it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def refused_by_system(error: OSError) -> str:
+    """Say in one line what the system refuses: a file or folder that the user named, or a disk that is full."""
+    try:
+        os.getcwd()
+    except OSError:
+        return "the working folder is gone: go to another"
+    if error.filename is not None:
+        return f"cannot use {error.filename}: {error.strerror}"
+    if isinstance(error, FileNotFoundError):  # as `tempfile` says it of all the places that it tried
+        return f"{error.strerror}: free some space there, or set TMPDIR to a folder that can be written"
+    return f"cannot write the output: {error.strerror}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -238,9 +238,10 @@ def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
             "error: cannot write the output: No space left on device\n",
         ),
         (
-            FileNotFoundError(errno.ENOENT, "No such file"),
+            FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/a', '/b']"),
             2,
-            "error: the working folder is gone: go to another\n",
+            "error: No usable temporary directory found in ['/a', '/b']: free some space there, or set TMPDIR to a folder that "
+            "can be written\n",
         ),
         (
             PermissionError(errno.EACCES, "Permission denied", "x/y"),
@@ -252,6 +253,15 @@ def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
 def test_whatever_ends_a_command_is_said_in_a_line(monkeypatch, error, code, said_of_it):
     monkeypatch.setattr("llmtrack.tracking.sync.sync", lambda *given: (_ for _ in ()).throw(error))
     assert run("sync", code=code).output == said_of_it
+
+
+def test_a_working_folder_that_is_gone_is_named_whatever_it_breaks(monkeypatch):
+    def gone(*given):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+
+    monkeypatch.setattr("llmtrack.tracking.sync.sync", gone)
+    monkeypatch.setattr("os.getcwd", gone)
+    assert run("sync", code=2).output == "error: the working folder is gone: go to another\n"
 
 
 def test_what_is_terminated_leaves_no_temporary_files(monkeypatch, tmp_path):

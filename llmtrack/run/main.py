@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from llmtrack.errors import LlmtrackError, UsageError
+from llmtrack.errors import LlmtrackError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
 from llmtrack.garbage import uncollected
 from llmtrack.measure.beside import Beside
@@ -194,6 +194,12 @@ def exit_codes(console: Console) -> Iterator[None]:
             except LlmtrackError as error:
                 explain_refusal(str(error))
                 fail(console, error)
+            except OSError as error:
+                if error.errno is None:
+                    raise
+                reason = refused_by_system(error)
+                explain_refusal(reason)
+                fail(console, UsageError(reason))
             except KeyboardInterrupt:
                 end_early(console, "interrupted", signal.SIGINT)
             except Terminated as ended:

@@ -199,4 +199,7 @@ def _text_in(folder: Path, path: str) -> str:
 def _folder(artifact_uri: str) -> Path | None:
     """Return the folder of this machine that a URI of artifacts names, if it does."""
     root = urlsplit(artifact_uri)
-    return Path(url2pathname(root.path)) if root.scheme in ("", "file") else None
+    if root.scheme not in ("", "file"):
+        return None
+    # As MLflow reads it, which decodes a plain path, too.
+    return Path(url2pathname(root.path if root.scheme else artifact_uri))

@@ -332,4 +332,6 @@ def _artifact_location(client: MlflowClient, name: str) -> str | None:
     if path is None:
         return None
     slug = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:60]
-    return str(path.parent / "mlartifacts" / f"{slug}-{digest([path.name, name])[:8]}")
+    place = path.parent / "mlartifacts" / f"{slug}-{digest([path.name, name])[:8]}"
+    # MLflow decodes a plain path, too: `a%20b` would become another folder.
+    return place.as_uri() if set("%?#") & set(str(place)) else str(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -251,7 +252,7 @@ LAUNCHER = "import subprocess, sys; subprocess.run(['bash', '-c', sys.argv[1]])"
 CHILD = """
 import os, signal, sys, time
 from llmtrack.processes import when_launcher_ends
-when_launcher_ends(lambda: os.kill(os.getpid(), signal.SIGTERM), 0.05)
+when_launcher_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
 print(os.getpid(), flush=True)
 time.sleep(3600)
 """
@@ -292,3 +293,12 @@ def test_killing_a_process_takes_what_it_started(tmp_path):
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
         time.sleep(0.01)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_what_the_system_refuses_ends_an_experiment_in_a_line(console):
+    with pytest.raises(SystemExit) as ended, entry.exit_codes(console):
+        raise OSError(errno.ENOSPC, "No space left on device", "/x/y")
+    assert (ended.value.code, console.file.getvalue()) == (
+        2,
+        "error: cannot use /x/y: No space left on device\n",
+    )

@@ -16,6 +16,7 @@ from sqlalchemy.exc import OperationalError
 from llmtrack import doctor, tracking
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.tracking import store, store_errors
+from llmtrack.tracking.artifacts import artifact_text, local_artifact
 from llmtrack.tracking.store import resolve_tracking_uri
 from tests.conftest import at_once
 
@@ -88,6 +89,20 @@ def test_a_new_experiment_keeps_its_artifacts_beside_the_database(uri):
     assert Path(location).is_absolute()
     assert Path(location).parent == store.sqlite_path(uri).parent / "mlartifacts"
     assert store.ensure_experiment(client, "my experiment/1") == number
+
+
+@pytest.mark.parametrize("name", ["a%20b", "50 % ü'\"", "what?#now", "plain"])
+def test_artifacts_lie_beside_the_database_whatever_its_folder_is_called(template_database, tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    shutil.copyfile(template_database, folder / "mlflow.db")
+    uri = resolve_tracking_uri(str(folder / "mlflow.db"))
+    client = store.open_store(uri)
+    run_id = client.create_run(store.ensure_experiment(client, "here")).info.run_id
+    client.log_text(run_id, "text", "a b%20.txt")
+    (found,) = folder.glob("mlartifacts/*/*/artifacts/*")
+    assert local_artifact(run_id, "a b%20.txt", uri) == found
+    assert artifact_text(run_id, "a b%20.txt", uri) == "text"
 
 
 def test_a_deleted_experiment_is_a_clear_error(uri):
