@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference
-from llmtrack.decide.floor import measured_there, with_floors
+from llmtrack.decide.floor import floors, measured_there, place
 from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.selectors import select_all
 from llmtrack.decide.significance import ALPHA
@@ -108,13 +108,11 @@ def as_runs(
 
 def with_known_floors(pairs: Sequence[Pair], tracking_uri: str | None) -> list[Pair]:
     """Return pairs of runs that know how far equal settings differed where each was measured; see `decide.floor`."""
-    known = with_floors(runs := runs_of(pairs), measured_there(runs, tracking_uri)).set_index("run_id")[
-        FLOORS
-    ]
+    known = floors(measured_there(runs_of(pairs), tracking_uri))
 
     def told(run: pd.Series) -> pd.Series:
         run = run.copy()
-        run[FLOORS] = known[run["run_id"]]
+        run[FLOORS] = known.get(place(run), {})
         return run
 
     return [Pair(told(pair.baseline), told(pair.candidate)) for pair in pairs]

@@ -93,11 +93,11 @@ def floors(runs: pd.DataFrame) -> dict[tuple[str, ...], dict[str, Floor]]:
                 not ask.equal(one, other, "scenario") or _is_replaced(one) or _is_replaced(other)
             ):
                 continue
-            place = found.setdefault(_place(one), {})
+            there = found.setdefault(place(one), {})
             for name in sampled:
                 floor = _between(one, other, name)
-                if floor is not None and (name not in place or floor.share > place[name].share):
-                    place[name] = floor
+                if floor is not None and (name not in there or floor.share > there[name].share):
+                    there[name] = floor
     return found
 
 
@@ -183,12 +183,13 @@ def _name(run: pd.Series) -> str:
 
 
 def _places(runs: pd.DataFrame) -> list[tuple[str, ...]]:
-    """Return where each run was measured; see `_place`."""
+    """Return where each run was measured; see `place`."""
     return [(suite or study, where) for suite, study, where in keys(runs, _PLACE)]
 
 
 _PLACE = ("suite_id", "study_id", "environment_id")
 
 
-def _place(run: pd.Series) -> tuple[str, ...]:
+def place(run: pd.Series) -> tuple[str, ...]:
+    """Return where a run was measured: its suite (or study) and environment, by which `floors` tells them."""
     return (ask.text(run, "suite_id") or ask.text(run, "study_id"), ask.text(run, "environment_id"))

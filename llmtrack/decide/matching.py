@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
 from llmtrack.tracking import ask
-from llmtrack.tracking.cells import configuration, counterpart, in_order_of_time, keys, newest_of_each
+from llmtrack.tracking.cells import (
+    TOLD_APART_BY,
+    configuration,
+    counterpart,
+    in_order_of_time,
+    keys,
+    newest_of_each,
+    records,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +51,8 @@ def match(baselines: pd.DataFrame, candidates: pd.DataFrame) -> tuple[list[Pair]
     if finished.empty:
         raise UsageError(f"the baseline has no finished run{_why(baselines)}")
     named = keys(finished, _NAME)
-    rows, configured_by = finished.to_dict("records"), configuration(finished)
+    configured_by = configuration(finished)
+    rows = records(finished, (*TOLD_APART_BY, *configured_by))
     pairs, unmatched = [], []
     asked = in_order_of_time(newest_of_each(candidates, across_work=True))
     for name, (_, candidate) in zip(keys(asked, _NAME), asked.iterrows(), strict=True):
@@ -51,7 +60,7 @@ def match(baselines: pd.DataFrame, candidates: pd.DataFrame) -> tuple[list[Pair]
         if not there:
             unmatched.append(ask.name(candidate))
             continue
-        chosen = counterpart([rows[place] for place in there], candidate.to_dict(), configured_by)
+        chosen = counterpart([rows[place] for place in there], candidate, configured_by)
         baseline = finished.iloc[there[chosen]]
         if baseline["run_id"] != candidate["run_id"]:
             pairs.append(Pair(baseline, candidate))

@@ -7,7 +7,7 @@ makes two runs two configurations, the roles of the params in `metrics/` say.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
@@ -34,6 +34,8 @@ ASKED_ALIKE = ("scenario_id", "workload_id", "environment_id")
 _PLACE = ("experiment", "scenario", "environment_id")
 _WORK = "workload_id"
 _COMPARED = ("study_id", _WORK, "status")
+# What a counterpart is chosen by, what counts most first.
+TOLD_APART_BY = (_WORK, "environment_id", *VARIANT)
 # What only a loaded model tells, and what was asked for instead: all that a run has that failed before.
 _AS_ASKED = {"model_id": "model", "device": "device_requested", "dtype": "dtype_requested"}
 
@@ -130,16 +132,14 @@ class Baselines:
         return max(1, self._alike[alike] - 1) if all(alike) else 1
 
 
-def counterpart(
-    baselines: Sequence[Mapping[Any, Any]], run: Mapping[Any, Any], configured_by: Sequence[str]
-) -> int:
+def counterpart(baselines: Sequence[Mapping[str, Any]], run: pd.Series, configured_by: Sequence[str]) -> int:
     """Return which of several runs, newest first, a run of another selection is compared with.
 
     It is the newest of the same work on the same machine, of the same configuration if there is one, else of the same
-    variant; else the newest of the same work, else the newest. Rows as plain dicts, since of thousands of runs each is asked.
+    variant; else the newest of the same work, else the newest.
 
     Args:
-        baselines: the runs.
+        baselines: the runs, as `records` of what is asked of them: of thousands of runs each is asked.
         run: the other one.
         configured_by: what `configuration` returns.
     """
@@ -147,12 +147,20 @@ def counterpart(
     def alike(places: Sequence[int], names: Sequence[str]) -> list[int]:
         return [each for each in places if all(ask.equal(baselines[each], run, name) for name in names)]
 
-    on_machine = (_WORK, "environment_id")
-    for names in ((*on_machine, *VARIANT), on_machine, (_WORK,)):
+    for names in (TOLD_APART_BY, TOLD_APART_BY[:2], TOLD_APART_BY[:1]):
         same = alike(range(len(baselines)), names)
         if same:
             return (same if len(same) == 1 else alike(same, configured_by) or same)[0]
     return 0
+
+
+def records(runs: pd.DataFrame, names: Iterable[str]) -> list[dict[str, Any]]:
+    """Return some columns of each run, those that there are, as plain dicts."""
+    there = [name for name in dict.fromkeys(names) if name in runs.columns]
+    return [
+        dict(zip(there, row, strict=True))
+        for row in zip(*(runs[name].tolist() for name in there), strict=True)
+    ]
 
 
 def keys(runs: pd.DataFrame, names: Sequence[str]) -> list[tuple[str, ...]]:
