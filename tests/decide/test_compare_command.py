@@ -29,9 +29,13 @@ def studies(measured, uri, monkeypatch):
 
 
 @pytest.fixture
-def mixed(tracker, monkeypatch):
+def mixed(filled_once, uri, monkeypatch):
     """A study of runs that differ in a dtype and in an option that no table knows, one of them failed."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    return filled_once("mixed", mixed_runs)
+
+
+def mixed_runs(tracker):
     study = tracker.start_study("quantization", "q", {}, ENVIRONMENT)
     base = {"model_id": "packaged:tiny", "device": "cpu", "batch_size": 2}
     facts = {

@@ -88,21 +88,13 @@ def test_raw_samples_are_read_back(studies, uri):
     assert llmtrack.measurements("0" * 32, tracking_uri=uri).empty
 
 
-def tracked_pair(tracker, uri, one, other, environments=(ENVIRONMENT, ENVIRONMENT)):
-    ids = [
-        tracker.log(tracker.start_study("e", "q", {}, facts), outcome)
-        for outcome, facts in zip((one, other), environments, strict=True)
-    ]
-    return dict(zip(("baseline", "candidates"), ids, strict=True)) | {"tracking_uri": uri}
-
-
 def scored(convention=None, **values):
     task = PerplexityTask(**(convention or {}))
     facts = {"corpus_digest": "c1", "dtype": "float32", **values.pop("facts", {})}
     metrics = {"perplexity": 20.0, "loss": 2.9957, "bits_per_byte": 1.0, "tokens_scored": 100.0}
     return measurement(
         scenario=Scenario("ppl", Variant(model="m"), task),
-        facts=facts,
+        facts={name: value for name, value in facts.items() if value is not None},
         metrics=metrics | values.pop("metrics", {}),
         summaries={},
         samples={},
@@ -110,36 +102,73 @@ def scored(convention=None, **values):
     )
 
 
-@pytest.mark.slow(1)
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (
-            {"convention": {"protocol": "rolling", "max_length": 256}},
-            "protocol: documents against rolling, max_length: 512 against 256",
-        ),
-        ({"facts": {"corpus_digest": "c2"}}, "corpus_digest: c1 against c2"),
-        ({"convention": {"bos_rule": "model"}}, "bos_rule: tokenizer against model"),
-        (
-            {"metrics": {"tokens_scored": 120.0}},
-            "tokenizers differ .tokens_scored: 100 against 120.*bits_per_byte",
-        ),
-    ],
-)
-def test_perplexities_of_different_conventions_are_not_compared(tracker, uri, other, message):
-    chosen = tracked_pair(tracker, uri, scored(), scored(**other))
-    with pytest.raises(UsageError, match=message):
-        compare(**chosen, metrics=["perplexity"])
-
-
 SCORED = {"scored_text_digest": "t1", "scored_tokens_digest": "k1"}
 
 
 def of_text(model="m", tokens=499.0, size=499.0, **digests):
+    return scored(
+        metrics={"tokens_scored": tokens, "bytes_scored": size, "words_scored": 90.0},
+        facts={**SCORED, **digests, "model_id": model},
+    )
+
+
+NO_DIGEST = dict.fromkeys(SCORED)
+OUTCOMES = {
+    "scored": scored(),
+    "rolling": scored({"protocol": "rolling", "max_length": 256}),
+    "of another corpus": scored(facts={"corpus_digest": "c2"}),
+    "with another BOS": scored({"bos_rule": "model"}),
+    "of more tokens": scored(metrics={"tokens_scored": 120.0}),
+    "with more bits": scored(metrics={"tokens_scored": 120.0, "bits_per_byte": 1.1}, facts={"dtype": "int8"}),
+    "of a text": of_text(),
+    "of a longer text in other tokens": of_text(
+        size=783.0, scored_text_digest="t2", scored_tokens_digest="k2"
+    ),
+    "of a longer text": of_text(size=783.0, scored_text_digest="t2"),
+    "of another text": of_text(scored_text_digest="t2"),
+    "in other tokens": of_text(scored_tokens_digest="k2"),
+    "of an unknown text": of_text(scored_text_digest=None),
+    "in fewer tokens": of_text("n", tokens=300.0, scored_tokens_digest="k2"),
+    "of m, no digest": of_text("m", **NO_DIGEST),
+    "of m, no digest, again": of_text("m", **NO_DIGEST),
+    "of n, no digest": of_text("n", **NO_DIGEST),
+    "timed": measurement(),
+    "timed elsewhere": measurement(),
+    "timed on other prompts": measurement(workload_id="w2"),
+}
+ELSEWHERE = ("with more bits", "timed elsewhere")
+
+
+def track_all(tracker):
+    """Track each outcome in a study of its own."""
     return {
-        "metrics": {"tokens_scored": tokens, "bytes_scored": size, "words_scored": 90.0},
-        "facts": {**SCORED, **digests, "model_id": model},
+        name: tracker.log(
+            tracker.start_study("e", "q", {}, ENVIRONMENT | ({"threads": "4"} if name in ELSEWHERE else {})),
+            outcome,
+        )
+        for name, outcome in OUTCOMES.items()
     }
+
+
+@pytest.fixture
+def compared(filled_once, uri):
+    ids = filled_once("to-compare", track_all)
+    return lambda one, other, *metrics, **how: compare(ids[one], ids[other], metrics, tracking_uri=uri, **how)
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ("rolling", "protocol: documents against rolling, max_length: 512 against 256"),
+        ("of another corpus", "corpus_digest: c1 against c2"),
+        ("with another BOS", "bos_rule: tokenizer against model"),
+        ("of more tokens", "tokenizers differ .tokens_scored: 100 against 120.*bits_per_byte"),
+    ],
+)
+def test_perplexities_of_different_conventions_are_not_compared(compared, other, message):
+    with pytest.raises(UsageError, match=message):
+        compared("scored", other, "perplexity")
 
 
 @pytest.mark.slow(1)
@@ -148,68 +177,54 @@ def of_text(model="m", tokens=499.0, size=499.0, **digests):
     [
         # Equal counts of tokens, of another stretch of text.
         (
-            of_text(size=783.0, scored_text_digest="t2", scored_tokens_digest="k2"),
+            "of a longer text in other tokens",
             "perplexity",
             "the tokenizers and the scored text differ .*bytes_scored: 499 against 783.*bos_rule=model",
         ),
-        (of_text(size=783.0, scored_text_digest="t2"), "bits_per_byte", "the scored text differ"),
-        (of_text(scored_text_digest="t2"), "bits_per_byte", "scored_text_digest: t1 against t2"),
-        (of_text(scored_tokens_digest="k2"), "loss", "the tokenizers differ .*compare bits_per_byte"),
-        (of_text(scored_text_digest=None), "perplexity", "scored_text_digest: t1 against not given"),
+        ("of a longer text", "bits_per_byte", "the scored text differ"),
+        ("of another text", "bits_per_byte", "scored_text_digest: t1 against t2"),
+        ("in other tokens", "loss", "the tokenizers differ .*compare bits_per_byte"),
+        ("of an unknown text", "perplexity", "scored_text_digest: t1 against not given"),
     ],
 )
-def test_the_scored_text_and_its_tokens_must_be_equal(tracker, uri, other, metric, message):
-    other["facts"] = {name: value for name, value in other["facts"].items() if value is not None}
-    chosen = tracked_pair(tracker, uri, scored(**of_text()), scored(**other))
+def test_the_scored_text_and_its_tokens_must_be_equal(compared, other, metric, message):
     with pytest.raises(UsageError, match=message):
-        compare(**chosen, metrics=[metric])
+        compared("of a text", other, metric)
 
 
 @pytest.mark.slow(1)
-def test_one_text_cut_into_other_tokens_has_comparable_bits(tracker, uri):
-    other = scored(**of_text("n", tokens=300.0, scored_tokens_digest="k2"))
-    chosen = tracked_pair(tracker, uri, scored(**of_text()), other)
-    assert list(compare(**chosen, metrics=["bits_per_byte"])["verdict"]) == ["same"]
+def test_one_text_cut_into_other_tokens_has_comparable_bits(compared):
+    assert list(compared("of a text", "in fewer tokens", "bits_per_byte")["verdict"]) == ["same"]
 
 
-@pytest.mark.slow(2)
-@pytest.mark.parametrize(("model", "compared"), [("m", True), ("n", False)])
-def test_runs_that_tell_no_digest_are_compared_within_a_model_only(tracker, uri, model, compared):
-    one, other = ({**of_text(name), "facts": {"model_id": name}} for name in ("m", model))
-    chosen = tracked_pair(tracker, uri, scored(**one), scored(**other))
-    if compared:
-        assert list(compare(**chosen, metrics=["perplexity"])["verdict"]) == ["same"]
-        return
+@pytest.mark.slow(1)
+def test_runs_that_tell_no_digest_are_compared_within_a_model_only(compared):
+    one = "of m, no digest"
+    assert list(compared(one, "of m, no digest, again", "perplexity")["verdict"]) == ["same"]
     with pytest.raises(UsageError, match=r"do not say which text was scored.*m against n.*score them again"):
-        compare(**chosen, metrics=["perplexity"])
+        compared(one, "of n, no digest", "perplexity")
 
 
 @pytest.mark.slow(1)
-def test_bits_per_byte_are_compared_across_tokenizers_and_machines(tracker, uri):
-    other = scored(metrics={"tokens_scored": 120.0, "bits_per_byte": 1.1}, facts={"dtype": "int8"})
-    chosen = tracked_pair(tracker, uri, scored(), other, (ENVIRONMENT, {**ENVIRONMENT, "threads": "4"}))
-    (found,) = compare(**chosen, metrics=["bits_per_byte"]).to_dict("records")
+def test_bits_per_byte_are_compared_across_tokenizers_and_machines(compared):
+    (found,) = compared("scored", "with more bits", "bits_per_byte").to_dict("records")
     assert (found["verdict"], found["words"]) == ("worse", "higher by 10.0 %")
 
 
 @pytest.mark.slow(1)
-def test_machines_are_compared_only_if_asked(tracker, uri):
-    chosen = tracked_pair(
-        tracker, uri, measurement(), measurement(), (ENVIRONMENT, {**ENVIRONMENT, "threads": "4"})
-    )
+def test_machines_are_compared_only_if_asked(compared):
     with pytest.raises(
         UsageError, match=r"different environments \(threads: 2 against 4\).*--across-environments"
     ):
-        compare(**chosen, metrics=["total_latency_s"])
-    found = compare(**chosen, metrics=["total_latency_s"], across_environments=True)
+        compared("timed", "timed elsewhere", "total_latency_s")
+    found = compared("timed", "timed elsewhere", "total_latency_s", across_environments=True)
     assert found["words"].iloc[0] == "too few repeats to tell, 3 against 3: measure at least 4 of each"
 
 
 @pytest.mark.slow(1)
-def test_prompts_that_differ_in_their_words_only(tracker, uri):
-    chosen = tracked_pair(tracker, uri, measurement(), measurement(workload_id="w2"))
+def test_prompts_that_differ_in_their_words_only(compared):
     with pytest.raises(UsageError, match="the texts of the prompts"):
-        compare(**chosen, metrics=["total_latency_s"])
+        compared("timed", "timed on other prompts", "total_latency_s")
 
 
 @pytest.mark.slow(2)

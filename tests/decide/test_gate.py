@@ -205,29 +205,49 @@ def test_a_failed_candidate_breaks_the_gate_and_strict_wants_certainty(tracker, 
 SPEED = "tokens_per_sec < -5%"
 
 
+FIGURES = {"no": {}, "a": {"tokens_per_sec": 10.0}, "not a number": {"tokens_per_sec": math.nan}}
+OUTCOMES = {
+    f"{side}: {figure} figure": measurement(
+        "p64", metrics={"total_latency_s": 1.5, **metrics}, samples={}, summaries={}
+    )
+    for side in ("baseline", "candidate")
+    for figure, metrics in FIGURES.items()
+}
+DOUBTS = ("the machine was busy: 82%", "noisy: 134%")
+OUTCOMES |= {
+    f"{name}{again}": measurement(warnings=warnings)
+    for name, warnings in (("quiet", ()), ("doubted", DOUBTS))
+    for again in ("", " again", " elsewhere")
+}
+
+
+def track_all(tracker):
+    """Track each outcome in a study of its own."""
+    return {
+        name: tracker.log(
+            tracker.start_study("e", "q", {}, ENVIRONMENT | {"threads": "8" if "elsewhere" in name else "2"}),
+            outcome,
+        )
+        for name, outcome in OUTCOMES.items()
+    }
+
+
+@pytest.fixture
+def tracked(filled_once):
+    """Id of the run of each outcome."""
+    return filled_once("to-gate", track_all)
+
+
 @pytest.mark.slow(1)
 @pytest.mark.parametrize(
-    ("baseline", "candidate"),
-    [({}, None), (None, {}), ({}, {"tokens_per_sec": math.nan}), ({"tokens_per_sec": math.nan}, {})],
-    ids=["candidate", "baseline", "candidate-nan", "baseline-nan"],
+    ("baseline", "candidate"), [("a", "no"), ("no", "a"), ("a", "not a number"), ("not a number", "a")]
 )
 def test_a_figure_that_one_side_lacks_is_one_line_and_exit_2_unless_accepted(
-    tracker, uri, baseline, candidate
+    tracked, uri, baseline, candidate
 ):
-    study = tracker.start_study("e", "q", {}, ENVIRONMENT)
-    metrics = {"total_latency_s": 1.5}
     ids = [
-        tracker.log(
-            study,
-            measurement(
-                "p64",
-                metrics=metrics if own is None else {"tokens_per_sec": 10.0, **metrics, **own},
-                samples={},
-                summaries={},
-                facts={"side": side},
-            ),
-        )
-        for side, own in (("one", baseline), ("other", candidate))
+        tracked[f"{side}: {figure} figure"]
+        for side, figure in (("baseline", baseline), ("candidate", candidate))
     ]
     arguments = ["--baseline", ids[0], "--candidate", ids[1], "--fail-if", SPEED]
     told = run_gate(uri, *arguments)
@@ -259,16 +279,9 @@ def test_control_characters_leave_the_build_servers_file_readable(tracker, uri):
     assert suite.find("testcase").get("classname").startswith("e.p")
 
 
-def pair_of(tracker, *, one=ENVIRONMENT, other=ENVIRONMENT, **changes):
-    return [
-        tracker.log(tracker.start_study("e", "q", {}, facts), measurement(**changes))
-        for facts in (one, other)
-    ]
-
-
 @pytest.mark.slow(1)
-def test_where_no_rule_can_be_told_the_last_line_says_so_and_strict_fails(tracker, uri):
-    base, other = pair_of(tracker, warnings=())
+def test_where_no_rule_can_be_told_the_last_line_says_so_and_strict_fails(tracked, uri):
+    base, other = tracked["quiet"], tracked["quiet again"]
     arguments = ["--baseline", base, "--candidate", other, "--fail-if", "total_latency_s > 5%"]
     told = run_gate(uri, *arguments)
     assert told.exit_code == 0
@@ -279,12 +292,12 @@ def test_where_no_rule_can_be_told_the_last_line_says_so_and_strict_fails(tracke
 
 
 @pytest.mark.slow(1)
-def test_the_warnings_of_both_runs_are_said(tracker, uri):
-    base, other = pair_of(tracker, warnings=("the machine was busy: 82%", "noisy: 134%"))
+def test_the_warnings_of_both_runs_are_said(tracked, uri):
+    base, other = tracked["doubted"], tracked["doubted again"]
     arguments = ["--baseline", base, "--candidate", other, "--fail-if", "total_latency_s > 5%"]
     told = run_gate(uri, *arguments, "--junit", "gate.xml")
     for side in ("baseline", "candidate"):
-        for warning in ("the machine was busy: 82%", "noisy: 134%"):
+        for warning in DOUBTS:
             assert f"read with care: p64 ({side}): {warning}" in told.stdout
     assert "82%" in ElementTree.parse("gate.xml").getroot().findtext("system-out")
     assert "82%" in run_gate(uri, *arguments, "--format", "json").stderr
@@ -321,7 +334,7 @@ def test_a_rule_that_cannot_be_compared_hides_no_other_and_the_worst_code_wins(t
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "KILLED", "SCHEDULED"])
-def test_a_candidate_that_is_not_finished_is_no_pass(tracker, uri, state):
+def test_a_candidate_that_is_not_finished_is_no_pass(uri, state):
     row = run("p", tokens_per_sec=10.0, experiment="e", model="m", status=state)
     found = gate(
         frame({**row, "status": "FINISHED", "run_id": "0" * 32}), frame(row), [SPEED], tracking_uri=uri
@@ -332,20 +345,15 @@ def test_a_candidate_that_is_not_finished_is_no_pass(tracker, uri, state):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize(
-    ("rule", "environment", "message"),
+    ("rule", "other", "message"),
     [
-        ("perplexity > 1%", ENVIRONMENT, "checks nothing: no run has perplexity"),
-        (
-            "total_latency_s > 5%",
-            {**ENVIRONMENT, "threads": "8"},
-            "checks nothing.*threads: 2 against 8.*nevertheless",
-        ),
-        ("total_latency_s", ENVIRONMENT, "not understood"),
+        ("perplexity > 1%", "quiet again", "checks nothing: no run has perplexity"),
+        ("total_latency_s > 5%", "quiet elsewhere", "checks nothing.*threads: 2 against 8.*nevertheless"),
+        ("total_latency_s", "quiet again", "not understood"),
     ],
 )
-def test_a_gate_that_checks_nothing_is_a_mistake(tracker, uri, rule, environment, message):
-    base = tracker.log(tracker.start_study("e", "q", {}, ENVIRONMENT), measurement())
-    other = tracker.log(tracker.start_study("e", "q", {}, environment), measurement())
+def test_a_gate_that_checks_nothing_is_a_mistake(tracked, uri, rule, other, message):
+    base, other = tracked["quiet"], tracked[other]
     with pytest.raises(UsageError, match=message):
         gate(base, other, [rule], tracking_uri=uri)
     told = run_gate(uri, "--baseline", base, "--candidate", other, "--fail-if", rule)

@@ -18,9 +18,13 @@ pytestmark = [pytest.mark.usefixtures("_clean_environment"), pytest.mark.slow(4)
 
 
 @pytest.fixture
-def named(tracker, monkeypatch):
+def named(filled_once, uri, monkeypatch):
     """Return every name of one study, and of the run of its scenario `fast`; another study is newer."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    return filled_once("named", every_name)
+
+
+def every_name(tracker):
     study = tracker.start_study("precision", "q", {}, {**ENVIRONMENT, "git_branch": "main"})
     figures = {"plain": (10.0, 20.0), "fast": (20.0, 21.0)}
     ids = {

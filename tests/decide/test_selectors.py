@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from mlflow import MlflowClient
 
@@ -16,8 +18,13 @@ pytestmark = pytest.mark.usefixtures("_clean_environment")
 
 
 @pytest.fixture
-def studies(tracker):
+def studies(filled_once):
     """A study on `main` with a failure, and a newer one of another experiment on `feature`."""
+    one, other, ids = filled_once("two-branches", two_branches)
+    return SimpleNamespace(**one), SimpleNamespace(**other), ids
+
+
+def two_branches(tracker):
     one = tracker.start_study("precision", "q", {}, {**ENVIRONMENT, "git_branch": "main"})
     ids = {
         "a": tracker.log(one, measurement("a")),
@@ -27,7 +34,7 @@ def studies(tracker):
     other = tracker.start_study("batching", "q", {}, {**ENVIRONMENT, "git_branch": "feature"})
     ids["c"] = tracker.log(other, measurement("c", started_at=1_790_000_100.0, tags={"llmtrack.label": "x"}))
     tracker.finish_study(other, "finished")
-    return one, other, ids
+    return *({"study_id": each.study_id, "run_id": each.run_id} for each in (one, other)), ids
 
 
 def chosen(selector, uri, **more):

@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 from rich.console import Console
@@ -54,6 +55,7 @@ HOSTILE = (
 )
 
 
+@cache
 def table_of(name: str):
     rows = frame(
         run(name, baseline=True, tokens_per_sec=10.0), run(f"{name}2", model_id=name, tokens_per_sec=2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -12,11 +13,13 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from llmtrack.tracking.store import sqlite_path
 from llmtrack.tracking.tracker import Tracker
-from tests.conftest import HANG_S
+from tests.conftest import HANG_S, made_once
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +49,28 @@ def said() -> list[str]:
 @pytest.fixture
 def tracker(uri: str, tmp_path: Path, said: list[str]) -> Tracker:
     return Tracker.open(uri, spool=tmp_path / "spool", notify=said.append)
+
+
+@pytest.fixture
+def filled_once(
+    uri: str, template_database: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, Callable[[Tracker], Any]], Any]:
+    """Fill the test's store as a function does, and return what it returns, as JSON has it.
+
+    MLflow takes seconds to write what is copied at once: it is written once for all tests that give it the same name.
+    """
+
+    def filled(name: str, fill: Callable[[Tracker], Any]) -> Any:
+        def make(folder: Path) -> None:
+            shutil.copyfile(template_database, folder / "mlflow.db")
+            told = fill(Tracker.open(f"sqlite:///{folder / 'mlflow.db'}", spool=folder / "spool"))
+            (folder / "told.json").write_text(json.dumps(told))
+
+        folder = made_once(tmp_path_factory, name, make)
+        shutil.copyfile(folder / "mlflow.db", str(sqlite_path(uri)))
+        return json.loads((folder / "told.json").read_text())
+
+    return filled
 
 
 class Server:

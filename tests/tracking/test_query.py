@@ -17,8 +17,12 @@ from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity
 
 
 @pytest.fixture
-def filled(tracker: Tracker) -> Tracker:
+def filled(filled_once) -> None:
     """Two studies of different experiments."""
+    filled_once("two-studies", two_studies)
+
+
+def two_studies(tracker: Tracker) -> None:
     study = tracker.start_study("precision", "Which dtype?", {"n": 3}, ENVIRONMENT)
     tracker.log(study, measurement("fp32", scenario=scenario("fp32", baseline=True)))
     tracker.log(study, measurement("bf16", facts={"dtype": "bfloat16", "model_id": "hub/Other_Model"}))
@@ -28,7 +32,6 @@ def filled(tracker: Tracker) -> Tracker:
     other = tracker.start_study("perplexity", "How good?", {}, ENVIRONMENT)
     tracker.log(other, measurement("ppl", scenario=perplexity(), metrics={"loss": 2.5}, summaries={}))
     tracker.finish_study(other, "finished")
-    return tracker
 
 
 def names(**filters) -> list[str]:
