@@ -50,7 +50,7 @@ def with_columns(table: Table, runs: pd.DataFrame | None, names: Sequence[str]) 
 
 def _column_cells(name: str, runs: pd.DataFrame) -> tuple[str, bool, list[str]]:
     column = column_of(name, runs)
-    return column.title, column.is_number, [cell(run, column) for _, run in runs.iterrows()]
+    return column.title, column.is_number, [cell(run, column) for run in _rows(runs)]
 
 
 def _rows(runs: pd.DataFrame) -> list[pd.Series]:
@@ -69,8 +69,21 @@ def with_differing_params(
     columns = [column_of(name, runs) for name in wanted if name not in known]
     # To have no value differs too; what failed, or is the same as another, has none for want of being measured.
     differing = [each for each in columns if len({cell(run, each) for run in rows}) > 1]
-    names = [index for index, key in enumerate(table.keys) if key in _NAMES]
-    return _rebuilt(table, runs, names, differing, range(len(names), len(table.titles) - 1))
+    names = sum(key in _NAMES for key in table.keys)
+
+    def joined(own: Sequence[Any], more: Sequence[Any]) -> tuple[Any, ...]:
+        return (*own[:names], *more, *own[names:])
+
+    return replace(
+        table,
+        titles=joined(table.titles, [column.title for column in differing]),
+        numeric=joined(table.numeric, [column.is_number for column in differing]),
+        keys=joined(table.keys, [column.key for column in differing]),
+        rows=tuple(
+            joined(row, [cell(run, column) for column in differing])
+            for row, run in zip(table.rows, _rows(runs), strict=True)
+        ),
+    )
 
 
 def shared_conditions(runs: pd.DataFrame) -> tuple[tuple[str, ...], tuple[Column, ...]]:
@@ -96,29 +109,8 @@ def column_of(name: str, runs: pd.DataFrame) -> Column:
 
 
 def cell(run: pd.Series, column: Column) -> str:
-    """Return what a table shows of a run in a column: a dash where it has no value."""
-    value = run.get(column.key)
-    return DASH if ask.missing(value) else column.render(value)
-
-
-def _rebuilt(
-    table: Table, runs: pd.DataFrame, first: Sequence[int], columns: Sequence[Column], then: Sequence[int]
-) -> Table:
-    """Return a table with some of its columns, further ones of the runs, others of its own, and its last."""
-
-    def joined(own: Sequence[Any], more: Sequence[Any]) -> tuple[Any, ...]:
-        return (*(own[index] for index in first), *more, *(own[index] for index in then), own[-1])
-
-    return replace(
-        table,
-        titles=joined(table.titles, [column.title for column in columns]),
-        numeric=joined(table.numeric, [column.is_number for column in columns]),
-        keys=joined(table.keys, [column.key for column in columns]),
-        rows=tuple(
-            joined(row, [cell(run, column) for column in columns])
-            for row, (_, run) in zip(table.rows, runs.iterrows(), strict=True)
-        ),
-    )
+    """Return what a table shows of a run in a column."""
+    return column.cell(run.get(column.key))
 
 
 def _general(value: Any) -> str:

@@ -38,6 +38,10 @@ class Column:
     quiet: bool = False
     spread: bool = False
 
+    def cell(self, value: Any) -> str:
+        """Return what is shown of a value: a dash where there is none."""
+        return DASH if ask.missing(value) else self.render(value)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -111,7 +115,7 @@ def summary_table(
     experiments = keys(runs, ["experiment"])
     shared, differing = [], []
     for column in condition_columns():
-        cells = zip(experiments, (_show(column, value) for value in _values(runs, column.key)), strict=False)
+        cells = zip(experiments, (column.cell(value) for value in _values(runs, column.key)), strict=False)
         told = {(experiment, text) for experiment, text in cells if text != DASH}
         values = {text for _, text in told}
         if len(values) == 1 and not column.quiet:
@@ -131,7 +135,7 @@ def summary_table(
     baselines = Baselines(runs if among is None else among)
     rows = [
         (
-            *(_show(column, run.get(column.key)) + _spread(column, run) for column in columns),
+            *(column.cell(run.get(column.key)) + _spread(column, run) for column in columns),
             change_from_baseline(run, baselines, compared),
         )
         for run in each_run
@@ -248,7 +252,3 @@ def _worth_a_column(values: list[Any]) -> bool:
 
 def _values(runs: pd.DataFrame, key: str) -> list[Any]:
     return runs[key].tolist() if key in runs.columns else []
-
-
-def _show(column: Column, value: Any) -> str:
-    return DASH if ask.missing(value) else column.render(value)
