@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from llmtrack.metrics.entry import Better, Metric, Need, Shown, decimals, percent
 
 
@@ -81,6 +83,9 @@ def _of_energy(prefix: str, what: str, tokens: str) -> tuple[Metric, ...]:
     )
 
 
+_speed = partial(Shown, quiet=True, spread=True, as_multiple=True)
+"""How the speed of a phase is shown, of which changes are by a multiple."""
+
 SPIKE = 1.1
 """Perplexity over the reference's, or the baseline's, from which on it is told in words."""
 
@@ -139,16 +144,7 @@ METRICS: tuple[Metric, ...] = (
         "speed of the pass over the prompt",
         "real prompt tokens of the batch / time to first token",
         True,
-        shown=Shown(
-            "prefill tokens/s",
-            decimals(0),
-            place=90,
-            quiet=True,
-            spread=True,
-            change="prefill",
-            as_multiple=True,
-            keep=70,
-        ),
+        shown=_speed("prefill tokens/s", decimals(0), place=90, change="prefill", keep=70),
     ),
     Metric(
         "decode_tokens_per_sec",
@@ -157,16 +153,7 @@ METRICS: tuple[Metric, ...] = (
         "speed of the steps after the first token; absent for a single step",
         "rows x (steps - 1) / (last stamp - first stamp)",
         True,
-        shown=Shown(
-            "decode tokens/s",
-            decimals(1),
-            place=100,
-            quiet=True,
-            spread=True,
-            change="decode",
-            as_multiple=True,
-            keep=80,
-        ),
+        shown=_speed("decode tokens/s", decimals(1), place=100, change="decode", keep=80),
     ),
     Metric(
         "avg_latency_per_token_ms",
