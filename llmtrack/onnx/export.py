@@ -16,7 +16,7 @@ from llmtrack.models.load import LoadedModel, load_model
 from llmtrack.models.reasons import reason_of
 from llmtrack.onnx import graph
 from llmtrack.onnx.attention import Rotary, fuse_attention
-from llmtrack.onnx.parity import Parity, parity
+from llmtrack.onnx.parity import Parity, parity, refuse_non_finite
 from llmtrack.onnx.rotary import rotary_of, traceable_rope
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 
@@ -31,7 +31,7 @@ def export(spec: str, revision: str | None, folder: Path) -> dict[str, Any]:
 
     Raises:
         ModelLoadError: the model cannot be loaded.
-        ScenarioError: it cannot be exported, or what was exported does not say what PyTorch says.
+        ScenarioError: its logits are no numbers, it cannot be exported, or what was exported does not say what PyTorch says.
     """
     loaded = load_model(spec, device="cpu", dtype=torch.float32, revision=revision)
     _export(loaded, folder)
@@ -87,15 +87,9 @@ def _ways(rotary: Rotary | None) -> list[tuple[str, Callable[[ModelProto], bool]
 
 
 def _export(loaded: LoadedModel, folder: Path) -> None:
-    from optimum.exporters.onnx import onnx_export_from_model
-
     try:
-        with traceable_rope(loaded.model), warnings.catch_warnings():
-            # Of each branch that the tracer takes for the only one, and of indices that may be negative: whether the graph holds
-            # for other inputs than those that were traced is what `parity` looks at afterwards.
-            warnings.simplefilter("ignore", torch.jit.TracerWarning)
-            warnings.filterwarnings("ignore", "Exporting aten::index operator", UserWarning)
-            onnx_export_from_model(loaded.model, str(folder), task=TASK, do_validation=False)
+        refuse_non_finite(loaded)
+        _trace(loaded, folder)
     except (OSError, ScenarioError):
         raise
     except Exception as error:
@@ -103,3 +97,14 @@ def _export(loaded: LoadedModel, folder: Path) -> None:
             f"{type(loaded.model).__name__} cannot be exported to ONNX: {in_words(error)[:300]} (use backend=torch)",
             "unsupported",
         ) from error
+
+
+def _trace(loaded: LoadedModel, folder: Path) -> None:
+    from optimum.exporters.onnx import onnx_export_from_model
+
+    with traceable_rope(loaded.model), warnings.catch_warnings():
+        # Of each branch that the tracer takes for the only one, and of indices that may be negative: whether the graph holds
+        # for other inputs than those that were traced is what `parity` looks at afterwards.
+        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        warnings.filterwarnings("ignore", "Exporting aten::index operator", UserWarning)
+        onnx_export_from_model(loaded.model, str(folder), task=TASK, do_validation=False)

@@ -78,25 +78,52 @@ def parity(loaded: LoadedModel, decoder: OnnxDecoder, pads: bool = True) -> Pari
     return Parity(worst.difference, worst.share, min(each.top1_agreement for each in found), worst.length)
 
 
-def _parity(
-    loaded: LoadedModel, decoder: OnnxDecoder, config: dict[str, Any], length: int, pads: bool
-) -> Parity:
-    """Compare logits of a batch, maybe left-padded, and of a last token that is decoded from the cache."""
-    model, random = loaded.model, np.random.default_rng(_SEED)
+def refuse_non_finite(loaded: LoadedModel) -> None:
+    """Refuse a model whose logits are no numbers, as `parity` would once it was exported, which takes long.
+
+    Raises:
+        ScenarioError: they are not finite; of kind `non_finite`.
+    """
+    config = loaded.model.config.get_text_config().to_dict()
+    length = check_lengths(config, sum(weight.numel() for weight in loaded.model.parameters()))[0]
+    _expected(loaded, *_batch(config, length, pads=True))
+
+
+def _batch(config: dict[str, Any], length: int, pads: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and attention mask of rows of random tokens, the longest of a length."""
+    random = np.random.default_rng(_SEED)
     sizes = [size for size in (length, length - _SHORTER, length - 2 * _SHORTER) if size > 1]
     sizes = sizes if length <= SHORT else sizes[:2]
     sizes = sizes if pads else [length] * len(sizes)
-    rows = [random.integers(0, int(config["vocab_size"]), size).tolist() for size in sizes]
-    ids, mask = pad_rows(rows, 0, "left")
+    return pad_rows(
+        [random.integers(0, int(config["vocab_size"]), size).tolist() for size in sizes], 0, "left"
+    )
+
+
+def _expected(loaded: LoadedModel, ids: torch.Tensor, mask: torch.Tensor) -> NDArray[np.float32]:
+    """Return PyTorch's logits of the last positions: (rows, kept, vocabulary)."""
     with torch.inference_mode():
-        decoded = _decoded(model, ids, mask) if rope_kind(config) in LENGTH_DEPENDENT_ROPE else None
-        expected = _forward(model, ids, mask, logits_to_keep=_KEPT).logits[:, -_KEPT:].numpy()
+        expected: NDArray[np.float32] = (
+            _forward(loaded.model, ids, mask, logits_to_keep=_KEPT).logits[:, -_KEPT:].numpy()
+        )
     real = mask.numpy().astype(bool)[:, -_KEPT:]
     if not np.isfinite(expected[real].max(axis=-1)).all():  # masked entries of a vocabulary may be -inf
         raise ScenarioError(
             f"the logits of {loaded.model_id} are not finite in float32: look for damaged weights",
             "non_finite",
         )
+    return expected
+
+
+def _parity(
+    loaded: LoadedModel, decoder: OnnxDecoder, config: dict[str, Any], length: int, pads: bool
+) -> Parity:
+    """Compare logits of a batch, maybe left-padded, and of a last token that is decoded from the cache."""
+    ids, mask = _batch(config, length, pads)
+    with torch.inference_mode():
+        decoded = _decoded(loaded.model, ids, mask) if rope_kind(config) in LENGTH_DEPENDENT_ROPE else None
+    expected = _expected(loaded, ids, mask)
+    real = mask.numpy().astype(bool)[:, -_KEPT:]
     whole, _ = decoder.run(ids.numpy(), mask.numpy(), keep=min(_KEPT, length))
     _, past = decoder.run(ids[:, :-1].numpy(), mask[:, :-1].numpy(), keep=1)
     last, _ = decoder.run(ids[:, -1:].numpy(), mask.numpy(), past, keep=1)

@@ -9,8 +9,10 @@ import pytest
 
 from llmtrack.engines import pytorch
 from llmtrack.engines.pytorch import TorchEngine
+from llmtrack.installed import available
 from llmtrack.scenario import Variant
 from tests.conftest import made_once, make_here
+from tests.traces import keep_traces
 
 
 @pytest.fixture(scope="session", params=["synthetic:tiny", "synthetic:tiny-gpt2"])
@@ -30,9 +32,11 @@ def engine_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kept_exports(engine_cache: Path) -> Iterator[Path]:
+def kept_exports(engine_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Let a file's tests share that cache, and export in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LLMTRACK_CACHE", str(engine_cache))
         make_here(patch)
+        if available("onnx", "any"):
+            keep_traces(patch, tmp_path_factory)
         yield engine_cache

@@ -69,13 +69,12 @@ def openvino_converted(
     def build(folder: Path) -> dict[str, str]:
         import openvino
         import torch
-        from optimum.exporters.onnx import onnx_export_from_model
 
         from llmtrack.models.load import load_model
-        from llmtrack.onnx.export import TASK
+        from llmtrack.onnx import export as exporting
 
         loaded = load_model(str(source.path), device="cpu", dtype=torch.float32)
-        onnx_export_from_model(loaded.model, str(folder), task=TASK, do_validation=False)
+        exporting._trace(loaded, folder)
         loaded.tokenizer.save_pretrained(str(folder))
         graph = openvino.Core().read_model(str(folder / MODEL_FILE))
         _keep_cache(graph)

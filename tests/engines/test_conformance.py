@@ -39,6 +39,7 @@ class TestOnnx(EngineConformance):
 @pytest.mark.skipif(
     not available("genai"), reason="the genai extra is not installed: the rest works without it"
 )
+@pytest.mark.slow(2)
 class TestGenai(EngineConformance):
     """On our own export, which needs no build environment."""
 
@@ -56,6 +57,7 @@ class TestGenai(EngineConformance):
 @pytest.mark.skipif(
     not available("openvino"), reason="the openvino extra is not installed: the rest works without it"
 )
+@pytest.mark.slow(2)
 class TestOpenvino(EngineConformance):
     """On our own export, which needs no build environment."""
 

@@ -32,7 +32,7 @@ SHAPE = {
     "vocab_size": 512,
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 32,  # not hidden / heads
@@ -91,17 +91,17 @@ CASES = {
     "window": ("mistral", {"sliding_window": 64}, AS_IT_IS),
     "window of some layers": (
         "qwen2",
-        {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
+        {"num_hidden_layers": 2, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1},
         AS_IT_IS,
     ),
     "windows and caps of scores": (
         "gemma2",
-        {"sliding_window": 64, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.0},
+        {"num_hidden_layers": 2, "sliding_window": 64, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.0},
         AS_IT_IS,
     ),
     "norms of queries and keys": ("qwen3", {}, AS_IT_IS),
     "clipped projections": ("olmo", {"clip_qkv": 100.0, "head_dim": 16}, AS_IT_IS),
-    "layers without positions": ("smollm3", {"no_rope_layer_interval": 2}, AS_IT_IS),
+    "layers without positions": ("smollm3", {"num_hidden_layers": 2, "no_rope_layer_interval": 2}, AS_IT_IS),
     "part of a head": ("glm", {"partial_rotary_factor": 0.5}, AS_IT_IS),
     "long rope": (
         "phi3",

@@ -9,6 +9,7 @@ import torch
 from llmtrack.errors import ScenarioError
 from llmtrack.models import load, synthetic
 from tests.quantize.conftest import MISSING
+from tests.traces import keep_traces
 
 pytest.importorskip("onnx", reason=MISSING)
 pytest.importorskip("onnxruntime", reason=MISSING)
@@ -17,6 +18,11 @@ from llmtrack.onnx import export as exporting
 from llmtrack.onnx.export import export
 from llmtrack.onnx.parity import Parity, parity
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
+
+
+@pytest.fixture
+def traced(monkeypatch, tmp_path_factory):
+    keep_traces(monkeypatch, tmp_path_factory)
 
 
 @pytest.mark.slow(2)
@@ -45,7 +51,8 @@ def test_the_bounds_of_parity(share, agreement, holds):
     assert Parity(1.0, share, agreement).holds is holds
 
 
-@pytest.mark.slow(2)
+@pytest.mark.slow(1)
+@pytest.mark.usefixtures("traced")
 def test_attention_that_differs_is_left_as_it_was_exported(tmp_path, monkeypatch):
     right = exporting.rotary_of
 
@@ -59,7 +66,8 @@ def test_attention_that_differs_is_left_as_it_was_exported(tmp_path, monkeypatch
     assert facts["parity_max_share"] < 1e-3
 
 
-@pytest.mark.slow(2)
+@pytest.mark.slow(1)
+@pytest.mark.usefixtures("traced")
 def test_a_way_that_cannot_be_run_hides_no_other(tmp_path, monkeypatch):
     tried = []
 
@@ -74,6 +82,7 @@ def test_a_way_that_cannot_be_run_hides_no_other(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow(1)
+@pytest.mark.usefixtures("traced")
 def test_an_export_that_cannot_be_run_at_all_is_refused_in_one_line(tmp_path, monkeypatch):
     def broken(loaded, decoder):
         raise RuntimeError("no such kernel\nat all")
@@ -86,7 +95,8 @@ def test_an_export_that_cannot_be_run_at_all_is_refused_in_one_line(tmp_path, mo
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow(2)
+@pytest.mark.slow(1)
+@pytest.mark.usefixtures("traced")
 def test_an_export_that_differs_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "parity", lambda loaded, decoder: Parity(3.0, 0.2, 0.5))
     with pytest.raises(

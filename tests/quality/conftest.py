@@ -1,13 +1,14 @@
-"""A small model to score with."""
+"""What several files of these tests score by."""
 
 from __future__ import annotations
 
 import pytest
 
-from llmtrack.engines.pytorch import TorchEngine, load
-from llmtrack.scenario import Variant
+from llmtrack.engines.pytorch import TorchEngine
+from tests.engines.models import small
 
 
 @pytest.fixture(scope="session")
 def tiny() -> TorchEngine:
-    return load(Variant("synthetic:tiny", device="cpu"))
+    """A small model to score with: what is tried is how a text is cut, for which one layer is enough."""
+    return small("llama", num_hidden_layers=1, max_position_embeddings=1024)

@@ -14,7 +14,7 @@ from tests.engines.models import bigram_engine
 
 LN2 = math.log(2)
 A, B = 97, 98
-BOS = 256  # of `synthetic:tiny`, whose other tokens are bytes
+BOS = 256  # of small models, whose other tokens are bytes
 
 
 def scripted(**changes: Any) -> ScriptedEngine:

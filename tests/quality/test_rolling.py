@@ -85,6 +85,7 @@ def test_batching_and_padding_change_nothing(tiny, text, max_length, data, rule)
 
 
 @pytest.mark.slow(1)
+@settings(max_examples=30)
 @given(length=st.integers(2, 60), max_length=st.integers(2, 20), batch_size=st.integers(1, 9), data=st.data())
 def test_every_token_is_scored_once(length, max_length, batch_size, data):
     stride = data.draw(st.integers(1, max_length))

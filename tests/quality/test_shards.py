@@ -7,17 +7,16 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmtrack.engines import pytorch
 from llmtrack.errors import ScenarioError
 from llmtrack.plain import from_json, to_json
 from llmtrack.quality.asked import prepare, score_as_asked, score_shard
 from llmtrack.quality.shards import merge, plan_batches, share_out
-from llmtrack.scenario import Variant
 from llmtrack.scored import Part, Scored, Text
 from llmtrack.task import PerplexityTask, ShardTask
+from tests.engines.models import small
 
 TEXTS = [f"The {'harbour ' * (number % 5)}wakes before the town {'é' * number}." for number in range(9)]
 ASKED = {
@@ -87,7 +86,7 @@ def test_what_does_not_make_the_text_is_refused(parts, message):
 
 @cache
 def tiny():
-    return pytorch.load(Variant("synthetic:tiny", device="cpu"))
+    return small("llama", num_hidden_layers=1, max_position_embeddings=256)
 
 
 @cache
@@ -104,6 +103,7 @@ def scored_alone(name):
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("name", ASKED)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_any_cut_in_any_order_gives_what_a_single_worker_does(name, data):
     whole, parts = scored_alone(name)

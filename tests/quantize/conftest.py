@@ -15,11 +15,16 @@ MISSING = "the onnx extra is not installed: the rest of llmtrack works without i
 def _exported(factory: pytest.TempPathFactory, preset: str) -> Path:
     if not available("onnx", "any"):
         pytest.skip(MISSING)
-    from llmtrack.onnx.export import export
 
-    return made_once(
-        factory, f"onnx-{preset}", lambda folder: export(f"synthetic:{preset}", None, folder) and None
-    )
+    def make(folder: Path) -> None:
+        from llmtrack.onnx.export import export
+        from tests.traces import keep_traces
+
+        with pytest.MonkeyPatch.context() as patch:
+            keep_traces(patch, factory)
+            export(f"synthetic:{preset}", None, folder)
+
+    return made_once(factory, f"onnx-{preset}", make)
 
 
 @pytest.fixture(scope="session")
