@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -219,14 +220,19 @@ def steady_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def template_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template_database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """An empty database of MLflow's: making one takes seconds of migrations, copying it none."""
+    from mlflow.store.db import utils
+
     from llmtrack.tracking import store
 
     def migrate(folder: Path) -> None:
         store.initialise(f"sqlite:///{folder / 'mlflow.db'}")
 
-    return made_once(tmp_path_factory, "migrated", migrate) / "mlflow.db"
+    # MLflow reads all of its migrations whenever a database is opened, and hundreds are: which is the last does not change.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(utils, "_get_latest_schema_revision", cache(utils._get_latest_schema_revision))
+        yield made_once(tmp_path_factory, "migrated", migrate) / "mlflow.db"
 
 
 @pytest.fixture(scope="session")

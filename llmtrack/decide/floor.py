@@ -45,11 +45,15 @@ def with_floors(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> pd.Dat
         runs: rows of `llmtrack.runs`.
         among: all that was measured where they were; None: nothing else.
     """
+    return extended(runs, **{FLOORS: known_floors(runs, among)})
+
+
+def known_floors(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> pd.Series:
+    """Return what `with_floors` adds to runs."""
     import pandas as pd
 
     known = floors(runs if among is None else among)
-    held = pd.Series([known.get(place, {}) for place in _places(runs)], index=runs.index, dtype="object")
-    return extended(runs, **{FLOORS: held})
+    return pd.Series([known.get(place, {}) for place in _places(runs)], index=runs.index, dtype="object")
 
 
 def measured_there(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.DataFrame:

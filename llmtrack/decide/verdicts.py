@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference, Spread, Verdict, difference, judge
-from llmtrack.decide.floor import floor_in_words, floor_of, is_within, measured_there, with_floors
+from llmtrack.decide.floor import floor_in_words, floor_of, is_within, known_floors, measured_there
 from llmtrack.decide.significance import ALPHA
 from llmtrack.scenario import DEFAULT_MODEL, Variant
 from llmtrack.task import GenerateTask, RepeatPolicy
 from llmtrack.tracking import ask
 from llmtrack.tracking.artifacts import SAMPLES, Samples, samples_by_run
+from llmtrack.tracking.cells import FLOORS
 from llmtrack.tracking.frame import extended
 
 if TYPE_CHECKING:
@@ -171,13 +172,13 @@ def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.Data
     """
     import pandas as pd
 
-    wanted = runs[ask.where(runs, "status", ask.FINISHED)]
+    wanted = runs["run_id"][ask.where(runs, "status", ask.FINISHED)]
     # Of samples that cannot be read, what is tracked of the spread tells.
-    found = samples_by_run(list(map(str, wanted["run_id"])), tracking_uri, lenient=True)
+    found = samples_by_run(list(map(str, wanted)), tracking_uri, lenient=True)
     held = pd.Series(
         [found.get(str(run_id), {}) for run_id in runs["run_id"]], index=runs.index, dtype="object"
     )
-    return with_floors(extended(runs, **{SAMPLES: held}), measured_there(runs, tracking_uri))
+    return extended(runs, **{SAMPLES: held, FLOORS: known_floors(runs, measured_there(runs, tracking_uri))})
 
 
 def _difference(

@@ -21,7 +21,6 @@ from llmtrack.report.study import Written, write_study
 from llmtrack.report.suite import write_suite
 from llmtrack.report.terminal import say
 from llmtrack.tracking.amend import add_report
-from llmtrack.tracking.filters import quoted
 from llmtrack.tracking.query import SUITE, runs, study_run
 from llmtrack.tracking.store import experiment_of_run, open_existing, resolve_tracking_uri
 
@@ -70,10 +69,10 @@ def _study(own: pd.Series, place: Place) -> Written:
 
 def _suite(own: pd.Series, place: Place) -> Written:
     uri, parts = place.tracking_uri, place.parts
-    search = f"tags.`llmtrack.suite_id` = {quoted(str(own['study_id']))}"
-    found = _in_order(runs(search=search, tracking_uri=uri))
+    of_suite = {"llmtrack.suite_id": str(own["study_id"])}
+    found = _in_order(runs(tags=of_suite, tracking_uri=uri))
     members = []
-    for _, study in _in_order(runs(kind="study", search=search, tracking_uri=uri)).iterrows():
+    for _, study in _in_order(runs(kind="study", tags=of_suite, tracking_uri=uri)).iterrows():
         experiment = _experiment(study, parts)
         tracked = found[found["study_id"] == study["study_id"]].reset_index(drop=True)
         reading: Sequence[str] = ()

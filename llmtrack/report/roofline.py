@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 STAGES = {"prefill": "^", "decode": "o", "score": "s"}
 """Stages of a run, and the marker of each."""
 
+_OF_ROOF = ("copy_bandwidth_gb_per_s", "matrix_tflop_per_s")
+_OF_DEVICE = ("device", "arithmetic", "env.gpu", "env.cpu")
+_OF_STAGE = ("gflop", "mib", "floor_ms", "floor_share")
+
 FEW, MOST_LABELS = 12, 48
 """Marks that a plot of the usual size has room for, and the most that are named."""
 
@@ -82,7 +86,7 @@ def points(runs: pd.DataFrame) -> tuple[Point, ...]:
     found = []
     for run in _placed(runs):
         for stage in STAGES:
-            if not all(ask.has(run, f"{stage}_{key}") for key in ("gflop", "mib", "floor_ms", "floor_share")):
+            if not all(ask.has(run, f"{stage}_{key}") for key in _OF_STAGE):
                 continue
             done, share = run[f"{stage}_gflop"] * 1e9, run[f"{stage}_floor_share"]
             seconds = run[f"{stage}_floor_ms"] / 1000 / share
@@ -147,10 +151,10 @@ def roofline_plots(runs: pd.DataFrame) -> Mapping[str, Figure]:
 
 
 def _placed(runs: pd.DataFrame) -> Iterator[pd.Series]:
-    """Yield the finished runs whose device's rate and bandwidth are known."""
-    for _, run in runs.iterrows():
-        known = all(ask.has(run, key) for key in ("copy_bandwidth_gb_per_s", "matrix_tflop_per_s"))
-        if known and ask.is_finished(run):
+    """Yield the finished runs whose device's rate and bandwidth are known, with what their place is told by."""
+    stages = (f"{stage}_{key}" for stage in STAGES for key in _OF_STAGE)
+    for run in ask.rows(runs, "status", *ask.NAMES, *_OF_ROOF, *_OF_DEVICE, *stages):
+        if ask.is_finished(run) and all(ask.has(run, key) for key in _OF_ROOF):
             yield run
 
 

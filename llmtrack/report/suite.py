@@ -19,8 +19,11 @@ from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import headline, takeaways
 from llmtrack.report.tasks import tables_by_task
 from llmtrack.report.write import print_lines, print_report, write_html, write_report
+from llmtrack.tracking.cells import FLOORS
+from llmtrack.tracking.frame import extended
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 FOUND = "suite: what it found"
@@ -47,9 +50,8 @@ def write_suite(
     frames = [member.runs for member in members if len(member.runs)]
     if not frames:
         return Written(note="No experiment could be run.")
-    everything = pd.concat(frames, ignore_index=True)
-    members = [replace(member, runs=with_floors(member.runs, everything)) for member in members]
-    tracked = with_floors(everything)
+    tracked = with_floors(pd.concat(frames, ignore_index=True))
+    members = list(_with_floors_of(tracked, members))
     folder, parts = place.folder, place.parts
     lines, note, files = list(reasons), "", dict[str, Path]()
     with parts.part("takeaways"):
@@ -79,6 +81,15 @@ def write_suite(
     with parts.part("headline"):
         figures = headline(tracked)
     return Written(tuple(lines), note, files, figures)
+
+
+def _with_floors_of(tracked: pd.DataFrame, members: Sequence[Member]) -> Iterator[Member]:
+    """Yield members whose runs know the noise floors that all of them, one below the other, were found to have."""
+    first = 0
+    for member in members:
+        held = tracked[FLOORS].iloc[first : first + len(member.runs)]
+        first += len(member.runs)
+        yield replace(member, runs=extended(member.runs, **{FLOORS: held.set_axis(member.runs.index)}))
 
 
 def _sections(members: Sequence[Member], place: Place) -> Iterator[Section]:

@@ -242,8 +242,8 @@ def to_csv(runs: pd.DataFrame) -> str:
     names = ["study_id", "experiment", "scenario", "run_id", "status", "outcome", "reason", "baseline"]
     names += [column.key for column in (*condition_columns(), *metric_columns())]
     names += sorted(name for name in runs.columns if name.startswith(schema.SPREAD_PREFIX))
-    kept = [name for name in dict.fromkeys(names) if name in runs.columns and runs[name].notna().any()]
-    return str(runs[kept].to_csv(index=False))
+    known = runs[[name for name in dict.fromkeys(names) if name in runs.columns]]
+    return str(known.dropna(axis="columns", how="all").to_csv(index=False))
 
 
 def _worth_a_column(values: list[Any]) -> bool:

@@ -15,7 +15,7 @@ from llmtrack.decide.verdicts import is_disturbed, measure_more, tell
 from llmtrack.report.plots import measured
 from llmtrack.report.reading import bandwidth, in_doubt
 from llmtrack.tracking import ask
-from llmtrack.tracking.cells import VARIANT
+from llmtrack.tracking.cells import FLOORS, VARIANT, keys
 from llmtrack.words import plural
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
     goes and what limits it, and what failed. A difference within noise, or no larger than equal settings differed in the
     suite, is no win and no loss; nor is one of a run that was disturbed.
     """
-    runs = with_floors(runs)
+    runs = runs if FLOORS in runs.columns else with_floors(runs)
     compared = gains(runs)
     found = [gain for gain in compared if gain.found.verdict != "unknown"]
     wins = [gain for gain in found if gain.found.verdict == "better"]
@@ -113,9 +113,15 @@ def gains(runs: pd.DataFrame) -> list[Gain]:
     Runs of other work are not compared: a shorter prompt is no win.
     """
     timed = measured(runs, "tokens_per_sec")
-    known = timed.reindex(columns=[*timed.columns.union(["study_id", "workload_id"], sort=False)])
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for row, key in enumerate(keys(timed, ("study_id", "workload_id"))):
+        if all(key):
+            groups.setdefault(key, []).append(row)
     found = []
-    for _, same_work in known.groupby(["study_id", "workload_id"], sort=False):
+    for rows in groups.values():
+        if len(rows) < 2:
+            continue
+        same_work = timed.iloc[rows]
         bases = same_work[ask.marked(same_work, "baseline")]
         if bases.empty:
             continue
@@ -238,17 +244,16 @@ def plain_call(runs: pd.DataFrame) -> pd.Series | None:
     needed = ["time_to_first_token_ms", "inter_token_latency_ms", "total_latency_s", "prompt_tokens_total"]
     if any(key not in runs.columns for key in needed):
         return None
-    timed = ask.finished(runs)
-    timed = timed[
-        timed[needed].notna().all(axis="columns")
-        & ask.where(timed, "batch_size", 1)
-        & (timed["prompt_tokens"] == timed["prompt_tokens_total"]).fillna(False)
-        & ~ask.where(timed, "use_cache", False)
-    ]
-    ours, is_base = ask.where(timed, "experiment", "baseline"), ask.marked(timed, "baseline")
-    for preferred in (timed[ours], timed[is_base], timed):
-        if len(preferred):
-            return preferred.iloc[0]
+    fit = (
+        ask.where(runs, "status", ask.FINISHED)
+        & runs[needed].notna().all(axis="columns")
+        & ask.where(runs, "batch_size", 1)
+        & (runs["prompt_tokens"] == runs["prompt_tokens_total"]).fillna(False).astype(bool)
+        & ~ask.where(runs, "use_cache", False)
+    )
+    for preferred in (ask.where(runs, "experiment", "baseline"), ask.marked(runs, "baseline"), fit):
+        if (chosen := (fit & preferred).to_numpy()).any():
+            return runs.iloc[int(chosen.argmax())]
     return None
 
 

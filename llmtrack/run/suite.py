@@ -191,15 +191,18 @@ def _report(
 
 def _members(result: SuiteResult, experiments: Sequence[Experiment], tracker: Tracker) -> list[Member]:
     """Return all studies with their runs as read back, in the order of the experiments and their scenarios."""
-    search = f"tags.`llmtrack.suite_id` = '{result.study.study_id}'"
-    found = runs(search=search, tracking_uri=tracker.tracking_uri)
+    found: pd.DataFrame | None = None
     members = []
     for experiment in experiments:
         study = result.results.get(experiment.name)
-        own = found[found["experiment"] == experiment.name]
         if study is not None and study.tracked is not None:
             # With what was taken over from earlier studies, maybe of another experiment.
             own = study.tracked.assign(experiment=experiment.name)
+        else:
+            if found is None:
+                of_suite = {"llmtrack.suite_id": result.study.study_id}
+                found = runs(tags=of_suite, tracking_uri=tracker.tracking_uri)
+            own = found[found["experiment"] == experiment.name]
         run_id = study.study.run_id if study else None
         members.append(Member(experiment, run_id, in_order(own, experiment), study.reading if study else ()))
     return members
