@@ -57,8 +57,8 @@ def newest_of_each(runs: pd.DataFrame, across_work: bool = False) -> pd.DataFram
     seen: set[tuple[str, ...]] = set()
     seen_asked: set[tuple[str, ...]] = set()
     kept = [False] * len(runs)
-    newest_first = runs.reset_index(drop=True).sort_values("start_time", ascending=False, kind="stable")
-    for row in newest_first.index:
+    times = runs["start_time"].reset_index(drop=True)
+    for row in times.sort_values(ascending=False, kind="stable").index:
         kept[row] = cells[row] not in seen and (finished[row] or asked[row] not in seen_asked)
         seen.add(cells[row])
         seen_asked.add(asked[row])
@@ -177,8 +177,7 @@ def _texts(runs: pd.DataFrame, name: str) -> list[str]:
 
 def in_order_of_time(runs: pd.DataFrame) -> pd.DataFrame:
     """Sort runs by the beginning of their study, and within it as they were measured."""
-    runs = runs.reset_index(drop=True)
-    began = runs.groupby("study_id", dropna=False)["start_time"].transform("min")
-    times = runs[["study_id", "start_time", "end_time"]].assign(_began=began)
+    times = runs[["study_id", "start_time", "end_time"]].reset_index(drop=True)
+    times["_began"] = times.groupby("study_id", dropna=False)["start_time"].transform("min")
     order = times.sort_values(["_began", "study_id", "start_time", "end_time"], kind="stable").index
-    return runs.loc[order].reset_index(drop=True)
+    return runs.take(order.to_numpy()).reset_index(drop=True)
