@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from statistics import median
 
 import numpy as np
@@ -329,12 +328,12 @@ def duel(
     return found
 
 
-@lru_cache(4096)
 def quantile(chance: float, freedom: float) -> float:
     """Return how many standard errors a mean is beyond its expectation with such a chance (one-sided, Student's t)."""
-    from scipy.stats import t
+    # What `scipy.stats` says, too, whose import takes a second.
+    from scipy.special import stdtrit
 
-    return float(t.isf(chance, freedom))
+    return -float(stdtrit(freedom, chance))
 
 
 def around(mean: float, half: float = 0.0) -> Ratio:
