@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -19,6 +19,8 @@ MICROSOFT = "com.microsoft"
 """Domain of ONNX Runtime's own operators."""
 
 _END = np.iinfo(np.int64).max
+
+Message = TypeVar("Message", ModelProto, NodeProto)
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,10 @@ def save(model: ModelProto, path: Path) -> None:
     )
 
 
-def copy_of(model: ModelProto) -> ModelProto:
-    """Return a graph of its own with the same content."""
-    twin = ModelProto()
-    twin.CopyFrom(model)
+def copy_of(message: Message) -> Message:
+    """Return a graph, or a node, of its own with the same content."""
+    twin = type(message)()
+    twin.CopyFrom(message)
     return twin
 
 
@@ -136,7 +138,7 @@ def plain_products(model: ModelProto) -> None:
         settings = settings_of(node)
         plain = settings.get("alpha", 1) == 1 and settings.get("beta", 1) == 1 and not settings.get("transA")
         if node.op_type != "Gemm" or not plain or node.input[1] not in weights or len(node.input) < 3:
-            nodes.append(_copy(node))
+            nodes.append(copy_of(node))
             continue
         weight = node.input[1]
         if settings.get("transB"):
@@ -237,7 +239,7 @@ def readers_of(model: ModelProto) -> dict[str, list[NodeProto]]:
 def replace_nodes(model: ModelProto, instead: Mapping[str, Sequence[NodeProto]]) -> None:
     """Put other nodes, or none, in the places of nodes, which are told by their names."""
     nodes = [each for node in model.graph.node for each in instead.get(node.name, [node])]
-    _replace(model.graph.node, [_copy(node) for node in nodes])
+    _replace(model.graph.node, [copy_of(node) for node in nodes])
 
 
 def remove_unused(model: ModelProto) -> None:
@@ -265,7 +267,7 @@ def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> No
         donor: holds, for each of these tensors, one node that makes it from tensors that both graphs have.
         results: names of the tensors.
     """
-    made_by = {name: _copy(node) for node in donor.graph.node for name in node.output if name in results}
+    made_by = {name: copy_of(node) for node in donor.graph.node for name in node.output if name in results}
     weights = weights_of(donor)
     there = weights_of(target)
     for node in made_by.values():
@@ -284,7 +286,7 @@ def graft(target: ModelProto, donor: ModelProto, results: Collection[str]) -> No
         for index, name in enumerate(node.input):
             node.input[index] = rounded.get(name, name)
         nodes.append(node)
-    _replace(target.graph.node, [_copy(node) for node in nodes])
+    _replace(target.graph.node, [copy_of(node) for node in nodes])
     remove_unused(target)
 
 
@@ -298,12 +300,6 @@ def _brought(target: ModelProto, tensor: TensorProto, there: dict[str, TensorPro
         target.graph.initializer.append(own)
         there[own.name] = own
     return own.name
-
-
-def _copy(node: NodeProto) -> NodeProto:
-    twin = NodeProto()
-    twin.CopyFrom(node)
-    return twin
 
 
 def note_types(model: ModelProto) -> None:

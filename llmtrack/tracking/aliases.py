@@ -36,21 +36,17 @@ def set_alias(name: str, run_id: str, tracking_uri: str | None = None) -> str | 
         UsageError: the name is not accepted, or there is no such run.
         TrackingError: the store cannot be used.
     """
-    from mlflow.exceptions import MlflowException
-
     key = alias_tag(name)
     source = Source(tracking_uri)
     named = run_of_id(source, run_id)
     if named is None:
         raise UsageError(f"there is no run {run_id!r}: `llmtrack runs` lists them")
     holders = [run for run in _holders(source, key) if run.experiment_id == named.experiment_id]
-    try:
+    with store_errors.asking(source.client):
         source.client.set_tag(named.run_id, key, str(time.time_ns()))
         for run in holders:
             if run.run_id != named.run_id:
                 source.client.delete_tag(run.run_id, key)
-    except MlflowException as error:
-        raise store_errors.unreadable(source.client, error) from error
     return holders[0].run_id if holders else None
 
 

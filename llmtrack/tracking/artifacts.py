@@ -115,13 +115,9 @@ def series(run_id: str, name: str, tracking_uri: str | None = None) -> list[floa
     Raises:
         TrackingError: the store cannot be read.
     """
-    from mlflow.exceptions import MlflowException
-
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    try:
+    with store_errors.asking(client):
         history = client.get_metric_history(run_id, schema.series_key(name))
-    except MlflowException as error:
-        raise store_errors.unreadable(client, error) from error
     return [entry.value for entry in sorted(history, key=lambda entry: entry.step)]
 
 
@@ -164,13 +160,9 @@ def local_artifact(run_id: str, path: str, tracking_uri: str | None = None) -> P
     Raises:
         TrackingError: there is no store.
     """
-    from mlflow.exceptions import MlflowException
-
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    try:
+    with store_errors.asking(client):
         folder = _folder(client.get_run(run_id).info.artifact_uri)
-    except MlflowException as error:
-        raise store_errors.unreadable(client, error) from error
     return folder / path if folder and (folder / path).is_file() else None
 
 

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.plain import digest
 from llmtrack.redaction import redact
-from llmtrack.tracking.store_errors import UnreachableError, is_permanent, one_line, refusal, unreadable
+from llmtrack.tracking.store_errors import UnreachableError, asking, is_permanent, one_line, refusal
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -257,15 +257,11 @@ def experiment_names(client: MlflowClient) -> dict[str, str]:
     Raises:
         TrackingError: the store cannot be read.
     """
-    from mlflow.exceptions import MlflowException
-
     names: dict[str, str] = {}
     token: str | None = None
     while True:
-        try:
+        with asking(client):
             page = client.search_experiments(max_results=1000, page_token=token)
-        except MlflowException as error:
-            raise unreadable(client, error) from error
         names.update({item.experiment_id: item.name for item in page})
         token = page.token
         if not token:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,6 +117,17 @@ def whom_to_ask(uri: str, experiment: str = "", permission: str = "EDIT") -> str
         f"{f'the user {user!r}' if user else 'this user'} needs the permission {permission} on {what}: ask whoever "
         f"administers {redact(uri)} for it, or use another experiment (experiment_name, MLFLOW_EXPERIMENT_NAME)"
     )
+
+
+@contextmanager
+def asking(client: MlflowClient) -> Iterator[None]:
+    """Let what MLflow raises of a store be a `TrackingError` that says why in one line."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        raise unreadable(client, error) from error
 
 
 def unreadable(client: MlflowClient, error: BaseException) -> TrackingError:

@@ -44,16 +44,12 @@ def keep_views(views: Mapping[str, str], experiment_id: str, tracking_uri: str |
     Raises:
         TrackingError: the store refuses.
     """
-    from mlflow.exceptions import MlflowException
-
     client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-    try:
+    with store_errors.asking(client):
         for key, text in views.items():
             if len(text) <= MOST_CHARACTERS:
                 client.set_experiment_tag(experiment_id, PREFIX + key, text)
         _forget_oldest(client, experiment_id)
-    except MlflowException as error:
-        raise store_errors.unreadable(client, error) from error
 
 
 def kept_views(experiment_id: str, tracking_uri: str | None = None) -> frozenset[str]:
