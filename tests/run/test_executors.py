@@ -96,7 +96,7 @@ def test_a_worker_measures_and_one_that_is_killed_loses_one_scenario(executor, m
     assert one.started_at < after.started_at
 
 
-@pytest.mark.slow(4)
+@pytest.mark.slow(3)
 def test_what_libraries_print_does_not_disturb_the_events(executor, noisy_backend, capfd):
     """print, writes to descriptor 1 and child processes all go to standard error."""
     variant = Variant("fine", backend="noisy", device="cpu")
@@ -110,14 +110,18 @@ def test_what_libraries_print_does_not_disturb_the_events(executor, noisy_backen
     # A further group of the variant: the same process, and the same engine in it.
     assert kinds(run(executor, generating("three", variant))) == {"three": "measured"}
     assert len(noisy_backend.read_text().splitlines()) == 1
-    # Another variant: a process of its own.
-    other = replace(variant, model="other")
-    assert kinds(run(executor, generating("four", other))) == {"four": "measured"}
-    (first, _), (second, _) = (line.split() for line in noisy_backend.read_text().splitlines())
-    assert first != second
     worker = executor._worker
     executor.close()
     assert not worker.lives(), "closing ends the worker"
+
+
+@pytest.mark.slow(1)
+def test_each_variant_has_a_process_of_its_own(forked, noisy_backend):
+    for model in ("fine", "other"):
+        variant = Variant(model, backend="noisy", device="cpu")
+        assert kinds(run(forked, generating(model, variant))) == {model: "measured"}
+    (first, _), (second, _) = (line.split() for line in noisy_backend.read_text().splitlines())
+    assert first != second
 
 
 @pytest.mark.slow(1)

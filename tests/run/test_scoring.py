@@ -19,9 +19,9 @@ from llmtrack.run.crew import Crew
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.scoring import run_scenarios
-from llmtrack.run.worker_process import WorkerProcess
 from llmtrack.scenario import QualityCheck, Variant
 from llmtrack.task import PerplexityTask
+from tests.forked import ForkedWorker
 from tests.run.scenarios import generating, outcomes
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
@@ -146,12 +146,12 @@ def test_interrupted_while_it_is_scored_what_was_timed_is_kept():
     assert "it was interrupted" in found.warnings[-1]
 
 
-@pytest.mark.slow(8)
+@pytest.mark.slow(2)
 def test_real_workers_score_and_compare_what_one_does_although_one_dies(noisy_backend):
     """Timed by the first, whose place two more take; one of those is killed while it compares."""
     deaths = ["row 1/"]
 
-    class Deadly(WorkerProcess):
+    class Deadly(ForkedWorker):
         def receive(self, seconds):
             message = super().receive(seconds)
             if deaths and deaths[0] in json.dumps(message):

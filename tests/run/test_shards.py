@@ -24,7 +24,6 @@ from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.scoring import run_scenarios
 from llmtrack.run.shards import put_together, shards_of
 from llmtrack.run.study import run_study
-from llmtrack.run.worker_process import WorkerProcess
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.scored import Compared, Part, RowSums, Scored, Text
 from llmtrack.stopping import signals_end
@@ -294,7 +293,7 @@ def test_two_real_workers_score_what_one_does_although_one_is_killed():
 NOISY = Variant("fine", backend="noisy", device="cpu")
 
 
-@pytest.mark.slow(12)
+@pytest.mark.slow(2)
 @pytest.mark.usefixtures("_stays_at_the_terminal")
 def test_ctrl_c_while_real_workers_score_ends_them_and_that_text_alone_is_scored_again(
     noisy_backend, tracker, uri, console, monkeypatch
@@ -311,7 +310,7 @@ def test_ctrl_c_while_real_workers_score_ends_them_and_that_text_alone_is_scored
 
     started = []
 
-    class Interrupting(WorkerProcess):
+    class Interrupting(ForkedWorker):
         def __init__(self, *args):
             super().__init__(*args)
             started.append(self)
@@ -339,7 +338,7 @@ def test_ctrl_c_while_real_workers_score_ends_them_and_that_text_alone_is_scored
     assert not [each for each in threading.enumerate() if each.name.startswith("llmtrack-shards")]
     assert sorted(runs(tracking_uri=uri)["scenario"]) == ["one"]
     assert list(studies(tracking_uri=uri)["outcome"]) == ["killed"]
-    second = Scripted()
+    second = Scripted(start=ForkedWorker)
     try:
         result = run_study(experiment, tracker=tracker, executor=second, console=console, resume=True)
     finally:
