@@ -105,6 +105,14 @@ def _percent(share: float) -> str:
     return ">99.9 %" if share > 0.9995 else f"{100 * share:.1f} %"
 
 
+def free_on_card(device: str | torch.device) -> int:
+    """Return the bytes of a GPU that can still be had: what is free, and what PyTorch keeps and does not use."""
+    import torch
+
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0] + kept)
+
+
 def arithmetic_of(dtype_name: str, device: str) -> str:
     """Return what matrix products of a dtype are computed in on a device; empty where that is not known.
 

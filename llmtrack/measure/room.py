@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llmtrack.devices import free_on_card
 from llmtrack.engine import EngineInfo
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import available_bytes
@@ -99,9 +100,4 @@ def check_memory(
 
 def free_memory(device: str) -> int:
     """Return the bytes that can still be had on a device."""
-    if device.startswith("cuda"):
-        import torch
-
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0] + kept)
-    return available_bytes()
+    return free_on_card(device) if device.startswith("cuda") else available_bytes()

@@ -6,7 +6,7 @@ Pure functions over a config's content as transformers 4 spells it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from llmtrack.models.context import context_length
@@ -40,9 +40,7 @@ def windows(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the windows and chunks that keep some layer from what lies further back, within the model's context."""
     if config.get("use_sliding_window") is False or _is_full(config):
         return ()
-    context = context_length(config)
-    found = {value for name, value in _lengths(config) if _WINDOW.search(name)}
-    return tuple(sorted(value for value in found if context is None or value < context))
+    return _within(config, {value for name, value in _lengths(config) if _WINDOW.search(name)})
 
 
 def why_not_fused(config: Mapping[str, Any]) -> str:
@@ -64,9 +62,12 @@ def why_not_fused(config: Mapping[str, Any]) -> str:
 
 def thresholds(config: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the lengths within a model's context at which it may begin to compute in another way."""
+    return _within(config, {value for _, value in _lengths(config)})
+
+
+def _within(config: Mapping[str, Any], lengths: Collection[int]) -> tuple[int, ...]:
     context = context_length(config)
-    found = {value for _, value in _lengths(config)}
-    return tuple(sorted(value for value in found if context is None or value < context))
+    return tuple(sorted(length for length in lengths if context is None or length < context))
 
 
 def check_lengths(config: Mapping[str, Any], parameters: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
+from llmtrack.devices import free_on_card
 from llmtrack.units import MIB
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 64 * MIB, 2**31
@@ -81,9 +82,8 @@ def chunk_tokens(vocab_size: int, device: torch.device) -> int:
     if device.type != "cuda":
         most, kept = (size // (4 * vocab_size) for size in (CHUNK_BYTES, HEAP_BYTES))
         return max(1, min(most, max(kept, CHUNK_TOKENS)))
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    free = torch.cuda.mem_get_info(device)[0] + kept
-    return max(1, min(GPU_CHUNK_TOKENS, min(GPU_CHUNK_BYTES, free // SHARE) // (8 * vocab_size)))
+    most_bytes = min(GPU_CHUNK_BYTES, free_on_card(device) // SHARE)
+    return max(1, min(GPU_CHUNK_TOKENS, most_bytes // (8 * vocab_size)))
 
 
 def token_nll(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
