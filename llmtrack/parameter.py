@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmtrack.errors import UsageError
+from llmtrack.given import one_text
 from llmtrack.words import cut
 
 NONE = "none"
@@ -48,6 +49,10 @@ class Option:
     tracked: bool = True
     tries: Callable[[int], tuple[Any, ...]] | None = None
     nothing: str = NONE
+
+
+CHANCE = Option("", above=0, below=1)
+"""What a chance is."""
 
 
 @dataclass(frozen=True)
@@ -132,15 +137,19 @@ class Parameter:
     def _one(self, given: Any) -> Any:
         """Return the value that a text stands for, or a program's own value; NumPy's numbers, which JSON does not know, as plain ones."""
         if self.kind is str and not isinstance(given, bool):
-            given = str(given)
+            given = self._text(given)
         try:
             value = (
                 self._convert(given) if isinstance(given, str) else getattr(given, "item", lambda: given)()
             )
-        except ValueError:
+        except (ValueError, RuntimeError):  # of several numbers at once, PyTorch's too
             raise UsageError(f"{self.name} {short(given)!r} is not {_KINDS[self.kind]}") from None
         self._check(value)
         return value
+
+    def _text(self, given: Any) -> str:
+        """Return a text; what reads it may know more of a value, such as a dtype of PyTorch's."""
+        return str(given) if self.option.read else one_text(self.name, given)
 
     def _convert(self, text: str) -> Any:
         if self.kind is bool:
@@ -190,11 +199,21 @@ class Parameter:
         if value is None and self.optional:
             return None
         if isinstance(value, str) or (self.kind is str and not self.many and not isinstance(value, bool)):
-            return self.parse(str(value))
+            return self.parse(self._text(value))
         if self.many and isinstance(value, Iterable):
             values = list(value)
             return () if not values and self.default == () else self._several(values)
         return self._several([value]) if self.many else self._one(value)
+
+
+def whole_number(name: str, value: Any, least: int = 1) -> int:
+    """Return a whole number that a program gave.
+
+    Raises:
+        UsageError: it is none, or less than the least.
+    """
+    number: int = Parameter(name, int, False, False, least, Option("", min=least)).accept(value)
+    return number
 
 
 def readable(text: str) -> str:
@@ -208,13 +227,13 @@ def readable(text: str) -> str:
     return text
 
 
-def read_number(name: str, text: str, option: Option = Option("")) -> float:
-    """Return the finite number that a text stands for, within the bounds of an option.
+def read_number(name: str, value: str | float, option: Option = Option("")) -> float:
+    """Return the finite number that a text stands for, or that a program gave, within the bounds of an option.
 
     Raises:
         UsageError: it stands for none.
     """
-    return float(Parameter(name, float, False, False, 0.0, option).parse(text))
+    return float(Parameter(name, float, False, False, 0.0, option).accept(value))
 
 
 def flag_of(name: str) -> str:

@@ -21,7 +21,7 @@ from llmtrack.command_options import (
     write_text,
 )
 from llmtrack.errors import UsageError
-from llmtrack.parameter import Option, read_number
+from llmtrack.parameter import CHANCE, read_number
 from llmtrack.tracking.ask import STATUSES
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def runs(kind: str, status: str | None, shown: Layout, **chosen: Any) -> None:
 )
 @click.option(
     "--alpha",
-    callback=lambda ctx, param, value: read_number("alpha", value, Option("", above=0, below=1)),
+    callback=lambda ctx, param, value: read_number("alpha", value, CHANCE),
     default="0.05",
     metavar="FLOAT",
     show_default=True,

@@ -14,6 +14,8 @@ from llmtrack.decide.selectors import select_all
 from llmtrack.decide.significance import ALPHA
 from llmtrack.decide.verdicts import tell_pairs
 from llmtrack.errors import UsageError
+from llmtrack.given import texts
+from llmtrack.parameter import CHANCE, read_number
 from llmtrack.tracking import ask
 from llmtrack.tracking.artifacts import Samples, samples_by_run
 from llmtrack.tracking.cells import FLOORS
@@ -157,7 +159,8 @@ def compare_pairs(
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for metric in _chosen(pairs, metrics):
+    alpha = read_number("alpha", alpha, CHANCE)
+    for metric in _chosen(pairs, None if metrics is None else texts("metric", metrics)):
         found = tell_pairs(
             [(pair.baseline, pair.candidate) for pair in pairs],
             metric,

@@ -13,6 +13,8 @@ from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.rules import Check, Rule, check_samples, check_values, decide, parse_rules
 from llmtrack.decide.significance import ALPHA
 from llmtrack.errors import UsageError
+from llmtrack.given import texts
+from llmtrack.parameter import CHANCE, read_number
 from llmtrack.tracking import ask
 
 if TYPE_CHECKING:
@@ -102,7 +104,8 @@ def gate(
     """
     if not fail_if:
         raise UsageError("a gate needs a rule: --fail-if 'tokens_per_sec < -5%'")
-    rules = parse_rules(fail_if)
+    alpha = read_number("alpha", alpha, CHANCE)
+    rules = parse_rules(texts("rule", fail_if))
     baselines = as_runs(baseline, experiment, tracking_uri)
     candidates = as_runs(candidate, experiment, tracking_uri)
     pairs, unmatched = match(baselines, candidates)

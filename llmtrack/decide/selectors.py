@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
+from llmtrack.given import texts
 from llmtrack.tracking import ask
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.ids import is_study_id, may_be_id
@@ -97,7 +98,7 @@ def select_all(
     """Return the runs that any of several selectors names, each once; see `select`."""
     import pandas as pd
 
-    names = [selectors] if isinstance(selectors, str) else list(selectors)
+    names = texts("selector", selectors)
     if not names:
         raise UsageError(f"no selector is given: use {', '.join(KINDS)}")
     frames = [select(name, experiment, tracking_uri) for name in names]

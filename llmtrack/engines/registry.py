@@ -14,6 +14,7 @@ from llmtrack.engine import Backend, Engine, EngineInfo
 from llmtrack.engines.options import GenaiOptions, LlamacppOptions, OnnxOptions, OpenvinoOptions, TorchOptions
 from llmtrack.errors import UsageError
 from llmtrack.extensions import ENGINE_POINTS, broken, extensions, load_extension
+from llmtrack.given import one_text, text_or_none
 from llmtrack.options import accepted, why_unusable
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.scenario import Scalar, Variant
@@ -174,5 +175,8 @@ def load_engine(
         UsageError: a backend, device or dtype that is not there, or an option that neither backend nor recipe takes.
         ModelLoadError: no model could be loaded; the message lists every candidate with its reason.
     """
+    texts = {"backend": backend, "device": device, "quantization": quantization}
+    named = {name: one_text(name, value) for name, value in texts.items()}
     told = tuple(sorted(options.items()))
-    return load_variant(Variant(model, revision, backend, device, dtype, quantization, told))
+    revision = text_or_none("revision", revision)
+    return load_variant(Variant(one_text("model", model), revision, dtype=dtype, options=told, **named))

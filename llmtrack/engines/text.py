@@ -8,6 +8,7 @@ from typing import Any
 from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.errors import UsageError
 from llmtrack.measure.room import check_batch
+from llmtrack.parameter import whole_number
 from llmtrack.task import GenerateTask
 
 Messages = Sequence[Mapping[str, str]]
@@ -44,13 +45,16 @@ def generate_texts(
         UsageError: a prompt has no tokens, or the model has no template for messages.
         ScenarioError: prompts and new tokens do not fit into the model's context, or into memory.
     """
+    if isinstance(prompts, str):  # which is not as many prompts as it has characters
+        prompts = (prompts,)
+    new_tokens = whole_number("max_new_tokens", max_new_tokens)
     texts = [prompt if isinstance(prompt, str) else chat_text(engine, prompt) for prompt in prompts]
     rows = tuple(tuple(engine.encode(text)) for text in texts)
     if not rows or not all(rows):
         raise UsageError("the prompt has no tokens: give some text")
-    check_batch(engine.info, len(rows), max(map(len, rows)), max_new_tokens, cached=use_cache)
+    check_batch(engine.info, len(rows), max(map(len, rows)), new_tokens, cached=use_cache)
     request = GenerateRequest(
-        rows, max_new_tokens, use_cache=use_cache, ignore_eos=False, pad_to_multiple=pad_to_multiple
+        rows, new_tokens, use_cache=use_cache, ignore_eos=False, pad_to_multiple=pad_to_multiple
     )
     return list(map(engine.decode, engine.generate(request, lambda: None).new_ids))
 

@@ -14,6 +14,8 @@ from functools import partial
 from itertools import chain, zip_longest
 
 from llmtrack.engine import Engine, Generated, GenerateRequest, Preparing
+from llmtrack.errors import UsageError
+from llmtrack.given import texts
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.finite import check_finite
 from llmtrack.measure.formulas import GenerationTrace, derive, token_gaps_ms
@@ -23,6 +25,7 @@ from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import findings, should_stop, summarize, summarize_rate
 from llmtrack.metrics import metric
 from llmtrack.outcome import Summary
+from llmtrack.parameter import whole_number
 from llmtrack.task import GenerateTask, RepeatPolicy
 
 Clock = Callable[[], float]
@@ -95,10 +98,14 @@ def time_generate(
         clock: returns seconds; monotonic.
 
     Raises:
+        UsageError: there is no prompt, or what is given is none.
         ScenarioError: the prompt has no tokens, or prompt and output exceed the model's context.
     """
-    texts = (prompts,) if isinstance(prompts, str) else tuple(prompts)
-    task = GenerateTask(texts, None, max_new_tokens, use_cache, padding_side, ignore_eos)
+    rows = texts("prompt", prompts)
+    if not rows:
+        raise UsageError("there is no prompt: give one text at least")
+    new_tokens = whole_number("max_new_tokens", max_new_tokens)
+    task = GenerateTask(rows, None, new_tokens, use_cache, padding_side, ignore_eos)
     arm = Arm(requests_for(task, prompt_ids(engine, task)), policy)
     ((_, result),) = time_arms(engine, {"": arm}, clock)
     if isinstance(result, Exception):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmtrack.errors import UsageError
+from llmtrack.given import one_text
 from llmtrack.plain import digest as digest_of
 from llmtrack.task import BUILTIN_TEXT, NAMED_CORPORA, PYDOC
 
@@ -97,6 +98,7 @@ def load_corpus(spec: str) -> Corpus:
     Raises:
         UsageError: no such file, a folder, another extension, unreadable, not UTF-8, NUL bytes, a bad line, no text.
     """
+    spec = one_text("corpus", spec)
     if spec in _NAMED:
         return Corpus.from_texts(spec, _NAMED[spec]())
     path = Path(os.path.expanduser(spec))

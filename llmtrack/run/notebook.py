@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from llmtrack.errors import TrackingError, UsageError
+from llmtrack.errors import TrackingError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
+from llmtrack.given import one_text
 from llmtrack.modules import named_experiment
 from llmtrack.options import parameters
 from llmtrack.output import console_of
@@ -84,7 +85,7 @@ def run(experiment: str, *, console: Console | None = None, **options: Any) -> F
         UsageError: there is no such experiment or parameter, or a value is not accepted.
         TrackingError: the store refuses the study, or could not be read; what was measured is kept.
     """
-    module = named_experiment(experiment)
+    module = named_experiment(one_text("experiment", experiment))
     if module is None or not hasattr(module, "main"):
         raise UsageError(f"there is no experiment {experiment!r}{near_names(experiment)}")
     known = {each.name: each for each in parameters(module.main.config)}
@@ -128,8 +129,13 @@ def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str
 
     own = isinstance(study, Finished)
     name, uri = (study.study_id, study.tracking_uri) if isinstance(study, Finished) else (study, tracking_uri)
-    into = Path(os.path.expanduser(folder))
-    problems = remake_report(name, console_of(file=io.StringIO()), uri if own else tracking_uri, into)
+    into = Path(os.path.expanduser(one_text("folder", folder)))
+    try:
+        problems = remake_report(
+            one_text("study", name), console_of(file=io.StringIO()), uri if own else tracking_uri, into
+        )
+    except OSError as error:
+        raise UsageError(f"the report cannot be written: {refused_by_system(error)}") from error
     page = into / "report.html"
     if not page.is_file():
         raise UsageError(f"the report of {name} could not be made: {'; '.join(problems)}")

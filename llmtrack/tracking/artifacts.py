@@ -15,7 +15,10 @@ from urllib.request import url2pathname
 
 from llmtrack import metrics as schema
 from llmtrack.errors import LlmtrackError, UsageError
+from llmtrack.given import one_text
 from llmtrack.tracking import direct, store, store_errors
+from llmtrack.tracking.ids import run_of_id
+from llmtrack.tracking.source import Source
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,7 +79,7 @@ def measurements(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
     """Return the raw samples of a run, one row each.
 
     Args:
-        run_id: MLflow run id of a scenario.
+        run_id: MLflow run id of a scenario, or its first 8 characters.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Returns:
@@ -85,11 +88,14 @@ def measurements(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
         which is scored once.
 
     Raises:
-        UsageError: the artifact `samples.json` is not what llmtrack writes.
+        UsageError: there is no such run, or its artifact `samples.json` is not what llmtrack writes.
         TrackingError: there is no store.
     """
     import pandas as pd
 
+    named = run_of_id(Source(store.resolve_tracking_uri(tracking_uri)), one_text("run_id", run_id))
+    if named is None:
+        raise UsageError(f"there is no run {run_id!r}: `llmtrack runs` lists them")
     rows = [
         (
             metric,
@@ -97,7 +103,7 @@ def measurements(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
             number,
             value,
         )
-        for metric, values in raw_samples(run_id, tracking_uri).items()
+        for metric, values in raw_samples(named.run_id, tracking_uri).items()
         for number, value in enumerate(values, start=1)
     ]
     dtypes = {"metric": "string", "unit": "string", "repeat": "Int64", "value": "float64"}

@@ -10,6 +10,7 @@ from datetime import date, datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
+from llmtrack.given import text_or_none
 from llmtrack.tracking.ask import STATUSES
 
 if TYPE_CHECKING:
@@ -52,6 +53,17 @@ class Wanted:
     until: Moment | None = None
     run_id: str = ""
     has_tag: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what a program may give and is nothing of the kind.
+
+        Raises:
+            UsageError: it is.
+        """
+        for name in ("experiment", "study_id", "model", "kind", "search", "status"):
+            text_or_none(name.removesuffix("_id"), getattr(self, name))
+        if not isinstance(self.tags, Mapping) or not all(isinstance(each, str) for each in self.tags):
+            raise UsageError(f"tags {self.tags!r} are no texts by their keys: write {{'KEY': 'VALUE'}}")
 
     @property
     def in_mlflows_words(self) -> bool:
@@ -150,6 +162,8 @@ def milliseconds(moment: Moment) -> int:
             raise UsageError(
                 f"{moment!r} is not a time: use 2026-11-28, 2026-11-28T10:00 or how long ago, such as 7d or 12h"
             ) from None
+    if not isinstance(moment, date) or moment != moment:  # pandas' NaT is a date that is not itself
+        raise UsageError(f"{moment!r} is not a time: give a date, or a text such as 2026-11-28 or 7d")
     if not isinstance(moment, datetime):
         moment = datetime(moment.year, moment.month, moment.day)
     if moment.tzinfo is None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
+from llmtrack.given import text_or_none, texts
 from llmtrack.output import console_of
 from llmtrack.tracking import ask, direct
 from llmtrack.tracking.aliases import run_of_alias
@@ -72,11 +73,12 @@ def runs(
     """
     source = Source(tracking_uri)
     everywhere = list(source.names)
-    named, _, scenario = (study or "").partition("#")
+    named, _, scenario = (text_or_none("study", study) or "").partition("#")
     study_id = _study_id(source, named, experiment) if study else None
-    of_tags = dict(tags or {})
+    # What they may be else is told where all is looked at.
+    of_tags = dict(tags) if isinstance(tags, Mapping) else tags or {}
     if study_id and kind == "scenario" and study_id.startswith(f"{SUITE}-"):
-        of_tags["llmtrack.suite_id"] = study_id
+        of_tags = {**of_tags, "llmtrack.suite_id": study_id}
         study_id = None
     wanted = Wanted(experiment, study_id, model, kind, search, status, of_tags, since, until)
     with _progress(progress) as on_page:
@@ -98,7 +100,7 @@ def runs(
     table = found.frame()
     table = as_own(table, study_id, held) if study_id and held else table
     table = of_scenario(table, scenario, named) if scenario else table
-    return table if columns is None else pick(table, columns)
+    return table if columns is None else pick(table, texts("column", columns))
 
 
 def of_scenario(found: pd.DataFrame, scenario: str, named: str) -> pd.DataFrame:

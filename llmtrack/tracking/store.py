@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from llmtrack.errors import TrackingError, UsageError
+from llmtrack.given import text_or_none
 from llmtrack.plain import digest
 from llmtrack.redaction import redact
 from llmtrack.tracking.store_errors import UnreachableError, asking, is_permanent, one_line, refusal
@@ -51,7 +52,8 @@ def resolve_tracking_uri(uri: str | None = None) -> str:
     Raises:
         UsageError: the URI names MLflow's old file store, which MLflow itself refuses, no file, or no address of a server.
     """
-    asked = uri or os.environ.get("MLFLOW_TRACKING_URI") or _SQLITE + DEFAULT_DATABASE
+    given = text_or_none("tracking URI", uri)
+    asked = given or os.environ.get("MLFLOW_TRACKING_URI") or _SQLITE + DEFAULT_DATABASE
     scheme = asked.partition(":")[0].lower() if ":" in asked else ""
     if scheme == "sqlite":
         return _absolute_sqlite(asked)

@@ -85,7 +85,10 @@ def test_raw_samples_are_read_back(studies, uri):
     assert latency["value"].median() == pytest.approx(
         runs(study=studies[0], tracking_uri=uri)["total_latency_s"].iloc[0]
     )
-    assert llmtrack.measurements("0" * 32, tracking_uri=uri).empty
+    assert llmtrack.measurements(run_id[:8], tracking_uri=uri).equals(found)
+    for unknown in ("0" * 32, "nope"):
+        with pytest.raises(UsageError, match="there is no run"):
+            llmtrack.measurements(unknown, tracking_uri=uri)
 
 
 def scored(convention=None, **values):
