@@ -15,6 +15,8 @@ import pytest
 from click.testing import CliRunner
 
 from llmtrack.installed import find_uv
+from llmtrack.tracking.query import studies
+from tests import border
 
 pytestmark = pytest.mark.slow(5)
 
@@ -84,6 +86,7 @@ class Installed:
 
     No test may fetch packages, so what llmtrack requires is lent by this environment: its folders come last on the path of
     imports, without the checkout that a .pth file in them names. That what pyproject.toml requires is enough, they cannot show.
+    Its programs have nothing that their side of the border has no business with.
     """
 
     def __init__(self, folder: Path, wheel: Path) -> None:
@@ -96,6 +99,9 @@ class Installed:
         (site,) = self.folder.glob("lib/python*/site-packages")
         lent = [path for path in sys.path if path.endswith("-packages")]
         (site / "zz_lent.pth").write_text("".join(f"{path}\n" for path in lent), encoding="utf-8")
+        self.border = folder / "border"
+        self.border.mkdir()
+        border.close(self.border)
 
     @property
     def python(self) -> Path:
@@ -116,11 +122,12 @@ class Installed:
         done = subprocess.run(
             [self.folder / "bin" / command[0], *command[1:]],
             cwd=place,
-            env=self.activated(place),
+            env=self.activated(place) | {"PYTHONPATH": str(self.border)},
             capture_output=True,
             text=True,
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        assert "Traceback" not in done.stdout + done.stderr
         return done.stdout
 
     def mlflow_run(self, place: Path, project: str, entry_point: str, parameters: Mapping[str, str]) -> None:
@@ -169,7 +176,7 @@ def test_a_wheel_alone_measures_from_any_folder_and_from_the_project_that_it_wri
     installed, tmp_path, template_database
 ):
     shutil.copyfile(template_database, tmp_path / "mlflow.db")
-    said = installed.run(tmp_path, "llmtrack", "run", "baseline", *asked(SMALL))
+    said = installed.run(tmp_path, "llmtrack", "run", "suite", *asked({"experiments": "baseline", **SMALL}))
     assert "Loaded: synthetic:tiny | device=cpu | dtype=float32" in said
     assert "mlflow run project -e baseline" in installed.run(tmp_path, "llmtrack", "init", "project")
     scored = {"model": "synthetic:tiny", "executor": "inline", "corpus": "texts.jsonl"}
@@ -179,3 +186,5 @@ def test_a_wheel_alone_measures_from_any_folder_and_from_the_project_that_it_wri
     )
     # A run that something disturbed is measured once more.
     assert set(listed.splitlines()[1:]) == {"baseline,FINISHED,", "perplexity_float32,FINISHED,texts.jsonl"}
+    found = studies(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert set(found["experiment"]) == {"suite", "baseline", "perplexity"}

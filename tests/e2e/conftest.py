@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from tests import entry_points
+from tests import border, entry_points
 from tests.conftest import HANG_S, made_once
 
 PROJECT = Path(__file__).parents[2]
@@ -47,18 +48,32 @@ def commit_tracked_files(parent: Path) -> None:
         [*identity, "commit", "-q", "-m", "state under test"],
     ):
         subprocess.run(["git", *command], cwd=folder, check=True)
+    for package in ("llmtrack", "experiments"):
+        copy_compiled(PROJECT / package, folder / package)
+
+
+def copy_compiled(source: Path, target: Path) -> None:
+    """Copy what Python has compiled of a package: in the copy each of its files has the same content and time."""
+    for compiled in source.rglob("__pycache__/*.pyc"):
+        copied = target / compiled.relative_to(source)
+        copied.parent.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # written anew by another process
+            shutil.copy2(compiled, copied)
 
 
 @pytest.fixture(scope="session")
-def environment() -> dict[str, str]:
-    """The environment of a user who has activated this one and set nothing of MLflow's."""
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a user who has activated this one and set nothing of MLflow's; no program in it crosses the border."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("MLFLOW_", "LLMTRACK_SPOOL"))
     }
-    # --env-manager local takes `python` from PATH.
-    return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    return kept | {
+        # --env-manager local takes `python` from PATH.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(made_once(tmp_path_factory, "border", border.close)),
+    }
 
 
 @pytest.fixture
@@ -98,7 +113,8 @@ def _there(environment, elsewhere, monkeypatch) -> None:
     """Let this process be one that was started in the other working directory."""
     for name in [name for name in os.environ if name.startswith(("MLFLOW_", "LLMTRACK_SPOOL"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("PATH", environment["PATH"])
+    for name in ("PATH", "PYTHONPATH"):
+        monkeypatch.setenv(name, environment[name])
     monkeypatch.chdir(elsewhere)
     # MLflow's default store is a file of the working directory.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{elsewhere / 'mlflow.db'}")

@@ -1,19 +1,20 @@
 """Entry points by `mlflow run`, from a checkout and a working directory with spaces in their names.
 
-What starts and ends a program is seen here: parameters through a shell, workers, exit codes, signals. Each run costs the
-imports of two or three programs, so what an entry point measures and reports is seen in test_entry_points.py.
+What starts a program is seen here: parameters through a shell, workers, exit codes; what signals do, in tests/run/test_borders.py.
+No program can import what its side of the border has no business with. Each run costs the imports of two or three programs, so what
+an entry point measures and reports is seen in test_entry_points.py.
 """
 
 from __future__ import annotations
 
-import signal
 import subprocess
-import sys
-import time
+from functools import partial
 
 import pytest
 
-from tests.conftest import HANG_S
+from llmtrack.run import main as entry
+from llmtrack.run.process_executor import ProcessExecutor
+from tests.forked import ForkedWorker
 
 pytestmark = pytest.mark.slow(25)
 
@@ -119,33 +120,9 @@ def test_training_learns_and_its_checkpoint_is_a_model_to_others(
     assert "perplexity before" in compared.output
 
 
-def test_ctrl_c_leaves_no_run_running(checkout, environment, elsewhere, tracked):
-    """SIGTERM is sent in tests/run/test_borders.py."""
-    long = ("--model", "synthetic:tiny", "--min-seconds", "300", "--max-seconds", "300", "--lengths", "16,32")
-    running = subprocess.Popen(
-        [sys.executable, "-m", "experiments.prompt_length", *long],
-        cwd=checkout,
-        env=environment | {"MLFLOW_TRACKING_URI": f"sqlite:///{elsewhere / 'mlflow.db'}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert running.stdout is not None
-    for line in running.stdout:
-        if line.startswith("Loaded:"):
-            break
-    time.sleep(1)
-    running.send_signal(signal.SIGINT)
-    output, _ = running.communicate(timeout=HANG_S)
-    assert running.returncode == 130, output
-    assert "Traceback" not in output
-    study = study_of(tracked, "prompt_length")
-    assert (study["status"], study["outcome"]) == ("KILLED", "killed")
-    assert not (tracked.runs(kind=None)["status"] == "RUNNING").any()
-
-
-def test_a_usage_error_that_the_worker_finds_is_one_line_and_exit_code_2(run_here):
-    """Other mistakes are made in tests/run/test_borders.py."""
+def test_a_usage_error_that_the_worker_finds_is_one_line_and_exit_code_2(run_here, monkeypatch):
+    """Other mistakes are made in tests/run/test_borders.py. The worker is a process that imports nothing anew."""
+    monkeypatch.setattr(entry, "ProcessExecutor", partial(ProcessExecutor, start=ForkedWorker))
     done = run_here("baseline", executor="process", backend="abacus")
     assert done.exit_code == 2, done.output
     assert "unknown backend 'abacus'" in done.output
