@@ -57,6 +57,16 @@ def pytest_collection() -> Iterator[object]:
     return result
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[object]) -> None:
+    """Fork the workers off this process: each would import the tests, and all that they import, for many seconds."""
+    if sys.platform == "linux":
+        from tests.workers import fork_workers, import_tests
+
+        import_tests(config.args)
+        fork_workers(len(specs))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the files with the longest tests first, so that no worker is left alone with one of them at the end.
 
