@@ -14,7 +14,6 @@ from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
-from llmtrack.outcome import REPLACED
 from llmtrack.tracking import ask, query
 from llmtrack.tracking.cells import FLOORS, configuration, keys
 from llmtrack.tracking.frame import extended
@@ -94,7 +93,7 @@ def floors(runs: pd.DataFrame) -> dict[tuple[str, ...], dict[str, Floor]]:
         # With itself, too: a run in which a suite pooled several tells what each of them measured.
         for one, other in combinations_with_replacement([finished.iloc[row] for row in rows], 2):
             if ask.equal(one, other, "study_id") and (
-                not ask.equal(one, other, "scenario") or _is_replaced(one) or _is_replaced(other)
+                not ask.equal(one, other, "scenario") or ask.is_replaced(one) or ask.is_replaced(other)
             ):
                 continue
             there = found.setdefault(place(one), {})
@@ -175,11 +174,6 @@ def _measured(run: pd.Series, metric: str) -> list[tuple[float, str]]:
         return [(values[metric], name) for name, values in each if metric in values]
     value = ask.number(run, metric)
     return [] if value is None else [(value, _name(run))]
-
-
-def _is_replaced(run: pd.Series) -> bool:
-    """Return whether a run was disturbed so that it was measured once more: what replaces it is no evidence beside it."""
-    return any(REPLACED in line for line in ask.lines(run, "warnings"))
 
 
 def _name(run: pd.Series) -> str:

@@ -40,11 +40,12 @@ def finished_already(
     }
     kept, names, models = [], [], dict[Scenario, Mapping[str, str]]()
     for position, ids in enumerate(found[list(ASKED_ALIKE)].itertuples(index=False, name=None)):
-        if (scenario := asked.get(ids)) is None:
+        run = found.iloc[position]
+        # What was killed before it was measured once more is not measured yet.
+        if (scenario := asked.get(ids)) is None or ask.is_replaced(run):
             continue
         if scenario not in models:
             models[scenario] = identify(scenario)
-        run = found.iloc[position]
         if _is_of(run, models[scenario], _scored_text(scenario)) and _calibrated_alike(run, scenario):
             # Newest first, so that the first of equal ones is kept.
             del asked[ids]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from llmtrack.outcome import REPLACED
 from llmtrack.words import plural
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ def lines(run: pd.Series, key: str) -> tuple[str, ...]:
     """Return a value's lines that are not blank; none if it is missing."""
     value = run.get(key)
     return () if missing(value) else tuple(filter(None, map(str.strip, str(value).splitlines())))
+
+
+def is_replaced(run: pd.Series) -> bool:
+    """Return whether a run was disturbed so that its scenario is measured once more: it counts for nothing beside that."""
+    return any(REPLACED in line for line in lines(run, "warnings"))
 
 
 def name(run: pd.Series) -> str:

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from mlflow import MlflowClient
 
 from experiments import perplexity, prompt_length
 from llmtrack.engines.registry import load_engine
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.models import hub
 from llmtrack.options import taken
+from llmtrack.outcome import REPLACED
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.run import resume
 from llmtrack.run.executors import InlineExecutor
@@ -58,6 +60,20 @@ def study(tracker, console, experiment, resume=True, **options):
 
 def lengths(*values: int, **changes: object):
     return prompt_length.build(taken(prompt_length.Config, replace(SETTINGS, **changes), lengths=values))
+
+
+@pytest.mark.slow(2)
+def test_what_was_to_be_measured_once_more_when_it_was_killed_is_measured(tracker, console, uri):
+    _, first = study(tracker, console, lengths(4))
+    (run_id,) = first.tracked["run_id"]
+    client = MlflowClient(tracking_uri=uri)
+    client.set_tag(
+        run_id, "llmtrack.warnings", f"noisy\n{REPLACED}, and the newer run of the study is its baseline"
+    )
+    names, _ = study(tracker, console, lengths(4))
+    assert names == ["prompt_4"]
+    names, _ = study(tracker, console, lengths(4))
+    assert names == []
 
 
 @pytest.mark.slow(4)
