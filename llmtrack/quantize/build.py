@@ -135,13 +135,14 @@ def _export(spec: str, revision: str | None, folder: str) -> dict[str, Any]:
 def _quantize(
     backend: str, name: str, options: dict[str, Scalar], corpus: str, source: str, folder: str
 ) -> dict[str, Any]:
-    import_transformers()
     recipe = find_recipe(backend, name)
     target = Path(folder)
     facts: dict[str, Scalar] = {}
     rows: tuple[tuple[int, ...], ...] = ()
     warnings: tuple[str, ...] = ()
     if recipe.calibrated:
+        # Not for the others: weights are rounded without it and without PyTorch, which take seconds to import.
+        import_transformers()
         from transformers import AutoTokenizer
 
         from llmtrack.quality.corpora import load_corpus

@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from llmtrack.doctor import examine
 from llmtrack.engine import Engine
@@ -22,12 +23,14 @@ from llmtrack.options import NoOptions
 from llmtrack.quantize import recipe
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.study import run_study
+from llmtrack.run.worker_process import WorkerProcess
 from llmtrack.scenario import Variant
 from llmtrack.testing import EngineConformance
 from llmtrack.tracking.query import runs
 from tests.conftest import HANG_S
+from tests.entry_points import command_of
 from tests.extensions import ENGINE, PLUGIN, install
-from tests.forked import Forked
+from tests.forked import ForkedWorker
 from tests.run.conftest import console  # noqa: F401 - a fixture
 from tests.run.scenarios import generating
 from tests.tracking.conftest import said, tracker, uri  # noqa: F401 - fixtures
@@ -92,12 +95,12 @@ def test_what_its_recipe_refuses_is_refused_before_a_model_is_loaded(monkeypatch
         load_engine("synthetic:nothing-of-the-kind", backend="plugin", quantization="rounded")
 
 
-@pytest.mark.slow(6)
-def test_an_experiment_runs_on_it(plugin, tmp_path, uri):  # noqa: F811
+@pytest.mark.slow(2)
+def test_an_experiment_runs_on_it(plugin, uri, monkeypatch, undrawn):  # noqa: F811
     asked = ["--model", "synthetic:tiny", "--backend", "plugin", "--tracking-uri", uri]
     asked += ["--max-new-tokens", "2", "--min-repeats", "1", "--min-seconds", "0", "--warmup", "0"]
-    code, printed, errors = baseline(asked, plugin, tmp_path / "errors")
-    assert code == 0, printed + errors
+    code, printed = baseline(asked, plugin, monkeypatch)
+    assert code == 0, printed
     (found,) = runs(tracking_uri=uri).to_dict("records")
     assert (found["backend"], found["status"]) == ("plugin", "FINISHED")
     assert found["model_source"] == "synthetic"
@@ -195,19 +198,20 @@ def test_a_study_on_it_ends_with_one_line_and_code_2(broken, tracker, console): 
     assert all("cannot be used: " in line for line in told)
 
 
-@pytest.mark.slow(5)
-def test_the_command_line_says_it_in_one_line_and_help_does_not_care(tmp_path, uri):  # noqa: F811
+@pytest.mark.slow(1)
+def test_the_command_line_says_it_in_one_line_and_help_does_not_care(tmp_path, uri, monkeypatch):  # noqa: F811
     site = install(
         tmp_path / "site", "broken", BROKEN["missing"][0], "[llmtrack.engines]\nsick = broken:load\n"
     )
     asked = ["--model", "synthetic:tiny", "--backend", "sick", "--tracking-uri", uri]
-    code, printed, errors = baseline(asked, site, tmp_path / "errors")
+    monkeypatch.syspath_prepend(str(site))
+    code, printed = baseline(asked, site, monkeypatch)
     assert code == 2
     assert (
         "error: backend sick (broken:load of the package broken 1.0) cannot be used: ModuleNotFoundError"
         in printed
     )
-    assert "Traceback" not in printed + errors
+    assert "Traceback" not in printed
     done = run([sys.executable, "-m", "llmtrack", "--help"], site, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -240,19 +244,13 @@ def test_a_name_that_is_taken_is_told(tmp_path, monkeypatch):
     assert type(load_engine("synthetic:tiny", device="cpu")).__name__ == "TorchEngine"
 
 
-def baseline(asked, site, errors):
-    """What the experiment's command ends with and prints, in a process that finds a package: its worker is a new Python."""
-    done = Forked(_baseline, asked, errors, environment=surroundings(site))
-    printed = done.stdout.read()
-    return done.wait(HANG_S), printed, errors.read_text()
-
-
-def _baseline(asked, errors):
-    from experiments.baseline import main
-
-    sys.stderr = errors.open("w", buffering=1)
-    os.dup2(sys.stderr.fileno(), 2)
-    main(asked)
+def baseline(asked, site, monkeypatch):
+    """What the experiment's command ends with and prints; its worker is a process of its own that finds a package."""
+    for name, value in surroundings(site).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(WorkerProcess, "_start", ForkedWorker._start)
+    done = CliRunner().invoke(command_of("experiments.baseline"), asked)
+    return done.exit_code, done.output
 
 
 def surroundings(site):

@@ -70,7 +70,8 @@ def test_what_a_wrong_beginning_said_is_forgotten(begun, monkeypatch):
     assert [each.number for each in told].count(1) == 2, "all of it was scored anew"
 
 
-def test_the_first_windows_are_there_while_the_rest_is_read():
+def test_the_first_windows_are_there_while_the_rest_is_read(monkeypatch):
+    monkeypatch.setattr(ahead, "SHORTEST", 8_000)
     reading = threading.Event()
 
     def encode(text):

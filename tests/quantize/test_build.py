@@ -21,8 +21,11 @@ from llmtrack import installed as available
 from llmtrack.child import child_environment
 from llmtrack.engines.registry import load_variant
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
+from llmtrack.models.cache import MANIFEST
 from llmtrack.models.load import identify_model
+from llmtrack.parameter import NONE
 from llmtrack.quantize import build
+from llmtrack.quantize.apart import run_apart
 from llmtrack.quantize.options import SmallBlocks
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.scenario import Variant
@@ -282,7 +285,26 @@ def test_what_cannot_be_made_is_refused_before_anything_is_exported(
     assert not [path for path in onnx_cache.glob("*onnx*") if path.is_dir()]
 
 
-@pytest.mark.slow(17)
+def imported(jobs):
+    for arguments in jobs:
+        build._quantize(*arguments)
+    return [name for name in ("torch", "transformers") if name in sys.modules]
+
+
+@pytest.mark.slow(2)
+def test_weights_alone_are_quantized_without_what_takes_seconds_to_import(exported, tmp_path):
+    source = shutil.copytree(exported, tmp_path / "exported")
+    (source / MANIFEST).write_text("{}")
+    jobs = []
+    for name in ("int8-weight-only", "int4-weight-only"):
+        options = build.find_recipe("onnx", name).settled(())
+        (tmp_path / name).mkdir()
+        jobs.append(("onnx", name, options, NONE, str(source), str(tmp_path / name)))
+    assert run_apart("quantizing", imported, jobs) == []
+    assert all((tmp_path / name / "model.onnx").exists() for _, name, *_ in jobs)
+
+
+@pytest.mark.slow(13)
 def test_quantizing_from_end_to_end_tells_what_was_looked_at(onnx_cache):
     options = (("calibration_tokens", 512), ("keep_quality", "none"))
     variant = Variant("synthetic:tiny", backend="onnx", quantization="int8-dynamic", options=options)

@@ -18,7 +18,9 @@ from llmtrack.errors import MissingDependencyError
 APART = Path(sys.prefix) / "torchao"
 
 PROGRAM = """
-import json, sys
+import json
+from llmtrack.compat import import_transformers
+import_transformers()  # as a worker does
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.registry import load_engine
 from llmtrack.quality.perplexity import score_documents
