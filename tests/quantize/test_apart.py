@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -66,3 +67,16 @@ def test_without_a_worker_it_is_among_other_temporary_files(temporary, monkeypat
     monkeypatch.delenv(SCRATCH, raising=False)
     with own_folder() as place:
         assert Path(place).parent == temporary
+
+
+def test_tests_leave_their_temporary_files_where_pytest_removes_them(tmp_path_factory):
+    """Or, where the way to its folder is too long for a socket, in one that goes with the test run."""
+    folders = (tmp_path_factory.getbasetemp() / "t", Path(os.environ["RAY_TMPDIR"]))
+    assert Path(tempfile.gettempdir()) in folders
+    started = subprocess.run(
+        [sys.executable, "-c", "import tempfile; print(tempfile.gettempdir())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Path(started.stdout.strip()) in folders
