@@ -52,7 +52,7 @@ def fused(exported):
 def test_it_says_the_same_whatever_room_the_cache_has(plain, fused, places):
     assert fused.has_unpadded
     mask = np.ones_like(IDS)
-    assert logits(fused, mask, places) == pytest.approx(logits(plain, mask), abs=1e-4)
+    assert np.abs(logits(fused, mask, places) - logits(plain, mask)).max() <= 1e-4
 
 
 @pytest.mark.slow(1)
@@ -85,7 +85,7 @@ def test_flash_attention_is_for_long_prompts_and_said_to_no_other_session(plain,
     decoder = OnnxDecoder(exported / MODEL_FILE, floats=True)
     mask = np.ones_like(IDS)
     expected = logits(plain, mask)
-    assert logits(decoder, mask) == pytest.approx(expected, abs=1e-4)
+    assert np.abs(logits(decoder, mask) - expected).max() <= 1e-4
     assert made == [False]
     _, cache = decoder.run(IDS[:, :8], mask[:, :8], places=12)
     long, _ = decoder.run(IDS, mask)

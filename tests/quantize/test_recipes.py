@@ -81,9 +81,7 @@ def test_a_tied_embedding_is_stored_once(made, exported):
     scales = stored[lookup.input[2]].reshape(vocabulary, -1)
     found = steps * np.repeat(scales, width // scales.shape[1], axis=1)
     # A step of the largest scale: at the upper end of a range, where there is one step less.
-    assert found == pytest.approx(
-        numpy_helper.to_array(table), abs=1.01 * float(stored[lookup.input[2]].max())
-    )
+    assert np.abs(found - numpy_helper.to_array(table)).max() <= 1.01 * float(stored[lookup.input[2]].max())
 
 
 @pytest.mark.slow(1)
@@ -139,7 +137,7 @@ def test_a_tied_head_in_4_bits_is_still_the_table_of_embeddings(block, exported,
     packed, scales = stored[lookup.input[0]], stored[lookup.input[2]].reshape(512, -1)
     steps = np.stack([packed & 15, packed >> 4], axis=-1).reshape(512, 128).astype(np.float32) - 8
     found = steps * np.repeat(scales, block, axis=1)
-    assert found == pytest.approx(numpy_helper.to_array(exact), abs=1.01 * float(np.abs(scales).max()))
+    assert np.abs(found - numpy_helper.to_array(exact)).max() <= 1.01 * float(np.abs(scales).max())
     # What is looked up is what the head multiplies by: both say so in the logits.
     loss = mean_loss(tmp_path / "out" / MODEL_FILE, JUDGED_BY)
     assert abs(loss - exact_loss) < 0.15
