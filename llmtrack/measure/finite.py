@@ -52,10 +52,10 @@ def check_finite(
 
 def not_finite(what: str, engine: Engine) -> ScenarioError:
     """Return the error that says that a model computes something that is no number."""
-    return ScenarioError(
-        f"{what} not finite in {engine.info.dtype_label}: use dtype=float32 or bfloat16, or look for damaged weights",
-        NON_FINITE,
-    )
+    label = engine.info.dtype_label
+    # float16 alone has so small a range that sound weights can leave it.
+    remedy = "use dtype=float32 or bfloat16, or " if "float16" in label.replace("bfloat16", "") else ""
+    return ScenarioError(f"{what} not finite in {label}: {remedy}look for damaged weights", NON_FINITE)
 
 
 def _check_prompt(engine: Engine, ids: Sequence[int]) -> None:

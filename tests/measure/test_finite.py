@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
+from llmtrack.measure.finite import not_finite
 from llmtrack.measure.timing import Arm, time_arms
 from llmtrack.quality.drift import compare_distributions
 from llmtrack.task import RepeatPolicy
@@ -34,7 +36,25 @@ def test_logits_that_are_not_finite_end_an_arm(warmup, value, side):
     result = timed(bigram_engine(table), ((A,), (A, B)), warmup, padding_side=side)
     assert isinstance(result, ScenarioError)
     assert result.kind == "non_finite"
-    assert "1 of 2 rows (from 0: 1) are not finite in float32: use" in str(result)
+    assert "1 of 2 rows (from 0: 1) are not finite in float32: look for damaged weights" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("label", "remedy"),
+    [
+        ("float16", "use dtype=float32 or bfloat16, or look for damaged weights"),
+        (
+            "mixed (float16 98.4 %, float32 1.6 %)",
+            "use dtype=float32 or bfloat16, or look for damaged weights",
+        ),
+        ("bfloat16", "look for damaged weights"),
+        ("float32 (forced on CPU)", "look for damaged weights"),
+    ],
+)
+def test_another_dtype_is_advised_only_where_its_range_is_what_may_be_left(label, remedy):
+    engine = ScriptedEngine(FakeClock(), Script(1.0, 1.0))
+    engine._info = replace(engine.info, dtype_label=label)
+    assert str(not_finite("the loss is", engine)) == f"the loss is not finite in {label}: {remedy}"
 
 
 def test_what_only_the_output_runs_into_is_found_too():

@@ -123,7 +123,7 @@ def test_a_loss_that_is_not_finite_is_refused_with_a_remedy(value):
     table = torch.zeros(128, 128)
     table[B] = value
     with pytest.raises(
-        ScenarioError, match=r"batch 2/2 is not finite in float32: use dtype=float32"
+        ScenarioError, match=r"batch 2/2 is not finite in float32: look for damaged weights"
     ) as caught:
         score_documents(bigram_engine(table), ["aa", "ba"], batch_size=1)
     assert caught.value.kind == "non_finite"
