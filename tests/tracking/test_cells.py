@@ -70,25 +70,15 @@ def test_another_model_under_the_same_name_is_another_configuration(digest):
 @pytest.mark.parametrize("values", [("a", "b"), ("1", "2"), ("0.25", "0.5"), ("true", "false"), (None, "1")])
 def test_an_option_that_no_table_knows_is_a_configuration(values):
     """Such as of an engine of another package, read back from what MLflow holds: text."""
-    mlflow = pytest.importorskip("mlflow.entities")
     table = FrameBuilder({})
     for number, value in enumerate(values):
-        tags = {"llmtrack.scenario": "a", "llmtrack.kind": "scenario"}
-        data = mlflow.RunData(
-            params=[mlflow.Param("scenario", "a"), *([mlflow.Param("lookahead", value)] if value else [])],
-            metrics=[mlflow.Metric("their_metric", number, 0, 0)],
-            tags=[mlflow.RunTag(*tag) for tag in tags.items()],
+        name = f"r{number}"
+        table.begin(name, name, "FINISHED", "1", number, number)
+        table.put(
+            params=[(name, "scenario", "a"), *([(name, "lookahead", value)] if value else [])],
+            metrics=[(name, "their_metric", number)],
+            tags=[(name, "llmtrack.scenario", "a"), (name, "llmtrack.kind", "scenario")],
         )
-        info = mlflow.RunInfo(
-            experiment_id="1",
-            user_id="",
-            status="FINISHED",
-            start_time=number,
-            end_time=number,
-            lifecycle_stage="active",
-            run_id=f"r{number}",
-        )
-        table.add(mlflow.Run(info, data))
     assert sorted(newest_of_each(table.frame())["run_id"]) == ["r0", "r1"]
 
 
