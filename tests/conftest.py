@@ -162,7 +162,7 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="session", autouse=True)
 def _fork_server(_temporary_files: None) -> None:
     """Fork the fork server off this process where that has imported what it would import for seconds, before any test runs."""
-    if {"experiments.suite", "mlflow", "transformers.generation.utils"} <= sys.modules.keys():
+    if {"experiments.suite", "llmtrack.worker.measuring", "mlflow"} <= sys.modules.keys():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("multiprocessing.util.spawnv_passfds", _fork)
             processes()
