@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,16 @@ from llmtrack.installed import available
 from tests.conftest import made_once
 
 MISSING = "the onnx extra is not installed: the rest of llmtrack works without it"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Let ONNX Runtime compute with one thread: others that wait for it spin, and other tests run beside."""
+    from llmtrack.onnx.session import OnnxDecoder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(OnnxDecoder.__init__.__kwdefaults__, "threads", 1)
+        yield
 
 
 def _exported(factory: pytest.TempPathFactory, preset: str) -> Path:
