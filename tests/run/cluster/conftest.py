@@ -16,7 +16,8 @@ from tests.conftest import HANG_S
 from tests.extensions import scripted_backend
 
 NODES = 2
-HEAD = {"num_cpus": 0, "include_dashboard": False}
+# Without the programs of a head that nobody here asks.
+HEAD = {"num_cpus": 0, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
 WORKER = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
 
 
@@ -87,6 +88,19 @@ def cluster(two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> TwoNodes:
     tell(monkeypatch, two_nodes.folder)
     two_nodes.fill()
     return two_nodes
+
+
+@pytest.fixture
+def two_kinds(two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
+    """The cluster, of which a label makes one node another kind of machine; it has no nodes afterwards."""
+    tell(monkeypatch, two_nodes.folder)
+    nodes = two_nodes.ray.worker_nodes
+    while len(nodes) >= NODES:  # after a test that has killed one there is room already
+        two_nodes.kill(next(iter(nodes)).node_id[:6])
+    two_nodes.fill(labels={"llmtrack-kind": "cooled"})
+    yield two_nodes
+    for each in nodes.copy():
+        two_nodes.kill(each.node_id[:6])
 
 
 @pytest.fixture

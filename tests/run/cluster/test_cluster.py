@@ -1,4 +1,4 @@
-"""A real cluster of two nodes: where it is measured, alone, and what survives a death."""
+"""A real cluster of two nodes: where it is measured, alone, and what survives a death. Tests that kill nodes come last."""
 
 from __future__ import annotations
 
@@ -79,59 +79,6 @@ def test_groups_are_measured_at_once_each_on_a_node_alone(executor, tracker, uri
     assert set(places) == {each.name for each in executor.kind.nodes}
     for group in places.values():
         assert (group["start_time"].iloc[1:].values >= group["end_time"].iloc[:-1].values).all()
-
-
-@pytest.mark.slow(30)
-def test_a_killed_node_costs_what_it_was_measuring_and_nothing_that_had_ended(cluster, executor):
-    """The group goes on with its second scenario on the other node."""
-    events, killed = [], []
-
-    def kill_once(event):
-        events.append(event)
-        if event == Progress("second", "repeat 1") and not killed:
-            killed.append(outcomes(events)[0].tags["node"])
-            cluster.kill(killed[0])
-
-    model = "s-20.hangs-second"
-    executor.run([paced("first", model), paced("second", model, 13), paced("third", model, 4)], kill_once)
-    found = outcomes(events)
-    assert [each.scenario.name for each in found] == ["first", "second", "third"]
-    assert all(isinstance(each, Measurement) for each in found), found
-    assert {each.tags["node"] for each in found[1:]}.isdisjoint(killed)
-    assert any("the node died" in getattr(each, "text", "") for each in events)
-
-
-@pytest.mark.slow(30)
-def test_a_text_is_scored_on_both_nodes_and_what_is_lost_with_one_on_the_other(cluster, executor):
-    asked = text("text", "s-20", workers=None)
-    names = [each.name for each in executor.kind.nodes]
-    events, killed = [], []
-
-    def kill_once(event):
-        events.append(event)
-        if isinstance(event, Progress) and event.done > 0.2 and not killed:
-            killed.append(names[0])
-            cluster.kill(names[0])
-
-    run_scenarios(executor, (asked,), kill_once)
-    (found,) = outcomes(events)
-    assert isinstance(found, Measurement), found
-    assert found.scenario == asked
-    assert (found.facts["workers"], found.facts["shards"]) == (2, 2 * SHARDS_EACH)
-    shards = [line.split("\t") for line in found.texts["shards.txt"].splitlines()[1:]]
-    assert [int(number) for number, *_ in shards] == list(range(1, 2 * SHARDS_EACH + 1)), "each counts once"
-    assert {node for _, _, node, *_ in shards} <= set(names)
-    assert names[1] in found.tags["node"]
-    alone = []
-    plain = replace(asked, task=replace(asked.task, workers=1))
-    load = lambda variant: ScriptedEngine(FakeClock(), Script(1.0, 1.0))  # noqa: E731
-    InlineExecutor(load).run((plain,), alone.append)
-    (expected,) = outcomes(alone)
-    for name in ("loss", "loss_stderr", "perplexity", "tokens_scored", "bits_per_byte", "documents_scored"):
-        assert found.metrics[name] == expected.metrics[name]
-    assert found.series["batch_loss"] == expected.series["batch_loss"]
-    shares = [each.done for each in events if isinstance(each, Progress)]
-    assert shares[-1] == 1.0
 
 
 @pytest.mark.slow(25)
@@ -297,15 +244,65 @@ def test_a_driver_that_is_told_to_end_tracks_what_it_has_and_leaves_no_process(
 
 
 @pytest.mark.slow(30)
+def test_a_killed_node_costs_what_it_was_measuring_and_nothing_that_had_ended(cluster, executor):
+    """The group goes on with its second scenario on the other node."""
+    events, killed = [], []
+
+    def kill_once(event):
+        events.append(event)
+        if event == Progress("second", "repeat 1") and not killed:
+            killed.append(outcomes(events)[0].tags["node"])
+            cluster.kill(killed[0])
+
+    model = "s-20.hangs-second"
+    executor.run([paced("first", model), paced("second", model, 13), paced("third", model, 4)], kill_once)
+    found = outcomes(events)
+    assert [each.scenario.name for each in found] == ["first", "second", "third"]
+    assert all(isinstance(each, Measurement) for each in found), found
+    assert {each.tags["node"] for each in found[1:]}.isdisjoint(killed)
+    assert any("the node died" in getattr(each, "text", "") for each in events)
+
+
+@pytest.mark.slow(30)
+def test_a_text_is_scored_on_both_nodes_and_what_is_lost_with_one_on_the_other(cluster, executor):
+    asked = text("text", "s-20", workers=None)
+    names = [each.name for each in executor.kind.nodes]
+    events, killed = [], []
+
+    def kill_once(event):
+        events.append(event)
+        if isinstance(event, Progress) and event.done > 0.2 and not killed:
+            killed.append(names[0])
+            cluster.kill(names[0])
+
+    run_scenarios(executor, (asked,), kill_once)
+    (found,) = outcomes(events)
+    assert isinstance(found, Measurement), found
+    assert found.scenario == asked
+    assert (found.facts["workers"], found.facts["shards"]) == (2, 2 * SHARDS_EACH)
+    shards = [line.split("\t") for line in found.texts["shards.txt"].splitlines()[1:]]
+    assert [int(number) for number, *_ in shards] == list(range(1, 2 * SHARDS_EACH + 1)), "each counts once"
+    assert {node for _, _, node, *_ in shards} <= set(names)
+    assert names[1] in found.tags["node"]
+    alone = []
+    plain = replace(asked, task=replace(asked.task, workers=1))
+    load = lambda variant: ScriptedEngine(FakeClock(), Script(1.0, 1.0))  # noqa: E731
+    InlineExecutor(load).run((plain,), alone.append)
+    (expected,) = outcomes(alone)
+    for name in ("loss", "loss_stderr", "perplexity", "tokens_scored", "bits_per_byte", "documents_scored"):
+        assert found.metrics[name] == expected.metrics[name]
+    assert found.series["batch_loss"] == expected.series["batch_loss"]
+    shares = [each.done for each in events if isinstance(each, Progress)]
+    assert shares[-1] == 1.0
+
+
+@pytest.mark.slow(30)
 @pytest.mark.usefixtures("_unreported")
-def test_each_kind_of_hardware_is_measured_and_told_apart(cluster, uri, tracker, console):
-    """A label makes one of the nodes another kind of machine."""
+def test_each_kind_of_hardware_is_measured_and_told_apart(two_kinds, uri, tracker, console):
     from llmtrack.decide.comparing import compare
     from llmtrack.run.cluster.opening import open_cluster
 
-    cluster.kill(cluster.ray.list_all_nodes()[-1].node_id[:6])
-    cluster.fill(labels={"llmtrack-kind": "cooled"})
-    executors = open_cluster(cluster.address, "each", "node", Patience(starting=HANG_S), lambda line: None)
+    executors = open_cluster(two_kinds.address, "each", "node", Patience(starting=HANG_S), lambda line: None)
     try:
         results = [
             run_study(
@@ -315,8 +312,6 @@ def test_each_kind_of_hardware_is_measured_and_told_apart(cluster, uri, tracker,
         ]
     finally:
         executors[0].close()
-        for each in cluster.ray.worker_nodes.copy():
-            cluster.kill(each.node_id[:6])
     tracked = runs(tracking_uri=uri)
     assert len(tracked) == 4
     kinds = {study: set(group["env.node_kind"].fillna("")) for study, group in tracked.groupby("study_id")}
