@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from llmtrack.tracking.tracker import Tracker
 from tests.decide.scripted import measure
 from tests.run.conftest import console  # noqa: F401 - fixture
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
@@ -25,13 +26,11 @@ def measured(filled_once: Callable) -> Callable[..., list[SimpleNamespace]]:  # 
     """Fill the store with studies, each told by its seed and how much slower it is; return their ids."""
 
     def fill(*asked: tuple[int, float]) -> list[SimpleNamespace]:
+        def studies(own: Tracker) -> list[dict[str, str]]:
+            found = [measure(own, seed, slower).study for seed, slower in asked]
+            return [{key: getattr(each, key) for key in IDS} for each in found]
+
         name = "-".join(f"{seed}x{slower}" for seed, slower in asked)
-        studies = filled_once(
-            f"measured-{name}",
-            lambda own: [
-                {key: getattr(measure(own, seed, slower).study, key) for key in IDS} for seed, slower in asked
-            ],
-        )
-        return [SimpleNamespace(**each) for each in studies]
+        return [SimpleNamespace(**each) for each in filled_once(f"measured-{name}", studies)]
 
     return fill
