@@ -7,14 +7,11 @@ import contextlib
 import gc
 import getpass
 import math
-import multiprocessing
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import IO
 
@@ -61,7 +58,7 @@ def pytest_collection() -> Iterator[object]:
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[object]) -> None:
     """Fork the workers off this process: each would import the tests, and all that they import, for many seconds."""
     if sys.platform == "linux":
-        from tests.workers import fork_workers, import_tests
+        from tests.forking import fork_workers, import_tests
 
         import_tests(config.args)
         fork_workers(len(specs))
@@ -99,40 +96,6 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
     return folder
 
 
-def _fork(python: str, arguments: Sequence[str], passed: Iterable[int]) -> int:
-    """Run what a new Python is given by `-c` in a fork of this one, which has these files and the standard ones open."""
-    if pid := os.fork():
-        return pid
-    try:
-        kept = sorted({0, 1, 2, *passed})
-        for one, next_one in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-            os.closerange(one + 1, next_one)
-        sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
-        exec(arguments[-1], {})
-    finally:
-        os._exit(0)
-
-
-def processes() -> ForkServerContext:
-    """Return a context whose processes are forked off one that has imported what measures and tracks: each would for seconds."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.preloaded"])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-        forkserver.ensure_running()
-    return context
-
-
-def at_once(work: Callable[..., object], *arguments: object, number: int = 2) -> None:
-    """Call a function in processes of their own at the same time, and see that all of them end well."""
-    called = [processes().Process(target=work, args=arguments) for _ in range(number)]
-    for each in called:
-        each.start()
-    for each in called:
-        each.join(HANG_S)
-    assert [each.exitcode for each in called] == [0] * number
-
-
 def make_here(patch: pytest.MonkeyPatch) -> None:
     """Let exports and quantized models be made in this process: a child imports PyTorch and more for seconds."""
     from llmtrack.quantize import build
@@ -162,9 +125,14 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="session", autouse=True)
 def _fork_server(_temporary_files: None) -> None:
     """Fork the fork server off this process where that has imported what it would import for seconds, before any test runs."""
-    if {"experiments.suite", "llmtrack.worker.measuring", "mlflow"} <= sys.modules.keys():
+    if (
+        sys.platform == "linux"
+        and {"experiments.suite", "llmtrack.worker.measuring", "mlflow"} <= sys.modules.keys()
+    ):
+        from tests.forking import fork_instead, processes
+
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("multiprocessing.util.spawnv_passfds", _fork)
+            patch.setattr("multiprocessing.util.spawnv_passfds", fork_instead)
             processes()
 
 

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import IO, Any
 
 from llmtrack.run.worker_process import WorkerProcess
-from tests.conftest import processes
+from tests.forking import processes
 
 
 class Forked:

@@ -1,4 +1,4 @@
-"""Imported by the fork server of `tests.conftest.processes`: what measures, tracks and reports."""
+"""Imported by the fork server of `tests.forking.processes`: what measures, tracks and reports."""
 
 import importlib
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
@@ -197,7 +198,13 @@ def _chosen(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
     if metrics is None:
         headlines = [entry.name for entry in schema.in_place(schema.METRICS) if entry.headline]
         return [name for name in headlines if any(ask.number(run, name) is not None for run in runs)]
-    return [known_metric(name, list(map(str, runs[0].index))) for name in metrics]
+    # A metric of an extension is a column of numbers that is no param.
+    further = [
+        name
+        for name, value in runs[0].items()
+        if isinstance(value, Real) and name not in schema.PARAM_BY_NAME
+    ]
+    return [known_metric(name, list(map(str, further))) for name in metrics]
 
 
 def _row(pair: Pair, metric: str, found: Difference) -> dict[str, Any]:

@@ -212,7 +212,10 @@ def end_early(console: Console, word: str, number: int) -> NoReturn:
     """Say that a signal ended the work, and what waits in the spool, and exit with the signal's code."""
     stay_ended()
     with contextlib.suppress(OSError):  # nobody may be there to read it
-        say(console, f"{word}: what was measured is tracked")
+        say(
+            console,
+            f"{word}: what was measured is tracked; the same command with resume=true goes on from there",
+        )
         spool = Spool()
         if waiting := len(spool.names()):
             say(console, f"{waiting} record(s) wait in {spool.folder}; send them with: llmtrack sync")

@@ -270,6 +270,9 @@ def test_mistakes_are_one_line(tracker, uri):
     one, other = (tracker.log(study, measurement(name)) for name in ("a", "b"))
     for candidate, metrics, message in (
         (other, ["tokens_per_second"], "no metric 'tokens_per_second': did you mean tokens_per_sec"),
+        (other, ["dtype"], "no metric 'dtype'"),
+        (other, ["batch_size"], "no metric 'batch_size'"),
+        (other, ["status"], "no metric 'status'"),
         (one, None, "the same run"),
     ):
         with pytest.raises(UsageError, match=message):

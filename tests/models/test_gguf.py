@@ -11,7 +11,7 @@ import torch
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import gguf
 from llmtrack.models.bytelevel import byte_symbols
-from tests.conftest import at_once, processes
+from tests.forking import at_once, processes
 from tests.models.folders import load
 
 WIDTH, INNER, LAYERS, HEADS = 64, 128, 2, 2

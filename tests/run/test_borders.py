@@ -77,7 +77,9 @@ def test_a_command_that_a_signal_ends_leaves_nothing_running(tmp_path, uri, monk
     process.send_signal(number)
     said, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 128 + number, said
-    assert f"{word}: what was measured is tracked" in said
+    assert (
+        f"{word}: what was measured is tracked; the same command with resume=true goes on from there" in said
+    )
     assert "Traceback" not in said
     assert runs(kind=None, status="RUNNING", tracking_uri=uri).empty
     (own,) = studies(tracking_uri=uri).to_dict("records")

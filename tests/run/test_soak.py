@@ -10,7 +10,7 @@ from benchmarks.soak import Untracked, soak
 from llmtrack.measure import bandwidth
 from llmtrack.tracking.query import runs, studies
 from llmtrack.tracking.tracker import Tracker
-from tests.conftest import at_once
+from tests.forking import at_once
 
 
 @pytest.fixture(autouse=True)

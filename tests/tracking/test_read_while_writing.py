@@ -10,7 +10,8 @@ import pytest
 from benchmarks.read_runs import fill
 from benchmarks.read_while_writing import EXPERIMENT, read_while_writing
 from llmtrack.tracking import direct, paging, store
-from tests.conftest import made_once, processes
+from tests.conftest import made_once
+from tests.forking import processes
 
 
 @pytest.fixture(scope="session")

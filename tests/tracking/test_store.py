@@ -18,7 +18,7 @@ from llmtrack.errors import TrackingError, UsageError
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.artifacts import artifact_text, local_artifact
 from llmtrack.tracking.store import resolve_tracking_uri
-from tests.conftest import at_once
+from tests.forking import at_once
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from mlflow.exceptions import MlflowException
 from llmtrack.errors import TrackingError
 from llmtrack.tracking import push, sync
 from llmtrack.tracking.tracker import Tracker
-from tests.conftest import at_once
+from tests.forking import at_once
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity, scenario
 
 CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}

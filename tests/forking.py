@@ -1,0 +1,132 @@
+"""Processes of the tests that are forks of one that has imported what they need: each would import it for many seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import itertools
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing import forkserver, util
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from execnet import gateway_io
+
+from llmtrack.compat import unseen_by_transformers
+from llmtrack.garbage import uncollected
+from tests.conftest import HANG_S
+
+ROOT = Path(__file__).parents[1]
+
+
+def fork(work: Callable[[], object], kept: Iterable[int]) -> int:
+    """Do work in a fork of this process, which has these files and the standard ones open; return the fork's id."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        # A process that waits for the end of a pipe would wait for whoever else holds it open.
+        for one, following in itertools.pairwise([*sorted({0, 1, 2, *kept}), os.sysconf("SC_OPEN_MAX")]):
+            os.closerange(one + 1, following)
+        work()
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(code)
+
+
+def fork_instead(python: str, arguments: Sequence[str], passed: Iterable[int]) -> int:
+    """Run what multiprocessing gives a new Python by `-c` in a fork of this one."""
+
+    def work() -> None:
+        sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+        exec(arguments[-1], {})
+
+    return fork(work, passed)
+
+
+def processes() -> ForkServerContext:
+    """Return a context whose processes are forked off one that has imported what measures and tracks."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.preloaded"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        forkserver.ensure_running()
+    return context
+
+
+def at_once(work: Callable[..., object], *arguments: object, number: int = 2) -> None:
+    """Call a function in processes of their own at the same time, and see that all of them end well."""
+    called = [processes().Process(target=work, args=arguments) for _ in range(number)]
+    for each in called:
+        each.start()
+    for each in called:
+        each.join(HANG_S)
+    assert [each.exitcode for each in called] == [0] * number
+
+
+class _Worker:
+    """A fork as execnet wants a `subprocess.Popen`: it does what it reads."""
+
+    def __init__(self) -> None:
+        there_in, here_in = os.pipe()
+        here_out, there_out = os.pipe()
+        self.pid = fork(lambda: _serve(there_in, there_out), (there_in, there_out))
+        os.close(there_in)
+        os.close(there_out)
+        self.stdin, self.stdout = os.fdopen(here_in, "wb"), os.fdopen(here_out, "rb")
+
+    def wait(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def _serve(there_in: int, there_out: int) -> None:
+    """Do what execnet has a new Python do."""
+    for here, there in enumerate((there_in, there_out)):
+        os.dup2(there, here)
+        os.close(there)
+    # pytest has put its own there, and among the handlers of what is logged.
+    sys.stdin, sys.stdout, sys.stderr = (open(*each, closefd=False) for each in enumerate("rww"))  # noqa: SIM115
+    logging.getLogger().handlers.clear()
+    exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
+    util._exit_function()
+
+
+def import_tests(arguments: Sequence[str]) -> None:
+    """Import the tests that pytest is asked for, as it would; what cannot be imported is told by the workers."""
+    with unseen_by_transformers(), uncollected(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for argument in arguments:
+            place = Path(argument.partition("::")[0]).absolute()
+            for path in sorted(place.rglob("test_*.py")) if place.is_dir() else [place]:
+                with contextlib.suppress(Exception, pytest.skip.Exception):
+                    importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
+def fork_workers(count: int) -> None:
+    """Let the next processes that execnet starts be forks of this one."""
+    gc.freeze()
+    waiting = [_Worker() for _ in range(count)]
+    start = gateway_io.Popen2IOMaster.__init__
+
+    def take(self: Any, arguments: list[str], execmodel: Any) -> None:
+        if not waiting:  # one that crashed is followed by another
+            start(self, arguments, execmodel)
+            return
+        self.popen = waiting.pop(0)
+        gateway_io.Popen2IO.__init__(self, self.popen.stdin, self.popen.stdout, execmodel=execmodel)
+
+    gateway_io.Popen2IOMaster.__init__ = take
