@@ -37,6 +37,8 @@ def fork(work: Callable[[], object], kept: Iterable[int]) -> int:
         # A process that waits for the end of a pipe would wait for whoever else holds it open.
         for one, following in itertools.pairwise([*sorted({0, 1, 2, *kept}), os.sysconf("SC_OPEN_MAX")]):
             os.closerange(one + 1, following)
+        # pytest has put its own there.
+        logging.getLogger().handlers.clear()
         work()
         code = 0
     except BaseException:
@@ -98,9 +100,7 @@ def _serve(there_in: int, there_out: int) -> None:
     for here, there in enumerate((there_in, there_out)):
         os.dup2(there, here)
         os.close(there)
-    # pytest has put its own there, and among the handlers of what is logged.
     sys.stdin, sys.stdout, sys.stderr = (open(*each, closefd=False) for each in enumerate("rww"))  # noqa: SIM115
-    logging.getLogger().handlers.clear()
     exec(eval(sys.stdin.readline()), {"__name__": "__main__"})
     util._exit_function()
 
