@@ -20,10 +20,12 @@ from llmtrack.errors import ExtensionError, LlmtrackError, in_words
 from llmtrack.extensions import ENGINE_POINTS, RECIPE_POINTS, broken, extensions, title_of
 from llmtrack.installed import (
     RUNTIMES,
+    available,
     find_uv,
     install,
     installed_version,
     missing_modules,
+    why_kept_out,
 )
 from llmtrack.models.named import PACKAGED, PackagedModel
 from llmtrack.quantize.recipe import extension_recipes, recipes
@@ -170,22 +172,14 @@ def _tracking() -> Finding:
 
 
 def _backends() -> Finding:
-    return Finding("backends", "ok" if backends() else "broken", ", ".join(backends()) or "none", "")
+    return Finding("backends", "ok", ", ".join(filter(available, backends())))
 
 
 def _onnx() -> Finding:
     if not (absent := missing_modules("onnx", "any")):
         found = ("optimum", "optimum-onnx", "onnxruntime", "onnx", "onnx-ir")
         return Finding("onnx", "ok", ", ".join(f"{name} {installed_version(name)}" for name in found))
-    major = installed_version("transformers").partition(".")[0]
-    why = (
-        " (no optimum-onnx release works with transformers 5: use an environment with 4.57)"
-        if major == "5"
-        else ""
-    )
-    return Finding(
-        "onnx", "missing", f"{', '.join(absent)} not installed{why}", 'pip install "llmtrack[onnx]"'
-    )
+    return Finding("onnx", "missing", f"{', '.join(absent)} not installed{why_kept_out()}", install("onnx"))
 
 
 def _runtime(backend: str) -> Callable[[], Finding]:
@@ -222,7 +216,9 @@ def _llamacpp() -> str:
 
 
 def _recipes() -> Finding:
-    return Finding("recipes", "ok", ", ".join(r.label for r in recipes() if not r.lacking) or "none")
+    if found := [each.label for each in recipes() if not each.lacking]:
+        return Finding("recipes", "ok", ", ".join(found))
+    return Finding("recipes", "missing", "none can run without what is missing above")
 
 
 def _int8() -> Finding:

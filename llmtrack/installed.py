@@ -22,7 +22,7 @@ RUNTIMES: Mapping[str, tuple[str, ...]] = {
 """What the backends need that convert a model by a tool of their own: each is an extra of its name."""
 
 _BEFOREHAND = {
-    "onnx": " (needs transformers 4.57)",
+    "onnx": " (brings transformers 4.57)",
     "llamacpp": " (compiles llama.cpp, in minutes: needs a C++ compiler)",
 }
 
@@ -56,7 +56,9 @@ def why_missing() -> str:
     """Say in one line which recipes cannot run here and what to do about it; empty if all can."""
     found = []
     if absent := missing_modules("onnx", "any"):
-        found.append(f"those of the onnx backend ({', '.join(absent)} missing{_because()}: {INSTALL_ONNX})")
+        found.append(
+            f"those of the onnx backend ({', '.join(absent)} missing{why_kept_out()}: {INSTALL_ONNX})"
+        )
     if missing_modules("torch", "any"):
         found.append(f"torchao's ({INSTALL_TORCHAO})")
     return f"Recipes that cannot run here: {'; '.join(found)}." if found else ""
@@ -70,9 +72,10 @@ def find_uv() -> list[str] | None:
     return [path] if path else None
 
 
-def _because() -> str:
-    major = installed_version("transformers").partition(".")[0]
-    return ", no release works with transformers 5" if major == "5" else ""
+def why_kept_out() -> str:
+    """Say what keeps the onnx backend from being installed beside what is here; empty if nothing does."""
+    fits = not installed_version("transformers").startswith("5.")
+    return "" if fits else ", and no release of optimum-onnx works with transformers 5"
 
 
 def installed_version(package: str) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from llmtrack import doctor
 from llmtrack import installed as available
 from llmtrack.child import child_environment
 from llmtrack.engines.registry import load_variant
@@ -147,7 +148,8 @@ def test_errors_keep_their_kind_from_another_process(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("transformers", "why"), [("4.57.6", ""), ("5.24.0", ", no release works with transformers 5")]
+    ("transformers", "why"),
+    [("4.57.6", ""), ("5.24.0", ", and no release of optimum-onnx works with transformers 5")],
 )
 def test_without_the_extra_the_reason_and_the_remedy_are_said(transformers, why, monkeypatch):
     versions = {"transformers": transformers}
@@ -157,6 +159,11 @@ def test_without_the_extra_the_reason_and_the_remedy_are_said(transformers, why,
         MissingDependencyError, match=r'needs onnx, onnxruntime, optimum-onnx: pip install "llmtrack\[onnx\]"'
     ):
         build.require_onnx("none")
+    found = doctor._onnx()
+    assert found.text.endswith(f"optimum-onnx, onnx_ir not installed{why}")
+    assert found.remedy == available.INSTALL_ONNX
+    assert doctor._backends().text == "torch"
+    assert doctor._recipes().state == "missing"
     line = available.why_missing()
     assert f"optimum-onnx, onnx_ir missing{why}: pip install" in line
     assert 'torchao\'s (pip install "llmtrack[torchao]")' in line
