@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 
@@ -44,7 +45,8 @@ def asked(name: str, quick: bool) -> Experiment:
     if name == "backends":
         full = backends.Config(recipes=RUNTIME_RECIPES)
         return backends.build(backends.quick(full) if quick else full)
-    (experiment,) = experiments_of([name], Config(quick=quick))
+    with patch.object(quantization, "everything", return_value=(quantization.BASELINE, *RECIPES)):
+        (experiment,) = experiments_of([name], Config(quick=quick))
     return experiment
 
 

@@ -78,6 +78,26 @@ def test_what_was_asked_asks_for_the_same_again(name, quick):
     assert {"model", "revision", "device", "threads"} - {*experiment.asked} <= {"model", "revision"}
 
 
+@pytest.mark.parametrize(
+    "there",
+    [
+        lambda backend, recipe: (backend, recipe) == ("torch", "none"),
+        lambda backend, recipe: backend == "torch",
+        lambda backend, recipe: backend in ("torch", "onnx") and recipe == "none",
+        lambda backend, recipe: backend != "onnx",
+    ],
+    ids=["torch alone", "torch and torchao", "onnx without recipes", "all but onnx"],
+)
+@pytest.mark.parametrize("quick", [False, True])
+def test_what_is_asked_by_default_is_nothing_that_is_refused_whatever_is_installed(there, quick, monkeypatch):
+    for each in (quantization, backends):
+        pretend(monkeypatch, each, there)
+    for focus in suite.FOCUSES:
+        assert suite.experiments_of(suite.FOCUSES[focus], suite.Config(focus=focus, quick=quick))
+    for name in suite.NAMES:
+        assert suite.experiments_of([name], suite.Config(quick=quick))
+
+
 @pytest.mark.parametrize("name", suite.NAMES)
 def test_default_repeats_can_tell_each_arm_from_its_baseline(name, monkeypatch):
     for each in (quantization, backends):

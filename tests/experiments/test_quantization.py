@@ -100,13 +100,13 @@ def test_all_is_what_can_run_here(monkeypatch):
     } <= set(found)
 
 
-def test_a_quick_run_asks_for_what_can_run_here(monkeypatch):
+def test_a_quick_run_asks_for_what_can_run_here_a_recipe_among_it_where_there_is_one(monkeypatch):
     pretend(monkeypatch, quantization, lambda backend, recipe: True)
     assert quantization.quick(Config()).recipes == (
         BASELINE, "torch/bfloat16", "onnx/float32", "onnx/int8-weight-only", "onnx/int8-mixed"
     )  # fmt: skip
     pretend(monkeypatch, quantization, lambda backend, recipe: backend != "onnx")
-    assert quantization.quick(Config()).recipes == (BASELINE, "torch/bfloat16")
+    assert quantization.quick(Config()).recipes == (BASELINE, "torch/bfloat16", "torch/int8-weight-only")
     pretend(monkeypatch, quantization, lambda backend, recipe: recipe == "none")
     assert quantization.quick(Config()).recipes == (BASELINE, "torch/bfloat16", "onnx/float32")
 

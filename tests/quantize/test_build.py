@@ -344,6 +344,7 @@ def test_quantizing_from_end_to_end_tells_what_was_looked_at(onnx_cache):
 )
 def test_what_can_be_refused_is_refused_before_the_export(recipe, options, cpu, why, monkeypatch):
     monkeypatch.setattr(build, "require_onnx", lambda quantization: None)
+    monkeypatch.setattr("llmtrack.engines.onnx.choose_provider", lambda device, provider: provider)
     monkeypatch.setattr(build, "build_once", lambda *arguments: pytest.fail("it was exported"))
     monkeypatch.setattr("llmtrack.quantize.int8.cpu_flags", lambda: cpu)
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
