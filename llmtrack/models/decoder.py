@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmtrack.compat import portable_rope
 from llmtrack.errors import ModelLoadError
 from llmtrack.models.context import context_length, first_position
 from llmtrack.models.digests import weight_files
+from llmtrack.models.stored import tensors
 
 if TYPE_CHECKING:
     import torch
@@ -88,7 +90,7 @@ def refuse_incomplete(model: Any, loading: dict[str, Any], files: Sequence[Path]
         )
     unexpected = loading["unexpected_keys"]
     named = {key for key in unexpected if key.endswith(".bias")}
-    biases = dict(_tensors(files, named)) if named else {}
+    biases = dict(tensors(files, named)) if named else {}
     left = sorted(key for key in unexpected if not is_harmless(key, model, biases.get(key)))
     if left:
         raise ModelLoadError(
@@ -155,9 +157,9 @@ def _other_angles(model: Any, files: Sequence[Path]) -> str | None:
 
     config = model.config.get_text_config()
     own = [buffer for name, buffer in model.named_buffers() if name.endswith("rotary_emb.inv_freq")]
-    if len(own) != 1 or getattr(config, "rope_scaling", None):
+    if len(own) != 1 or portable_rope(config.to_dict()).get("rope_scaling"):
         return None
-    for name, held in _tensors(files, lambda name: name.endswith("rotary_emb.inv_freq")):
+    for name, held in tensors(files, lambda name: name.endswith("rotary_emb.inv_freq")):
         if held.shape == own[0].shape and not torch.allclose(
             held.float(), own[0].float().cpu(), rtol=_ANGLES, atol=1e-6
         ):
@@ -177,7 +179,7 @@ def _other_head(model: Any, files: Sequence[Path]) -> str | None:
     }
     # A body may be saved without the name of the whole before its own.
     names |= {name.removeprefix(f"{model.base_model_prefix}.") for name in names}
-    held = dict(_tensors(files, names))
+    held = dict(tensors(files, names))
     if len(held) < 2:
         return None
     first, *others = sorted(held)
@@ -185,23 +187,6 @@ def _other_head(model: Any, files: Sequence[Path]) -> str | None:
     if not differing:
         return None
     return next((name for name in sorted(held) if "head" in name), differing[0])
-
-
-def _tensors(
-    files: Sequence[Path], wanted: Iterable[str] | Callable[[str], bool]
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of some names, or of those that a function takes."""
-    import torch
-    from safetensors import safe_open
-
-    names = wanted if callable(wanted) else set(wanted).__contains__
-    for path in files:
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as held:
-                yield from ((name, held.get_tensor(name)) for name in held.keys() if names(name))  # noqa: SIM118
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-            yield from ((name, content[name]) for name in content if names(name))
 
 
 def refuse_peeking(model: Any, tokenizer: Any) -> None:

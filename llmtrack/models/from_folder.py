@@ -12,6 +12,7 @@ from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.decoder import refuse_adapter, refuse_incomplete, refuse_other_architectures
 from llmtrack.models.digests import weight_files
 from llmtrack.models.reasons import explained, quantized_explained, tokenizer_explained
+from llmtrack.models.stored import refuse_unscaled
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +62,8 @@ def load_folder(
     _forget_impossible_pad(config)
     with explained("its tokenizer cannot be read"), tokenizer_explained(folder):
         tokenizer = AutoTokenizer.from_pretrained(str(folder), **safe)
+    with explained("its weights cannot be read"):
+        refuse_unscaled(files, config)
     with explained("no model can be made of config.json and the weights"), quantized_explained(config):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             str(folder),

@@ -58,7 +58,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "RuntimeError",
-        "size mismatch",
+        "size mismatch|ignore_mismatched_sizes",
         "the checkpoint's weights have other shapes than config.json says: they do not belong together",
     ),
     (
@@ -71,22 +71,6 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Tokenizer class (\\S+) does not exist",
         "the installed transformers knows no tokenizer_class {0} (tokenizer_config.json): upgrade it, or choose another "
         "model",
-    ),
-    (
-        "OSError",
-        "Unable to load weights from pytorch checkpoint",
-        "its pickle file is damaged, or holds what is no weights, which llmtrack never runs: fetch it again, or choose the "
-        "model as safetensors",
-    ),
-    (
-        "RuntimeError",
-        "Only Tensors of floating point",
-        "its weights are stored as whole numbers, and config.json names no quantization: choose the model with float weights",
-    ),
-    (
-        "NotImplementedError",
-        "Float8",
-        "its weights are stored in 8-bit floats, and config.json names no quantization: choose the model with 16-bit weights",
     ),
     ("SafetensorError", "", "its safetensors file is damaged: fetch it again"),
 )
@@ -115,7 +99,7 @@ def explained(what: str) -> Iterator[None]:
         yield
     except Exception as error:
         # What is missing here, and not in the folder, its own message tells.
-        if isinstance(error, (LlmtrackError, ImportError)) or _advice(error):
+        if isinstance(error, (LlmtrackError, ImportError)) or advice(error):
             raise
         raise ModelLoadError(
             f"{what} ({type(error).__name__}: {_flat(str(error))[:200]}): fetch the model again, or choose another one"
@@ -171,15 +155,15 @@ def reason_of(error: BaseException) -> str:
     """Return the reason and the remedy of a failure as one line, without paths of the library's own code."""
     if isinstance(error, LlmtrackError):
         return _flat(str(error))
-    return _advice(error) or f"{type(error).__name__}: {_flat(str(error))}"
+    return advice(error) or f"{type(error).__name__}: {_flat(str(error))}"
 
 
-def _advice(error: BaseException) -> str:
+def advice(error: BaseException) -> str:
     """Return cause and remedy of an error that is known; empty of others."""
     bases = {base.__name__ for base in type(error).__mro__}
-    for name, pattern, advice in _KNOWN:
+    for name, pattern, told in _KNOWN:
         if name in bases and (found := re.search(pattern, str(error))):
-            return advice.format(*found.groups())
+            return told.format(*found.groups())
     return ""
 
 
