@@ -24,6 +24,7 @@ class PlainModel:
         self._model = model
         takes = inspect.signature(model.forward).parameters
         self._optional = {"position_ids", "cache_position", "logits_to_keep"} & set(takes)
+        self._cache = "cache" if "cache" in takes else "past_key_values"
         self._dtype = next(model.parameters()).dtype
 
     def new_cache(self, rows: int, length: int, first_position: int) -> StaticCache:
@@ -44,8 +45,8 @@ class PlainModel:
         output = self._model(
             input_ids=ids,
             attention_mask=added.masked_fill(~mask, torch.finfo(self._dtype).min),
-            past_key_values=cache,
             use_cache=True,
+            **{self._cache: cache},
             **{name: value for name, value in given.items() if name in self._optional},
         )
         logits: torch.Tensor = output.logits[:, -1]

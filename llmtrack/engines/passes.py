@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from llmtrack.engines.forgetting import rescaling_ropes, reset_rope
+from llmtrack.engines.forgetting import ModuleState, RescaledRopes
 from llmtrack.models.context import context_length, first_position
 from llmtrack.models.decoder import forward_inputs, positions_of
 
@@ -22,18 +22,20 @@ class Passes:
     Attributes:
         first_position: number of the first position of a row.
         device: where it begins.
+        modules: what its modules remember.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.first_position = first_position(model)
-        if self.first_position:
+        if self.first_position and not any(map(_is_own, model._forward_pre_hooks.values())):
             model.register_forward_pre_hook(partial(_own_positions, self.first_position), with_kwargs=True)
         self.device = next(model.parameters()).device
         self._model: Any = model
-        self._stateful: list[Any] = [
-            module for module in model.modules() if hasattr(module, "recurrent_states")
-        ]
-        self._ropes = rescaling_ropes(model)
+        for module in model.modules():  # what a call while it was loaded has left there
+            if hasattr(module, "recurrent_states"):
+                module.recurrent_states = None
+        self.modules = ModuleState(model)
+        self._ropes = RescaledRopes(model)
 
     @property
     def context_length(self) -> int | None:
@@ -42,13 +44,13 @@ class Passes:
         return None if positions is None else positions - self.first_position
 
     def begin(self) -> None:
-        """Forget the longest sequence that was seen before."""
-        reset_rope(self._ropes)
+        """Forget what was seen before."""
+        self.modules.forget()
+        self._ropes.reset()
 
     def of(self, module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
         """Return what the model, or its body, gives for (rows, length) ids and their mask."""
-        for stateful in self._stateful:  # that of the rows before, and of as many
-            stateful.recurrent_states = None
+        self.modules.forget()
         return module(**forward_inputs(module, input_ids, attention_mask, self.first_position))
 
     def logits(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -62,9 +64,17 @@ def _own_positions(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Number the tokens of a call as the model does, from its own first position on.
 
-    transformers 4.57's `generate` numbers them from 0 for every model that takes positions.
+    `generate` numbers them from 0 for every model that takes positions; in transformers 5 it leaves out a mask of ones.
     """
-    ids, mask = named.get("input_ids"), named.get("attention_mask")
-    if named.get("position_ids") is not None and ids is not None and mask is not None and mask.ndim == 2:
+    ids, mask, positions = (named.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
+    if positions is None or ids is None:
+        return given, named
+    if mask is None:
+        named = {**named, "position_ids": positions + first}
+    elif mask.ndim == 2:
         named = {**named, "position_ids": positions_of(mask, first)[:, -ids.shape[1] :]}
     return given, named
+
+
+def _is_own(hook: Any) -> bool:
+    return isinstance(hook, partial) and hook.func is _own_positions

@@ -165,7 +165,7 @@ class TorchEngine(WithTokenizer):
             warnings += (NO_PEAK,)
         dtypes = stored_dtypes(model)
         dtype_name = next(iter(dtypes))
-        step, unseen = step_of(model)
+        step, unseen = step_of(model, self._passes.modules)
         sharing = sharing_of(model, self._passes.logits, recurrent=step.cache.constant > 0)
         self._generating = sharing_of_generation(sharing, partial(step_logits, model, pad_id), vocab_size)
         self._decoding, less_compiled = choose_decoding(

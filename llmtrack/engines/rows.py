@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from llmtrack.errors import ScenarioError
-from llmtrack.models.context import ropes_of
+from llmtrack.models.context import ropes_of, varies_with_length
 
 _PROBE_TOKENS, _PROBE_PADS = 6, 3
 # Of the logits' standard deviation: rounding in the order of sums, and in 16 bits.
@@ -141,7 +141,7 @@ def length_dependent_rope(config: Mapping[str, Any]) -> tuple[str, int] | None:
     """
     for rope in ropes_of(config):
         kind = str(rope.get("rope_type") or rope.get("type") or "")
-        if "dynamic" in kind or kind in ("longrope", "su"):
+        if varies_with_length(kind):
             lengths = (
                 rope.get("original_max_position_embeddings"),
                 config.get("original_max_position_embeddings"),

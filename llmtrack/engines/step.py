@@ -26,6 +26,9 @@ _NO_STATE = frozenset(
 )
 """What a step is handed beside its state."""
 
+_BOUNDED = frozenset({"keys", "values"})
+"""What a window bounds of a cache layer: it may have other states beside them."""
+
 _GATHERS = frozenset({"index", "index_select", "gather"})
 _GROUPED = frozenset({"_grouped_mm", "_scaled_grouped_mm"})
 
@@ -46,7 +49,7 @@ class Step:
 
 
 @torch.inference_mode()
-def observe_step(model: Any) -> Step:
+def observe_step(model: Any, modules: ModuleState) -> Step:
     """Generate two tokens from prompts of two lengths, and look at what the step of the second one reads.
 
     Of the weights, what operators read counts, however the model picks it (modules that are called or not, slices or
@@ -56,11 +59,11 @@ def observe_step(model: Any) -> Step:
 
     Args:
         model: a transformers model that can generate, in `eval()` and not run before.
+        modules: what its modules remember.
 
     Raises:
         Exception: whatever the model raises where it cannot generate.
     """
-    modules = ModuleState(model)
     short, long = (_watch(model, tokens, modules) for tokens in _PROMPTS)
     modules.forget_unless_cached()
     windows: Counter[int] = Counter()
@@ -137,8 +140,9 @@ def _watch(model: Any, tokens: int, modules: ModuleState) -> _Watched:
     held_by_modules = (((names[at], key), value, None) for (at, key), value in modules.found().items())
     for path, tensor, window in (*_tensors(calls[1], ()), *held_by_modules):
         storage = tensor.untyped_storage().data_ptr()
-        # What a bounded layer keeps may be the end of a tensor that other layers are given whole.
-        if not tensor.numel() or (window is None and storage in bounded):
+        # Numbers of no dimension count along. What a bounded layer keeps may be the end of a tensor that other layers are
+        # given whole.
+        if not tensor.ndim or not tensor.numel() or (window is None and storage in bounded):
             continue
         if window is not None:
             bounded.add(storage)
@@ -166,7 +170,7 @@ def _tensors(value: Any, path: tuple[str, ...], window: int | None = None) -> It
         if getattr(value, "is_sliding", False) is True:
             window = int(value.sliding_window)
     for name, each in items:
-        yield from _tensors(each, (*path, str(name)), window)
+        yield from _tensors(each, (*path, str(name)), window if name in _BOUNDED else None)
 
 
 def stored_tensors(values: Any) -> Iterator[torch.Tensor]:

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from llmtrack.engine import CacheGrowth
+from llmtrack.engines.forgetting import ModuleState
 from llmtrack.engines.step import Step, observe_step, stored_tensors
 from llmtrack.errors import in_words
 
@@ -36,10 +37,10 @@ def hidden_bytes(model: PreTrainedModel) -> int:
     return int(width) * min(parameter.element_size() for parameter in model.parameters())
 
 
-def step_of(model: Any) -> tuple[Step, tuple[str, ...]]:
+def step_of(model: Any, modules: ModuleState) -> tuple[Step, tuple[str, ...]]:
     """Return what a decode step reads, and a warning where none could be run and it is an upper bound."""
     try:
-        return observe_step(model), ()
+        return observe_step(model, modules), ()
     except Exception as error:
         reason = in_words(error)[:200]
         warning = (

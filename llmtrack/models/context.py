@@ -56,3 +56,8 @@ def ropes_of(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         if isinstance(settings := config.get(name), Mapping):
             yield settings
             yield from (each for each in settings.values() if isinstance(each, Mapping))
+
+
+def varies_with_length(kind: str) -> bool:
+    """Return whether the angles of a kind of rotary embedding depend on the length of the sequence."""
+    return "dynamic" in kind or kind in ("longrope", "su")

@@ -129,9 +129,13 @@ def test_what_is_generated_is_what_a_plain_loop_says(architecture, use_cache):
             with torch.inference_mode():  # without positions: the model counts them itself
                 ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
         expected.append(tuple(ids[len(row) :]))
-    engine = TorchEngine(model, byte_tokenizer())
-    done = engine.generate(GenerateRequest(rows, 6, use_cache=use_cache), lambda: None)
-    assert [tuple(row) for row in done.new_ids] == expected
+    engines = [
+        TorchEngine(model, byte_tokenizer()) for _ in range(2)
+    ]  # a model may be made an engine of once more
+    for engine, said in ((engine, said) for engine in engines for said in ((0, 1), (0,), (1, 1))):
+        request = GenerateRequest(tuple(rows[at] for at in said), 6, use_cache=use_cache)
+        done = engine.generate(request, lambda: None)
+        assert [tuple(row) for row in done.new_ids] == [expected[at] for at in said]
 
 
 @pytest.mark.parametrize("pad", [300, 5000, -1])

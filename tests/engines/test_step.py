@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 from transformers import Cache
 
+from llmtrack.compat import TRANSFORMERS_MAJOR
 from llmtrack.engine import CacheGrowth, GenerateRequest
-from llmtrack.engines.step import observe_step, stored_tensors
+from llmtrack.engines.forgetting import ModuleState
+from llmtrack.engines.step import _tensors, observe_step, stored_tensors
 from llmtrack.measure.formulas import decode_step_bytes
 from tests.engines.models import bigram_engine, chain, small
 
@@ -34,6 +37,8 @@ DEEPSEEK = {
     "first_k_dense_replace": 1,
 }
 MAMBA = {"mamba_d_state": 4, "mamba_n_heads": 4, "mamba_d_head": 4, "mamba_n_groups": 1}
+# transformers 5 keeps other things of some models.
+FIVE = TRANSFORMERS_MAJOR >= 5
 
 CACHES = {
     "one head": ("llama", {}, CacheGrowth(2 * LAYER)),
@@ -62,8 +67,13 @@ CACHES = {
         CacheGrowth(2 * LAYER),
     ),
     "a window in every other layer": ("gemma2", {"sliding_window": 4}, CacheGrowth(2 * LAYER, ((4, LAYER),))),
-    # Keys of 6 + 2 and values of 5 for each of two heads: not the latent, and not what the config calls head_dim.
-    "latent attention": ("deepseek_v3", DEEPSEEK, CacheGrowth(2 * 2 * (6 + 2 + 5) * 4)),
+    # Keys of 6 + 2 and values of 5 for each of two heads, and not what the config calls head_dim; or the latent of 3, and
+    # the rotated part of 2 that all heads share.
+    "latent attention": (
+        "deepseek_v3",
+        DEEPSEEK,
+        CacheGrowth(2 * (3 + 2) * 4 if FIVE else 2 * 2 * (6 + 2 + 5) * 4),
+    ),
     # The last two layers read the caches of the first two.
     "layers that share a cache": (
         "gemma3n_text",
@@ -104,11 +114,14 @@ CACHES = {
         {"attn_layer_indices": [1], **MAMBA},
         CacheGrowth(LAYER, (), ((16 + 2 * 4) * 4 + 16 * 4) * 4),
     ),
-    # Two recurrent layers: a state and 3 inputs for each of 8 channels; the attention's cache is 16 tokens from the start.
+    # Two recurrent layers: a state and 3 inputs for each of 8 channels; the attention has a window of 16, or a cache of 16
+    # tokens from the start.
     "recurrent gemma": (
         "recurrent_gemma",
         {"num_hidden_layers": 3, "lru_width": 8, "attention_window_size": 16},
-        CacheGrowth(0, (), 2 * 8 * (1 + 3) * 4 + 16 * LAYER),
+        CacheGrowth(LAYER, ((16, LAYER),), 2 * 8 * (1 + 3) * 4)
+        if FIVE
+        else CacheGrowth(0, (), 2 * 8 * (1 + 3) * 4 + 16 * LAYER),
     ),
 }
 
@@ -204,6 +217,15 @@ def test_step_bytes_are_the_mean_over_the_steps_of_a_cache_that_a_window_bounds(
     assert decode_step_bytes(1000, CacheGrowth(0, (), 7), (4, 1), 5) == 1014
 
 
+def test_of_a_layer_with_a_window_keys_and_values_are_bounded_and_no_other_state():
+    keys, values, inputs = torch.zeros(1, 1, 3, 4), torch.zeros(1, 1, 3, 4), torch.zeros(1, 8, 4)
+    layer = SimpleNamespace(
+        is_sliding=True, sliding_window=5, keys=keys, values=values, conv_states={0: inputs}
+    )
+    found = {path: window for path, _, window in _tensors([layer], ())}
+    assert found == {("0", "keys"): 5, ("0", "values"): 5, ("0", "conv_states", "0"): None}
+
+
 def test_a_model_without_a_cache_reads_its_table_only():
     info = bigram_engine(chain((1, 2), size=8)).info
     assert info.cache == CacheGrowth(0)
@@ -224,7 +246,7 @@ def test_watching_a_step_leaves_no_hook_behind():
     model = small("mixtral").model
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
-    assert observe_step(model) == observe_step(model)
+    assert observe_step(model, ModuleState(model)) == observe_step(model, ModuleState(model))
 
 
 def test_what_a_packed_tensor_holds_counts_once():
