@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from llmtrack.compat import TRANSFORMERS_MAJOR
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.compiled import MOST_SHAPES, _highest
 from llmtrack.engines.fused import unfusible
@@ -28,6 +29,7 @@ FUSED = [
     ("mistral", {"sliding_window": None}),
     ("qwen2", {}),
     ("qwen3", {}),
+    *([("gemma", {"tie_word_embeddings": False})] if TRANSFORMERS_MAJOR >= 5 else []),
     (
         "llama",
         {
@@ -42,7 +44,8 @@ FUSED = [
     ),
 ]
 AS_IT_IS = [
-    ("gemma", {"tie_word_embeddings": False}),  # its body scales the embedding
+    # Its body scales the embedding; in transformers 5 the embedding does, and it is like a Llama.
+    *([("gemma", {"tie_word_embeddings": False})] if TRANSFORMERS_MAJOR < 5 else []),
     ("granite", {"residual_multiplier": 0.4, "embedding_multiplier": 3.0}),
     ("gpt_neox", {"num_key_value_heads": ...}),
     ("phi3", {}),  # has its products fused already
