@@ -8,6 +8,7 @@ import os
 import queue
 import secrets
 import signal
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from llmtrack.words import cut
 PROBE_SECONDS = 120.0
 """How long a node may take to say what it is: Ray starts a Python there first."""
 
+_ANSWER_SECONDS = 10.0
 _TAKE_SECONDS = 30.0
 _END_SECONDS = 1.0
 _MOST_SAID = 500
@@ -79,6 +81,7 @@ class Cluster:
             with (
                 handlers_kept()
             ):  # Ray's own handler of SIGTERM would end the driver before it tracks what it has
+                _see_that_somebody_answers(address)
                 ray.init(address=address, **options)
         except Exception as error:
             raise UsageError(
@@ -251,6 +254,25 @@ def _node(told_by_ray: Mapping[str, Any], told: Mapping[str, Any]) -> Node:
     host, address = told["hostname"], told_by_ray["NodeManagerAddress"]
     name = f"{host} ({address}, {told_by_ray['NodeID'][:6]})"
     return Node(told_by_ray["NodeID"], name, resources, facts, told["versions"], f"{host} ({address})")
+
+
+def _see_that_somebody_answers(address: str) -> None:
+    """Connect to where a cluster should be: Ray itself would try for a quarter of an hour where nobody is.
+
+    Raises:
+        ConnectionError: nobody answers there.
+    """
+    from ray._private.services import canonicalize_bootstrap_address
+
+    client = address.startswith("ray://")
+    where = address.removeprefix("ray://") if client else canonicalize_bootstrap_address(address)
+    if where is None:  # one that is started, or looked for, here
+        return
+    host, _, port = where.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(f"nobody answers at {where} ({error.strerror or error})") from error
 
 
 def _why_unconnected(error: BaseException) -> str:

@@ -1,12 +1,13 @@
-"""What a node does for a task, and what is said where there is no cluster; without Ray."""
+"""What a node does for a task, and what is said where there is no cluster; without one."""
 
 from __future__ import annotations
 
 import pytest
 
-from llmtrack.errors import MissingDependencyError
+from llmtrack.errors import MissingDependencyError, UsageError
 from llmtrack.run.cluster import connect, node
 from llmtrack.run.patience import Patience
+from tests.tracking.conftest import free_port
 
 
 class Worker:
@@ -82,3 +83,19 @@ def test_why_there_is_no_cluster_is_one_line_with_all_that_ray_says_and_a_remedy
     assert line.startswith(said)
     assert "\n" not in line
     assert len(connect._why_unconnected(RuntimeError("long " * 1000))) < 1000
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "nowhere.invalid:{}", "ray://127.0.0.1:{}", "auto"])
+def test_where_nobody_answers_it_is_said_at_once(address, monkeypatch):
+    """Ray would try for a quarter of an hour, also where the newest cluster of this machine is gone."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install llmtrack[ray]")
+    port = free_port()
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    with pytest.raises(UsageError) as refused:
+        connect.Cluster(address.format(port))
+    line = str(refused.value)
+    assert "nobody answers at" in line
+    assert f":{port} (" in line
+    assert "start one with `ray start --head`" in line
+    assert "\n" not in line
