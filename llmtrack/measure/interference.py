@@ -52,7 +52,8 @@ def others_share(before: CpuReading, after: CpuReading) -> float:
     if available <= 0:
         return 0.0
     others = (after.everything - before.everything) - (after.this_process - before.this_process)
-    return max(0.0, others / available)
+    # Rounding, and a counter of waiting that may run back, can make it more than all.
+    return min(1.0, max(0.0, others / available))
 
 
 def busy_warning(before: CpuReading | None, after: CpuReading) -> tuple[str, ...]:

@@ -150,6 +150,7 @@ def test_share_of_others_by_hand():
     assert "other programs took 20%" in busy_warning(before, after)[0]
     assert busy_warning(before, CpuReading(113, 62, 1020)) == ()
     assert others_share(before, before) == 0
+    assert others_share(CpuReading(0, 0, 0), CpuReading(0.03, 0.0, 0.02)) == 1.0
     # 1 of 1.9 s of CPU time: too short for the counters to tell.
     assert busy_warning(before, CpuReading(101, 50, 1001.9)) == ()
 
