@@ -14,15 +14,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import click
+import pytest
 from click.testing import CliRunner, Result
 from packaging.requirements import Requirement
 
 from llmtrack.cli import main as llmtrack_command
+from llmtrack.installed import missing_modules
 from tests.conftest import HANG_S
 from tests.docs.blocks import ROOT
 from tests.docs.substitutions import EXIT_CODES, PARAMETERS, UNLESS_GIVEN, WHERE_GIVEN, WITH_IT, WORDS
 from tests.entry_points import command_of, declared, run_here
 from tests.tracking.conftest import free_port
+
+NEEDS_ONNX = "the onnx backend needs "
 
 
 def run(command: str) -> None:
@@ -105,8 +109,16 @@ def invoke(command: click.Command, arguments: list[str], codes: Iterable[int] = 
 
 
 def check(result: Result, codes: Iterable[int] = (0,)) -> None:
-    """See that a command ended with one of these codes."""
+    """See that a command ended with one of these codes, or said what it needs that is not installed here."""
+    if result.exit_code not in codes and NEEDS_ONNX in result.output:
+        skip_without_onnx()
     assert result.exit_code in codes, f"{result.output}\n{result.exception!r}"
+
+
+def skip_without_onnx() -> None:
+    """Skip what asks for ONNX Runtime where it is not installed; where it is, nobody may say otherwise."""
+    if absent := missing_modules("onnx", "any"):
+        pytest.skip(f"asks for the onnx backend, and {', '.join(absent)} are not installed")
 
 
 def make(words: list[str]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from llmtrack.errors import MissingDependencyError
 from tests.conftest import made_once, make_here
 from tests.docs import runner
 from tests.docs.blocks import Block, blocks, commands
@@ -75,7 +76,12 @@ def test_documented_python_runs(block: Block):
     for documented, used in CODE.items() if REAL_MODEL not in text else ():
         text = text.replace(documented, used)
     namespace: dict[str, object] = {}
-    exec(compile(ast.parse(text), block.place, "exec"), namespace)
+    try:
+        exec(compile(ast.parse(text), block.place, "exec"), namespace)
+    except MissingDependencyError as missing:
+        if runner.NEEDS_ONNX in str(missing):
+            runner.skip_without_onnx()
+        raise
 
 
 def test_every_block_is_of_a_language_that_is_run_or_only_read():
