@@ -17,6 +17,7 @@ from llmtrack.run.settings import EngineOptions, ManyTimingOptions, RunOptions
 from llmtrack.scenario import Scenario
 from llmtrack.task import GenerateTask
 from llmtrack.tracking.frame import extended
+from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,8 +175,8 @@ def _range(done: pd.DataFrame) -> str:
     base, key = done.iloc[0], "avg_latency_per_token_ms"
     low, high = done.iloc[done[key].argmin()], done.iloc[done[key].argmax()]
     return (
-        f"{base['scenario']}: {base[key]:.1f} ms/token with {base['prompt_tokens_total']} prompt tokens and "
-        f"{base['max_new_tokens']} new ones. All {len(done)} prompts lie between {low[key]:.1f} ({low['scenario']}) and "
+        f"{base['scenario']}: {base[key]:.1f} ms/token with {plural(base['prompt_tokens_total'], 'prompt token')} and "
+        f"{plural(base['max_new_tokens'], 'new one')}. All {len(done)} prompts lie between {low[key]:.1f} ({low['scenario']}) and "
         f"{high[key]:.1f} ms/token ({high['scenario']}), median {done[key].median():.1f}."
     )
 

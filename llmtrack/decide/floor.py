@@ -91,10 +91,9 @@ def floors(runs: pd.DataFrame) -> dict[tuple[str, ...], dict[str, Floor]]:
         if len(rows) == 1 and not pooled[rows[0]]:
             continue
         # With itself, too: a run in which a suite pooled several tells what each of them measured.
-        for one, other in combinations_with_replacement([finished.iloc[row] for row in rows], 2):
-            if ask.equal(one, other, "study_id") and (
-                not ask.equal(one, other, "scenario") or ask.is_replaced(one) or ask.is_replaced(other)
-            ):
+        counted = [run for run in (finished.iloc[row] for row in rows) if not ask.is_replaced(run)]
+        for one, other in combinations_with_replacement(counted, 2):
+            if ask.equal(one, other, "study_id") and not ask.equal(one, other, "scenario"):
                 continue
             there = found.setdefault(place(one), {})
             for name in sampled:

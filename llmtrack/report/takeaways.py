@@ -273,7 +273,7 @@ def _where_time_goes(runs: pd.DataFrame) -> list[str]:
         return [] if run is None else [_not_known("Where the time goes", [str(run["scenario"])], run)]
     share = float(run["time_to_first_token_ms"]) / 1000 / float(run["total_latency_s"])
     line = (
-        f"Where the time goes: with {run['prompt_tokens_total']} prompt tokens and {run['max_new_tokens']} new ones the "
+        f"Where the time goes: with {plural(run['prompt_tokens_total'], 'prompt token')} and {plural(run['max_new_tokens'], 'new one')} the "
         f"prefill is {share:.0%} of the call."
     )
     return [" ".join([line, *bandwidth(run)])]

@@ -177,8 +177,10 @@ def test_runs_of_two_suites_are_told_apart_by_the_ids_of_these():
     ]
 
 
-def test_what_was_replaced_since_it_was_disturbed_is_no_evidence_of_the_floor():
-    first = timed("a", 1.3, warnings=f"noisy\n{REPLACED}, and the newer run counts")
+@pytest.mark.parametrize("study", ["precision", "baseline"])
+def test_what_was_replaced_since_it_was_disturbed_is_no_evidence_of_the_floor(study):
+    """Neither beside its successor nor beside what another study of the suite measured."""
+    first = timed("a", 1.3, study, warnings=f"noisy\n{REPLACED}, and the newer run counts")
     assert not any(floors(frame(first, timed("a", 23.0) | {"run_id": "again"})).values())
 
 
