@@ -53,12 +53,12 @@ def test_it_generates_the_same_tokens(pair, use_cache, padding_side):
 
 
 @pytest.mark.slow(2)
-def test_rows_end_at_the_end_of_sequence(pair):
+def test_rows_end_at_the_end_of_sequence(pair, monkeypatch):
     theirs, ours = pair
     free = theirs.generate(GenerateRequest(PROMPTS, 8), lambda: None).new_ids
     # What comes third in the first row ends a sequence now.
     for engine in pair:
-        engine._eos_ids = frozenset({free[0][2]})
+        monkeypatch.setattr(engine, "_eos_ids", frozenset({free[0][2]}))
     request = GenerateRequest(PROMPTS, 8, ignore_eos=False)
     expected = theirs.generate(request, lambda: None)
     assert ours.generate(request, lambda: None) == expected
