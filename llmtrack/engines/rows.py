@@ -27,10 +27,12 @@ class Sharing:
     Attributes:
         unequal_up_to: tokens up to which rows of unequal lengths may; beyond, only rows of one length.
         reason: why not all rows may, in words; empty where all may.
+        apart: whether none may.
     """
 
     unequal_up_to: float = math.inf
     reason: str = ""
+    apart: bool = False
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -51,8 +53,10 @@ class Sharing:
         """Refuse a batch to generate from, if its pads would change the text.
 
         Raises:
-            ScenarioError: a row has pads, and rows with pads may not be so long.
+            ScenarioError: a row has pads, and rows with pads may not be so long; or there are several, and none may share.
         """
+        if self.apart and len(lengths) > 1:
+            raise ScenarioError(f"{self.reason}: use batch_size=1", "unsupported")
         if any(length != padded_length for length in lengths) and (
             padded_length + new_tokens > self.unequal_up_to
         ):
@@ -88,13 +92,18 @@ def sharing_of_generation(
     """Find out which rows may share a batch while generating, which models do by a way of their own.
 
     Args:
-        sharing: which rows may while scoring: where not all may, no more may here.
+        sharing: which rows may while scoring: where not all may, no more may here, and where none of unequal lengths may, those
+            of one length are tried.
         generate: turns ids and attention mask, both (rows, length), into the logits of each step, (rows, vocabulary).
         vocab_size: number of ids.
     """
+    (ids, real), padded = _probe(vocab_size)
+    if not sharing.unequal_up_to:
+        steps = zip(generate(ids, real), generate(ids.expand(2, -1), real.expand(2, -1)), strict=False)
+        if any(differ(alone[0], beside[0], _HALF_TOLERANCE) for alone, beside in steps):
+            return Sharing(0, "a row beside it changes what this model generates", apart=True)
     if sharing.reason:
         return sharing
-    (ids, real), padded = _probe(vocab_size)
     for alone, beside in zip(generate(ids, real), generate(*padded), strict=False):
         if differ(alone[0], beside[0]):
             return Sharing(0, "left pads change what this model generates")
@@ -172,7 +181,7 @@ def _probe(vocab_size: int) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[to
     return (ids, real), (next(padded), next(padded))
 
 
-def differ(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether logits differ by more than rounding does."""
-    tolerance = _TOLERANCES.get(one.dtype, _HALF_TOLERANCE)
+def differ(one: torch.Tensor, other: torch.Tensor, at_least: float = 0.0) -> bool:
+    """Return whether logits differ by more than rounding does, and by so much of their standard deviation at least."""
+    tolerance = max(at_least, _TOLERANCES.get(one.dtype, _HALF_TOLERANCE))
     return bool((one - other).abs().max() > tolerance * one.float().std().clamp(min=1e-6))

@@ -247,6 +247,22 @@ def test_a_family_that_generates_in_its_own_way_is_refused_unequal_rows_and_scor
         assert together == each_alone(engine, rows, 4)
 
 
+def test_a_family_whose_rows_change_each_other_is_refused_all_batches_and_scores_them():
+    engine = small("rwkv", attention_hidden_size=8)
+    rows = (tuple(ROWS[4]), tuple(ROWS[8]))  # of one length
+    with pytest.raises(
+        ScenarioError, match="a row beside it changes what this model generates: use batch_size=1"
+    ):
+        engine.generate(GenerateRequest(rows, 4), lambda: None)
+    ids = list(rows[0])
+    for _ in range(4):
+        with torch.no_grad():
+            ids.append(int(engine.model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    assert list(engine.generate(GenerateRequest(rows[:1], 4), lambda: None).new_ids[0]) == ids[-4:]
+    alone = [float(engine.score(*pad_rows([row], 0, "right"))[0][0]) for row in rows]
+    assert engine.score(*pad_rows(rows, 0, "left"))[0].tolist() == pytest.approx(alone, rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bloom", "gemma2"])
 def test_other_families_generate_from_unequal_rows_what_they_do_from_each_alone(name):
     engine = small(name)
