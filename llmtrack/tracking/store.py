@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from llmtrack.errors import TrackingError, UsageError
 from llmtrack.given import text_or_none
+from llmtrack.installed import installed_version
 from llmtrack.plain import digest
 from llmtrack.redaction import redact
 from llmtrack.tracking.store_errors import UnreachableError, asking, is_permanent, one_line, refusal
@@ -320,9 +321,14 @@ def _absolute_sqlite(uri: str) -> str:
 def _sqlite_uri(path: Path) -> str:
     if _PLAIN_PATH.fullmatch(str(path)):
         return f"{_SQLITE}{path}"
-    from sqlalchemy.engine import URL
+    from sqlalchemy.engine import URL, make_url
 
-    return URL.create("sqlite", database=str(path)).render_as_string()
+    uri = URL.create("sqlite", database=str(path)).render_as_string()
+    if make_url(uri).database != str(path):
+        raise TrackingError(
+            f"SQLAlchemy {installed_version('sqlalchemy')} has no address for {path}: rename what has a ? in its name"
+        )
+    return uri
 
 
 def _artifact_location(client: MlflowClient, name: str) -> str | None:

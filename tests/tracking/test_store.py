@@ -15,6 +15,7 @@ from sqlalchemy.exc import OperationalError
 
 from llmtrack import doctor, tracking
 from llmtrack.errors import TrackingError, UsageError
+from llmtrack.installed import installed_version
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.artifacts import artifact_text, local_artifact
 from llmtrack.tracking.store import resolve_tracking_uri
@@ -91,11 +92,16 @@ def test_a_new_experiment_keeps_its_artifacts_beside_the_database(uri):
     assert store.ensure_experiment(client, "my experiment/1") == number
 
 
-@pytest.mark.parametrize("name", ["a%20b", "50 % ü'\"", "what?#now", "plain"])
+@pytest.mark.parametrize("name", ["a%20b", "50 % ü'\"", "what?#now", "now#then", "plain"])
 def test_artifacts_lie_beside_the_database_whatever_its_folder_is_called(template_database, tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
     shutil.copyfile(template_database, folder / "mlflow.db")
+    if "?" in name and installed_version("sqlalchemy").startswith("2.0."):
+        # The last for Python 3.10 takes what follows for options.
+        with pytest.raises(TrackingError, match=r"has no address for .*: rename what has a \? in its name"):
+            resolve_tracking_uri(str(folder / "mlflow.db"))
+        return
     uri = resolve_tracking_uri(str(folder / "mlflow.db"))
     client = store.open_store(uri)
     run_id = client.create_run(store.ensure_experiment(client, "here")).info.run_id
