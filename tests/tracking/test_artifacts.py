@@ -46,9 +46,10 @@ def test_a_server_is_opened_once_for_all_texts_and_asked_for_no_run(monkeypatch)
 def test_a_text_on_this_machine_is_read_there_and_what_is_not_there_is_empty(
     uri, known, monkeypatch, tmp_path
 ):
-    monkeypatch.chdir(tmp_path)  # where artifacts of the first experiment lie, by its relative path
     client = store.connect(uri)
-    run_id = client.create_run("0").info.run_id
+    # The artifacts of the experiment that is there by default lie in the checkout.
+    experiment = client.create_experiment("own", artifact_location=(tmp_path / "artifacts").as_uri())
+    run_id = client.create_run(experiment).info.run_id
     client.log_text(run_id, "ä\n", "sample.txt")
     if known:
         monkeypatch.setattr(store, "open_existing", lambda uri: pytest.fail("MLflow was asked"))
