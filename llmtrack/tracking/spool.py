@@ -125,8 +125,12 @@ class Spool:
         return entry
 
     def names(self) -> list[str]:
-        """Return the names of all entries, oldest first."""
-        return sorted(path.parent.name for path in self.folder.glob(f"[0-9]*/{_ENTRY}"))
+        """Return the names of all entries, oldest first.
+
+        Raises:
+            TrackingError: the folder is there and cannot be looked into: what waits in it is not known.
+        """
+        return sorted(name for name in self._found() if name[0].isdigit() and self._is_whole(name))
 
     def peek(self, name: str) -> Entry | None:
         """Return an entry without holding it; None if it is gone or corrupt."""
@@ -163,11 +167,23 @@ class Spool:
 
     def sweep(self) -> None:
         """Remove what crashed processes left half written, a day later."""
-        for path in self.folder.glob(f"{_NEW}*"):
-            _remove_stale(path)
-        for path in self.folder.glob("[0-9]*"):
-            if not (path / _ENTRY).exists():
-                _remove_stale(path)
+        for name in self._found():
+            if name.startswith(_NEW) or (name[0].isdigit() and not self._is_whole(name)):
+                _remove_stale(self.folder / name)
+
+    def _found(self) -> list[str]:
+        # Not by `glob`, to which since Python 3.13 a folder that cannot be read is an empty one.
+        try:
+            return os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise TrackingError(
+                f"cannot look for kept records in {self.folder} ({error.strerror}): permit it, or set LLMTRACK_SPOOL to another folder"
+            ) from error
+
+    def _is_whole(self, name: str) -> bool:
+        return (self.folder / name / _ENTRY).exists()
 
     def _place(self, fresh: Path, entry: Entry) -> None:
         place = self.folder / entry.name

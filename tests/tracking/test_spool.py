@@ -207,6 +207,14 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
         Spool(tmp_path / "file" / "spool").put(entry())
 
 
+@pytest.mark.parametrize("unreadable", ["file", "a" * 5_000], ids=["a file", "too long a name"])
+def test_what_cannot_be_looked_into_is_not_taken_for_empty(tmp_path, unreadable):
+    (tmp_path / "file").write_text("")
+    for asked in (Spool.names, Spool.sweep):
+        with pytest.raises(TrackingError, match=r"cannot look for kept records in .*LLMTRACK_SPOOL"):
+            asked(Spool(tmp_path / unreadable))
+
+
 def test_the_folder_comes_from_the_environment(tmp_path, monkeypatch):
     assert Spool().folder == tmp_path / ".llmtrack" / "spool"
     monkeypatch.setenv("LLMTRACK_SPOOL", str(tmp_path / "mine"))
