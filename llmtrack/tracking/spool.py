@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -274,8 +275,9 @@ def _moved(fresh: Path, place: Path) -> bool:
     """Move a folder to its place; return whether that was free."""
     try:
         os.replace(fresh, place)
-    except OSError:
-        if not place.is_dir():
+    except OSError as error:
+        # What was there may be gone by now, since it has been sent.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) and not place.is_dir():
             raise
         return False
     return True

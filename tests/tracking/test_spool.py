@@ -1,6 +1,8 @@
 import dataclasses
+import errno
 import json
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -184,6 +186,22 @@ def test_two_processes_may_keep_the_same_record_at_once(spool):
     assert [process.exitcode for process in processes] == [0, 0]
     assert len(spool.names()) == 1
     assert not list(spool.folder.glob("new-*"))
+
+
+def test_a_record_may_be_sent_just_when_another_of_its_identity_is_kept(spool, monkeypatch):
+    """It was in the way, and is gone when one looks what was."""
+    in_the_way = iter([OSError(errno.ENOTEMPTY, "Directory not empty")])
+    replace = os.replace
+
+    def replace_late(source, target):
+        for error in in_the_way if Path(source).is_dir() else ():
+            raise error
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_late)
+    kept = spool.put(entry())
+    assert next(in_the_way, None) is None
+    assert spool.names() == [kept.name]
 
 
 def _put_often(folder: Path) -> None:
