@@ -112,29 +112,30 @@ def test_both_protocols_and_drift_agree_at_any_batch(name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_generation_does_not_depend_on_what_was_said_before(name):
-    first = make(name).generate(GenerateRequest((tuple(ROWS[0]),), 6), lambda: None)
-    engine = make(name)
-    engine.generate(GenerateRequest((tuple(ROWS[6][:20]),), 6), lambda: None)
-    engine.score(*pad_rows(ROWS[:4], 0, "right"))
-    assert engine.generate(GenerateRequest((tuple(ROWS[0]),), 6), lambda: None) == first
+    # Within the original context of some, and beyond it.
+    requests = [GenerateRequest((tuple(ROWS[row]),), 6) for row in (0, 4)]
+    for request in requests:
+        first = make(name).generate(request, lambda: None)
+        engine = make(name)
+        engine.score(*pad_rows(ROWS[:4], 0, "right"))
+        engine.generate(GenerateRequest((tuple(ROWS[6][:20]),), 6), lambda: None)
+        assert engine.generate(request, lambda: None) == first
 
 
-@pytest.mark.parametrize("architecture", ["recurrent_gemma", "mamba"])
-def test_a_prompt_of_one_token_begins_without_the_state_of_the_text_before(architecture):
-    engine = make(architecture.replace("_", " "))
+def test_a_prompt_of_one_token_begins_without_the_state_that_modules_keep_of_the_text_before():
+    engine = make("recurrent gemma")
 
-    def said():
-        return engine.generate(GenerateRequest(((5,),), 6), lambda: None)
+    def said(use_cache):
+        requests = (GenerateRequest(((each,),), 6, use_cache=use_cache) for each in (11, 12, 16, 22))
+        return [engine.generate(each, lambda: None) for each in requests]
 
-    if architecture == "recurrent_gemma" and TRANSFORMERS_MAJOR < 5:
-        with pytest.raises(
-            TypeError, match="NoneType"
-        ):  # it begins with two tokens at least, or goes on with another text
-            said()
-        return
-    first = said()
     engine.generate(GenerateRequest((tuple(ROWS[1]),), 6), lambda: None)
-    assert said() == first
+    if TRANSFORMERS_MAJOR < 5:
+        # It begins with two tokens at least, or goes on with another text.
+        with pytest.raises(TypeError, match="NoneType"):
+            said(use_cache=True)
+    else:
+        assert said(use_cache=True) == said(use_cache=False)
 
 
 def test_what_a_model_says_after_a_long_text_is_what_it_said_before_with_angles_for_each_kind_of_layer():
@@ -143,7 +144,7 @@ def test_what_a_model_says_after_a_long_text_is_what_it_said_before_with_angles_
     engine = small(
         "gemma3_text", layer_types=["full_attention", "sliding_attention"], rope_scaling=rope, **settings
     )
-    short = ROWS[5]
+    short = ROWS[4]  # beyond the original context, and so turned as its own length asks for
     first = engine.next_token_logits(short)
     engine.next_token_logits(ROWS[6])
     assert torch.equal(engine.next_token_logits(short), first)
