@@ -10,6 +10,7 @@ import pytest
 from llmtrack.errors import TrackingError
 from llmtrack.tracking.records import StudyContext, scenario_record
 from llmtrack.tracking.spool import Entry, Spool, Target
+from tests.forking import at_once
 from tests.tracking.samples import measurement
 
 STUDY = StudyContext("study-1", "precision")
@@ -177,13 +178,7 @@ def test_what_a_crash_left_of_a_removal_is_in_nobodys_way(spool):
 
 @pytest.mark.slow(1)
 def test_two_processes_may_keep_the_same_record_at_once(spool):
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_put_often, args=(spool.folder,)) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0]
+    at_once(_put_often, spool.folder)
     assert len(spool.names()) == 1
     assert not list(spool.folder.glob("new-*"))
 
