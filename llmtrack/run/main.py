@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from llmtrack.errors import LlmtrackError, TrackingError, UsageError, refused_by_system
+from llmtrack.errors import LlmtrackError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
 from llmtrack.garbage import uncollected
 from llmtrack.measure.beside import Beside
@@ -211,8 +211,7 @@ def exit_codes(console: Console) -> Iterator[None]:
 def end_early(console: Console, word: str, number: int) -> NoReturn:
     """Say that a signal ended the work, and what waits in the spool, and exit with the signal's code."""
     stay_ended()
-    # Nobody may be there to read it, and what waits is not known where the spool cannot be looked into.
-    with contextlib.suppress(OSError, TrackingError):
+    with contextlib.suppress(OSError):  # nobody may be there to read it
         say(
             console,
             f"{word}: what was measured is tracked; the same command with resume=true goes on from there",

@@ -126,11 +126,7 @@ class Spool:
         return entry
 
     def names(self) -> list[str]:
-        """Return the names of all entries, oldest first.
-
-        Raises:
-            TrackingError: the folder is there and cannot be looked into: what waits in it is not known.
-        """
+        """Return the names of all entries, oldest first; none where the folder cannot be looked into, see `must_be_seen`."""
         return sorted(name for name in self._found() if name[0].isdigit() and self._is_whole(name))
 
     def peek(self, name: str) -> Entry | None:
@@ -172,16 +168,26 @@ class Spool:
             if name.startswith(_NEW) or (name[0].isdigit() and not self._is_whole(name)):
                 _remove_stale(self.folder / name)
 
-    def _found(self) -> list[str]:
-        # Not by `glob`, to which since Python 3.13 a folder that cannot be read is an empty one.
+    def must_be_seen(self) -> None:
+        """See that the folder can be looked into, if it is there.
+
+        Raises:
+            TrackingError: it cannot: what waits in it is not known.
+        """
         try:
-            return os.listdir(self.folder)
+            os.listdir(self.folder)
         except FileNotFoundError:
-            return []
+            pass
         except OSError as error:
             raise TrackingError(
                 f"cannot look for kept records in {self.folder} ({error.strerror}): permit it, or set LLMTRACK_SPOOL to another folder"
             ) from error
+
+    def _found(self) -> list[str]:
+        # What is tracked goes on where nothing can be kept.
+        with contextlib.suppress(OSError):
+            return os.listdir(self.folder)
+        return []
 
     def _is_whole(self, name: str) -> bool:
         return (self.folder / name / _ENTRY).exists()

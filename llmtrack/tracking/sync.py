@@ -49,9 +49,13 @@ def sync(
 
     Raises:
         UsageError: the tracking URI is not accepted.
+        TrackingError: the spool cannot be looked into.
     """
     uri = store.resolve_tracking_uri(tracking_uri) if tracking_uri else None
-    return push_all(Spool(spool, notify), uri)
+    kept = Spool(spool, notify)
+    # To say that nothing is left to send, it must be known.
+    kept.must_be_seen()
+    return push_all(kept, uri)
 
 
 def push_all(spool: Spool, uri: str | None, only_own: bool = False) -> SyncResult:

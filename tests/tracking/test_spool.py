@@ -10,6 +10,7 @@ import pytest
 from llmtrack.errors import TrackingError
 from llmtrack.tracking.records import StudyContext, scenario_record
 from llmtrack.tracking.spool import Entry, Spool, Target
+from llmtrack.tracking.sync import sync
 from tests.forking import at_once
 from tests.tracking.samples import measurement
 
@@ -223,9 +224,10 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path):
 @pytest.mark.parametrize("unreadable", ["file", "a" * 5_000], ids=["a file", "too long a name"])
 def test_what_cannot_be_looked_into_is_not_taken_for_empty(tmp_path, unreadable):
     (tmp_path / "file").write_text("")
-    for asked in (Spool.names, Spool.sweep):
-        with pytest.raises(TrackingError, match=r"cannot look for kept records in .*LLMTRACK_SPOOL"):
-            asked(Spool(tmp_path / unreadable))
+    with pytest.raises(TrackingError, match=r"cannot look for kept records in .*LLMTRACK_SPOOL"):
+        sync(tmp_path / unreadable)
+    # What is tracked meanwhile goes on.
+    assert Spool(tmp_path / unreadable).names() == []
 
 
 def test_the_folder_comes_from_the_environment(tmp_path, monkeypatch):
