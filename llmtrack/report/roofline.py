@@ -105,6 +105,8 @@ def points(runs: pd.DataFrame) -> tuple[Point, ...]:
 
 def roofline_plots(runs: pd.DataFrame) -> Mapping[str, Figure]:
     """Draw the roofline of runs, by the file's name; nothing where no run has a place under one."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
     lines, marks = roofs(runs), points(runs)
     if not lines or not marks:
         return {}
@@ -138,7 +140,13 @@ def roofline_plots(runs: pd.DataFrame) -> Mapping[str, Figure]:
                 zorder=3,
             )
             axes.scatter([], [], marker=marker, color="#444444", label=stage)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    # Plain numbers: within one decade powers of ten with their factors run into one another.
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(lambda value, place: f"{value:g}")
+        axis.set_minor_formatter(NullFormatter())
+    # Below: inside, it lies on points and their names.
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.13))
     if len(marks) <= MOST_LABELS:
         label_points(
             figure,

@@ -72,6 +72,10 @@ def test_the_plot_has_a_line_for_each_roof_and_a_mark_for_each_stage():
     ]
     assert {text.get_text() for text in axes.texts} - {""} == {"one 50%", "one 12%", "two 50%", "two 12%"}
     assert axes.get_ylabel() == "TFLOP/s"
+    figure.draw_without_rendering()
+    assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0, "it lies on no point"
+    for axis in (axes.xaxis, axes.yaxis):
+        assert {"1", "2", "5"} <= {text.get_text() for text in axis.get_ticklabels()}, "plain numbers"
 
 
 def test_the_reading_says_what_sets_the_floor_and_where_overhead_takes_the_rest():
