@@ -179,10 +179,10 @@ class Hands:
             return {"outcome": to_json(outcome, Outcome), "seconds": took}
 
         before = self._journal.taken_over
-        gave = self._journal.act(key, do)
+        found: tuple[Outcome, float] = self._journal.act(key, do, _read)
         if self._journal.taken_over > before:
             self._last_end = self._clock()
-        return from_json(gave["outcome"], Outcome), float(gave["seconds"])
+        return found
 
     def _outcome(self, scenario: Scenario, seconds: float, quiet: bool) -> Outcome:
         found: list[Outcome] = []
@@ -197,6 +197,10 @@ class Hands:
         self._progress.step(Progress(scenario.name, "loading"))
         self._pool.run((scenario,), take, seconds)
         return found[0]
+
+
+def _read(gave: Any) -> tuple[Outcome, float]:
+    return from_json(gave["outcome"], Outcome), float(gave["seconds"])
 
 
 def _numbers_of(variant: Variant) -> str:

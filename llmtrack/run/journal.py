@@ -1,11 +1,11 @@
-"""What was done and what came of it, a line each on disk, so that what was killed can be gone through again without doing it."""
+"""A journal of finished acts on disk, one JSON line each, so that a killed process can be resumed without repeating them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,62 +15,116 @@ from llmtrack.tracking.spool import Notify, to_stderr
 class Journal:
     """Acts that are done once, even by several processes one after the other.
 
-    Where it cannot be written, all goes on without it, and a line says so.
+    The file is only ever appended to, or replaced as a whole by a rename: a failed write costs no act that is in it.
+    Where it cannot be read or written, all goes on without it, and a line says so.
 
     Args:
         path: the file; its folder is made.
         resume: take over what it holds; else it begins anew.
         notify: is given messages for the user.
+
+    Attributes:
+        taken_over: how many acts were taken over instead of being done.
     """
 
     def __init__(self, path: Path, resume: bool, notify: Notify = to_stderr) -> None:
         self.path = path
+        self.taken_over = 0
         self._notify = notify
         self._writable = True
-        known = list(_lines(path)) if resume else []
-        with self._if_possible():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Without the half line that a kill may have left.
-            path.write_text("".join(json.dumps(line) + "\n" for line in known), encoding="utf-8")
-        self._known = iter(known)
-        self.taken_over = 0
+        self._known: list[dict[str, Any]] = []
+        with self._if_possible("read"):
+            self._known = _acts(path) if resume else []
+        if self._writable:
+            with self._if_possible():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._replace(self._known)
 
-    def act(self, key: list[Any], do: Callable[[], Any]) -> Any:
-        """Return what an act gave when it was done before, or do it and keep what it gave (JSON-ready data).
+    def act(
+        self, key: list[Any], do: Callable[[], Any], read: Callable[[Any], Any] = lambda gave: gave
+    ) -> Any:
+        """Return what an act gave when it was done before, or do it and keep what it gave.
 
-        Acts come in the same order each time; from the first on that is another one, all are done.
+        Acts come in the same order each time; from the first on that differs, all are done and replace what was kept.
+
+        Args:
+            key: identifies the act (JSON-ready data).
+            do: does it; what it gives is JSON-ready data.
+            read: turns what it gave into the result; raises ValueError for kept data that it cannot read.
         """
-        kept = next(self._known, None)
-        if kept is not None and kept["key"] == key:
-            self.taken_over += 1
-            return kept["gave"]
-        self._known = iter(())
+        if self.taken_over < len(self._known):
+            kept = self._known[self.taken_over]
+            if kept["key"] == key:
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    found = read(kept["gave"])
+                    self.taken_over += 1
+                    return found
+            self._known = self._known[: self.taken_over]
+            with self._if_possible():
+                self._replace(self._known)
         gave = do()
         if self._writable:
             with self._if_possible(), self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"key": key, "gave": gave}) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        return gave
+                file.write(_line({"key": key, "gave": gave}))
+                _flush(file)
+        return read(gave)
 
     def done(self) -> None:
         """Forget all: nothing is to be resumed."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
 
+    def _replace(self, acts: Sequence[dict[str, Any]]) -> None:
+        if not self._writable:
+            return
+        draft = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                file.writelines(map(_line, acts))
+                _flush(file)
+            os.replace(draft, self.path)
+        finally:
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
+
     @contextlib.contextmanager
-    def _if_possible(self) -> Iterator[None]:
+    def _if_possible(self, what: str = "write") -> Iterator[None]:
         try:
             yield
         except OSError as error:
             self._writable = False
             self._notify(
-                f"cannot write {self.path} ({error.strerror}), so that resume=true could not go on from here: free some space, "
+                f"cannot {what} {self.path} ({error.strerror}), so that resume=true could not go on from here: free some space, "
                 "or set LLMTRACK_SPOOL to a folder that can be written"
             )
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with contextlib.suppress(OSError, ValueError):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            yield json.loads(line)
+def _acts(path: Path) -> list[dict[str, Any]]:
+    """Return the acts of a journal up to the first line that is none, such as the half line that a kill leaves.
+
+    Raises:
+        OSError: it is there and cannot be read.
+    """
+    acts: list[dict[str, Any]] = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError:
+        return acts
+    for line in lines:
+        try:
+            act = json.loads(line)
+        except (ValueError, RecursionError):
+            break
+        if not isinstance(act, dict) or act.keys() != {"key", "gave"} or not isinstance(act["key"], list):
+            break
+        acts.append(act)
+    return acts
+
+
+def _line(act: dict[str, Any]) -> str:
+    return json.dumps(act) + "\n"
+
+
+def _flush(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
