@@ -14,6 +14,7 @@ import click
 
 import llmtrack
 from llmtrack.command_options import Commands, key_values, optional, tracking_uri_option
+from llmtrack.devices import DEVICE_HELP
 from llmtrack.errors import UsageError
 from llmtrack.parameter import flag_of
 from llmtrack.scenario import Variant
@@ -39,7 +40,7 @@ for each in COMMANDS:
 @click.option("--model", default=Variant.model, show_default=True, help="Model, or comma list of candidates.")
 @click.option("--revision", callback=optional, help="Revision of a hub model.")
 @click.option("--backend", default=Variant.backend, show_default=True, help="Engine.")
-@click.option("--device", default=Variant.device, show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option("--device", default=Variant.device, show_default=True, help=f"{DEVICE_HELP}.")
 @click.option("--dtype", default=Variant.dtype, show_default=True, help="Precision.")
 @click.option("--quantization", default=Variant.quantization, show_default=True, help="Recipe, or none.")
 @click.option(

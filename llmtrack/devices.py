@@ -1,15 +1,47 @@
-"""Which device and dtype are really used, and the label that says so."""
+"""The kinds of device that PyTorch computes on, which device and dtype are really used, and the label that says so."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import UsageError
+from llmtrack.system import cpu_model, read_text
 
 if TYPE_CHECKING:
     import torch
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What differs between the kinds of device; all else is PyTorch's module of the kind's name.
+
+    Attributes:
+        title: how messages call it.
+        tried: whether llmtrack has been run on such hardware; `auto` chooses no other.
+        float64: whether every such device computes in float64.
+        several: whether there can be more than one, so that PyTorch's functions take the device.
+        peaks: whether PyTorch's allocator tells peak memory.
+    """
+
+    title: str
+    tried: bool = False
+    float64: bool = False
+    several: bool = False
+    peaks: bool = False
+
+
+KINDS = {
+    "cpu": Kind("the CPU", tried=True, float64=True),
+    "cuda": Kind("an NVIDIA GPU", tried=True, float64=True, several=True, peaks=True),
+    "xpu": Kind("an Intel GPU (XPU)", several=True, peaks=True),
+    "mps": Kind("an Apple GPU (MPS)"),
+}
+"""By PyTorch's name; `auto` prefers GPUs in this order. A ROCm build calls an AMD GPU `cuda`, too."""
 
 DTYPE_ALIASES = {
     "float32": "float32",
@@ -41,7 +73,7 @@ def choose_dtype(requested: str, device: str, bfloat16_supported: bool) -> tuple
 
     Args:
         requested: a dtype's name or alias.
-        device: `cpu`, `cuda` or `cuda:N`.
+        device: a kind of device, with or without a number.
         bfloat16_supported: whether that device can compute in bfloat16.
 
     Returns:
@@ -52,7 +84,7 @@ def choose_dtype(requested: str, device: str, bfloat16_supported: bool) -> tuple
         UsageError: the dtype's name is unknown.
     """
     name = canonical_dtype(requested)
-    on_cpu = device.split(":")[0] == "cpu"
+    on_cpu = not on_gpu(device)
     if name == "float16" and on_cpu:
         return "float32", "float32 (forced on CPU)"
     if name == "bfloat16" and not bfloat16_supported:
@@ -72,7 +104,7 @@ def resolve_dtype(requested: str, device: str = "cpu") -> tuple[torch.dtype, str
     """
     import torch
 
-    name, label = choose_dtype(requested, device, supports_bfloat16(device.split(":")[0]))
+    name, label = choose_dtype(requested, device, supports_bfloat16(kind_of(device)))
     return getattr(torch, name), label
 
 
@@ -105,69 +137,222 @@ def _percent(share: float) -> str:
     return ">99.9 %" if share > 0.9995 else f"{100 * share:.1f} %"
 
 
-def free_on_card(device: str | torch.device) -> int:
-    """Return the bytes of a GPU that can still be had: what is free, and what PyTorch keeps and does not use."""
-    import torch
-
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0] + kept)
-
-
 def arithmetic_of(dtype_name: str, device: str) -> str:
     """Return what matrix products of a dtype are computed in on a device; empty where that is not known.
 
-    That is the dtype, but for float32 on a GPU where torch may shorten its factors to TF32 (10 bits of mantissa).
+    That is the dtype, but for float32 on an NVIDIA GPU where torch may shorten its factors to TF32 (10 bits of mantissa).
 
     Args:
         dtype_name: of the weights as they are used, such as `bfloat16`.
-        device: `cpu`, `cuda` or `cuda:N`.
+        device: a kind of device, with or without a number.
     """
     if dtype_name not in DTYPES:
         return ""
-    if dtype_name == "float32" and device.startswith("cuda"):
+    if dtype_name == "float32" and kind_of(device) == "cuda":
         import torch
 
         return "float32" if torch.get_float32_matmul_precision() == "highest" else "tf32"
     return dtype_name
 
 
+def kind_of(device: str | torch.device) -> str:
+    """Return the kind of a device: a key of `KINDS`."""
+    return str(device).partition(":")[0]
+
+
+def on_gpu(device: str | torch.device) -> bool:
+    """Return whether PyTorch computes on a GPU there; what an engine of another package calls its device is none."""
+    return kind_of(device) in _gpu_kinds()
+
+
+def has_float64(device: str | torch.device) -> bool:
+    """Return whether every device of this kind computes in float64."""
+    return kind_of(device) in KINDS and KINDS[kind_of(device)].float64
+
+
+def choose_device(requested: str, there: Sequence[str]) -> str:
+    """Return the device that a request means among those that are there, without asking torch.
+
+    `auto` is the first GPU of a kind that llmtrack was tried on, else the CPU; a kind alone is its first device.
+    What is not there is returned as it was asked for.
+    """
+    name = requested.strip().lower()
+    if name == "auto":
+        return next((f"{kind}:0" for kind in _gpu_kinds(tried=True) if f"{kind}:0" in there), "cpu")
+    return f"{name}:0" if name in _gpu_kinds() else name
+
+
 def resolve_device(requested: str = "auto") -> str:
-    """Return `cpu` or `cuda:N` for `auto`, `cpu`, `cuda` or `cuda:N`.
+    """Return `cpu` or `KIND:N` for `auto`, `cpu`, a kind of `KINDS` or `KIND:N`.
 
     Raises:
         UsageError: the device is unknown or not there.
     """
     import torch
 
-    name = requested.strip().lower()
+    if requested.strip().lower() == "auto":
+        return choose_device("auto", [each for kind in _gpu_kinds(tried=True) for each in devices(kind)])
+    if (name := choose_device(requested, ())) == "cpu":
+        return name
     kind, _, index = name.partition(":")
-    if name == "cpu":
-        return "cpu"
-    if name == "auto":
-        return "cuda:0" if torch.cuda.is_available() else "cpu"
-    if kind != "cuda" or (index and not index.isdigit()):
-        raise UsageError(f"unknown device {requested!r}: use auto, cpu, cuda or cuda:N")
-    if not torch.cuda.is_available():
+    if kind not in _gpu_kinds() or not index.isdigit():
+        raise UsageError(f"unknown device {requested!r}: use {DEVICE_HELP}")
+    there = devices(kind)
+    if not there:
+        seen = "no GPU" if kind == "cuda" else f"no {kind} device"
         raise UsageError(
-            f"device {requested!r} is not available: torch {torch.__version__} sees no GPU; use device=cpu"
+            f"device {requested!r} is not available: torch {torch.__version__} sees {seen}; use device=cpu"
         )
-    number = int(index or 0)
-    if number >= torch.cuda.device_count():
-        raise UsageError(
-            f"device {requested!r} is not available: this machine has {torch.cuda.device_count()} GPU(s)"
-        )
-    return f"cuda:{number}"
+    if (name := f"{kind}:{int(index)}") not in there:
+        raise UsageError(f"device {requested!r} is not available: this machine has {len(there)} GPU(s)")
+    return name
+
+
+def devices(kind: str) -> list[str]:
+    """Return the devices of a kind that PyTorch can use, such as `cuda:0` and `cuda:1`.
+
+    With `PYTORCH_NVML_BASED_CUDA_CHECK=1` asking does not initialise CUDA.
+    """
+    if not on_gpu(kind):
+        return [kind]
+    import torch
+
+    if kind == "mps":
+        count = int(torch.backends.mps.is_available())
+    else:
+        module = _module(kind)
+        count = module.device_count() if module.is_available() else 0
+    return [f"{kind}:{index}" for index in range(count)]
+
+
+def require_tried(device: str, what: str) -> None:
+    """Refuse what differs between kinds of device by more than a name on a kind that it was not tried on.
+
+    Raises:
+        UsageError: llmtrack was not tried on this kind of device.
+    """
+    if not KINDS[kind_of(device)].tried:
+        raise UsageError(f"{what} on {device} is not supported: use device=cpu or cuda")
+
+
+def name_of(device: str) -> str:
+    """Return the name of a GPU."""
+    if kind_of(device) == "mps":
+        return f"{cpu_model()} GPU"
+    return str(_module(device).get_device_name(device))
+
+
+def platform_facts() -> dict[str, str]:
+    """Return the version of what PyTorch reaches GPUs of the kind `cuda` by: `rocm` or `cuda`."""
+    import torch
+
+    return {"rocm": torch.version.hip} if torch.version.hip else {"cuda": str(torch.version.cuda)}
+
+
+def synchronize(device: str | torch.device) -> None:
+    """Wait until a device has finished all work given to it; the CPU always has."""
+    if on_gpu(device):
+        _module(device).synchronize(*_argument(device))
+
+
+def reset_peak_memory(device: str) -> None:
+    """Begin a new reading of a GPU's peak memory, where its allocator tells it."""
+    if KINDS[kind_of(device)].peaks:
+        _module(device).reset_peak_memory_stats(device)
+
+
+def peak_memory_bytes(device: str) -> int | None:
+    """Return the peak of a GPU's allocator since the last reset; None where PyTorch does not tell it."""
+    return int(_module(device).max_memory_allocated(device)) if KINDS[kind_of(device)].peaks else None
+
+
+def empty_cache(device: str | torch.device) -> None:
+    """Give the memory that PyTorch keeps and does not use back to a GPU."""
+    if on_gpu(device):
+        _module(device).empty_cache()
+
+
+def free_on_card(device: str | torch.device) -> int:
+    """Return the bytes of a GPU that can still be had: what is free, and what PyTorch keeps and does not use."""
+    module = _module(device)
+    if kind_of(device) == "mps":
+        return max(0, int(module.recommended_max_memory() - module.current_allocated_memory()))
+    kept = module.memory_reserved(device) - module.memory_allocated(device)
+    return int(module.mem_get_info(device)[0] + kept)
 
 
 @cache
-def supports_bfloat16(device_kind: str) -> bool:
-    """Return whether torch can multiply bfloat16 matrices on a kind of device (`cpu` or `cuda`)."""
+def supports_bfloat16(kind: str) -> bool:
+    """Return whether torch can multiply bfloat16 matrices on a kind of device."""
     import torch
 
-    if device_kind == "cuda":
+    if kind == "cuda":
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    try:
-        one = torch.ones(2, 2, dtype=torch.bfloat16)
-        return bool((one @ one == 2).all())
-    except RuntimeError:
+    if not devices(kind):
         return False
+    try:
+        one = torch.ones(2, 2, dtype=torch.bfloat16, device=kind)
+        return bool((one @ one == 2).all())
+    except (RuntimeError, TypeError):  # MPS before macOS 14 raises a TypeError
+        return False
+
+
+def unused_devices(root: Path = Path("/")) -> tuple[str, ...]:
+    """Describe each GPU of this machine that `auto` leaves alone, and why.
+
+    Args:
+        root: where Linux's `sys` is.
+    """
+    found = [
+        f"{KINDS[kind].title} is used only by device={kind} (never tried on hardware)"
+        for kind in _gpu_kinds(tried=False)
+        if devices(kind)
+    ]
+    return (*found, *_without_pytorch(root))
+
+
+def _without_pytorch(root: Path) -> Iterator[str]:
+    """Describe the vendors' GPUs that the PCI bus lists and PyTorch cannot use."""
+    import torch
+
+    xpu = getattr(torch.xpu, "_is_compiled", lambda: False)()
+    # Vendor id: name, kind of device, what PyTorch must be built with, whether it is, what can hide the devices.
+    vendors = {
+        "0x10de": ("NVIDIA", "cuda", "CUDA", torch.version.cuda, "CUDA_VISIBLE_DEVICES"),
+        "0x1002": ("AMD", "cuda", "ROCm", torch.version.hip, "HIP_VISIBLE_DEVICES"),
+        "0x8086": ("Intel", "xpu", "XPU", xpu, "ZE_AFFINITY_MASK"),
+    }
+    places = sorted((root / "sys/bus/pci/devices").glob("*"))
+    gpus = [place for place in places if read_text(place / "class").startswith(_GPU_CLASSES)]
+    for vendor in dict.fromkeys(read_text(place / "vendor") for place in gpus):
+        if vendor not in vendors:
+            continue
+        name, kind, needed, built, hides = vendors[vendor]
+        if not built:
+            yield f"{name} GPU: PyTorch {torch.__version__} is built without {needed}"
+        elif not devices(kind):
+            reason = f"{hides} hides it" if hides in os.environ else "PyTorch cannot use its driver"
+            yield f"{name} GPU: {reason}"
+
+
+_GPU_CLASSES = ("0x03", "0x12")
+"""Classes of PCI devices: display controllers, and accelerators."""
+
+
+def _gpu_kinds(tried: bool | None = None) -> list[str]:
+    return [name for name, kind in KINDS.items() if name != "cpu" and tried in (None, kind.tried)]
+
+
+DEVICE_HELP = "auto, cpu, cuda, cuda:N, xpu, xpu:N or mps"
+
+
+def _module(device: str | torch.device) -> Any:
+    """Return PyTorch's module of a kind of GPU."""
+    import torch
+
+    return getattr(torch, kind_of(device))
+
+
+def _argument(device: str | torch.device) -> tuple[str | torch.device, ...]:
+    """Return a device as PyTorch's functions of its kind take it: not at all where there is but one."""
+    return (device,) if KINDS[kind_of(device)].several else ()

@@ -126,18 +126,21 @@ def _torch() -> Finding:
 
 
 def _gpu() -> Finding:
-    import torch
+    from llmtrack.devices import KINDS, devices, name_of, on_gpu, platform_facts, unused_devices
 
-    if not torch.cuda.is_available():
-        return Finding("gpu", "missing", "none that torch can use: everything runs on the CPU")
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return Finding("gpu", "ok", ", ".join(names))
+    remedy = f"not used: {unused}" if (unused := "; ".join(unused_devices())) else ""
+    found = [each for kind in KINDS for each in devices(kind) if on_gpu(each)]
+    if not found:
+        return Finding("gpu", "missing", "none that torch can use: everything runs on the CPU", remedy)
+    rocm = platform_facts().get("rocm")
+    untried = f" (ROCm {rocm}, never tried on hardware)" if rocm else ""
+    return Finding("gpu", "ok", ", ".join(map(name_of, found)) + untried, remedy)
 
 
 def _bfloat16() -> Finding:
-    from llmtrack.devices import supports_bfloat16
+    from llmtrack.devices import KINDS, supports_bfloat16
 
-    kinds = [kind for kind in ("cpu", "cuda") if supports_bfloat16(kind)]
+    kinds = [kind for kind in KINDS if supports_bfloat16(kind)]
     if not kinds:
         return Finding(
             "bfloat16", "missing", "not supported here", "bfloat16 falls back, and its label says so"

@@ -23,7 +23,7 @@ class Variant:
         model: one model or a comma list of candidates, tried in order (see `llmtrack.models`).
         revision: git revision of a hub model, or None for its default branch.
         backend: name of the engine, an entry point of the group `llmtrack.engines`.
-        device: `auto`, `cpu`, `cuda` or `cuda:N`.
+        device: `auto`, or what `llmtrack.devices.KINDS` names, with or without a number.
         dtype: `float32`, `float16` or `bfloat16`, as asked for; the label of what is used is tracked.
         quantization: name of the quantization recipe, or `none`.
         options: what else the backend or the recipe is told, as sorted (name, value) pairs, such as

@@ -91,11 +91,13 @@ def test_devices(monkeypatch, asked, count, expected):
         ("cuda", 0, "sees no GPU; use device=cpu"),
         ("cuda:0", 0, "sees no GPU"),
         ("cuda:2", 2, r"this machine has 2 GPU\(s\)"),
-        ("tpu", 0, "unknown device 'tpu': use auto, cpu, cuda or cuda:N"),
+        ("tpu", 0, "unknown device 'tpu': use auto, cpu, cuda, cuda:N, xpu, xpu:N or mps"),
         ("cuda:x", 2, "unknown device"),
         ("cuda:-1", 2, "unknown device"),
         ("cpu:1", 2, "unknown device"),
         ("", 2, "unknown device"),
+        ("xpu", 2, "sees no xpu device; use device=cpu"),
+        ("mps", 0, "sees no mps device; use device=cpu"),
     ],
 )
 def test_devices_that_are_not_there(monkeypatch, asked, count, message):

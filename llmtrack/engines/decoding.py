@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
+from llmtrack.devices import KINDS, kind_of
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.as_is import PlainModel
 from llmtrack.engines.compiled import CompiledDecoding, Compiler, StepModel, torch_compiler
@@ -95,6 +96,8 @@ def choose_decoding(
 
 
 def _uncompilable(model: Any, sharing: Sharing, step: Step) -> str:
+    if not KINDS[kind_of(model.device)].tried:
+        return f"it was never tried on {KINDS[kind_of(model.device)].title}"
     if sharing.reason:
         return sharing.reason
     if step.cache.constant or step.cache.windows or not step.cache.per_token:

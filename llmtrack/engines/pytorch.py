@@ -11,7 +11,17 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from llmtrack.devices import arithmetic_of, resolve_device, resolve_dtype, stored_label
+from llmtrack.devices import (
+    arithmetic_of,
+    empty_cache,
+    on_gpu,
+    peak_memory_bytes,
+    reset_peak_memory,
+    resolve_device,
+    resolve_dtype,
+    stored_label,
+    synchronize,
+)
 from llmtrack.engine import Engine, EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.compiled import Compiler
 from llmtrack.engines.decoding import choose_decoding
@@ -157,7 +167,7 @@ class TorchEngine(WithTokenizer):
         self._threads = threads
         self._passes = Passes(model)
         self._device = self._passes.device
-        self._cards = sorted({str(each.device) for each in model.parameters() if each.device.type == "cuda"})
+        self._cards = sorted({str(each.device) for each in model.parameters() if on_gpu(each.device)})
         vocab_size = int(model.config.get_text_config().vocab_size)
         pad_id = tokens.pad_id(tokenizer, vocab_size)
         self._eos_ids = tokens.eos_ids(model.generation_config, tokenizer)
@@ -283,23 +293,23 @@ class TorchEngine(WithTokenizer):
     def synchronize(self) -> None:
         """Wait until the device has finished all work given to it."""
         for card in self._cards:
-            torch.cuda.synchronize(card)
+            synchronize(card)
 
     def reset_peak_memory(self) -> None:
         """Begin a new peak-memory reading."""
         for card in self._cards:
-            torch.cuda.reset_peak_memory_stats(card)
+            reset_peak_memory(card)
         if not self._cards:
             reset_peak_rss()
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the peak since the last reset: of the CUDA allocator, on all cards, or of the resident set on CPU."""
+        """Return the peak since the last reset: of the GPU's allocator, on all cards, or of the resident set on CPU."""
         if self._cards:
-            return sum(map(torch.cuda.max_memory_allocated, self._cards))
+            peaks = [peak for card in self._cards if (peak := peak_memory_bytes(card)) is not None]
+            return sum(peaks) if peaks else None
         return peak_rss_bytes()
 
     def close(self) -> None:
         """Free the model."""
         del self.model, self._passes, self._scores, self._decoding
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        empty_cache(self._device)

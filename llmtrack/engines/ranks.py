@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from llmtrack.child import child_environment
-from llmtrack.devices import resolve_device
+from llmtrack.devices import devices, kind_of, require_tried, resolve_device
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Operations, Tokenized
 from llmtrack.errors import ScenarioError, UsageError, in_words
 from llmtrack.models.folder import model_folder
@@ -52,8 +52,10 @@ def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
     for name in ("quantization", "compile", "device_map"):
         if others[name] != "none":
             raise UsageError(f"tensor_parallel goes with no {name}: use {name}=none, or tensor_parallel=1")
-    kind = resolve_device(variant.device).partition(":")[0]
-    cards = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = resolve_device(variant.device)
+    require_tried(device, "tensor_parallel")
+    kind = kind_of(device)
+    cards = len(devices("cuda"))
     if kind == "cpu" and cards:
         raise UsageError(
             "tensor_parallel on the CPU of a machine with a GPU is not possible: use device=cuda, or hide the GPU "

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from llmtrack.devices import resolve_device
+from llmtrack.devices import kind_of, require_tried, resolve_device
 from llmtrack.errors import UsageError
 from llmtrack.models.folder import model_folder
 from llmtrack.scenario import Variant
@@ -26,7 +26,9 @@ def load_spread(variant: Variant, load: Callable[[Variant], Any]) -> Any:
     for name in ("quantization", "compile"):
         if others[name] != "none":
             raise UsageError(f"device_map goes with no {name}: use {name}=none, or device_map=none")
-    kind = resolve_device(variant.device).partition(":")[0]
+    device = resolve_device(variant.device)
+    require_tried(device, "device_map")
+    kind = kind_of(device)
     found = model_folder(variant.model, variant.revision)
     engine = load(replace(variant, model=str(found.path), revision=None, device=kind))
     return engine.known_as(

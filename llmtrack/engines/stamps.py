@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import torch
 
+from llmtrack.devices import synchronize
+
 
 class Stamps:
     """The stamps of one call, from its beginning on.
@@ -26,11 +28,16 @@ class Stamps:
         self._events: list[torch.cuda.Event] = []
 
     def step(self) -> None:
-        """Stamp a step: what has been given to the device so far makes its tokens."""
+        """Stamp a step: what has been given to the device so far makes its tokens.
+
+        A GPU on which events were not tried is waited for, which `generate` does in each step anyway.
+        """
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device))
             self._events.append(event)
+        else:
+            synchronize(self._device)
         self._on_step()
 
     def wait(self) -> None:

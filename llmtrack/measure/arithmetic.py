@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from functools import cache, partial
 
+from llmtrack.devices import on_gpu
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.ceilings import best_seconds, remembered
 from llmtrack.measure.room import free_memory
@@ -39,7 +40,7 @@ def matrix_rate(device: str, arithmetic: str) -> float:
     Measured once for each device and arithmetic, and kept (`llmtrack.measure.ceilings`).
 
     Args:
-        device: `cpu` or `cuda:N`.
+        device: as `resolve_device` names it.
         arithmetic: as in `EngineInfo`, not empty.
 
     Raises:
@@ -72,7 +73,7 @@ def largest_side(free: int, device: str) -> int:
     Raises:
         ScenarioError: too little is free.
     """
-    side = min(SIDE_ON_GPU if device.startswith("cuda") else SIDE, math.isqrt(free // (SHARE * 3 * 4)))
+    side = min(SIDE_ON_GPU if on_gpu(device) else SIDE, math.isqrt(free // (SHARE * 3 * 4)))
     if side < FIRST:
         raise ScenarioError(f"too little memory is free for matrices of {FIRST} x {FIRST}", "out_of_memory")
     return side

@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 
+from llmtrack.devices import on_gpu
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.ceilings import best_seconds, remembered
 from llmtrack.measure.room import free_memory
@@ -42,7 +43,7 @@ def measure_bandwidth(device: str) -> float:
     Raises:
         ScenarioError: there is no memory for a buffer that says anything.
     """
-    largest = LARGEST_ON_GPU if device.startswith("cuda") else beyond_cache(last_caches_bytes())
+    largest = LARGEST_ON_GPU if on_gpu(device) else beyond_cache(last_caches_bytes())
     size = buffer_bytes(free_memory(device), largest)
     while True:
         try:

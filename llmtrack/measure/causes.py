@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from llmtrack.devices import on_gpu
 from llmtrack.measure.gauge import Interval
 
 SLOWED_SHARE = 0.05
@@ -36,11 +37,11 @@ def causes(intervals: Sequence[Interval], device: str) -> tuple[Cause, ...]:
 
     Args:
         intervals: the readings.
-        device: `cpu` or `cuda:N`.
+        device: as `resolve_device` names it.
     """
     if not intervals:
         return ()
-    what = "the GPU" if device.startswith("cuda") else "the CPU"
+    what = "the GPU" if on_gpu(device) else "the CPU"
     return (*_held_back(intervals, what), *_clock(intervals, what))
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from llmtrack.devices import kind_of, name_of, on_gpu, synchronize
 from llmtrack.measure import interference
 from llmtrack.measure.gpus import torch_uuid
 from llmtrack.models.cache import cache_root, keep_note
@@ -35,13 +36,13 @@ def device_id(device: str) -> str:
     A CPU's depend on the threads and on the CPUs that may be used, a card's on nothing beside it but its driver.
 
     Args:
-        device: `cpu` or `cuda:N`.
+        device: as `resolve_device` names it.
     """
     import torch
 
-    if device.startswith("cuda"):
-        name = torch.cuda.get_device_name(device)
-        return f"{name} {torch_uuid(device) or device}, torch {torch.__version__}"
+    if on_gpu(device):
+        number = torch_uuid(device) if kind_of(device) == "cuda" else None
+        return f"{name_of(device)} {number or device}, torch {torch.__version__}"
     threads = torch.get_num_threads()
     return f"{cpu_model()} of {platform.node()}, {usable_cpus()} CPUs, {threads} threads, torch {torch.__version__}"
 
@@ -52,7 +53,7 @@ def remembered(device: str, name: str, measure: Callable[[], float]) -> float:
     What is measured while other programs take a notable share of the machine is used, and not kept for others.
 
     Args:
-        device: `cpu` or `cuda:N`.
+        device: as `resolve_device` names it.
         name: of the ceiling.
         measure: measures it.
     """
@@ -64,7 +65,7 @@ def remembered(device: str, name: str, measure: Callable[[], float]) -> float:
             return float(found["value"])
     before = interference.read_cpu()
     value = measure()
-    if device.startswith("cuda"):
+    if on_gpu(device):
         # Its counters lag: what this made of heat and power must not be told of what comes next.
         time.sleep(SETTLE_S)
     quiet = interference.others_share(before, interference.read_cpu()) <= interference.BUSY_SHARE
@@ -82,17 +83,14 @@ def best_seconds(
     What takes a GPU less than a millisecond is given to it several times at once, so that launching it costs no time.
 
     Args:
-        device: `cpu` or `cuda:N`.
+        device: as `resolve_device` names it.
         act: does it.
         repeats: how many times.
         fewest: and how many even where they take more than `most_s` seconds.
         most_s: no further time begins after so many seconds.
     """
-    import torch
-
-    on_gpu = device.startswith("cuda")
-    at_once = 8 if on_gpu else 1
-    wait: Callable[[], object] = partial(torch.cuda.synchronize, device) if on_gpu else lambda: None
+    at_once = 8 if on_gpu(device) else 1
+    wait = partial(synchronize, device)
     best, spent = math.inf, 0.0
     for repeat in range(repeats):
         if repeat >= fewest and spent > most_s:

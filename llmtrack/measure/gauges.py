@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
+from llmtrack.devices import kind_of, on_gpu
 from llmtrack.measure.cpu_gauge import CpuGauge
 from llmtrack.measure.gauge import Gauge
 from llmtrack.measure.nvml import open_card
@@ -14,6 +15,8 @@ def gauge_of(device: str) -> Gauge | None:
     """Return what reads the counters of a device, None where nothing does.
 
     Args:
-        device: `cpu` or `cuda:N`.
+        device: as `resolve_device` names it.
     """
-    return open_card(device) if device.startswith("cuda") else CpuGauge()
+    if on_gpu(device):
+        return open_card(device) if kind_of(device) == "cuda" else None
+    return CpuGauge()

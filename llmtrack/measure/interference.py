@@ -81,7 +81,7 @@ def gpu_warning(device: str, others: frozenset[int] | None = None) -> tuple[str,
     """Return a warning in words when other processes hold the GPU, as far as the driver tells.
 
     Args:
-        device: `cpu` or `cuda:N`.
+        device: as `resolve_device` names it.
         others: the processes that were seen; None: the driver is asked.
     """
     if not device.startswith("cuda") or others == frozenset():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmtrack.devices import free_on_card
+from llmtrack.devices import free_on_card, on_gpu
 from llmtrack.engine import EngineInfo
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import available_bytes
@@ -100,4 +100,4 @@ def check_memory(
 
 def free_memory(device: str) -> int:
     """Return the bytes that can still be had on a device."""
-    return free_on_card(device) if device.startswith("cuda") else available_bytes()
+    return free_on_card(device) if on_gpu(device) else available_bytes()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
+from llmtrack.devices import kind_of
 from llmtrack.models import bytelevel
 from llmtrack.models.digests import ModelDigests
 from llmtrack.models.named import PRESETS, Preset
@@ -25,14 +26,14 @@ WEIGHTS_VERSION = 1
 def build(
     name: str, *, device: str, dtype: torch.dtype, seed: int = 0
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
-    """Make a model with random weights, directly on its device, and its tokenizer.
+    """Make a model with random weights, directly on its device where that is the CPU or runs CUDA, and its tokenizer.
 
     The weights depend on the preset, the seed and the kind of device only: those of a 16-bit dtype are the
     rounded float32 ones. torch's global random state and default dtype are left as they were.
 
     Args:
         name: a key of `PRESETS`.
-        device: `cpu` or `cuda:N`.
+        device: as `resolve_device` names it.
         dtype: dtype of the weights.
         seed: chooses the weights.
 
@@ -45,7 +46,7 @@ def build(
     from llmtrack.compat import no_init_weights
 
     preset = PRESETS[name]
-    place = torch.device(device)
+    place = torch.device(drawn_on(device))
     tokenizer = build_tokenizer(preset)
     config = config_of(preset, tokenizer)
     before = torch.get_default_dtype()
@@ -58,14 +59,19 @@ def build(
         torch.set_default_dtype(before)
     _fill(model, seed)
     model.tie_weights()
-    return model.eval(), tokenizer
+    return model.to(device).eval(), tokenizer
+
+
+def drawn_on(device: str) -> str:
+    """Return where random weights for a device are drawn: another kind than these may not draw the same each time."""
+    return device if kind_of(device) in ("cpu", "cuda") else "cpu"
 
 
 def digests(name: str, seed: int, device: str) -> ModelDigests:
     """Return `synthetic:sha256` of what weights, config and tokenizer depend on; they are never hashed themselves."""
     from llmtrack.compat import TRANSFORMERS_MAJOR
 
-    kind, _, _ = device.partition(":")
+    kind = kind_of(drawn_on(device))
     shape = _digest(name, PRESETS[name])
     return ModelDigests(
         weights=_digest(name, PRESETS[name], seed, kind, WEIGHTS_VERSION, TRANSFORMERS_MAJOR),

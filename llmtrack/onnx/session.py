@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmtrack.devices import kind_of, require_tried
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError, in_words
 from llmtrack.installed import INSTALL_ONNX
 from llmtrack.onnx.names import COS, GRAPH_OPTIMIZATIONS, IN_PLACE, LAST, LOGITS_TO_KEEP, SIN, TOTAL
@@ -58,9 +59,10 @@ def choose_provider(device: str, asked: str = "auto") -> str:
         asked: a provider's name, with or without `ExecutionProvider`, or `auto`.
 
     Raises:
-        UsageError: this build of ONNX Runtime does not have it.
+        UsageError: this build of ONNX Runtime does not have it, or the device is neither the CPU nor an NVIDIA GPU.
     """
-    name = {"cpu": "CPU", "cuda": "CUDA"}[device.split(":")[0]] if asked == "auto" else asked
+    require_tried(device, "the onnx backend")
+    name = {"cpu": "CPU", "cuda": "CUDA"}[kind_of(device)] if asked == "auto" else asked
     name = name.removesuffix("ExecutionProvider") + "ExecutionProvider"
     there = onnxruntime().get_available_providers()
     if name not in there:

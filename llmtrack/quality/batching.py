@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
+from llmtrack.devices import on_gpu
 from llmtrack.engine import EngineInfo
 from llmtrack.errors import is_out_of_memory
 from llmtrack.measure.room import free_memory
@@ -30,7 +31,7 @@ def token_budget(info: EngineInfo, free: int | None = None) -> int:
         info: the engine.
         free: bytes that are free on its device; None: as many as it says.
     """
-    most = MOST_TOKENS_ON_GPU if info.device.startswith("cuda") else MOST_TOKENS
+    most = MOST_TOKENS_ON_GPU if on_gpu(info.device) else MOST_TOKENS
     if not info.score_bytes_per_token:
         return most
     there = free_memory(info.device) if free is None else free

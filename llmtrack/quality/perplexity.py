@@ -15,6 +15,7 @@ from itertools import chain
 import torch
 
 from llmtrack import given
+from llmtrack.devices import on_gpu
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.measure.finite import not_finite
@@ -212,8 +213,7 @@ def _stream(
     def plan(tokens: int, given: int) -> tuple[Window, ...]:
         return plan_windows(tokens, max_length, stride or max_length, given)
 
-    on_gpu = engine.info.device.startswith("cuda")
-    return ahead.read(SEPARATOR.join(texts), encode, plan, ahead=early and on_gpu)
+    return ahead.read(SEPARATOR.join(texts), encode, plan, ahead=early and on_gpu(engine.info.device))
 
 
 def _stream_text(tokens: Encoded, windows: int, max_length: int) -> Text:

@@ -7,6 +7,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from llmtrack.devices import KINDS
 from llmtrack.errors import MissingDependencyError, ScenarioError
 from llmtrack.installed import INSTALL_TORCHAO, OWN_RECIPES
 from llmtrack.quantize.recipe import Recipe
@@ -36,7 +37,7 @@ def check_card(model: Any, capability: tuple[int, int], what: str) -> None:
     device = next(model.parameters()).device
     found = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     if found is None or found < capability:
-        here = "the CPU" if found is None else f"this GPU ({found[0]}.{found[1]})"
+        here = KINDS[device.type].title if found is None else f"this GPU ({found[0]}.{found[1]})"
         raise ScenarioError(
             f"{what} need a GPU of compute capability {capability[0]}.{capability[1]} or more, which {here} is not: "
             "choose another recipe",

@@ -168,7 +168,7 @@ def _placed(runs: pd.DataFrame) -> Iterator[pd.Series]:
 
 def _roof(run: pd.Series) -> str:
     kind = (ask.text(run, "device") or "").partition(":")[0]
-    name = ask.text(run, "env.gpu" if kind == "cuda" else "env.cpu") or kind
+    name = ask.text(run, "env.cpu" if kind == "cpu" else "env.gpu") or kind
     return f"{ask.text(run, 'arithmetic') or 'arithmetic'} on {name}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmtrack.devices import choose_dtype
+from llmtrack.devices import choose_device, choose_dtype, kind_of
 from llmtrack.engines.registry import backends
 from llmtrack.errors import UsageError
 from llmtrack.models.source import parse_candidates
@@ -72,7 +72,7 @@ def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan
 def resolved(scenario: Scenario, machine: Mapping[str, str]) -> tuple[Scenario, str]:
     """Return what a scenario measures on a machine, whatever it is called, and the label of its dtype there."""
     device = device_of(scenario.variant.device, machine)
-    able = device.split(":")[0] in _listed(machine, "bfloat16")
+    able = kind_of(device) in _listed(machine, "bfloat16")
     dtype, label = choose_dtype(scenario.variant.dtype, device, able)
     variant = replace(scenario.variant, device=device, dtype=dtype)
     return replace(scenario, name="", baseline=False, variant=variant), label
@@ -100,9 +100,7 @@ def _check(variant: Variant, machine: Mapping[str, str]) -> None:
 
 def device_of(requested: str, machine: Mapping[str, str]) -> str:
     """Return the device that a requested one means on a machine."""
-    if requested == "auto":
-        return "cuda:0" if "cuda:0" in _listed(machine, "devices") else "cpu"
-    return "cuda:0" if requested == "cuda" else requested
+    return choose_device(requested, _listed(machine, "devices"))
 
 
 def _listed(machine: Mapping[str, str], key: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from llmtrack.devices import canonical_dtype
+from llmtrack.devices import DEVICE_HELP, canonical_dtype
 from llmtrack.engines.options import CompileOption, DevicesOption, ThreadOption
 from llmtrack.engines.registry import told
 from llmtrack.errors import UsageError
@@ -20,7 +20,7 @@ class WhichModel(Checked):
 
     model: Annotated[str, Option("Model, or comma list of candidates.", min=1)] = Variant.model
     revision: Annotated[str | None, Option("Revision of a hub model.")] = Variant.revision
-    device: Annotated[str, Option("auto, cpu, cuda or cuda:N.", min=1)] = Variant.device
+    device: Annotated[str, Option(f"{DEVICE_HELP}.", min=1)] = Variant.device
 
     def variant(self, **changes: Any) -> Variant:
         """Return the variant that is asked for: what a config does not say is as by default."""

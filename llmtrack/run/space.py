@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
-from llmtrack.devices import choose_dtype
+from llmtrack.devices import choose_dtype, kind_of, on_gpu
 from llmtrack.engines.registry import backend_of, backends
 from llmtrack.errors import LlmtrackError, UsageError, in_words
 from llmtrack.installed import missing_modules
@@ -171,7 +171,7 @@ def _loaded(
 ) -> Iterator[tuple[Variant, str, int, tuple[type, ...]]]:
     """Yield the models of a backend, their labels, how far each is from the baseline's, and what its recipe can be told."""
     backend = variant.backend
-    able = device.split(":")[0] in machine.get("bfloat16", "").split(",")
+    able = kind_of(device) in machine.get("bfloat16", "").split(",")
     if missing := missing_modules(backend):
         left_out.append((backend, f"{', '.join(missing)} is not installed"))
         return
@@ -185,10 +185,11 @@ def _loaded(
     for recipe in recipes():
         if recipe.backend != backend:
             continue
-        on_gpu = device != "cpu"
         if missing := recipe.lacking:
             left_out.append((recipe.label, f"{', '.join(missing)} is not installed"))
-        elif recipe.capability is not None and not (on_gpu and (capability() or (0, 0)) >= recipe.capability):
+        elif recipe.capability is not None and not (
+            on_gpu(device) and (capability() or (0, 0)) >= recipe.capability
+        ):
             left_out.append(
                 (
                     recipe.label,
@@ -199,7 +200,7 @@ def _loaded(
             quantized = replace(variant, quantization=recipe.name, dtype=recipe.computes)
             yield quantized, recipe.name, other + 1, recipe.takes
             # What is not quantized is computed fast on a card in 16 bits only.
-            if on_gpu and able and recipe.computes == "float32" and "bfloat16" in precisions:
+            if on_gpu(device) and able and recipe.computes == "float32" and "bfloat16" in precisions:
                 label = f"{recipe.name}@bfloat16"
                 yield replace(quantized, dtype="bfloat16"), label, other + 2, recipe.takes
 

@@ -28,6 +28,7 @@ from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan, model_folders
 from llmtrack.run.progress import StudyProgress, SuiteProgress
 from llmtrack.run.resume import finished_already
+from llmtrack.run.support import say_support
 from llmtrack.run.together import run_groups
 from llmtrack.stopping import stop_in_order
 from llmtrack.tracking.checkpoints import fetch_checkpoints
@@ -120,6 +121,8 @@ def run_study(
     facts = environment(machine, model_folders(experiment.scenarios))
     head = Text.assemble((on_one_line(experiment.name), "bold"), ": ", on_one_line(experiment.question))
     console.print(head, soft_wrap=True)
+    if suite_id is None:
+        say_support(console, machine, experiment.scenarios)
     earlier = None
     if resume and not tracker.offline:
         earlier = finished_already(

@@ -26,6 +26,7 @@ from llmtrack.run.executors import Executor
 from llmtrack.run.plan import make_plan
 from llmtrack.run.progress import SuiteProgress
 from llmtrack.run.study import Reported, StudyResult, in_order, opened, run_study
+from llmtrack.run.support import say_support
 from llmtrack.scenario import Scalar
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
@@ -107,6 +108,7 @@ def run_suite(
     known = {each.name: last_time(each, environment_id(facts)) for each in experiments}
     took = {name: seconds for name, seconds in known.items() if seconds is not None}
     progress = SuiteProgress({each.name: _planned(each, machine) for each in experiments}, took)
+    say_support(console, machine, [scenario for each in experiments for scenario in each.scenarios])
     for line in (plan_of(experiments, progress.total, took), *remarks):
         say(console, hanging(line, width_of(console)))
     run: list[Experiment] = []

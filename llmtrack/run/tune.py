@@ -31,6 +31,7 @@ from llmtrack.run.pool import Pool
 from llmtrack.run.progress import StudyProgress
 from llmtrack.run.space import Space
 from llmtrack.run.study import StudyResult, opened, report_study
+from llmtrack.run.support import say_support
 from llmtrack.scenario import Scalar
 from llmtrack.stopping import stop_in_order
 from llmtrack.tracking.aliases import set_alias
@@ -72,6 +73,7 @@ def run_tune(
     facts = environment(pool.machine(), model_folders(scenarios))
     say(console, f"{experiment.name}: {experiment.question}")
     say(console, f"  {len(scenarios)} candidates, {asked.seconds:.0f} s; the baseline is {scenarios[0].name}")
+    say_support(console, pool.machine(), scenarios)
     for reason in dict.fromkeys(reason for _, reason in space.left_out):
         names = ", ".join(name for name, why in space.left_out if why == reason)
         say(console, f"  left out: {names}: {reason}")

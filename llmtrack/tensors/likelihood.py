@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-from llmtrack.devices import free_on_card
+from llmtrack.devices import free_on_card, has_float64
 from llmtrack.units import MIB
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 64 * MIB, 2**31
@@ -60,12 +60,13 @@ def sum_nll(
         vocab_size: width of the logits; sets how many tokens make a chunk.
 
     Returns:
-        (rows,) sums in nats, float64.
+        (rows,) sums in nats, float64; on the CPU where the device has no float64.
     """
     rows = valid.nonzero()[:, 0]
     flat_hidden, flat_targets = hidden[valid], targets[valid]
-    sums = torch.zeros(len(hidden), dtype=torch.float64, device=hidden.device)
     chunk, nll_of = chunk_tokens(vocab_size, hidden.device), _nll_on(hidden.device.type)
+    place = hidden.device if has_float64(hidden.device) else torch.device("cpu")
+    rows, sums = rows.to(place), torch.zeros(len(hidden), dtype=torch.float64, device=place)
     for first in range(0, len(flat_targets), chunk):
         part = slice(first, first + chunk)
         sums.index_add_(0, rows[part], nll_of(head(flat_hidden[part]), flat_targets[part]))
@@ -119,7 +120,9 @@ def token_nll_in_cache(logits: torch.Tensor, targets: torch.Tensor) -> torch.Ten
 
 @cache
 def _nll_on(device_type: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return what computes `token_nll`: on a GPU one kernel, so that the float64 logits are never written down."""
+    """Return what computes `token_nll`: with CUDA one kernel, so that the float64 logits are never written down."""
+    if not has_float64(device_type):
+        return lambda logits, targets: token_nll_in_cache(logits.cpu(), targets.cpu())
     if device_type == "cpu":
         return token_nll_in_cache
     if device_type != "cuda" or find_spec("triton") is None:

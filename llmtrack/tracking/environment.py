@@ -53,6 +53,7 @@ NOT_SPEED = frozenset(
         "mlflow_version",
         "node",
         "os",
+        "unused_devices",
     }
 )
 

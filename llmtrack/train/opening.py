@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from llmtrack.devices import resolve_device, resolve_dtype
+from llmtrack.devices import require_tried, resolve_device, resolve_dtype
 from llmtrack.engines.options import DevicesOption, TorchOptions
 from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.engines.pytorch import load_whole as load_engine
@@ -50,6 +50,7 @@ def open_session(variant: Variant, task: TrainTask) -> Session:
     if taken(DevicesOption, chosen(TorchOptions, variant.options)) != DevicesOption():
         raise UsageError("a model is trained on one device: use tensor_parallel=1 and device_map=none")
     device = resolve_device(variant.device)
+    require_tried(device, "training")
     dtype, label = resolve_dtype(variant.dtype, device)
     if dtype == torch.float16:
         raise UsageError("float16 gradients underflow without loss scaling: use dtype=bfloat16 or float32")

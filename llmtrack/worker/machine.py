@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from llmtrack.devices import supports_bfloat16
+from llmtrack.devices import (
+    KINDS,
+    devices,
+    name_of,
+    on_gpu,
+    platform_facts,
+    supports_bfloat16,
+    unused_devices,
+)
 from llmtrack.installed import installed_version
 from llmtrack.measure.gpus import card_of, torch_uuid
 from llmtrack.system import control_groups, read_text
@@ -30,8 +38,9 @@ def describe() -> dict[str, str]:
 
     Keys: `version.PACKAGE`, `threads`, `interop_threads`, `devices` (comma list), `bfloat16` (the kinds of
     device that have it, comma list), `cpu_quota` (CPUs' worth of time that the control group allows) and `cpu_affinity`
-    (numbers of the CPUs that may be used) where they are limited, and where there is a GPU `gpu` (the cards that CUDA
-    shows, in its order; one name if all are alike), `gpu_uuids` (comma list), `gpu_driver` and `cuda`.
+    (numbers of the CPUs that may be used) where they are limited, where there is a GPU `gpu` (their names in PyTorch's
+    order; one name if all are alike), with CUDA or ROCm `gpu_uuids` (comma list), `gpu_driver` and `cuda` or `rocm`, and
+    `unused_devices` (GPUs that `device=auto` leaves alone, with the reason).
     """
     import torch
 
@@ -45,13 +54,15 @@ def describe() -> dict[str, str]:
         facts["cpu_quota"] = f"{quota:g}"
     if affinity := cpu_affinity():
         facts["cpu_affinity"] = affinity
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    facts["devices"] = ",".join(["cpu", *(f"cuda:{index}" for index in range(gpus))])
-    facts["bfloat16"] = ",".join(kind for kind in ("cpu", "cuda") if supports_bfloat16(kind))
-    if gpus:
-        facts |= _gpus(gpus)
-        facts["gpu_count"] = str(gpus)
-        facts["cuda"] = str(torch.version.cuda)
+    there = [device for kind in KINDS for device in devices(kind)]
+    facts["devices"] = ",".join(there)
+    facts["bfloat16"] = ",".join(kind for kind in KINDS if supports_bfloat16(kind))
+    if gpus := [device for device in there if on_gpu(device)]:
+        facts |= _named(gpus)
+    if cards := devices("cuda"):
+        facts |= _cards(cards) | platform_facts()
+    if unused := unused_devices():
+        facts["unused_devices"] = "; ".join(unused)
     return facts
 
 
@@ -97,15 +108,18 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(f"{group[0]}-{group[-1]}" if len(group) > 1 else str(group[0]) for group in groups)
 
 
-def _gpus(count: int) -> dict[str, str]:
-    import torch
-
-    devices = [f"cuda:{index}" for index in range(count)]
-    names = [torch.cuda.get_device_name(device) for device in devices]
-    cards = [card_of(device, torch_uuid(device)) for device in devices]
-    drivers = {card.driver for card in cards if card}
+def _named(gpus: Sequence[str]) -> dict[str, str]:
+    names = [name_of(device) for device in gpus]
     return {
         "gpu": names[0] if len(set(names)) == 1 else ", ".join(names),
+        "gpu_count": str(len(gpus)),
+    }
+
+
+def _cards(there: Iterable[str]) -> dict[str, str]:
+    cards = [card_of(device, torch_uuid(device)) for device in there]
+    drivers = {card.driver for card in cards if card}
+    return {
         "gpu_uuids": ",".join(card.uuid if card else "unknown" for card in cards),
         "gpu_driver": ", ".join(sorted(drivers)) or "unknown",
     }

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from llmtrack.devices import on_gpu
 from llmtrack.engine import Engine
 from llmtrack.errors import in_words
 from llmtrack.events import Emit, Log, Progress, SoFar
@@ -208,7 +209,7 @@ def warm_up(engine: Engine) -> None:
 
     Compiled code is another one for rows with pads, and for a single row.
     """
-    if engine.info.device.startswith("cuda"):
+    if on_gpu(engine.info.device):
         ids = torch.zeros((2, 8), dtype=torch.int64)
         padded = torch.ones_like(ids)
         padded[1, 5:] = 0

@@ -73,7 +73,7 @@ def energy_figures(
     """Return metrics and facts of the energy of timed calls; none where the counters do not tell.
 
     Args:
-        device: `cpu` or `cuda:N`.
+        device: as `resolve_device` names it.
         intervals: readings before and after each call.
         tokens: tokens that came of all calls.
         prefix: before the names of the metrics.
@@ -92,7 +92,7 @@ def device_warnings(device: str, intervals: Sequence[Interval]) -> tuple[tuple[s
     """Return what is to be said of a device during timed calls, and whether it may be otherwise another time.
 
     Args:
-        device: `cpu` or `cuda:N`.
+        device: as `resolve_device` names it.
         intervals: readings before and after each call.
     """
     found = causes(intervals, device)
