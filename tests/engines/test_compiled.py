@@ -275,8 +275,9 @@ def test_a_compiler_that_fails_is_a_failure_of_the_scenario():
         engine.prepare(GenerateRequest(PROMPTS[:1], 4))
 
 
+# As a text it is asked in the worker: a fork of a process that has asked for a GPU cannot use it.
 @pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="one kernel for a token's attention is there on a GPU only"
+    "not torch.cuda.is_available()", reason="one kernel for a token's attention is there on a GPU only"
 )
 @pytest.mark.parametrize("length", [64, 1024, 2048])
 def test_attention_in_one_kernel_is_that_of_many(length):
