@@ -47,10 +47,20 @@ def device_id(device: str) -> str:
     return f"{cpu_model()} of {platform.node()}, {usable_cpus()} CPUs, {threads} threads, torch {torch.__version__}"
 
 
+_DOUBTS: dict[tuple[str, str], str] = {}
+"""Why a ceiling that this process measured is in doubt, by device and name."""
+
+
+def doubts(device: str) -> str:
+    """Return which ceilings of a device are in doubt and why, in words; empty if none is."""
+    return "; ".join(f"{name}: {why}" for (of, name), why in _DOUBTS.items() if of == device)
+
+
 def remembered(device: str, name: str, measure: Callable[[], float]) -> float:
     """Return a ceiling of a device: as it was measured before, or else measured now.
 
-    What is measured while other programs take a notable share of the machine is used, and not kept for others.
+    What is measured while other programs are busy is not kept for others, in doubt (`doubts`), and never below what was
+    measured on the same machine while it was quiet, however long ago.
 
     Args:
         device: as `resolve_device` names it.
@@ -59,20 +69,35 @@ def remembered(device: str, name: str, measure: Callable[[], float]) -> float:
     """
     identity = device_id(device)
     path = folder() / f"{digest([identity, name])}.json"
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if 0 <= time.time() - found["measured_at"] < KEPT_SECONDS and found["value"] > 0:
-            return float(found["value"])
+    known, age = _kept(path)
+    if known and 0 <= age < KEPT_SECONDS:
+        return known
     before = interference.read_cpu()
     value = measure()
     if on_gpu(device):
         # Its counters lag: what this made of heat and power must not be told of what comes next.
         time.sleep(SETTLE_S)
-    quiet = interference.others_share(before, interference.read_cpu()) <= interference.BUSY_SHARE
-    if quiet and not interference.gpu_warning(device):
+    others = interference.others_share(before, interference.read_cpu())
+    if others > interference.BUSY_SHARE:
+        doubt = f"other programs took {others:.0%} of the CPU time when it was measured"
+    elif found := interference.gpu_warning(device):
+        doubt = found[0]
+    else:
         content = {"device": identity, "name": name, "value": value, "measured_at": time.time()}
         keep_note(path, json.dumps(content, indent=1))
+        return value
+    if known >= value:
+        return known
+    _DOUBTS[device, name] = doubt
     return value
+
+
+def _kept(path: Path) -> tuple[float, float]:
+    """Return the ceiling that is kept in a file, 0 if there is none, and how many seconds ago it was measured."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return max(0.0, float(found["value"])), time.time() - found["measured_at"]
+    return 0.0, 0.0
 
 
 def best_seconds(

@@ -38,10 +38,12 @@ class Roof:
     Attributes:
         bandwidth: bytes per second.
         rate: floating-point operations per second of matrix products; None: not known.
+        doubt: why one of them is in doubt; empty if none is.
     """
 
     bandwidth: float
     rate: float | None = None
+    doubt: str = ""
 
 
 def floor_seconds(work: Work, roof: Roof) -> float:

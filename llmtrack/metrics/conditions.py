@@ -234,6 +234,11 @@ PARAMS: tuple[Param, ...] = (
     ),
     _found("decode_bound", str, "the same of a decode step"),
     _found("score_bound", str, "the same of scoring"),
+    _found(
+        "ceilings_in_doubt",
+        str,
+        "which ceiling (bandwidth, matrix products) was measured on a busy machine, so that no share of the roofline is told",
+    ),
     _found("energy_source", str, "whose energy counter was read: `NVML, NAME`, or `RAPL, ZONES`"),
     Param("trust_remote_code", bool, "whether code from a model's repository may run", choice=None),
     Param("architecture", str, "class of the model", choice=None),

@@ -25,7 +25,7 @@ Figures = tuple[dict[str, float], dict[str, Scalar]]
 def roof_of(info: EngineInfo, beside: Beside) -> Roof | None:
     """Return what the device of an engine can do at most in the arithmetic that it uses, None without a bandwidth."""
     # Late, so that a test can stand in for a device, and a store of results needs none.
-    from llmtrack.measure import arithmetic, bandwidth
+    from llmtrack.measure import arithmetic, bandwidth, ceilings
 
     moved = beside.get("the copy bandwidth", lambda: bandwidth.copy_bandwidth(info.device), None)
     if moved is None:
@@ -36,7 +36,8 @@ def roof_of(info: EngineInfo, beside: Beside) -> Roof | None:
             "the rate of matrix products", lambda: arithmetic.matrix_rate(info.device, info.arithmetic), None
         )
     # Devices that share each layer move and compute at once.
-    return Roof(moved * info.parallel, None if rate is None else rate * info.parallel)
+    whole = None if rate is None else rate * info.parallel
+    return Roof(moved * info.parallel, whole, ceilings.doubts(info.device))
 
 
 def of_generation(
@@ -55,16 +56,17 @@ def of_generation(
         roof: what the device can do.
         use_cache: whether steps read a cache: without one, each is a pass over all, of which these bytes say nothing.
     """
-    figures, facts = _ceilings(roof), _arithmetic(info)
+    figures, facts = _ceilings(roof), _conditions(info, roof)
     first, step = metrics.get("time_to_first_token_ms"), metrics.get("inter_token_latency_ms")
     if first:
         _add(figures, facts, "prefill", prefill_stage(info, requests, roof), first / 1000, roof)
     if step and use_cache:
         decoding = decode_stage(info, requests, roof)
         _add(figures, facts, "decode", decoding, step / 1000, roof)
-        figures["memory_bandwidth_utilization"] = memory_bandwidth_utilization(
-            decoding.work.bytes, step / 1000, roof.bandwidth
-        )
+        if not roof.doubt:
+            figures["memory_bandwidth_utilization"] = memory_bandwidth_utilization(
+                decoding.work.bytes, step / 1000, roof.bandwidth
+            )
     return figures, facts
 
 
@@ -77,7 +79,7 @@ def of_scoring(info: EngineInfo, read: Iterable[Sequence[int]], seconds: float, 
         seconds: how long all of it took.
         roof: what the device can do.
     """
-    figures, facts = _ceilings(roof), _arithmetic(info)
+    figures, facts = _ceilings(roof), _conditions(info, roof)
     if seconds > 0:
         _add(figures, facts, "score", stage([scoring_work(info, read)], roof), seconds, roof)
     return figures, facts
@@ -91,11 +93,14 @@ def _add(
     seconds: float,
     roof: Roof,
 ) -> None:
+    """Add what a stage takes and, of ceilings that are not in doubt, how near it came to them."""
     figures[f"{name}_mib"] = done.work.bytes / MIB
-    figures[f"{name}_floor_ms"] = 1000 * done.floor_s
-    figures[f"{name}_floor_share"] = done.floor_s / seconds
     if done.work.operations is not None:
         figures[f"{name}_gflop"] = done.work.operations / 1e9
+    if roof.doubt:
+        return
+    figures[f"{name}_floor_ms"] = 1000 * done.floor_s
+    figures[f"{name}_floor_share"] = done.floor_s / seconds
     share = share_of_rate(done.work, seconds, roof)
     if share is not None:
         figures[f"{name}_flops_utilization"] = share
@@ -108,5 +113,6 @@ def _ceilings(roof: Roof) -> dict[str, float]:
     return {"copy_bandwidth_gb_per_s": roof.bandwidth / 1e9, **rate}
 
 
-def _arithmetic(info: EngineInfo) -> dict[str, Scalar]:
-    return {"arithmetic": info.arithmetic} if info.arithmetic else {}
+def _conditions(info: EngineInfo, roof: Roof) -> dict[str, Scalar]:
+    doubt = {"ceilings_in_doubt": roof.doubt} if roof.doubt else {}
+    return doubt | ({"arithmetic": info.arithmetic} if info.arithmetic else {})

@@ -18,6 +18,7 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def _own_folder(monkeypatch, tmp_path):
     monkeypatch.setattr(ceilings, "folder", lambda: tmp_path / "ceilings")
+    monkeypatch.setattr(ceilings, "_DOUBTS", {})
 
 
 def counting(*values):
@@ -57,15 +58,41 @@ def test_a_damaged_file_is_no_ceiling(content):
     assert json.loads(file.read_text())["value"] == 2.0
 
 
-def test_what_is_measured_on_a_busy_machine_is_used_but_not_kept(monkeypatch):
-    monkeypatch.setattr(interference, "BUSY_SHARE", 0.1)
-    readings = counting(
-        CpuReading(0, 0, 0), CpuReading(50, 10, 100), CpuReading(0, 0, 0), CpuReading(20, 15, 100)
-    )
-    monkeypatch.setattr(interference, "read_cpu", readings)
+@pytest.fixture
+def busy(monkeypatch):
+    """Let other programs take such shares of the CPU time while a ceiling is measured, one after the other."""
+
+    def set_shares(*shares):
+        readings = []
+        for share in shares:
+            readings += [CpuReading(0, 0, 0), CpuReading(10 + 100 * share, 10, 100)]
+        monkeypatch.setattr(interference, "BUSY_SHARE", 0.1)
+        monkeypatch.setattr(interference, "read_cpu", counting(*readings))
+
+    return set_shares
+
+
+def test_what_is_measured_on_a_busy_machine_is_in_doubt_and_not_kept(busy):
+    busy(0.4, 0.05)
     assert ceilings.remembered("cpu", "copies", counting(1.0)) == 1.0
+    assert ceilings.doubts("cpu") == "copies: other programs took 40% of the CPU time when it was measured"
+    assert ceilings.doubts("cuda:0") == ""
+    # Of another process, on a quiet machine.
+    ceilings._DOUBTS.clear()
     assert ceilings.remembered("cpu", "copies", counting(2.0)) == 2.0
     assert ceilings.remembered("cpu", "copies", counting()) == 2.0
+    assert ceilings.doubts("cpu") == ""
+
+
+@pytest.mark.parametrize(("measured", "found", "in_doubt"), [(1.0, 2.0, False), (3.0, 3.0, True)])
+def test_a_busy_machine_never_tells_less_than_was_kept_however_old(
+    busy, monkeypatch, measured, found, in_doubt
+):
+    busy(0.0, 0.4)
+    ceilings.remembered("cpu", "copies", counting(2.0))
+    monkeypatch.setattr(time, "time", lambda now=time.time: now() + ceilings.KEPT_SECONDS + 1)
+    assert ceilings.remembered("cpu", "copies", counting(measured)) == found
+    assert bool(ceilings.doubts("cpu")) is in_doubt
 
 
 def test_without_a_place_to_keep_it_it_is_measured_each_time(monkeypatch, tmp_path):

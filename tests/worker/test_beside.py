@@ -14,9 +14,10 @@ import torch
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
-from llmtrack.measure import bandwidth
+from llmtrack.measure import bandwidth, ceilings
 from llmtrack.measure.bandwidth import buffer_bytes
 from llmtrack.measure.memory import available_bytes
+from llmtrack.measure.roofline import Roof
 from llmtrack.measure.room import free_memory
 from llmtrack.outcome import Measurement
 from llmtrack.scenario import QualityCheck, Scenario, Variant
@@ -26,6 +27,7 @@ from llmtrack.worker import generate as generation
 from llmtrack.worker import power
 from llmtrack.worker import train as training
 from llmtrack.worker.measuring import EngineCache, measure_group
+from llmtrack.worker.roofline import of_scoring
 from tests.conftest import HANG_S
 from tests.forked import Forked
 from tests.run.scenarios import generating
@@ -69,6 +71,25 @@ def test_a_timing_stands_without_what_is_beside_it(monkeypatch, side):
     assert done.metrics["tokens_per_sec"] > 0
     assert metric not in done.metrics
     assert [w for w in done.warnings if side.partition(",")[0] in w and "missing: no such thing here" in w]
+
+
+SHARES = ("floor_ms", "floor_share", "flops_utilization", "bandwidth_utilization", "_bound")
+
+
+@pytest.mark.parametrize("doubt", ["", "copy bandwidth: other programs took 40% of the CPU time"])
+@pytest.mark.usefixtures("_known_bandwidth")
+def test_of_ceilings_that_are_in_doubt_no_share_is_told(monkeypatch, doubt):
+    monkeypatch.setattr(ceilings, "doubts", lambda device: doubt)
+    done = measure(generating("one"))
+    scoring = of_scoring(
+        ScriptedEngine(FakeClock(), Script(1, 1)).info, [(4, 4)], 1.0, Roof(1e9, 1e12, doubt)
+    )
+    for metrics, facts, stage in ((done.metrics, done.facts, "decode"), (*scoring, "score")):
+        told = {name for name in (*metrics, *facts) if name.endswith(SHARES)}
+        assert bool(told) is not bool(doubt)
+        assert metrics["copy_bandwidth_gb_per_s"] > 0, "it is told, and marked"
+        assert facts.get("ceilings_in_doubt", "") == doubt
+        assert f"{stage}_mib" in metrics, "what a stage moves depends on no ceiling"
 
 
 @pytest.mark.parametrize("method", ["reset_peak_memory", "peak_memory_bytes"])
