@@ -169,7 +169,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
         base = bases.iloc[0]
         lines.append(
             f"{base['model_id']} with {counted}, PyTorch in float32: prefill {base['prefill_tokens_per_sec']:.0f} and "
-            f"decode {base['decode_tokens_per_sec']:.1f} tokens/s, perplexity {base['perplexity']:.3f} ({base['corpus']})."
+            f"decode {base['decode_tokens_per_sec']:.1f} tokens/s{say.doubt(base)}, perplexity {base['perplexity']:.3f} ({base['corpus']})."
         )
         lines += advise(scored, base)
     if not lines:

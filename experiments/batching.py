@@ -73,14 +73,16 @@ def reading(runs: pd.DataFrame) -> list[str]:
         return ["Nothing was measured."]
     first, best = done.iloc[0], knee(done)
     grown = say.difference_between(first, best, "tokens_per_sec", len(done) - 1)
+    if undecided := say.undecided("Which batch size makes the most", done):
+        return [*undecided, *say.doubts(runs)]
     if best["run_id"] == first["run_id"]:
         lines = [
             f"No larger batch is known to make more than batch size {first['batch_size']}: "
-            f"{first['tokens_per_sec']:.1f} tokens/s."
+            f"{first['tokens_per_sec']:.1f} tokens/s{say.doubt(first)}."
         ]
     else:
         lines = [
-            f"Throughput grows up to a batch size of {best['batch_size']}: {best['tokens_per_sec']:.1f} tokens/s, "
+            f"Throughput grows up to a batch size of {best['batch_size']}{say.doubt(best)}: {best['tokens_per_sec']:.1f} tokens/s, "
             f"{best['tokens_per_sec'] / first['tokens_per_sec']:.2f}x that of batch size {first['batch_size']}"
             f"{say.in_doubt(grown)}."
         ]

@@ -175,9 +175,9 @@ def _range(done: pd.DataFrame) -> str:
     base, key = done.iloc[0], "avg_latency_per_token_ms"
     low, high = done.iloc[done[key].argmin()], done.iloc[done[key].argmax()]
     return (
-        f"{base['scenario']}: {base[key]:.1f} ms/token with {plural(base['prompt_tokens_total'], 'prompt token')} and "
-        f"{plural(base['max_new_tokens'], 'new one')}. All {len(done)} prompts lie between {low[key]:.1f} ({low['scenario']}) and "
-        f"{high[key]:.1f} ms/token ({high['scenario']}), median {done[key].median():.1f}."
+        f"{base['scenario']}: {base[key]:.1f} ms/token{say.doubt(base)} with {plural(base['prompt_tokens_total'], 'prompt token')} and "
+        f"{plural(base['max_new_tokens'], 'new one')}. All {len(done)} prompts lie between {low[key]:.1f} ({low['scenario']}{say.doubt(low)}) and "
+        f"{high[key]:.1f} ms/token ({high['scenario']}{say.doubt(high)}), median {done[key].median():.1f}."
     )
 
 

@@ -67,7 +67,9 @@ def reading(runs: pd.DataFrame) -> list[str]:
     fastest, base = done.iloc[done["tokens_per_sec"].argmax()], done.iloc[0]
     others = [run for _, run in done.iterrows() if run["run_id"] != fastest["run_id"]]
     behind = say.all_behind(fastest, others, "total_latency_s")
-    lines = [f"Fastest: {fastest['dtype']} with {fastest['tokens_per_sec']:.2f} tokens/s{behind}."]
+    lines = say.undecided("Which precision is fastest", done) or [
+        f"Fastest: {fastest['dtype']}{say.doubt(fastest)} with {fastest['tokens_per_sec']:.2f} tokens/s{behind}."
+    ]
     for _, run in done.iloc[1:].iterrows():
         same = "the same" if ask.equal(run, base, "output_digest") else "other"
         lines.append(

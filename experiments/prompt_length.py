@@ -70,7 +70,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
     more = int(long["prompt_tokens_total"] - short["prompt_tokens_total"])
     extra = long["time_to_first_token_ms"] - short["time_to_first_token_ms"]
     lines.append(
-        f"Each further prompt token costs {extra / more:.2f} ms of the time to the first token."
+        f"Each further prompt token costs {extra / more:.2f} ms of the time to the first token{say.doubt(long)}."
         if extra > 0
         else "What a further prompt token costs is lost in the noise: the first token came no later behind the longer prompt."
     )
@@ -81,7 +81,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
         )
     share = long["time_to_first_token_ms"] / 1000 / long["total_latency_s"]
     lines.append(
-        f"At {long['prompt_tokens_total']} prompt tokens the prefill is {share:.0%} of the call; "
+        f"At {long['prompt_tokens_total']} prompt tokens the prefill is {share:.0%} of the call{say.doubt(long)}; "
         f"a longer answer would make that share smaller."
     )
     return lines + say.doubts(runs)

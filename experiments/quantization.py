@@ -313,7 +313,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
     base = bases.iloc[0]
     lines = [
         f"{base['model_id']} on {base['device']}, PyTorch in float32: prefill {base['prefill_tokens_per_sec']:.0f} and decode "
-        f"{base['decode_tokens_per_sec']:.1f} tokens/s, perplexity {base['perplexity']:.3f} ({base['corpus']})."
+        f"{base['decode_tokens_per_sec']:.1f} tokens/s{say.doubt(base)}, perplexity {base['perplexity']:.3f} ({base['corpus']})."
     ]
     lines += advise(done, base)
     for _, run in measured(runs, "left_out_layers").iterrows():
@@ -339,16 +339,23 @@ def advise(done: pd.DataFrame, base: pd.Series) -> list[str]:
         base: the run that they are compared with.
     """
     done, lines = _comparable(done, base)
+    if undecided := say.undecided("Which is fastest", done):
+        return [*undecided, *lines, *_spikes(done, base)]
     for key, use in (("decode_tokens_per_sec", "long answers"), ("prefill_tokens_per_sec", "long prompts")):
         best = [_fastest(done, base, key, cost) for cost in (SMALL_COST, LARGER_COST)]
         lines.append(_advice(best[0], base, done, key, use, SMALL_COST))
         if best[1]["scenario"] != best[0]["scenario"]:
             lines.append(_advice(best[1], base, done, key, use, LARGER_COST))
-    for _, run in done.iterrows():
-        ratio = run["perplexity"] / base["perplexity"]
-        if ratio > SPIKE:
-            lines.append(f"Do not use {run['scenario']}: its perplexity is {ratio:.2f} times the baseline's.")
-    return lines
+    return lines + _spikes(done, base)
+
+
+def _spikes(done: pd.DataFrame, base: pd.Series) -> list[str]:
+    ratios = zip(done["scenario"], done["perplexity"] / base["perplexity"], strict=True)
+    return [
+        f"Do not use {name}: its perplexity is {ratio:.2f} times the baseline's."
+        for name, ratio in ratios
+        if ratio > SPIKE
+    ]
 
 
 def _fastest(done: pd.DataFrame, base: pd.Series, key: str, cost: float) -> pd.Series:
@@ -389,7 +396,7 @@ def _advice(best: pd.Series, base: pd.Series, done: pd.DataFrame, key: str, use:
     within = done[done["perplexity"] / base["perplexity"] - 1 <= cost]
     rivals = [run for _, run in within.iterrows() if run["run_id"] not in (best["run_id"], base["run_id"])]
     return (
-        f"{start}: {best['scenario']}, {found.ratio.value:.2f} times the baseline's {phase} speed "
+        f"{start}: {best['scenario']}{say.doubt(best)}, {found.ratio.value:.2f} times the baseline's {phase} speed "
         f"at {best['perplexity'] / base['perplexity'] - 1:+.2%} perplexity{say.in_doubt(found)}"
         f"{say.all_behind(best, rivals, key)}."
     )

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 # How the warnings begin that say so; a test holds them to what the measuring side says.
 DISTURBED = ("the machine was busy:", "noisy:", "drift:")
+_DISTURBANCES = dict(
+    zip(DISTURBED, ("others took {} % of the CPU", "varied by {} %", "drifted by {} %"), strict=True)
+)
 
 # Repeats that are asked for must fit into the cap on time, of arms that are slower than the one that is known, too.
 _ROOM = 2.0
@@ -102,6 +105,15 @@ def own_warnings(run: pd.Series) -> tuple[str, ...]:
 def is_disturbed(run: pd.Series) -> bool:
     """Return whether a run's own warnings say that its speed was disturbed: the machine was busy, repeats vary or drift."""
     return any(line.startswith(DISTURBED) for line in ask.lines(run, "warnings"))
+
+
+def disturbance(warnings: Iterable[str]) -> str:
+    """Return in a few words how a run was disturbed, by its warnings: `varied by 72 %`; empty if it was not."""
+    for line in warnings:
+        for start, words in _DISTURBANCES.items():
+            if line.startswith(start) and (shares := re.findall(r"(\d+)%", line)):
+                return words.format(max(map(int, shares)))
+    return ""
 
 
 def measure_more(run: pd.Series, repeats: int = 0) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference
-from llmtrack.decide.verdicts import measure_more, tell
+from llmtrack.decide.verdicts import disturbance, is_disturbed, measure_more, tell
 from llmtrack.tracking import ask
 from llmtrack.words import plural, some_of
 
@@ -106,9 +106,38 @@ def cannot_tell(base: pd.Series, others: Sequence[pd.Series], key: str) -> list[
 
 
 def in_doubt(found: Difference) -> str:
-    """Return `, in doubt since ...` where a run that a sentence rests on carries warnings; else nothing."""
-    runs = dict.fromkeys(line.partition(": ")[0] for line in found.doubts)
-    return f", in doubt since {' and '.join(runs)} carried warnings" if runs else ""
+    """Return `, in doubt: NAME varied by 72 %` where a run that a sentence rests on was disturbed or carries other warnings."""
+    warnings: dict[str, list[str]] = {}
+    for line in found.doubts:
+        name, _, warning = line.partition(": ")
+        warnings.setdefault(name, []).append(warning)
+    how = {name: disturbance(lines) for name, lines in warnings.items()}
+    if any(how.values()):
+        return f", in doubt: {', '.join(f'{name} {words}' for name, words in how.items() if words)}"
+    return f", in doubt since {' and '.join(how)} carried warnings" if how else ""
+
+
+def doubt(run: pd.Series) -> str:
+    """Return ` (in doubt: varied by 72 %)` of a run that was disturbed, to stand behind its name or figure; else nothing."""
+    how = disturbance(ask.lines(run, "warnings"))
+    return f" (in doubt: {how})" if how else ""
+
+
+def undecided(question: str, runs: pd.DataFrame) -> list[str]:
+    """Say that a question is open since all of the runs that could answer it were disturbed; nothing if one was not.
+
+    Args:
+        question: such as `Which precision is fastest`.
+        runs: two at least, or there is no question.
+    """
+    found = [run for _, run in runs.iterrows()]
+    if len(found) < 2 or not all(map(is_disturbed, found)):
+        return []
+    how = ", ".join(f"{ask.name(run)} {disturbance(ask.lines(run, 'warnings'))}" for run in found)
+    return [
+        f"{question} is inconclusive: all {len(found)} were disturbed ({how}); to settle it run, on a quiet machine: "
+        f"{measure_more(found[0])}"
+    ]
 
 
 def speed(run: pd.Series) -> str:
@@ -118,7 +147,7 @@ def speed(run: pd.Series) -> str:
     return (
         f"{run['model_id']} on {run['device']} in {run['dtype']}: {run['tokens_per_sec']:.2f} tokens/s, "
         f"{run['avg_latency_per_token_ms']:.1f} ms/token ({run['prompt_tokens_total']} prompt tokens, "
-        f"{run['max_new_tokens']} new ones{count})."
+        f"{run['max_new_tokens']} new ones{count}){doubt(run)}."
     )
 
 
@@ -129,7 +158,7 @@ def phases(run: pd.Series) -> list[str]:
     share = run["time_to_first_token_ms"] / 1000 / run["total_latency_s"]
     return [
         f"Prefill: {run['time_to_first_token_ms']:.0f} ms to the first token ({share:.0%} of the call, "
-        f"{run['prefill_tokens_per_sec']:.0f} prompt tokens/s); decoding: {run['decode_tokens_per_sec']:.2f} tokens/s."
+        f"{run['prefill_tokens_per_sec']:.0f} prompt tokens/s); decoding: {run['decode_tokens_per_sec']:.2f} tokens/s{doubt(run)}."
     ]
 
 
@@ -144,7 +173,8 @@ def bandwidth(run: pd.Series) -> list[str]:
         advice = "far from the limit of memory, so overhead or arithmetic is what takes the time: try another backend"
     else:
         advice = "both memory and arithmetic count: smaller weights and another backend can each help"
-    return [f"Decoding moves {used:.0%} of the measured {run['copy_bandwidth_gb_per_s']:.1f} GB/s: {advice}."]
+    measured = f"{run['copy_bandwidth_gb_per_s']:.1f} GB/s"
+    return [f"Decoding moves {used:.0%} of the measured {measured}{doubt(run)}: {advice}."]
 
 
 def roofline(run: pd.Series) -> list[str]:
@@ -159,7 +189,7 @@ def roofline(run: pd.Series) -> list[str]:
         words = f"{title} takes {1 / share:.{0 if share < 0.01 else 1}f} times {floor}"
         if share < FAR_FROM_BOUND:
             words += ": the rest is overhead (launches, small operators, other programs)"
-        lines.append(f"{words}.")
+        lines.append(f"{words}{doubt(run)}.")
     return lines
 
 

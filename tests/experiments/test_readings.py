@@ -145,3 +145,73 @@ def test_perplexity():
     assert set(plots) == {"batch_loss_perplexity_float32", "batch_loss_perplexity_bfloat16"}
     (axes,) = plots["batch_loss_perplexity_float32"].axes
     assert "2.9308" in axes.get_title(loc="left")
+
+
+NOISY = "noisy: repeats vary by 72% (coefficient of variation): close other programs or raise repeats"
+DRIFTED = "drift: the last repeats took 31% more time than the first: check the cooling and the clock speed, or raise warmup"
+BUSY = "the machine was busy: other programs took 82% of its CPU time: close them and measure again"
+
+
+def of_dtypes(*warnings):
+    """float32 the fastest of two, with these warnings."""
+    weights = {"workload_id": "w", "environment_id": "e", "model_size_mib": 100.0}
+    return frame(
+        *(
+            timed(dtype, seconds, 0.99 * seconds, 1.01 * seconds, dtype=dtype, warnings=line, **weights)
+            for dtype, seconds, line in zip(("float32", "bfloat16"), (1.0, 2.0), warnings, strict=True)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("warning", "how"),
+    [
+        (NOISY, "varied by 72 %"),
+        (DRIFTED, "drifted by 31 %"),
+        (BUSY, "others took 82 % of the CPU"),
+        (f"random weights\n{NOISY}", "varied by 72 %"),
+    ],
+)
+def test_the_headline_says_first_that_its_run_was_disturbed(warning, how):
+    first, second, *_ = precision.reading(of_dtypes(warning, None))
+    assert first == f"Fastest: float32 (in doubt: {how}) with 32.00 tokens/s."
+    assert f"takes 2.0x as long, in doubt: float32 {how}, the weights" in second
+
+
+def test_where_all_were_disturbed_no_ranking_is_claimed():
+    first, second, *_ = precision.reading(of_dtypes(NOISY, DRIFTED))
+    assert first == (
+        "Which precision is fastest is inconclusive: all 2 were disturbed (float32 varied by 72 %, bfloat16 drifted by 31 %); "
+        "to settle it run, on a quiet machine: mlflow run . -e precision --env-manager local"
+    )
+    assert "in doubt: bfloat16 drifted by 31 %, float32 varied by 72 %" in second
+
+
+def test_what_carries_other_warnings_is_not_said_to_be_disturbed():
+    first, *_ = precision.reading(of_dtypes("random weights: quality is meaningless", None))
+    assert first == "Fastest: float32 with 32.00 tokens/s."
+
+
+def test_each_sentence_of_a_single_run_that_was_disturbed_says_so():
+    told = baseline.reading(
+        frame(
+            timed(
+                "baseline",
+                2.0,
+                1.9,
+                2.1,
+                warnings=NOISY,
+                time_to_first_token_ms=500.0,
+                prefill_tokens_per_sec=32.0,
+                decode_tokens_per_sec=20.0,
+                memory_bandwidth_utilization=0.25,
+                copy_bandwidth_gb_per_s=40.0,
+                decode_floor_share=0.25,
+                decode_floor_ms=5.0,
+                decode_bound="memory",
+            )
+        )
+    )
+    of_speed = [line for line in told if not line.startswith(("Peak memory", "Read with care"))]
+    assert len(of_speed) == 4
+    assert all("(in doubt: varied by 72 %)" in line for line in of_speed)
