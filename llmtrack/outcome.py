@@ -79,6 +79,7 @@ class Measurement:
         files: artifact path to the local file.
         model_folder: local folder of the model to keep as an MLflow model; empty: none is kept.
         part: of a shard: what is put together with the others; it is never tracked.
+        rounds: of what was measured in turn with others, the round of each repeat, from 1.
     """
 
     scenario: Scenario
@@ -100,6 +101,7 @@ class Measurement:
     model_folder: str = ""
     disturbed: bool = False
     part: Part | Compared | None = None
+    rounds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -165,8 +165,9 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
     monkeypatch.setattr(durations, "folder", lambda: Path(os.devnull) / "durations")
     monkeypatch.setattr(gauges, "gauge_of", lambda device: None)
     generation = sys.modules.get("llmtrack.worker.generate")
-    if generation is not None:
-        monkeypatch.setattr(generation, "disturbed", lambda durations: False)
+    rounds = sys.modules.get("llmtrack.run.merged")
+    for module in filter(None, (generation, rounds)):
+        monkeypatch.setattr(module, "disturbed", lambda durations: False)
 
 
 def draw_nothing(patch: pytest.MonkeyPatch) -> None:

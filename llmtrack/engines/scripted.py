@@ -60,6 +60,7 @@ class ScriptedEngine:
         context_length: positions that it says it was made for.
         eos_id: the token that ends a sequence, if there is one; of 65, 66, 67 ..., which it generates.
         nll: nats of each token of a text, more than 0; NaN: those of a model that computes no numbers.
+        slowness: returns by how much all that begins at a time takes longer than the scripts say: the load of a machine.
     """
 
     def __init__(
@@ -69,11 +70,13 @@ class ScriptedEngine:
         context_length: int | None = None,
         eos_id: int | None = None,
         nll: float = 1.0,
+        slowness: Callable[[float], float] = lambda now: 1.0,
     ) -> None:
         self.clock = clock
         self.calls = 0
         self._eos_id = eos_id
         self._nll = nll
+        self._slowness = slowness
         self._scripts = chain(scripts, repeat(scripts[-1]))
         self._device_busy_s = 0.0
         self._info = EngineInfo(
@@ -117,10 +120,11 @@ class ScriptedEngine:
         self.synchronize()  # a device does its work in order
         new_tokens = script.new_tokens or (request.max_new_tokens,) * len(request.prompt_ids)
         rows = tuple(self._row(count, request.ignore_eos) for count in new_tokens)
+        slowness = self._slowness(self.clock())
         for step in range(max(map(len, rows))):
-            self.clock.advance(script.step_s if step else script.prefill_s)
+            self.clock.advance((script.step_s if step else script.prefill_s) * slowness)
             on_step()
-        self._device_busy_s = script.trailing_s
+        self._device_busy_s = script.trailing_s * slowness
         return Generated(rows)
 
     def _row(self, count: int, ignore_eos: bool) -> tuple[int, ...]:

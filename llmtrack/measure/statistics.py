@@ -94,6 +94,8 @@ def should_stop(durations: Sequence[float], policy: RepeatPolicy, warmup_s: floa
         return True
     if len(durations) < policy.min_repeats or elapsed < policy.min_seconds:
         return False
+    if math.isinf(policy.target_ci):
+        return True
     low, high = bootstrap_median_ci(durations)
     return (high - low) / 2 <= policy.target_ci * float(np.median(durations))
 

@@ -6,7 +6,10 @@ from llmtrack.metrics.entry import Tag
 from llmtrack.metrics.names import ASKED_TAG
 
 TAGS: tuple[Tag, ...] = (
-    Tag("llmtrack.kind", "`study` (one execution of an experiment) or `scenario` (one measured cell)"),
+    Tag(
+        "llmtrack.kind",
+        "`study` (one execution of an experiment) or `scenario` (one measured cell); `set_aside`: a cell's run that was disturbed and remeasured, which nothing else shows",
+    ),
     Tag("llmtrack.experiment", "name of the llmtrack experiment"),
     Tag("llmtrack.study_id", "ties the scenario runs of a study together"),
     Tag("llmtrack.suite_id", "ties the studies of one suite together"),

@@ -85,25 +85,26 @@ def _further(executor: Executor, first: Measurement, on_event: Callable[[Event],
         newer = more and _again(executor, replace(first.scenario, repeat=more), on_event)
         if not newer:
             break
-        both = merged((whole, newer), policy)
-        whole = replace(
-            both,
-            scenario=first.scenario,
-            texts={**first.texts, **newer.texts},
-            series={**first.series, **newer.series},
-        )
-        half = _half_width(whole.samples[_DURATION])
-        if not newer.disturbed and half <= NOISY_CV:
-            calm = tuple(line for line in whole.warnings if not line.startswith(DISTURBED))
-            told = (
-                f"disturbed at first and repeated further: the median of all repeats is known to {half:.1%}"
-            )
-            return replace(whole, disturbed=False, warnings=(*calm, told))
-    if whole is first:
-        return first
-    return replace(
-        whole, disturbed=True, warnings=(*whole.warnings, "it was repeated further, and stayed disturbed")
-    )
+        whole = replace(merged((whole, newer), policy), scenario=first.scenario)
+        if (calm := calmed(whole, newer)) is not None:
+            return calm
+    return first if whole is first else still_disturbed(whole)
+
+
+def calmed(whole: Measurement, newest: Measurement) -> Measurement | None:
+    """Return a measurement that is disturbed no more, since its newest part is not and its median is known well; else None."""
+    half = _half_width(whole.samples[_DURATION])
+    if newest.disturbed or half > NOISY_CV:
+        return None
+    calm = tuple(line for line in whole.warnings if not line.startswith(DISTURBED))
+    told = f"disturbed at first and repeated further: the median of all repeats is known to {half:.1%}"
+    return replace(whole, disturbed=False, warnings=(*calm, told))
+
+
+def still_disturbed(whole: Measurement) -> Measurement:
+    """Return a measurement that further repeats did not calm."""
+    told = "it was repeated further, and stayed disturbed"
+    return replace(whole, disturbed=True, warnings=(*whole.warnings, told))
 
 
 def _left(policy: RepeatPolicy, durations: Sequence[float]) -> RepeatPolicy | None:

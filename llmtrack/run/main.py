@@ -27,6 +27,7 @@ from llmtrack.report.html import page_template
 from llmtrack.report.terminal import make_console, say
 from llmtrack.run.executors import Executor, InlineExecutor, ManyAtOnce
 from llmtrack.run.patience import Patience
+from llmtrack.run.pool import Pool
 from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.settings import HereOptions, RunOptions
 from llmtrack.run.study import StudyResult, run_study
@@ -153,15 +154,24 @@ EXECUTORS: dict[str, Callable[[Any, Patience], Sequence[Executor]]] = {
 @contextmanager
 def open_executor(settings: RunOptions) -> Iterator[Executor]:
     """Open the executor that the settings name, and close it at the end."""
-    with _closed_at_end([make_executor(settings)], settings) as executors:
+    with _closed_at_end([_kept_loaded(make_executor(settings), settings)], settings) as executors:
         yield executors[0]
 
 
 @contextmanager
 def open_executors(settings: RunOptions) -> Iterator[Sequence[Executor]]:
     """Open the executors that the settings name, and close them at the end."""
-    with _closed_at_end(make_executors(settings), settings) as executors:
+    found = [_kept_loaded(each, settings) for each in make_executors(settings)]
+    with _closed_at_end(found, settings) as executors:
         yield executors
+
+
+def _kept_loaded(executor: Executor, settings: RunOptions) -> Executor:
+    """Return a pool of process executors, so that what is compared stays loaded; any other executor as it is."""
+    if not isinstance(executor, ProcessExecutor):
+        return executor
+    first = [executor]
+    return Pool(lambda: first.pop() if first else make_executor(settings))
 
 
 @contextmanager

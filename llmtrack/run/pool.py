@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import psutil
 
-from llmtrack.events import Emit
+from llmtrack.events import Emit, Event
+from llmtrack.outcome import Measurement
+from llmtrack.run import footprint
+from llmtrack.run.crew import Crew
 from llmtrack.run.executors import Executor
 from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.scenario import Scenario, Variant
 
 # Below this share of the memory, models that were not used lately are freed.
 LEAST_FREE = 0.25
-# As many models at most on a GPU, whose memory is not looked at here.
+# As many models at most on a GPU.
 MOST_ON_GPU = 4
+# Threads of the model before go on looking for work for 60 ms.
+SETTLE_S = 0.1
 
 
 def memory_is_short() -> bool:
@@ -32,6 +38,7 @@ class Pool:
         make: makes an executor.
         is_full: whether memory is short.
         most: so many loaded models at most.
+        fits: whether the models of variants are predicted to fit into the memory that is free.
     """
 
     def __init__(
@@ -39,9 +46,11 @@ class Pool:
         make: Callable[[], Executor],
         is_full: Callable[[], bool] = memory_is_short,
         most: float = math.inf,
+        fits: Callable[..., bool] = footprint.fits,
     ) -> None:
         self._make = make
         self._is_full = is_full
+        self._fits = fits
         self.most = most
         # One that has not measured yet, and knows its machine.
         self._idle: Executor | None = make()
@@ -62,10 +71,33 @@ class Pool:
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit, seconds: float = math.inf) -> None:
         """Measure scenarios of one variant, within so many seconds; what is not measured then is a failure."""
+        before = next(reversed(self._of), None)
         executor = self._executor(scenarios[0].variant)
         if isinstance(executor, ProcessExecutor):
+            if before not in (None, scenarios[0].variant):
+                time.sleep(SETTLE_S)
             executor.until = time.monotonic() + seconds
-        executor.run(scenarios, emit)
+
+        def take(event: Event) -> None:
+            if isinstance(event, Measurement):
+                footprint.keep(event)
+            emit(event)
+
+        executor.run(scenarios, take)
+
+    @contextmanager
+    def crew(self, workers: int | None) -> Iterator[Crew]:
+        """Open a crew of workers of this machine, each of which loads the model: what is loaded is freed first."""
+        if workers is None or workers == 1:
+            yield Crew((self.run,), self.close)
+            return
+        self.hold_only()
+        executor = self._any()
+        if not isinstance(executor, ProcessExecutor):
+            yield Crew((self.run,), self.close)
+            return
+        with executor.crew(workers) as crew:
+            yield crew
 
     def holds(self, variant: Variant) -> bool:
         """Return whether the model of a variant is loaded."""
@@ -77,6 +109,17 @@ class Pool:
         if executor is not None:
             executor.close()
 
+    def has_room(self, variants: Sequence[Variant]) -> bool:
+        """Return whether the models of all these variants are predicted to fit into memory at once."""
+        return len(variants) <= self.most and self._fits(*(each for each in variants if not self.holds(each)))
+
+    def hold_only(self, *variants: Variant) -> bool:
+        """Free the models of all other variants; return whether there were any."""
+        others = [each for each in self._of if each not in variants]
+        for variant in others:
+            self.free(variant)
+        return bool(others)
+
     def close(self) -> None:
         """Free all that is loaded."""
         for variant in tuple(self._of):
@@ -87,7 +130,7 @@ class Pool:
     def _executor(self, variant: Variant) -> Executor:
         executor = self._of.pop(variant, None)
         if executor is None:
-            while self._of and (len(self._of) >= self.most or self._is_full()):
+            while self._of and (len(self._of) >= self.most or self._is_full() or not self._fits(variant)):
                 self.free(next(iter(self._of)))
             executor, self._idle = self._idle or self._make(), None
         self._of[variant] = executor

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from llmtrack.errors import ScenarioError, in_words
 from llmtrack.events import Emit, Event, Log, SoFar, Warn
+from llmtrack.measure.finite import NON_FINITE
 from llmtrack.outcome import Failure, Measurement
 from llmtrack.quality.beside import drift_line, with_drift, with_scored, without_drift, without_scored
 from llmtrack.run.crew import Crew, SideBySide
@@ -28,6 +29,8 @@ from llmtrack.worker.outcomes import failure_of
 COMPARED_EACH = 4
 """Shards for each worker of what is compared with a reference: few rows, each of which is computed by two models."""
 
+_ONE_WORKER = "this executor has one worker, which scores all of the text"
+
 
 def run_scenarios(executor: Executor, scenarios: Sequence[Scenario], emit: Emit) -> None:
     """Measure scenarios of one variant; a text that several workers are asked to score is scored by them together.
@@ -37,7 +40,7 @@ def run_scenarios(executor: Executor, scenarios: Sequence[Scenario], emit: Emit)
     """
     many = [each for each in scenarios if _workers(each) != 1]
     if many and not isinstance(executor, SideBySide):
-        emit(Warn("this executor has one worker, which scores all of the text"))
+        emit(Warn(_ONE_WORKER))
         many = []
     beside = {each.name: each for each in many if each.quality is not None}
     alone = [replace(each, quality=None) if each.name in beside else each for each in scenarios]
@@ -73,6 +76,52 @@ def run_scenarios(executor: Executor, scenarios: Sequence[Scenario], emit: Emit)
         raise
 
 
+def score_beside(executor: Executor, timed: Measurement, emit: Emit) -> Measurement | Failure:
+    """Return what was timed with the quality that its scenario asks for beside it.
+
+    What cannot be scored leaves a warning, also where that ends the worker: the speed that was measured is kept.
+    """
+    scenario, check = timed.scenario, timed.scenario.quality
+    assert check is not None  # else nothing is asked for
+    if _workers(scenario) != 1 and isinstance(executor, SideBySide):
+        with executor.crew(check.perplexity.workers) as crew:
+            return _with_quality(timed, check, crew, emit)
+    if _workers(scenario) != 1:
+        emit(Warn(_ONE_WORKER))
+    found: list[Measurement | Failure] = []
+
+    def take(event: Event) -> None:
+        if isinstance(event, (Measurement, Failure)):
+            found.append(event)
+        else:
+            emit(event)
+
+    try:
+        executor.run((replace(scenario, task=check.perplexity),), take)
+    except BaseException:
+        if found:
+            emit(_beside(timed, found[0]))
+        raise
+    return _beside(timed, found[0])
+
+
+def _beside(timed: Measurement, scored: Measurement | Failure) -> Measurement | Failure:
+    """Return what was timed with what was scored apart from it."""
+    if isinstance(scored, Measurement):
+        return replace(
+            timed,
+            metrics={**timed.metrics, **scored.metrics},
+            facts={**timed.facts, **scored.facts},
+            tags={**timed.tags, **scored.tags},
+            series={**timed.series, **scored.series},
+            warnings=tuple(dict.fromkeys((*timed.warnings, *scored.warnings))),
+            ended_at=scored.ended_at,
+        )
+    if scored.kind == NON_FINITE:
+        return replace(scored, scenario=timed.scenario, started_at=timed.started_at)
+    return without_scored(timed, scored.reason)
+
+
 def _workers(scenario: Scenario) -> int | None:
     """Return how many workers are asked to score."""
     task = scenario.task if scenario.quality is None else scenario.quality.perplexity
@@ -104,7 +153,7 @@ def _with_quality(timed: Measurement, check: QualityCheck, crew: Crew, emit: Emi
     scoring = replace(timed.scenario, task=task, quality=None)
     done = work_off(scoring, shards_of(scoring, task, SHARDS_EACH * workers), crew, emit)
     if isinstance(done, Failure):
-        if done.kind == "non_finite":
+        if done.kind == NON_FINITE:
             return replace(done, scenario=timed.scenario, started_at=timed.started_at)
         return without_scored(timed, done.reason)
     try:

@@ -1,4 +1,4 @@
-"""Measure groups one after the other, or several at once where the executor can, and tell of all in one thread."""
+"""Measure groups in turn, or several at once where the executor can, and tell of all in one thread."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from llmtrack.events import Event
 from llmtrack.outcome import Measurement
 from llmtrack.run.again import run_undisturbed
 from llmtrack.run.executors import Executor, ManyAtOnce
+from llmtrack.run.pool import Pool
+from llmtrack.run.rounds import is_in_turn, run_in_turn
 from llmtrack.scenario import Scenario
 
 
@@ -20,7 +22,7 @@ def run_groups(
     on_event: Callable[[Event], None],
     on_disturbed: Callable[[Measurement], None],
 ) -> None:
-    """Measure groups (see `run_undisturbed`); both functions are called in this thread only.
+    """Measure groups: several that are compared in turn (see `rounds`), else each by itself (see `run_undisturbed`); both functions are called in this thread only.
 
     Args:
         executor: what measures.
@@ -28,6 +30,12 @@ def run_groups(
         on_event: is told every event that counts.
         on_disturbed: is told a baseline that is measured once more.
     """
+    if isinstance(executor, Pool):
+        executor.hold_only(*(group[0].variant for group in groups))
+    compared = sum(any(map(is_in_turn, group)) for group in groups)
+    if compared > 1 and not isinstance(executor, ManyAtOnce):
+        run_in_turn(executor, groups, on_event)
+        return
     if not isinstance(executor, ManyAtOnce) or len(groups) == 1:
         for group in groups:
             run_undisturbed(executor, group, on_event, on_disturbed)

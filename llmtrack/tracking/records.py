@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.outcome import Failure, Measurement, Outcome, StepValues
+from llmtrack.outcome import REPLACED, Failure, Measurement, Outcome, StepValues
 from llmtrack.plain import digest, kept, to_json
 from llmtrack.scenario import Scalar, Scenario
 from llmtrack.task import GenerateTask, not_asked
@@ -22,6 +22,10 @@ from llmtrack.tracking.ask import FAILED, FINISHED, KILLED, RUNNING
 _NOT_CONDITIONS = ("prompts", "verbose", "workers")
 _CLOCK = re.compile(r"-(\d\d)(\d\d)\d\d-")
 _LONGEST_MODEL = 40
+
+
+SET_ASIDE = "set_aside"
+"""Kind of the run of a scenario that was disturbed and measured again: kept, and no run of a scenario to anyone who asks."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,9 @@ def _measurement_record(done: Measurement, study: StudyContext) -> RunRecord:
         texts["samples.json"] = _samples_json(done)
     if done.sample_text is not None:
         texts["sample.txt"] = done.sample_text
+    if any(REPLACED in line for line in done.warnings):
+        # Kept for whoever asks for it, and in no view, table or comparison.
+        tags["llmtrack.kind"] = SET_ASIDE
     if done.warnings:
         tags["llmtrack.warnings"] = "\n".join(done.warnings)
         texts["warnings.txt"] = "\n".join(done.warnings) + "\n"
@@ -303,6 +310,7 @@ def _tag_key(key: str) -> str:
 def _samples_json(done: Measurement) -> str:
     data = {
         "samples": {key: list(map(float, values)) for key, values in done.samples.items()},
+        **({"rounds": list(done.rounds)} if done.rounds else {}),
         "summaries": to_json(done.summaries),
     }
     return json.dumps(data, indent=1) + "\n"

@@ -15,7 +15,7 @@ from llmtrack.task import PerplexityTask, ShardTask, TrainTask
 from llmtrack.worker.generate import measure_generation
 from llmtrack.worker.notices import notices
 from llmtrack.worker.outcomes import failure_of
-from llmtrack.worker.perplexity import measure_perplexity, with_quality
+from llmtrack.worker.perplexity import measure_perplexity, measure_quality, with_quality
 from llmtrack.worker.shards import Ready, measure_shard
 from llmtrack.worker.train import measure_training
 
@@ -114,5 +114,7 @@ def _measure_loaded(scenarios: Sequence[Scenario], engines: EngineCache, emit: E
     for scenario in scenarios:
         if isinstance(scenario.task, ShardTask):
             measure_shard(scenario, scenario.task, engine, engines.ready, engines.load_reference, emit, clock)
+        elif isinstance(scenario.task, PerplexityTask) and scenario.quality is not None:
+            measure_quality(scenario, scenario.quality, engine, engines.load, emit, clock)
         elif isinstance(scenario.task, PerplexityTask):
             measure_perplexity(scenario, scenario.task, engine, emit, clock)

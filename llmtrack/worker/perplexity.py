@@ -71,6 +71,19 @@ def measure_perplexity(
     )
 
 
+def measure_quality(
+    scenario: Scenario,
+    check: QualityCheck,
+    engine: Engine,
+    load: Callable[[Variant], Engine],
+    emit: Emit,
+    clock: Clock,
+) -> None:
+    """Score and compare what belongs beside the timing of a scenario, which was timed before, and emit that alone."""
+    nothing = Measurement(scenario, workload_id(scenario.task), {}, {}, started_at=time.time())
+    emit(with_quality(nothing, check, engine, load, emit, clock))
+
+
 def with_quality(
     timed: Measurement,
     check: QualityCheck,

@@ -114,5 +114,5 @@ def _ceilings(roof: Roof) -> dict[str, float]:
 
 
 def _conditions(info: EngineInfo, roof: Roof) -> dict[str, Scalar]:
-    doubt = {"ceilings_in_doubt": roof.doubt} if roof.doubt else {}
-    return doubt | ({"arithmetic": info.arithmetic} if info.arithmetic else {})
+    told: dict[str, Scalar] = {"ceilings_in_doubt": roof.doubt, "arithmetic": info.arithmetic}
+    return {name: value for name, value in told.items() if value}
