@@ -53,6 +53,8 @@ class StepValues:
 
 # What is said of a run that was disturbed and is replaced by a newer one of its study.
 REPLACED = "disturbed: measured once more"
+# How what is said of a run ends that was interrupted before all of its rounds were made.
+CUT_SHORT = "rounds: it was interrupted"
 
 
 @dataclass(frozen=True)

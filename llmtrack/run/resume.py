@@ -41,8 +41,8 @@ def finished_already(
     kept, names, models = [], [], dict[Scenario, Mapping[str, str]]()
     for position, ids in enumerate(found[list(ASKED_ALIKE)].itertuples(index=False, name=None)):
         run = found.iloc[position]
-        # What was killed before it was measured once more is not measured yet.
-        if (scenario := asked.get(ids)) is None or ask.is_replaced(run):
+        # What was killed before it was measured once more, or in all of its rounds, is not measured yet.
+        if (scenario := asked.get(ids)) is None or ask.is_replaced(run) or ask.is_cut_short(run):
             continue
         if scenario not in models:
             models[scenario] = identify(scenario)

@@ -10,13 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from llmtrack.events import Event, Log, Progress
 from llmtrack.measure.statistics import should_stop
-from llmtrack.outcome import Failure, Measurement
+from llmtrack.outcome import Failure, Measurement, Outcome
+from llmtrack.plain import from_json, to_json
 from llmtrack.quality.beside import without_scored
 from llmtrack.run.again import MOST_ROUNDS, calmed, still_disturbed
 from llmtrack.run.executors import INTERRUPTED, Executor
+from llmtrack.run.journal import Journal
 from llmtrack.run.merged import merged, were_disturbed
 from llmtrack.run.plan import device_of
 from llmtrack.run.pool import MOST_ON_GPU, Pool
@@ -44,7 +48,10 @@ def is_in_turn(scenario: Scenario) -> bool:
 
 
 def run_in_turn(
-    executor: Executor, groups: Sequence[Sequence[Scenario]], on_event: Callable[[Event], None]
+    executor: Executor,
+    groups: Sequence[Sequence[Scenario]],
+    on_event: Callable[[Event], None],
+    journal: Journal,
 ) -> None:
     """Measure groups in turn; what is scored beside a timing comes after all of it, and training last.
 
@@ -54,8 +61,9 @@ def run_in_turn(
         executor: what measures; a `Pool` keeps models loaded from visit to visit, any other loads them again.
         groups: scenarios of one variant each.
         on_event: is told every event; of each scenario one outcome.
+        journal: keeps each visit, since none is tracked before all are made; visits that it holds are not made again.
     """
-    turns = _Turns(executor, groups, on_event)
+    turns = _Turns(executor, groups, on_event, journal)
     try:
         turns.time()
         turns.tell()
@@ -123,6 +131,8 @@ class _Arm:
             number: of the round.
         """
         if isinstance(outcome, Measurement):
+            if self.visits and _weights(self.visits[-1]) != _weights(outcome):
+                self.visits.clear()  # taken over from before the model was replaced
             rounds = (number,) * len(outcome.samples.get(_DURATION, ()))
             self.visits.append(replace(outcome, rounds=rounds))
         elif self.visits:
@@ -149,15 +159,16 @@ class _Arm:
             rounds: how many began.
             cut: why there were no more.
         """
-        whole = self._whole()
+        whole, odd = self._whole(), len(self.visits) % VISITS
         if self.timed and whole.disturbed and len(self.visits) > VISITS:
             newest = merged(self.visits[-VISITS:], self.scenario.repeat)
             whole = calmed(whole, newest) or still_disturbed(whole)
         warnings, told = whole.warnings, tuple[str, ...]()
-        if why := self.cut or cut:
+        if self.cut or (cut and odd):
             # It was not the cap on time that left some out.
             warnings = tuple(line for line in warnings if not line.startswith("only "))
-            told = (f"measured in {len(self.visits)} of {max(VISITS, rounds)} rounds: {why}",)
+            of = rounds if self.cut else len(self.visits) + 1
+            told = (f"measured in {len(self.visits)} of {of} rounds: {self.cut or cut}",)
         elif self.timed and len(self.visits) < VISITS:
             told = (f"{ONCE}: raise max_seconds",)
         return replace(whole, warnings=(*warnings, *told))
@@ -170,6 +181,10 @@ class _Arm:
             return visit.samples.get(_DURATION, ())
         rate = visit.metrics.get("score_tokens_per_sec")
         return (visit.metrics["tokens_scored"] / rate,) if rate else (0.0,)
+
+
+def _weights(visit: Measurement) -> dict[str, str]:
+    return {name: value for name, value in visit.tags.items() if name.endswith("_digest")}
 
 
 def _there(policy: RepeatPolicy, done: int, left: float, until_narrow: bool) -> RepeatPolicy:
@@ -189,14 +204,24 @@ def _back(policy: RepeatPolicy, there: Sequence[float], left: float) -> RepeatPo
     return replace(policy, min_repeats=len(there), max_repeats=len(there), min_seconds=0.0, max_seconds=left)
 
 
+def _read(gave: list[Any]) -> list[Outcome]:
+    """Return the outcomes of a visit that was made before a study was killed."""
+    return [from_json(each, Outcome) for each in gave]
+
+
 class _Turns:
     """The laps of a study."""
 
     def __init__(
-        self, executor: Executor, groups: Sequence[Sequence[Scenario]], on_event: Callable[[Event], None]
+        self,
+        executor: Executor,
+        groups: Sequence[Sequence[Scenario]],
+        on_event: Callable[[Event], None],
+        journal: Journal,
     ) -> None:
         self._executor = executor
         self._on_event = on_event
+        self._journal = journal
         found = ([_Arm(each) for each in group if is_in_turn(each)] for group in groups)
         self._groups = [arms for arms in found if arms]
         self._variants = [arms[0].scenario.variant for arms in self._groups]
@@ -248,20 +273,39 @@ class _Turns:
         if not wanted:
             return
         self._last = variant
-        crowded = self._measure(wanted, True)
-        if crowded:
-            self._measure(crowded, False)
+        found: list[Outcome] = []
+        try:
+            key = [self._round, [each.scenario_id for each in wanted]]
+            found = self._journal.act(key, partial(self._measured, wanted, found), _read)
+        finally:
+            # Interrupted, too: what is measured stays measured.
+            for outcome in found:
+                self._take(outcome)
 
-    def _measure(self, scenarios: Sequence[Scenario], may_be_crowded: bool) -> list[Scenario]:
-        """Measure what a visit wants; return what failed for lack of memory beside other models, which are freed then."""
-        asked = {each.name: each for each in scenarios}
-        lost: list[Failure] = []
+    def _measured(self, scenarios: Sequence[Scenario], found: list[Outcome]) -> list[Any]:
+        """Measure what a visit wants; what fails for lack of memory beside other models, again without them.
 
+        Args:
+            scenarios: of one variant.
+            found: is given each outcome as it comes.
+
+        Returns:
+            The outcomes, JSON-ready.
+        """
+        self._run(scenarios, found)
+        lost = [each for each in found if isinstance(each, Failure) and each.kind in _OF_MEMORY]
+        if lost:
+            self._last = None
+        if lost and isinstance(self._executor, Pool) and self._executor.hold_only(scenarios[0].variant):
+            names = {each.scenario.name for each in lost}
+            found[:] = [each for each in found if each.scenario.name not in names]
+            self._run([each for each in scenarios if each.name in names], found)
+        return [to_json(each, Outcome) for each in found]
+
+    def _run(self, scenarios: Sequence[Scenario], found: list[Outcome]) -> None:
         def take(event: Event) -> None:
-            if isinstance(event, Failure) and event.kind in _OF_MEMORY and may_be_crowded:
-                lost.append(event)
-            elif isinstance(event, (Measurement, Failure)):
-                self._take(event)
+            if isinstance(event, (Measurement, Failure)):
+                found.append(event)
             elif isinstance(event, Progress):
                 share = min(0.95, (self._round - 1 + (event.done or 0.0)) / VISITS)
                 self._on_event(replace(event, step=f"round {self._round}, {event.step}", done=share))
@@ -269,13 +313,6 @@ class _Turns:
                 self._on_event(event)
 
         self._executor.run(tuple(scenarios), take)
-        if lost:
-            self._last = None
-            if isinstance(self._executor, Pool) and self._executor.hold_only(scenarios[0].variant):
-                return [asked[each.scenario.name] for each in lost]
-            for each in lost:
-                self._take(each)
-        return []
 
     def _take(self, outcome: Measurement | Failure) -> None:
         arm = self._untold[outcome.scenario.name]

@@ -17,6 +17,7 @@ from llmtrack.events import Begun, Event, Steps
 from llmtrack.experiment import Experiment
 from llmtrack.metrics import as_shown
 from llmtrack.outcome import Failure, Measurement
+from llmtrack.plain import digest
 from llmtrack.report.escape import on_one_line
 from llmtrack.report.place import Place
 from llmtrack.report.study import Written, write_study
@@ -25,6 +26,7 @@ from llmtrack.run.announcing import keep_time, last_time, plan_of
 from llmtrack.run.common import Common
 from llmtrack.run.ending import end_study
 from llmtrack.run.executors import Executor
+from llmtrack.run.journal import Journal
 from llmtrack.run.plan import make_plan, model_folders
 from llmtrack.run.progress import StudyProgress, SuiteProgress
 from llmtrack.run.resume import finished_already
@@ -183,7 +185,10 @@ def run_study(
                 tracker.log(study, first, remark=", disturbed")
                 progress.line(f"{outcome_line(first)}: disturbed, so it is measured once more")
 
-            run_groups(executor, plan.groups, on_event, on_disturbed)
+            ids = [[each.scenario_id for each in group] for group in plan.groups]
+            asked = digest([ids, environment_id(facts)])
+            path = tracker.spool.folder.parent / "rounds" / f"{asked}.jsonl"
+            run_groups(executor, plan.groups, on_event, on_disturbed, partial(Journal, path, resume))
             for same in plan.same:
                 note = f"same as {same.measured.name}: {same.dtype_label}"
                 tracker.log_same_as(

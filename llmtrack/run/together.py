@@ -11,6 +11,7 @@ from llmtrack.events import Event
 from llmtrack.outcome import Measurement
 from llmtrack.run.again import run_undisturbed
 from llmtrack.run.executors import Executor, ManyAtOnce
+from llmtrack.run.journal import Journal
 from llmtrack.run.pool import Pool
 from llmtrack.run.rounds import is_in_turn, run_in_turn
 from llmtrack.scenario import Scenario
@@ -21,6 +22,7 @@ def run_groups(
     groups: Sequence[Sequence[Scenario]],
     on_event: Callable[[Event], None],
     on_disturbed: Callable[[Measurement], None],
+    open_journal: Callable[[], Journal],
 ) -> None:
     """Measure groups: several that are compared in turn (see `rounds`), else each by itself (see `run_undisturbed`); both functions are called in this thread only.
 
@@ -29,12 +31,15 @@ def run_groups(
         groups: scenarios of one variant each.
         on_event: is told every event that counts.
         on_disturbed: is told a baseline that is measured once more.
+        open_journal: returns what keeps the rounds of what is measured in turn.
     """
     if isinstance(executor, Pool):
         executor.hold_only(*(group[0].variant for group in groups))
     compared = sum(any(map(is_in_turn, group)) for group in groups)
     if compared > 1 and not isinstance(executor, ManyAtOnce):
-        run_in_turn(executor, groups, on_event)
+        journal = open_journal()
+        run_in_turn(executor, groups, on_event, journal)
+        journal.done()
         return
     if not isinstance(executor, ManyAtOnce) or len(groups) == 1:
         for group in groups:

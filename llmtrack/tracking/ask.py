@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.outcome import REPLACED
+from llmtrack.outcome import CUT_SHORT, REPLACED
 from llmtrack.words import plural
 
 if TYPE_CHECKING:
@@ -68,6 +68,11 @@ def lines(run: pd.Series, key: str) -> tuple[str, ...]:
 def is_replaced(run: pd.Series) -> bool:
     """Return whether a run was disturbed so that its scenario is measured once more: it counts for nothing beside that."""
     return any(REPLACED in line for line in lines(run, "warnings"))
+
+
+def is_cut_short(run: pd.Series) -> bool:
+    """Return whether a run was interrupted before all of its rounds were made."""
+    return any(line.endswith(CUT_SHORT) for line in lines(run, "warnings"))
 
 
 def name(run: pd.Series) -> str:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from llmtrack.events import Event
 from llmtrack.outcome import Failure, Measurement, Outcome
+from llmtrack.run.executors import Executor
+from llmtrack.run.journal import Journal
+from llmtrack.run.together import run_groups
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy
 
@@ -32,3 +38,14 @@ def outcomes(events: Iterable[object]) -> list[Outcome]:
 def by_name(events: Iterable[object]) -> dict[str, Outcome]:
     """Return the outcomes among events by the names of their scenarios."""
     return {each.scenario.name: each for each in outcomes(events)}
+
+
+def in_groups(
+    executor: Executor,
+    groups: Sequence[Sequence[Scenario]],
+    on_event: Callable[[Event], None],
+    journal: Journal | None = None,
+) -> None:
+    """Measure groups; without a journal, where none can be written."""
+    nowhere = Journal(Path(os.devnull) / "rounds", False, lambda text: None)
+    run_groups(executor, groups, on_event, lambda first: None, lambda: journal or nowhere)

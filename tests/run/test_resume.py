@@ -13,7 +13,7 @@ from llmtrack.engines.registry import load_engine
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.models import hub
 from llmtrack.options import taken
-from llmtrack.outcome import REPLACED
+from llmtrack.outcome import CUT_SHORT, REPLACED
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.run import resume
 from llmtrack.run.executors import InlineExecutor
@@ -63,13 +63,19 @@ def lengths(*values: int, **changes: object):
 
 
 @pytest.mark.slow(2)
-def test_what_was_to_be_measured_once_more_when_it_was_killed_is_measured(tracker, console, uri):
+@pytest.mark.parametrize(
+    "warning",
+    [
+        f"{REPLACED}, and the newer run of the study is its baseline",
+        f"measured in 1 of 2 {CUT_SHORT}",
+    ],
+    ids=["once more", "in all rounds"],
+)
+def test_what_was_to_be_measured_further_when_it_was_killed_is_measured(tracker, console, uri, warning):
     _, first = study(tracker, console, lengths(4))
     (run_id,) = first.tracked["run_id"]
     client = MlflowClient(tracking_uri=uri)
-    client.set_tag(
-        run_id, "llmtrack.warnings", f"noisy\n{REPLACED}, and the newer run of the study is its baseline"
-    )
+    client.set_tag(run_id, "llmtrack.warnings", f"noisy\n{warning}")
     names, _ = study(tracker, console, lengths(4))
     assert names == ["prompt_4"]
     names, _ = study(tracker, console, lengths(4))

@@ -12,13 +12,13 @@ from llmtrack.measure.statistics import disturbed
 from llmtrack.outcome import Failure, Measurement
 from llmtrack.run import merged as merging
 from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.journal import Journal
 from llmtrack.run.pool import Pool
 from llmtrack.run.rounds import ONCE
 from llmtrack.run.scoring import run_scenarios
-from llmtrack.run.together import run_groups
 from llmtrack.scenario import QualityCheck, Variant
 from llmtrack.task import RepeatPolicy
-from tests.run.scenarios import by_name, generating, outcomes, scoring
+from tests.run.scenarios import by_name, generating, in_groups, outcomes, scoring
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth", "_real_disturbance")
 
@@ -80,7 +80,7 @@ def groups(*names, repeat=POLICY, **changes):
 
 def in_turn(machine, *names, executor=None, **asked):
     events = []
-    run_groups(executor or machine.pool(), groups(*names, **asked), events.append, print)
+    in_groups(executor or machine.pool(), groups(*names, **asked), events.append)
     return events
 
 
@@ -234,23 +234,59 @@ def test_what_fails_in_a_later_round_keeps_what_was_measured_and_says_so():
     assert done.warnings == ("measured in 1 of 2 rounds: the round after failed (error): a cable is loose",)
 
 
-@pytest.mark.parametrize(("call", "rounds"), [(3, {}), (6, {"a": 1}), (20, {"a": 1, "b": 2, "c": 2})])
-def test_interrupted_all_that_was_measured_is_told_with_its_rounds(call, rounds):
-    machine, events = Machine(), []
-    stop = iter(range(1000))
+def interrupted(at, journal=None):
+    """What is told where a signal comes at the so many-th call."""
+    machine, events, calls = Machine(), [], iter(range(1000))
 
-    def interrupt(now):
-        if next(stop) == call:
+    def slowness(now):
+        if next(calls) == at:
             raise KeyboardInterrupt
         return 1.0
 
-    machine.slowness = interrupt
+    machine.slowness = slowness
     with pytest.raises(KeyboardInterrupt):
-        run_groups(machine.pool(), groups(), events.append, print)
+        in_groups(machine.pool(), groups(), events.append, journal)
+    return machine, events
+
+
+@pytest.mark.parametrize(("call", "rounds"), [(3, {}), (6, {"a": 1}), (20, {"a": 1, "b": 2, "c": 2})])
+def test_interrupted_all_that_was_measured_is_told_with_its_rounds(call, rounds):
+    _, events = interrupted(call)
     assert {each.scenario.name: len(set(each.rounds)) for each in outcomes(events)} == rounds
     for each in outcomes(events):
-        told = f"measured in {len(set(each.rounds))} of 2 rounds: it was interrupted"
-        assert each.warnings[-1] == told
+        once = len(set(each.rounds)) == 1
+        assert each.warnings == (("measured in 1 of 2 rounds: it was interrupted",) if once else ())
+
+
+@pytest.mark.parametrize("tail", ["", '{"key": [2, ["x"]], "ga'], ids=["whole", "torn"])
+def test_what_was_killed_goes_on_from_the_round_that_it_was_in(tmp_path, tail):
+    path = tmp_path / "rounds.jsonl"
+    interrupted(20, Journal(path, False))
+    with path.open("a") as file:
+        file.write(tail)
+    second, events = Machine(), []
+    in_groups(second.pool(), groups(), events.append, Journal(path, True))
+    assert "".join(second.calls) == "aaaa", "of the last visit nothing was kept"
+    assert medians(events) == TRUE
+    assert all(each.rounds == (1, 1, 1, 2, 2, 2) for each in outcomes(events))
+    assert not path.exists(), "nothing is left to be resumed"
+    # Without it all is measured anew.
+    interrupted(20, Journal(path, False))
+    third = Machine()
+    in_groups(third.pool(), groups(), events.append, Journal(path, False))
+    assert len(third.calls) == 23
+
+
+def test_rounds_of_a_model_that_was_replaced_meanwhile_do_not_count(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    interrupted(20, Journal(path, False))
+    text = path.read_text()
+    path.write_text(text.replace('"tags": {', '"tags": {"weights_digest": "old"'))
+    assert path.read_text() != text
+    events = []
+    in_groups(Machine().pool(), groups(), events.append, Journal(path, True))
+    assert by_name(events)["a"].rounds == (2, 2, 2)
+    assert "old" not in by_name(events)["a"].tags.values()
 
 
 def test_quality_is_scored_after_all_timing():
@@ -290,7 +326,7 @@ def test_a_text_is_scored_there_and_back_and_its_speed_is_that_of_both():
     pool = Pool(lambda: InlineExecutor(load, clock), is_full=lambda: False, fits=lambda *variants: True)
     events = []
     asked = [[scoring(name, variant(name), batch_size=None)] for name in seconds]
-    run_groups(pool, asked, events.append, print)
+    in_groups(pool, asked, events.append)
     for each in outcomes(events):
         tokens, batches = each.metrics["tokens_scored"], len(each.series["batch_loss"])
         spent = batches * sum(seconds[each.scenario.name])
@@ -301,7 +337,7 @@ def test_a_text_is_scored_there_and_back_and_its_speed_is_that_of_both():
 def test_scenarios_of_one_variant_stay_as_they_are():
     machine, events = Machine(), []
     asked = [generating(f"a{number}", variant("a"), POLICY) for number in range(2)]
-    run_groups(machine.pool(), [asked], events.append, print)
+    in_groups(machine.pool(), [asked], events.append)
     assert [each.rounds for each in outcomes(events)] == [(), ()]
     assert [len(each.samples["total_latency_s"]) for each in outcomes(events)] == [5, 5]
 
@@ -309,7 +345,7 @@ def test_scenarios_of_one_variant_stay_as_they_are():
 def test_models_that_a_study_does_not_need_are_freed_before_it():
     machine, events = Machine(), []
     pool = machine.pool()
-    run_groups(pool, groups("a", "b"), events.append, print)
-    run_groups(pool, groups("b"), events.append, print)
+    in_groups(pool, groups("a", "b"), events.append)
+    in_groups(pool, groups("b"), events.append)
     assert not pool.holds(variant("a"))
     assert machine.loaded == ["a", "b"]

@@ -13,11 +13,10 @@ from llmtrack.outcome import Measurement
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.pool import Pool
 from llmtrack.run.process_executor import ProcessExecutor
-from llmtrack.run.together import run_groups
 from llmtrack.scenario import QualityCheck
 from llmtrack.task import PerplexityTask, RepeatPolicy
 from tests.forked import ForkedWorker
-from tests.run.scenarios import MODEL, by_name, generating, outcomes
+from tests.run.scenarios import MODEL, by_name, generating, in_groups, outcomes
 
 FEW = RepeatPolicy(warmup=1, min_repeats=4, min_seconds=0, max_repeats=4)
 CHECK = QualityCheck(PerplexityTask(max_length=32), reference=MODEL, reference_tokens=64)
@@ -59,7 +58,7 @@ def asked(**changes):
 @pytest.mark.slow(4)
 def test_models_stay_loaded_in_workers_of_their_own_and_quality_is_what_it_is_alone(workers):
     events = []
-    run_groups(workers.pool, asked(quality=CHECK), events.append, print)
+    in_groups(workers.pool, asked(quality=CHECK), events.append)
     found = by_name(events)
     assert set(found) == {"float32", "bfloat16"}
     loaded = [each.text for each in events if isinstance(each, Log) and each.text.startswith("Loaded:")]
@@ -100,7 +99,7 @@ def test_a_worker_that_is_killed_in_a_round_is_replaced_and_its_round_measured_a
             killed.append(workers.pids[1])
             os.kill(killed[0], signal.SIGKILL)
 
-    run_groups(workers.pool, asked(), kill_once, print)
+    in_groups(workers.pool, asked(), kill_once)
     assert killed
     found = by_name(events)
     assert len(outcomes(events)) == 2
@@ -121,7 +120,7 @@ def test_an_interruption_ends_the_workers_and_keeps_the_rounds_that_were_made(wo
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_groups(workers.pool, asked(), interrupt, print)
+        in_groups(workers.pool, asked(), interrupt)
     found = by_name(events)
     assert {name: each.rounds for name, each in found.items()} == {
         "float32": (1, 1),

@@ -12,6 +12,7 @@ from experiments import batching, perplexity, precision, prompt_length
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
+from llmtrack.measure.statistics import disturbed
 from llmtrack.options import taken
 from llmtrack.outcome import Failure, Measurement, Summary
 from llmtrack.run.executors import InlineExecutor
@@ -19,6 +20,7 @@ from llmtrack.run.settings import Settings
 from llmtrack.run.study import outcome_line, run_study
 from llmtrack.run.suite import run_suite
 from llmtrack.tracking.query import runs, studies
+from llmtrack.worker import generate
 from tests.run.scenarios import generating
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
@@ -134,6 +136,23 @@ def test_a_precision_that_is_forced_is_tracked_as_the_same(tracker, uri, console
     assert tracked.loc["float16", "outcome"] == "same_as"
     assert "float16: not measured again, same as float32: float32 (forced on CPU)" in console.file.getvalue()
     assert not any("not measured" in line for line in result.reading), "the table's note says it"
+
+
+@pytest.mark.slow(1)
+def test_a_run_that_was_set_aside_is_kept_and_is_no_scenarios_run(tracker, uri, console, monkeypatch):
+    """The baseline is disturbed and measured once more: one run of it is told of, listed and compared."""
+    monkeypatch.setattr(generate, "disturbed", disturbed)
+    steps = (Script(0.03, 0.005), Script(0.01, 0.005), Script(0.05, 0.005), Script(0.03, 0.005))
+    result = study(tracker, console, lengths(4), scripted(*steps))
+    assert "disturbed, so it is measured once more" in console.file.getvalue()
+    (run,) = runs(tracking_uri=uri).to_dict("records")
+    assert (run["baseline"], run["tokens_per_sec"]) == (True, pytest.approx(100))
+    assert len(result.tracked) == 1
+    everything = runs(kind=None, tracking_uri=uri)
+    assert sorted(everything["kind"]) == ["scenario", "set_aside", "study"]
+    (aside,) = runs(kind="set_aside", tracking_uri=uri).to_dict("records")
+    assert "disturbed: measured once more" in aside["warnings"]
+    assert runs(study=result.study.study_id, tracking_uri=uri)["run_id"].tolist() == [run["run_id"]]
 
 
 class Interrupted(InlineExecutor):

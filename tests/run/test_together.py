@@ -7,9 +7,8 @@ import threading
 import pytest
 
 from llmtrack.outcome import Measurement
-from llmtrack.run.together import run_groups
 from tests.conftest import HANG_S
-from tests.run.scenarios import generating
+from tests.run.scenarios import generating, in_groups
 
 
 class Many:
@@ -61,7 +60,7 @@ def run(executor, names):
         threads.add(threading.current_thread())
 
     try:
-        run_groups(executor, groups(*names), take, lambda first: None)
+        in_groups(executor, groups(*names), take)
     finally:
         assert threads <= {threading.current_thread()}
     return events
@@ -74,9 +73,7 @@ def test_groups_are_measured_at_once_and_told_of_in_the_callers_thread():
 def test_an_error_ends_all_and_what_the_others_still_tell_is_taken():
     executor, events = Many(2, ValueError("broken")), []
     with pytest.raises(ValueError, match="broken"):
-        run_groups(
-            executor, groups("breaks", "waits", "later"), lambda e: events.append(e.scenario.name), print
-        )
+        in_groups(executor, groups("breaks", "waits", "later"), lambda e: events.append(e.scenario.name))
     assert events == ["waits"]
 
 
@@ -90,7 +87,7 @@ def test_a_signal_ends_all_and_what_they_still_tell_is_taken():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_groups(executor, groups("first", "waits", "later"), take, print)
+        in_groups(executor, groups("first", "waits", "later"), take)
     assert events == ["first", "waits"]
 
 
