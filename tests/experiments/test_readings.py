@@ -184,7 +184,7 @@ def test_where_all_were_disturbed_no_ranking_is_claimed():
         "Which precision is fastest is inconclusive: all 2 were disturbed (float32 varied by 72 %, bfloat16 drifted by 31 %); "
         "to settle it run, on a quiet machine: mlflow run . -e precision --env-manager local"
     )
-    assert "in doubt: bfloat16 drifted by 31 %, float32 varied by 72 %" in second
+    assert "in doubt: float32 varied by 72 %, bfloat16 drifted by 31 %" in second
 
 
 def test_what_carries_other_warnings_is_not_said_to_be_disturbed():
