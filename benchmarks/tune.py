@@ -1,10 +1,10 @@
-"""Does the race find what a full grid finds, and in what share of its time? On simulated speeds, noise and drift, or for real.
+"""Is what a search answers within its time right? In scripted worlds, or for real beside a full grid.
 
-    python -m benchmarks.tune --seeds 100
+    python -m benchmarks.tune --seeds 10
     python -m benchmarks.tune --real --model packaged:smollm2 --budget 5m --space threads=0
 
-Prints for each kind of machine how often the race and the grid chose the best of 24, or one within the margin, the race's share of the grid's
-measuring time (the winner's fresh measurements included), and how often a race of equals claimed to beat the baseline.
+Prints for each level of load, over 3 to 60 candidates and budgets of 60 to 900 s, how the searches ended: how often the best
+candidate, or one within 5 %, was named where the budget allowed a sample of it, and how many proven claims were false.
 With `--real` a model is tuned on this machine, and each of the same ways is then measured and scored in full; nothing is tracked.
 """
 
@@ -17,104 +17,53 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import click
-import numpy as np
 from rich.console import Console
 
+from benchmarks.search_world import World, search
 from experiments.tune import Config, asked_of, space_of
 from llmtrack.decide.bounded import ComparedPart, perplexity_ratio
-from llmtrack.decide.differences import difference, judge
-from llmtrack.decide.racing import Race, Rules, Sample, duel, run_race
 from llmtrack.decide.tuning import PartScore, Tuning
 from llmtrack.run.hands import Hands
 from llmtrack.run.journal import Journal
-from llmtrack.run.pool import Pool
+from llmtrack.run.plan import device_of
+from llmtrack.run.pool import MOST_ON_GPU, Pool
 from llmtrack.run.process_executor import ProcessExecutor
-from llmtrack.run.progress import StudyProgress
+from llmtrack.run.search_progress import SearchProgress
 
-CANDIDATES, REPEATS, MARGIN = 24, 6, 0.05
-MACHINES = {
-    "noise 1 %": {"noise": 0.01},
-    "noise 3 %": {"noise": 0.03},
-    "noise 3 %, drift 40 %": {"noise": 0.03, "drift": 0.4},
-    "noise 3 %, 1 of 100 calls takes twice as long": {"noise": 0.03, "outliers": 0.01},
-    "noise 5 %": {"noise": 0.05},
+REPEATS = 6
+LOADS: dict[str, dict[str, Any]] = {
+    "quiet": {},
+    "30 % slower as it heats up": {"noise": 0.03, "heat": 0.3},
+    "load 1.5, noise 5 %": {"noise": 0.05, "load": 1.5},
+    "load 2, noise 8 %": {"noise": 0.08, "load": 2.0},
+    "load 3, noise 15 %": {"noise": 0.15, "load": 3.0},
+    "load 5, noise 25 %": {"noise": 0.25, "load": 5.0, "heat": 0.2},
 }
-
-
-class Machine:
-    """Candidates of known speeds; a sample takes 1 / speed seconds.
-
-    Args:
-        speeds: by candidate.
-        seed: of the noise.
-        noise: standard deviation of a sample's logarithm.
-        drift: by how much the clock speed comes and goes.
-        outliers: share of the samples that take twice as long.
-    """
-
-    def __init__(
-        self, speeds: dict[str, float], seed: int, noise: float, drift: float = 0.1, outliers: float = 0.0
-    ) -> None:
-        self.speeds, self.noise, self.drift, self.outliers = speeds, noise, drift, outliers
-        self.now = 0.0
-        self.random = np.random.default_rng(seed)
-
-    def __call__(self, name: str) -> Sample:
-        """Measure a candidate once."""
-        wave = self.drift * math.sin(self.now / 20)
-        value = self.speeds[name] * math.exp(self.noise * self.random.standard_normal() + wave)
-        value /= 2 if self.random.random() < self.outliers else 1
-        self.now += 1 / value
-        return Sample(value, 1 / value)
-
-
-def spread(seed: int, most: float = 4.0) -> dict[str, float]:
-    """Return speeds between 1 and `most` times the slowest."""
-    drawn = np.exp(np.random.default_rng(seed).uniform(0, math.log(most), CANDIDATES))
-    return {f"c{number}": float(speed) for number, speed in enumerate(drawn)}
-
-
-def grid(machine: Machine) -> tuple[str, float]:
-    """Return what a grid chooses, one candidate after the other, and how long it takes."""
-    began = machine.now
-    medians = {
-        name: float(np.median([machine(name).value or 0.0 for _ in range(REPEATS)]))
-        for name in machine.speeds
-    }
-    return max(medians, key=medians.__getitem__), machine.now - began
-
-
-def tuned(machine: Machine, seconds: float) -> tuple[str, bool, float]:
-    """Return what tuning chooses, whether it claims to beat the baseline, and how long it takes."""
-    began = machine.now
-    race = Race(list(machine.speeds), rules=Rules(margin=MARGIN))
-    reserve = 5 * (1 / machine.speeds["c0"] + 1 / max(machine.speeds.values()))
-    run_race(race, machine, seconds - reserve)
-    winner = race.choice() or "c0"
-    claimed = False
-    if winner != "c0":
-        fresh = duel(("c0", winner), machine, 0.0)
-        before, after = (float(np.median(fresh[name])) for name in ("c0", winner))
-        (found,) = judge([difference("tokens_per_sec", before, after, fresh["c0"], fresh[winner])])
-        claimed = found.verdict == "better"
-    return winner, claimed, machine.now - began
+CANDIDATES = (3, 8, 24, 60)
+BUDGETS = (60.0, 180.0, 300.0, 900.0)
 
 
 @contextmanager
 def hands_for(config: Config) -> Iterator[Hands]:
     """Yield what measures and scores the ways to run a model on this machine, with no model loaded yet."""
-    pool = Pool(ProcessExecutor)
+    began = time.monotonic()
+    pool = Pool(ProcessExecutor, reuse=True)
     try:
-        space = space_of(config, pool.machine())
-        asked = asked_of(config)
+        machine = pool.machine()
+        start = time.monotonic() - began
+        space = space_of(config, machine)
+        cpus = int(machine.get("threads") or 1)
+        if device_of(space.candidates[0].variant.device, machine) != "cpu":
+            pool.most, cpus = MOST_ON_GPU, 0
+        asked = asked_of(config, cpus, start)
         with (
             tempfile.TemporaryDirectory() as folder,
-            StudyProgress(Console(stderr=True), len(space.candidates)) as progress,
+            SearchProgress(Console(stderr=True), asked.seconds, began) as progress,
         ):
             journal = Journal(Path(folder) / "journal.jsonl", False)
-            began = time.monotonic()
             yield Hands(space.candidates, asked, pool, progress, journal, Path(folder), time.monotonic, began)
     finally:
         pool.close()
@@ -127,6 +76,7 @@ def full_grid(hands: Hands) -> tuple[dict[str, float], dict[str, float]]:
         The median of the objective, and perplexity over the baseline's, of those that could be measured, and scored.
     """
     task = hands.task()
+    models = hands.ways({})
     speeds: dict[str, float] = {}
     scores: dict[str, list[PartScore]] = {}
     for name in task.names:
@@ -134,18 +84,18 @@ def full_grid(hands: Hands) -> tuple[dict[str, float], dict[str, float]]:
         found = [value for value in seen if value is not None]
         if len(found) == REPEATS:
             speeds[name] = median(found)
-            model = task.model_of[name]
+            model = models[name].model
             if model not in scores:
                 scores[model] = [hands.score(name, part, math.inf) for part in range(task.parts)]
         hands.dropped(name)
-    reference = scores[task.model_of[task.baseline]]
+    reference = scores[models[task.baseline].model]
     losses = {}
     for model, own in scores.items():
         if all(each.tokens for each in own):
             pairs = zip(own, reference, strict=True)
             parts = [ComparedPart(each.nats, other.nats, each.tokens) for each, other in pairs]
             losses[model] = perplexity_ratio(parts, task.parts).value
-    return speeds, {name: losses[of] for name in speeds if (of := task.model_of[name]) in losses}
+    return speeds, {name: losses[of] for name in speeds if (of := models[name].model) in losses}
 
 
 def on_this_machine(config: Config) -> None:
@@ -168,7 +118,7 @@ def on_this_machine(config: Config) -> None:
     )
     click.echo("| --- | --- | --- | --- | --- | --- | --- |")
     rows = (
-        ("race", tuning.winner, measured, calls, race_s),
+        (f"search ({tuning.ending})", tuning.winner, measured, calls, race_s),
         ("grid", best, len(speeds), len(speeds) * REPEATS, grid_s),
     )
     for title, name, ways, samples, seconds in rows:
@@ -176,19 +126,19 @@ def on_this_machine(config: Config) -> None:
         loss = f"{losses[name] - 1:+.2%}" if name in losses else "-"
         click.echo(f"| {title} | {name} | {speed} | {loss} | {ways} | {samples} | {seconds:.0f} |")
     claim = f"; claimed: {tuning.claim.words}" if tuning.claim else ""
-    click.echo(f"\nThe race took {race_s / grid_s:.0%} of the grid's time{claim}.")
+    claim += f"; missing: {tuning.missing}" if tuning.missing else ""
+    click.echo(f"\nThe search took {race_s / grid_s:.0%} of the grid's time{claim}.")
     if tuning.winner in speeds:
         click.echo(f"Its answer has {speeds[tuning.winner] / speeds[best]:.3f} times the grid's best value.")
     for name in sorted(speeds, key=speeds.__getitem__, reverse=tuning.task.better == "higher"):
         out = tuning.race.dropped.get(name)
         loss = f", perplexity {losses[name] - 1:+.2%}" if name in losses else ""
-        click.echo(
-            f"- {name}: {speeds[name]:,.4g} in the grid{loss}; race: {out.why if out else 'in to the end'}"
-        )
+        end = out.why if out else tuning.untried.get(name, "in to the end")
+        click.echo(f"- {name}: {speeds[name]:,.4g} in the grid{loss}; search: {end}")
 
 
 @click.command(help=__doc__)
-@click.option("--seeds", default=100, show_default=True, type=click.IntRange(1))
+@click.option("--seeds", default=10, show_default=True, type=click.IntRange(1))
 @click.option("--real", is_flag=True, help="Tune a model on this machine, and measure the full grid, too.")
 @click.option("--model", default=Config.model, show_default=True)
 @click.option("--budget", default="5m", show_default=True)
@@ -198,23 +148,24 @@ def main(seeds: int, real: bool, model: str, budget: str, space: str) -> None:
     if real:
         on_this_machine(Config(model=model, budget=budget, space=space))
         return
-    click.echo("| machine | race: best or within 5 % | grid | race's time, mean (most) | A/A claims |")
+    click.echo(
+        "| machine | best within 5 %, where it was sampled | proven | best so far | proven claims that are false |"
+    )
     click.echo("| --- | --- | --- | --- | --- |")
-    for title, how in MACHINES.items():
-        found, by_grid, claims, shares = 0, 0, 0, []
-        for seed in range(seeds):
-            speeds = spread(seed)
-            enough = max(speeds.values()) / (1 + MARGIN)
-            chosen, seconds = grid(Machine(speeds, seed, **how))
-            by_grid += speeds[chosen] >= enough
-            chosen, _, spent = tuned(Machine(speeds, seed + 10_000, **how), seconds / 2)
-            found += speeds[chosen] >= enough
-            shares.append(spent / seconds)
-            equals = dict.fromkeys(speeds, 1.0)
-            claims += tuned(Machine(equals, seed, **how), CANDIDATES * REPEATS / 2)[1]
+    for title, load in LOADS.items():
+        found = [
+            search(World(seed, candidates, **load), seconds)
+            for candidates in CANDIDATES
+            for seconds in BUDGETS
+            for seed in range(seeds)
+        ]
+        reached = [each for each in found if each.reached]
+        proven = sum(each.ending == "proven" for each in found)
+        unproven = sum(each.ending == "unproven" for each in found)
+        false = sum(each.false for each in found)
+        right = sum(each.right for each in reached)
         click.echo(
-            f"| {title} | {found} of {seeds} | {by_grid} of {seeds} | {np.mean(shares):.0%} ({max(shares):.0%}) | "
-            f"{claims} of {seeds} |"
+            f"| {title} | {right} of {len(reached)} | {proven} of {len(found)} | {unproven} | {false} of {proven} |"
         )
 
 

@@ -30,6 +30,7 @@ from llmtrack.run.command import ConfigCommand
 from llmtrack.run.hands import Asked
 from llmtrack.run.how import how_to_run
 from llmtrack.run.main import Performed, make_executor, open_tracker, say_where
+from llmtrack.run.plan import device_of
 from llmtrack.run.pool import MOST_ON_GPU, Pool
 from llmtrack.run.settings import HereOptions, JudgedText, ModelOptions
 from llmtrack.run.space import Space, make_space, parse_space, rows_of_work
@@ -176,27 +177,25 @@ def reading(runs: pd.DataFrame) -> list[str]:
     """Say how to run the model, what that was told from, what was dropped, and the lines that run it."""
     objective = _objective(runs)
     done = measured(runs, objective) if objective else runs[:0]
-    winners = done[ask.where(done, "race_place", "winner")]
-    if winners.empty:
+    best = _at(done, "winner", "unproven")
+    if best is None:
         return [_no_answer(runs), *ask.unfinished(runs)]
-    best = winners.iloc[0]
     bases = runs[ask.marked(runs, "baseline")]
-    lines = [_answer(best, bases.iloc[0] if len(bases) else None, objective)]
+    base = bases.iloc[0] if len(bases) else None
+    proven = ask.text(best, "race_place") == "winner"
+    lines = [_answer(best, base, objective) if proven else _best_so_far(best, base, objective)]
+    fallback = _at(done, "proven")
+    if fallback is not None:
+        lines.append(f"Proven meanwhile: {_against(fallback, base, objective)}.")
     equal = [run for _, run in runs[ask.where(runs, "race_place", "equal")].iterrows()]
     if equal:
         names = ", ".join(map(ask.name, equal))
-        lines.append(
-            f"Not told from it by what the time allowed: {names}; {ask.name(best)} is the simpler one."
-        )
+        lines.append(f"No significant difference to it: {names}; {ask.name(best)} is the simpler one.")
     out = runs[ask.where(runs, "race_place", "dropped")]
     if len(out):
         were = "was" if len(out) == 1 else "were"
-        lines.append(f"Of {len(runs)} ways {len(out)} {were} dropped; the table says why.")
-    late = [run for _, run in out.iterrows() if ask.text(run, "race_reason").startswith("not measured")]
-    if late:
-        lines.append(
-            f"{len(late)} of them were not measured in the time: raise the budget, or narrow the space."
-        )
+        lines.append(f"Of {len(runs)} ways {len(out)} {were} dropped; `race_reason` of each run says why.")
+    lines += _never_started(best)
     lines += _front(_with_both(runs, objective), objective)
     how = how_to_run(best)
     if how:
@@ -204,35 +203,79 @@ def reading(runs: pd.DataFrame) -> list[str]:
     return lines
 
 
+def _at(runs: pd.DataFrame, *places: str) -> pd.Series | None:
+    """Return the first run of some places, or None."""
+    for place in places:
+        found = runs[ask.where(runs, "race_place", place)]
+        if len(found):
+            return found.iloc[0]
+    return None
+
+
+def _never_started(best: pd.Series) -> list[str]:
+    """Say what was never started, and why."""
+    lines = []
+    if ask.has(best, "race_not_tried"):
+        lines.append(f"Not tried: {ask.text(best, 'race_not_tried')}.")
+    if ask.has(best, "race_hopeless"):
+        names = ask.text(best, "race_hopeless").split(", ")
+        were = "1 way was" if len(names) == 1 else f"{len(names)} ways were"
+        lines.append(
+            f"{were} not started, as they cannot win by what they promise: `not_tried.json` lists them."
+        )
+    return lines
+
+
+def _best_so_far(best: pd.Series, base: pd.Series | None, objective: str) -> str:
+    """Name the best candidate, and which proof is missing."""
+    why = ask.text(best, "race_reason").removeprefix("best so far, not proven: ")
+    return f"Best so far, not proven: {_against(best, base, objective)}. Missing: {why}."
+
+
 def _no_answer(runs: pd.DataFrame) -> str:
     why = dict.fromkeys(ask.text(run, "race_reason") for _, run in runs.iterrows())
-    remedy = f"{next(iter(why))}." if len(why) == 1 else "raise the budget, or widen the space or the limits."
-    return f"There is no answer: {remedy}"
+    first = next(iter(why), "nothing was measured")
+    return f"There is no answer: {first}."
 
 
 def _answer(best: pd.Series, base: pd.Series | None, objective: str) -> str:
-    unit = schema.metric(objective).unit
-    amount = f"{float(best[objective]):,.4g} {objective if unit == '-' else unit}"
-    memory = (
-        f", {float(best['peak_memory_mib']):,.0f} MiB peak memory" if ask.has(best, "peak_memory_mib") else ""
-    )
-    where = f"{ask.text(best, 'model_id')} on {ask.text(best, 'device')}"
     if base is None or base["run_id"] == best["run_id"]:
-        return f"Run {ask.name(best)} for {where}: {amount}{memory}; nothing that keeps to the limits was found to be better."
+        where = f"{ask.text(best, 'model_id')} on {ask.text(best, 'device')}"
+        return (
+            f"Run {ask.name(best)} for {where}: {_amount(best, objective)}; nothing that keeps to the limits was found to be "
+            "better."
+        )
+    return f"Run {_against(best, base, objective)}."
+
+
+def _against(best: pd.Series, base: pd.Series | None, objective: str) -> str:
+    """Return what a run reaches, and how that compares with the baseline."""
+    where = f"{ask.name(best)} for {ask.text(best, 'model_id')} on {ask.text(best, 'device')}"
+    amount = _amount(best, objective)
+    if base is None or base["run_id"] == best["run_id"] or not ask.has(base, objective):
+        return f"{where}: {amount}"
     (found,) = tell(base, [best], objective)
     if found.ratio is None or not found.told:
-        return (
-            f"Run {ask.name(best)} for {where}: {amount}{memory} (against {ask.name(base)}: {found.words})."
-        )
+        return f"{where}: {amount} (against {ask.name(base)}: {found.words})"
     ratio = found.ratio
     interval = f" ({ratio.low:.2f} to {ratio.high:.2f})" if found.repeated else ""
     fresh = (
-        f", measured afresh {found.n_candidate} times against {found.n_baseline}" if found.repeated else ""
+        f", measured afresh {found.n_candidate} times against {found.n_baseline}"
+        if found.repeated and ask.text(best, "race_place") != "unproven"
+        else ""
     )
     return (
-        f"Run {ask.name(best)} for {where}: {ratio.value:.2f}x{interval} the {objective} of {ask.name(base)}"
-        f"{_quality(best, base)}: {amount}{memory}{fresh}{say.in_doubt(found)}."
+        f"{where}: {ratio.value:.2f}x{interval} the {objective} of {ask.name(base)}"
+        f"{_quality(best, base)}: {amount}{fresh}{say.in_doubt(found)}"
     )
+
+
+def _amount(run: pd.Series, objective: str) -> str:
+    unit = schema.metric(objective).unit
+    memory = (
+        f", {float(run['peak_memory_mib']):,.0f} MiB peak memory" if ask.has(run, "peak_memory_mib") else ""
+    )
+    return f"{float(run[objective]):,.4g} {objective if unit == '-' else unit}{memory}"
 
 
 def _quality(best: pd.Series, base: pd.Series) -> str:
@@ -262,8 +305,14 @@ def _objective(runs: pd.DataFrame) -> str:
     return next((ask.text(run, "tuned_for") for _, run in runs.iterrows() if ask.has(run, "tuned_for")), "")
 
 
-def asked_of(config: Config) -> Asked:
-    """Return what is asked of the ways to run a model, with the text that they are judged by."""
+def asked_of(config: Config, cpus: int = 1, start: float = 5.0) -> Asked:
+    """Return what is asked of the ways to run a model, with the text that they are judged by.
+
+    Args:
+        config: the settings.
+        cpus: CPUs that may compute; 0: a GPU does.
+        start: seconds that a worker takes to start.
+    """
     from llmtrack.quality.corpora import load_corpus
 
     return Asked(
@@ -274,18 +323,22 @@ def asked_of(config: Config) -> Asked:
         config.most_perplexity,
         config.limits,
         config.near,
+        cpus,
+        start,
     )
 
 
 def perform(config: Config, console: Console) -> Performed:
     """Tune, and return what came of it."""
     began = time.monotonic()
-    asked = asked_of(config)
-    with closing(Pool(lambda: make_executor(config))) as pool:
+    with closing(Pool(lambda: make_executor(config), reuse=True)) as pool:
         machine = pool.machine()
+        start = time.monotonic() - began
         space = space_of(config, machine)
-        if space.candidates[0].variant.device != "cpu" and "cuda:0" in machine.get("devices", ""):
-            pool.most = MOST_ON_GPU
+        cpus = int(machine.get("threads") or 1)
+        if device_of(space.candidates[0].variant.device, machine) != "cpu":
+            pool.most, cpus = MOST_ON_GPU, 0
+        asked = asked_of(config, cpus, start)
         tracker = open_tracker(config)
         experiment = build(config)
         experiment = replace(

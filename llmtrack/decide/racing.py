@@ -1,15 +1,15 @@
-"""A race: which of many candidates is the best, in as few measurements as the answer needs; knows nothing of engines or MLflow.
+"""A race: which of many candidates is best, from samples that are taken in blocks; knows nothing of engines or MLflow.
 
-Candidates are measured in rounds, one sample each. Whatever drifts from round to round falls on all of them, so that two are
-compared by the ratios of their samples of one round. One that the leader beats beyond doubt is dropped, and what is left of
-the time goes to those among which the answer is still open.
+Samples of one block are taken one after another within seconds, so that whatever drifts falls on all of them. The logarithm of a
+sample is modelled as candidate + block + noise and fitted by least squares, so that two candidates are compared within blocks,
+also by way of a third one that both were measured beside.
 
-"Beyond doubt" is an interval of the ratio that holds for all candidates and all looks together: the best one is dropped with
-a chance of at most `Rules.alpha`. The noise is that of all candidates pooled, or a pair's own where that is larger, so that
-few samples of each tell something already.
+A candidate is dropped when the interval of its ratio to the leader excludes 1. The interval is corrected for the number of
+candidates and for every look, so that the best one is dropped with a chance of at most `Rules.alpha`.
 
-Source: the elimination is that of E. Even-Dar, S. Mannor, Y. Mansour, Journal of Machine Learning Research 7 (2006); the
-chance is spent over the looks as in H. Robbins, Annals of Mathematical Statistics 41 (1970): 1 / (n (n + 1)) at look n.
+Sources: two-way layout with unequal numbers, H. Scheffe, The Analysis of Variance (1959), chapter 4; elimination, E. Even-Dar,
+S. Mannor, Y. Mansour, Journal of Machine Learning Research 7 (2006); the chance is spent over the looks as in H. Robbins, Annals
+of Mathematical Statistics 41 (1970): 1 / (n (n + 1)) at look n.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 import numpy as np
 
@@ -29,9 +28,9 @@ class Rules:
     """What a race goes by.
 
     Attributes:
-        margin: two candidates that differ by less are as good as equal, as a share (0.05: 5 %).
-        alpha: chance that the best one is dropped.
-        most_rounds: it ends after so many.
+        margin: candidates that differ by less are as good as equal, as a share (0.05: 5 %).
+        alpha: chance that the best candidate is dropped.
+        most_rounds: samples of a candidate at most.
         far: how many times worse a candidate must be to be dropped on a single sample.
     """
 
@@ -47,9 +46,8 @@ class Dropped:
 
     Attributes:
         why: in words.
-        ratio: how many times as good the one was that beat it, with the interval by which it was dropped; None where it
-            was not beaten.
-        by: who beat it; empty where nobody did.
+        ratio: leader over candidate with the interval that dropped it; None where it was not beaten.
+        by: the candidate that beat it; empty where none did.
     """
 
     why: str
@@ -57,64 +55,84 @@ class Dropped:
     by: str = ""
 
 
+@dataclass(frozen=True)
+class _Sums:
+    """Normal equations of candidate + block over some blocks, with the sum of squares about the blocks' means."""
+
+    normal: np.ndarray
+    right: np.ndarray
+    squares: float = 0.0
+    count: int = 0
+    blocks: int = 0
+
+    def __add__(self, other: _Sums) -> _Sums:
+        return _Sums(
+            self.normal + other.normal,
+            self.right + other.right,
+            self.squares + other.squares,
+            self.count + other.count,
+            self.blocks + other.blocks,
+        )
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Least squares over all samples: effect and covariance of each candidate, up to the noise's variance."""
+
+    of: Mapping[str, int]
+    effects: np.ndarray
+    spread: np.ndarray
+    same_part: np.ndarray
+    variance: float
+    freedom: int
+
+
 @dataclass
 class Race:
-    """A race that asks which candidate to measure next, and is told what came of it.
+    """Compares candidates by the samples that it is told.
 
-    The same answers in the same order make the same race: one that was killed goes on once it is told them again.
+    The same samples in the same order make the same race, so that one that was killed can be gone through again.
 
     Args:
         names: candidates, the simplest first.
         better: whether `higher` or `lower` samples are better.
         rules: what it goes by.
+        exact: whether a sample has no noise, as a size.
     """
 
     names: Sequence[str]
     better: str = "higher"
     rules: Rules = Rules()
+    exact: bool = False
     samples: Mapping[str, list[float]] = field(init=False)
-    _logs: Mapping[str, list[float]] = field(init=False)
     dropped: dict[str, Dropped] = field(init=False, default_factory=dict)
     waiting: set[str] = field(init=False, default_factory=set)
-    _order: list[str] = field(init=False)
-    _round: int = field(init=False, default=1)
-    _known_noise: tuple[float, float] | None = field(init=False, default=None)
+    _blocks: list[dict[str, list[float]]] = field(init=False, default_factory=lambda: [{}])
+    _fitted: _Fit | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.samples, self._logs = ({name: [] for name in self.names} for _ in range(2))
-        self._order = list(self.names)
+        self.samples = {name: [] for name in self.names}
+        self._number = {name: number for number, name in enumerate(self.names)}
+        self._closed = self._sums_of({})
 
     @property
     def alive(self) -> list[str]:
-        """Those that are still in, the simplest first."""
+        """Candidates that are still in, the simplest first."""
         return [name for name in self.names if name not in self.dropped]
 
     @property
-    def round(self) -> int:
-        """The number of the round that goes on, from 1."""
-        return self._round
+    def tried(self) -> list[str]:
+        """Those of them that have a sample."""
+        return [name for name in self.alive if self.samples[name]]
 
-    def next(self) -> str | None:
-        """Return which candidate to measure next; None where a round has ended: see `begin_round`."""
-        return next((name for name in self._order if self._lacks(name)), None)
-
-    def begin_round(self) -> bool:
-        """Begin the next round, and return whether there is one: not where the answer is there."""
-        self._eliminate(self.alive)
-        if self.decided() or self._round >= self.rules.most_rounds:
-            return False
-        self._round += 1
-        # There and back: what drifts within a round falls on either side in turn. The fastest first where that is new,
-        # since those that are far behind need no second sample then.
-        alive = sorted(
-            (name for name in self.alive if self.samples[name]),
-            key=lambda name: -float(np.mean(self._of(name))),
-        )
-        self._order = alive if self._round % 2 == 0 else alive[::-1]
-        return True
+    def begin_block(self) -> None:
+        """Begin a block: samples told from now on are compared with one another."""
+        if self._blocks[-1]:
+            self._closed = self._closed + self._sums_of(self._blocks[-1])
+            self._blocks.append({})
 
     def tell(self, name: str, value: float) -> None:
-        """Tell the sample of a candidate, and drop those that are beaten beyond doubt.
+        """Add a sample, and drop the candidates that are beaten beyond doubt.
 
         Raises:
             ValueError: it is not a number above 0.
@@ -122,9 +140,10 @@ class Race:
         if not 0 < value < math.inf:
             raise ValueError(f"a ratio needs samples above 0, and {name} has {value}")
         self.samples[name].append(value)
-        self._logs[name].append(math.log(value) * (1 if self.better == "higher" else -1))
-        self._known_noise = None
-        self._eliminate(self.alive if name == self.leader() else (name,))
+        sign = 1 if self.better == "higher" else -1
+        self._blocks[-1].setdefault(name, []).append(sign * math.log(value))
+        self._fitted = None
+        self._eliminate(self.alive)
 
     def drop(self, name: str, why: str) -> None:
         """Take a candidate out for another reason than its samples."""
@@ -132,13 +151,68 @@ class Race:
         self.dropped.setdefault(name, Dropped(why))
 
     def hold(self, name: str) -> None:
-        """Let a candidate drop no other one until it is admitted: it is not known yet whether it may win."""
+        """Keep a candidate from dropping others: whether it may win is not known yet."""
         self.waiting.add(name)
 
     def admit(self, name: str) -> None:
-        """Let a candidate that was held drop others."""
+        """Allow a held candidate to win and to drop others."""
         self.waiting.discard(name)
         self._eliminate(self.alive)
+
+    def goodness(self, name: str) -> float:
+        """Return the logarithm of a candidate's samples as fitted; more is better."""
+        fit = self._fit()
+        return float(fit.effects[fit.of[name]])
+
+    def leader(self, among: Iterable[str] | None = None) -> str | None:
+        """Return the best candidate that may win, or the best among some; None: there is none."""
+        able = [name for name in self.tried if name not in self.waiting] if among is None else [*among]
+        return max(able, key=self.goodness, default=None)
+
+    def ratio(self, one: str, other: str) -> Ratio | None:
+        """Return how many times as good one candidate is as another, with the interval that holds for all looks.
+
+        None where they cannot be compared, or the noise is not known yet.
+        """
+        looks = min(len(self.samples[one]), len(self.samples[other]))
+        if not looks:
+            return None
+        fit = self._fit()
+        i, j = fit.of[one], fit.of[other]
+        mean = float(fit.effects[i] - fit.effects[j])
+        if self.exact:
+            return around(mean)
+        if not fit.same_part[i, j] or fit.freedom < 1:
+            return None
+        contrast = float(fit.spread[i, i] + fit.spread[j, j] - 2 * fit.spread[i, j])
+        chance = self.rules.alpha / max(1, len(self.names) - 1) / (looks * (looks + 1))
+        variance = max(fit.variance, self._own_variance(one, other))
+        return around(mean, quantile(chance, fit.freedom) * math.sqrt(variance * contrast))
+
+    def decided(self) -> bool:
+        """Return whether no tried candidate can be better than the leader by more than the margin."""
+        leader = self.leader()
+        return leader is not None and not self.open_against(leader)
+
+    def open_against(self, leader: str) -> list[str]:
+        """Return the tried candidates that may be better than the leader by more than the margin."""
+        return [name for name in self.tried if name != leader and not self._within(name, leader)]
+
+    def equal(self) -> list[str]:
+        """Return the candidates that were not told from the leader, itself among them, the simplest first."""
+        return [name for name in self.tried if name not in self.waiting]
+
+    def choice(self) -> str | None:
+        """Return the simplest candidate non-inferior to the leader by the margin, or None."""
+        leader = self.leader()
+        if leader is None:
+            return None
+        return next(name for name in self.equal() if name == leader or self._within(leader, name))
+
+    def _within(self, one: str, other: str) -> bool:
+        """Return whether one candidate is surely not better than another by more than the margin."""
+        ratio = self.ratio(one, other)
+        return ratio is not None and ratio.high < 1 + self.rules.margin
 
     def _eliminate(self, names: Iterable[str]) -> None:
         """Drop those of some candidates that the leader beats beyond doubt."""
@@ -149,88 +223,74 @@ class Race:
             if name == leader or name in self.dropped or not self.samples[name]:
                 continue
             ratio = self.ratio(leader, name)
-            if (
-                ratio is None
-                or ratio.low <= 1
-                or (len(self.samples[name]) == 1 and ratio.value < self.rules.far)
-            ):
+            single = len(self.samples[name]) == 1 and not self.exact
+            if ratio is None or ratio.low <= 1 or (single and ratio.value < self.rules.far):
                 continue
             why = f"{leader} is {ratio.value:.2f}x as good ({ratio.low:.2f} to {ratio.high:.2f})"
             self.dropped[name] = Dropped(why, ratio, leader)
             self.waiting.discard(name)
 
-    def leader(self) -> str | None:
-        """Return the best of those that may win, by the rounds that all of them have."""
-        able = [name for name in self.alive if name not in self.waiting and self.samples[name]]
-        if not able:
-            return None
-        rounds = min(len(self.samples[name]) for name in able)
-        return max(able, key=lambda name: math.fsum(self._logs[name][:rounds]))
+    def _own_variance(self, one: str, other: str) -> float:
+        """Return the variance of a sample as two candidates alone show it: one may be noisier than the rest."""
+        pairs = [(block[one], block[other]) for block in self._blocks if one in block and other in block]
+        if len(pairs) < 2:
+            return 0.0
+        differences = [float(np.mean(left) - np.mean(right)) for left, right in pairs]
+        sizes = [1 / len(left) + 1 / len(right) for left, right in pairs]
+        return float(np.var(differences, ddof=1) / np.mean(sizes))
 
-    def ratio(self, one: str, other: str) -> Ratio | None:
-        """Return how many times as good one candidate is as another, with the interval that holds for all looks.
+    def _fit(self) -> _Fit:
+        if self._fitted is None:
+            self._fitted = self._least_squares()
+        return self._fitted
 
-        None where the noise is not known yet.
-        """
-        both = min(len(self.samples[one]), len(self.samples[other]))
-        if self._known_noise is None:
-            self._known_noise = self._noise()
-        variance, freedom = self._known_noise
-        if not both or not freedom:
-            return None
-        differences = self._of(one)[:both] - self._of(other)[:both]
-        variance *= 2
-        if both > 1:
-            variance = max(variance, float(differences.var(ddof=1)))
-        chance = self.rules.alpha / max(1, len(self.names) - 1) / (both * (both + 1))
-        half = quantile(chance, freedom) * math.sqrt(variance / both)
-        mean = float(differences.mean())
-        return around(mean, half)
+    def _least_squares(self) -> _Fit:
+        """Fit candidate + block by least squares, the blocks' effects eliminated."""
+        sums = self._closed + self._sums_of(self._blocks[-1])
+        known = np.array([number for number, name in enumerate(self.names) if self.samples[name]], dtype=int)
+        of = {self.names[number]: position for position, number in enumerate(known)}
+        normal, right = sums.normal[np.ix_(known, known)], sums.right[known]
+        spread = np.linalg.pinv(normal, rcond=1e-9, hermitian=True)
+        effects = spread @ right
+        parts = _parts(normal)
+        freedom = sums.count - sums.blocks - (len(known) - len(np.unique(parts)))
+        variance = max(0.0, sums.squares - float(effects @ right)) / freedom if freedom > 0 else 0.0
+        # Effects are relative within a part; a candidate that stands alone is placed by its own samples.
+        effects = effects + self._levels(of, effects, parts)
+        return _Fit(of, effects, spread, parts[:, None] == parts[None, :], variance, freedom)
 
-    def decided(self) -> bool:
-        """Return whether nobody who is left can be better than the leader by more than the margin."""
-        leader = self.leader()
-        return leader is not None and all(name == leader or self._within(name, leader) for name in self.alive)
+    def _sums_of(self, block: Mapping[str, Sequence[float]]) -> _Sums:
+        """Return what a block adds to the normal equations."""
+        size = len(self.names)
+        values = np.array([value for values in block.values() for value in values])
+        if not len(values):
+            return _Sums(np.zeros((size, size)), np.zeros(size))
+        members = np.array([self._number[name] for name, values in block.items() for _ in values], dtype=int)
+        amounts = np.bincount(members, minlength=size).astype(float)
+        centred = values - values.mean()
+        normal = np.diag(amounts) - np.outer(amounts, amounts) / len(values)
+        right = np.bincount(members, weights=centred, minlength=size)
+        return _Sums(normal, right, float((centred**2).sum()), len(values), 1)
 
-    def equal(self) -> list[str]:
-        """Return those that were not told from the leader, itself among them, the simplest first."""
-        return [name for name in self.alive if name not in self.waiting and self.samples[name]]
+    def _levels(self, of: Mapping[str, int], effects: np.ndarray, parts: np.ndarray) -> np.ndarray:
+        sign = 1 if self.better == "higher" else -1
+        means = np.array([sign * np.mean(np.log(self.samples[name])) for name in of])
+        levels = np.zeros(len(of))
+        for part in np.unique(parts):
+            inside = parts == part
+            levels[inside] = float(np.mean(means[inside] - effects[inside]))
+        return levels
 
-    def choice(self) -> str | None:
-        """Return the simplest of those that are surely as good as the leader but for the margin; None: there is none."""
-        leader = self.leader()
-        if leader is None:
-            return None
-        return next(name for name in self.equal() if name == leader or self._within(leader, name))
 
-    def _within(self, one: str, other: str) -> bool:
-        """Whether the one is surely not better than the other by more than the margin."""
-        ratio = self.ratio(one, other)
-        return ratio is not None and ratio.high < 1 + self.rules.margin
-
-    def _lacks(self, name: str) -> bool:
-        return name not in self.dropped and len(self.samples[name]) < self._round
-
-    def _of(self, name: str) -> np.ndarray:
-        """The logarithms of a candidate's samples; more is better."""
-        return np.array(self._logs[name])
-
-    def _noise(self) -> tuple[float, float]:
-        """Return the variance of a sample's logarithm, and how many degrees of freedom it is known by.
-
-        It is taken from how candidates change from one round to the next, beyond what they change alike. Each sample but a
-        candidate's first and last is in two changes, which makes them worth a third less.
-        """
-        squares, freedom = 0.0, 0.0
-        rows = [self._of(name) for name in self.names if len(self.samples[name]) > 1]
-        for position in range(1, max(map(len, rows), default=0)):
-            changes = np.array([row[position] - row[position - 1] for row in rows if len(row) > position])
-            if len(changes) > 1:
-                squares += float(((changes - changes.mean()) ** 2).sum())
-                freedom += len(changes) - 1
-        if not freedom:
-            return 0.0, 0.0
-        return squares / freedom / 2, max(1.0, freedom * 2 / 3)
+def _parts(normal: np.ndarray) -> np.ndarray:
+    """Return for each candidate the number of the part it is in: within a part all were measured beside one another."""
+    part = np.arange(len(normal))
+    for _ in range(len(normal)):
+        reached = np.array([part[row != 0].min(initial=own) for row, own in zip(normal, part, strict=True)])
+        if (reached == part).all():
+            break
+        part = reached
+    return part
 
 
 @dataclass(frozen=True)
@@ -241,55 +301,11 @@ class Sample:
         value: its sample, or None where it could not be measured.
         seconds: what that took.
         why: why it could not be measured, or may not win.
-        again: seconds that a further one is expected to take; None: as long.
     """
 
     value: float | None
     seconds: float
     why: str = ""
-    again: float | None = None
-
-
-def run_race(
-    race: Race,
-    measure: Callable[[str], Sample],
-    seconds: float = math.inf,
-    after_round: Callable[[], float] = lambda: 0.0,
-    reserve: Callable[[], float] = lambda: 0.0,
-) -> float:
-    """Run a race until it is decided, or the time is used up, and return how much time it took.
-
-    No sample is begun that would end beyond the time if it took as long as the candidate's last one; of one that was not
-    measured yet, as long as the middle one of the others' first: one whose conversion is slow must not speak for those after it.
-
-    Args:
-        race: the race.
-        measure: measures a candidate once.
-        seconds: the time for it.
-        after_round: looks at what a round gave, and returns how long that took.
-        reserve: how much of the time is needed for what comes after the race.
-    """
-    spent, firsts, again = 0.0, list[float](), dict[str, float]()
-    while True:
-        while (name := race.next()) is not None:
-            expected = again[name] if name in again else median(firsts or [0.0])
-            if again and spent + expected + reserve() > seconds:
-                for left in race.alive:
-                    if not race.samples[left]:
-                        race.drop(left, "not measured: the time was used up before")
-                return spent
-            sample = measure(name)
-            spent += sample.seconds
-            if name not in again:
-                firsts.append(sample.seconds)
-            again[name] = sample.seconds if sample.again is None else sample.again
-            if sample.value is not None:
-                race.tell(name, sample.value)
-            if sample.why:
-                race.drop(name, sample.why)
-        spent += after_round()
-        if not race.begin_round():
-            return spent
 
 
 def duel(
@@ -308,7 +324,7 @@ def duel(
         names: the two.
         measure: measures a candidate once; one that cannot be measured ends it.
         seconds: the time for it.
-        least: samples of each at least, whatever time they take; 5 against 5 tell (see `differences.too_few`).
+        least: samples of each at least, whatever time they take; 4 against 4 tell (see `differences.too_few`).
         most: samples of each at most.
     """
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -338,5 +354,5 @@ def quantile(chance: float, freedom: float) -> float:
 
 def around(mean: float, half: float = 0.0) -> Ratio:
     """Return the ratio whose logarithm lies around a mean, within so much of it."""
-    value, low, high = (math.exp(min(each, 700.0)) for each in (mean, mean - half, mean + half))
+    value, low, high = (math.exp(max(-700.0, min(each, 700.0))) for each in (mean, mean - half, mean + half))
     return Ratio(value, low, high)

@@ -1,33 +1,62 @@
-"""The way from candidates to the best one: a race of speed, bounds that must be kept, and a fresh claim at the end.
+"""Search the best way to run a model within a time budget, so that there is an answer at any time.
 
-It knows nothing of engines or MLflow: whatever is done, a `Measurer` does, and everything follows from what it answers. So one that
-was killed goes on when the same answers are given again.
+The search knows nothing of engines or MLflow: a `Measurer` acts, and everything follows from what it answers, so that a search that
+was killed goes on when the same answers are given again. What is done next, in this order, as far as the time allows:
+
+1. measure the baseline, then the three most promising candidates (`promise`), each beside the leader (`racing`);
+2. score a candidate that is better than the leader until its quality is decided (`bounded`): only one that is over the bound is out;
+3. try the next most promising candidate, as long as its proof would still fit into the time;
+4. take further samples of the candidates among which the answer is open;
+5. prove the answer: measure it afresh against the baseline;
+6. try further candidates although there is no time left to prove them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Protocol
+from typing import Literal, Protocol
 
 from llmtrack.decide.bounded import ComparedPart, judge_bound, perplexity_ratio
 from llmtrack.decide.differences import Difference, difference, judge
-from llmtrack.decide.racing import Race, Rules, Sample, duel, run_race
+from llmtrack.decide.promise import (
+    Base,
+    Costs,
+    Prediction,
+    Predictor,
+    Way,
+    Work,
+    keeps_quality,
+)
+from llmtrack.decide.racing import Race, Rules, Sample, duel
 from llmtrack.decide.significance import Ratio
 from llmtrack.metrics import metric
 
-# A candidate that was never measured may take so many times its equal share of the time that is left, and this share of it at
-# most: a conversion that takes longer is given up, so that the others get their turn.
-_FIRST_TIMES = 4
-_FIRST_SHARE = 0.5
+FIRST = 3
+"""Candidates that are tried before any is scored."""
 # What is expected of the time at the end is expected with so much room.
 _ROOM = 1.1
-# What is kept for the end is this share of all the time at most.
-_MOST_RESERVED = 0.4
-# A bound that a single sample is so far beyond is broken.
+# A single value that is so many times over a limit breaks it.
 _FAR = 1.5
+# A first sample may take so many times what it is predicted to take, and so many seconds or this share of the time that is left in
+# any case. A candidate that was given up is tried once more, in all the time that is left, where that is enough.
+_PATIENCE, _LEAST_PATIENCE, _FIRST_SHARE = 3.0, 30.0, 0.2
+_ATTEMPTS = 2
+# Of a text, a bound is decided after about this share.
+_SCORED_SHARE = 0.7
+# Fewest samples of each in the comparison at the end: 4 against 4 can differ significantly, 5 against 5 do so more surely.
+_LEAST_FRESH, _USUAL_FRESH, _MOST_FRESH = 4, 5, 12
+# Seconds of a conversion that is not begun for the sake of completeness.
+_LONG = 20.0
+# Candidates of a runtime that fail before its others are given up.
+_FAILURES = 2
+
+CANNOT_WIN = "cannot win"
+"""Begins the reason of a candidate that is out by what it promises."""
+
+Ending = Literal["proven", "unproven", "none"]
 
 
 @dataclass(frozen=True)
@@ -38,13 +67,15 @@ class Seen:
         values: its metrics; empty where it could not be measured.
         seconds: what that took, loading included.
         why: why it could not be measured.
-        again: seconds that a further one is expected to take; None: as long.
+        again: seconds that a further sample is expected to take; None: as long.
+        late: what it was doing when its time was used up, such as `loading`; empty where that did not happen.
     """
 
     values: Mapping[str, float]
     seconds: float
     why: str = ""
     again: float | None = None
+    late: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,12 +87,37 @@ class PartScore:
         tokens: predicted tokens; 0 where it could not be scored.
         seconds: what that took.
         why: why it could not be scored.
+        late: whether its time was used up.
     """
 
     nats: float
     tokens: int
     seconds: float
     why: str = ""
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a search is.
+
+    Attributes:
+        doing: what is done next, in words.
+        spent: seconds.
+        leader: name of the best candidate so far; empty: there is none.
+        value: its objective.
+        ratio: how many times as good as the baseline it is, where that is known.
+        alive: candidates that may still win.
+        samples: taken so far.
+    """
+
+    doing: str
+    spent: float
+    leader: str = ""
+    value: float | None = None
+    ratio: Ratio | None = None
+    alive: int = 0
+    samples: int = 0
 
 
 class Measurer(Protocol):
@@ -83,6 +139,14 @@ class Measurer(Protocol):
         """Be told that a candidate is out."""
         ...
 
+    def show(self, state: State) -> None:
+        """Be told how far the search is."""
+        ...
+
+    def ways(self, measured: Mapping[str, float]) -> Mapping[str, Way]:
+        """Return what is known of each candidate beforehand, given the metrics of the baseline as far as it is measured."""
+        ...
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -93,149 +157,322 @@ class Goal:
         objective: metric to be best in.
         better: which direction of it is better.
         seconds: the time for all of it.
-        model_of: by candidate, what its quality depends on: those that share it are scored once.
         most_perplexity: perplexity over the baseline's at most (1.01: 1 % more); None: any.
         parts: how many parts the text has.
         limits: metrics of which a candidate may have so much at most.
         rules: of the race.
+        new_tokens: of each row.
+        on_gpu: whether a GPU computes.
+        start: seconds that a worker takes to start.
     """
 
     names: Sequence[str]
     objective: str
     better: str
     seconds: float
-    model_of: Mapping[str, str]
     most_perplexity: float | None = 1.01
     parts: int = 1
     limits: Mapping[str, float] = field(default_factory=dict)
     rules: Rules = field(default_factory=Rules)
+    new_tokens: int = 32
+    on_gpu: bool = False
+    start: float = 5.0
 
     @property
     def baseline(self) -> str:
         """The first."""
         return self.names[0]
 
+    @property
+    def work(self) -> Work:
+        """What is measured."""
+        return Work(self.objective, self.better == "higher", self.new_tokens, self.on_gpu)
+
 
 @dataclass
 class Tuning:
-    """Tune, and keep what was seen.
+    """Search, and keep what was seen.
 
-    Args:
+    Attributes:
         task: what is asked.
         hands: what measures and scores.
+        race: the samples, and who is out and why.
+        quality: by model, its perplexity over the baseline's as far as it is scored.
+        unscored: by model, why its quality cannot be known.
+        fresh: samples of the comparison at the end, by candidate.
+        claim: what that comparison says.
+        ending: `proven`: measured afresh and within the bound; `unproven`: the best so far; `none`: there is no answer.
+        winner: the answer, proven or not.
+        equal: those that were not told from it, itself among them.
+        fallback: the best proven candidate where the answer is not proven.
+        missing: which proof is missing, in words.
+        needs: seconds of budget that would give it; 0: not known.
+        untried: why each candidate that was never measured was not.
+        spent: seconds.
     """
 
     task: Goal
     hands: Measurer
     race: Race = field(init=False)
     quality: dict[str, Ratio] = field(init=False, default_factory=dict)
+    unscored: dict[str, str] = field(init=False, default_factory=dict)
     fresh: dict[str, list[float]] = field(init=False, default_factory=dict)
+    claim: Difference | None = field(init=False, default=None)
+    ending: Ending = field(init=False, default="none")
     winner: str | None = field(init=False, default=None)
     equal: list[str] = field(init=False, default_factory=list)
-    claim: Difference | None = field(init=False, default=None)
+    fallback: str | None = field(init=False, default=None)
+    missing: str = field(init=False, default="")
+    needs: float = field(init=False, default=0.0)
+    untried: dict[str, str] = field(init=False, default_factory=dict)
     spent: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         task = self.task
-        self.race = Race(task.names, task.better, task.rules)
+        exact = metric(task.objective).sureness == "exact"
+        self.race = Race(task.names, task.better, task.rules, exact)
+        self.costs = Costs(task.start)
+        self._ways = dict(self.hands.ways({}))
+        self._predictor: Predictor | None = None
+        self._predicted: tuple[int, dict[str, Prediction]] = (-1, {})
         self._over: dict[str, dict[str, list[float]]] = {name: {} for name in task.names}
-        self._first: dict[str, float] = {}
-        self._last: dict[str, float] = {}
+        self._again: dict[str, float] = {}
+        self._reload: dict[str, float] = {}
+        self._attempts: dict[str, int] = {}
+        self._failed: dict[str, list[str]] = {}
+        self._kept: dict[str, bool] = {}
         self._scores: dict[str, list[PartScore]] = {}
+        self._part_s: dict[str, float] = {}
+        self._duelled: dict[str, Difference | None] = {}
+        self._rounds = 0
         self._told: set[str] = set()
         if task.most_perplexity is not None:
             for name in task.names:
-                if self._model(name) != self._model(task.baseline):
+                if self.model_of(name) != self.model_of(task.baseline):
                     self.race.hold(name)
 
     def run(self) -> None:
-        """Race, and measure the winner afresh against the baseline; the outcome stands in the attributes."""
-        task = self.task
-        run_race(self.race, self._measure, task.seconds, self._after_round, self._reserve)
-        self._score_open(self._left() - self._reserve())
-        for name in sorted(self.race.waiting):
-            self.race.drop(name, "its quality was not known to keep to the bound when the time was used up")
+        """Search until nothing is left to do, or the time is used up; the outcome stands in the attributes."""
+        self._measure_baseline()
+        while self._step():
+            self._tell_dropped()
+        self._conclude()
         self._tell_dropped()
-        self.winner = self.race.choice()
-        self.equal = self.race.equal()
-        if self.winner is None or self.winner == task.baseline:
-            return
-        pair = (task.baseline, self.winner)
-        # What has no noise needs no second look.
-        if metric(task.objective).sureness != "exact" and self._claim_seconds(pair) <= self._left():
-            self.fresh = duel(pair, self._afresh, self._left() / _ROOM)
-        self.claim = self._claim(*pair)
-        # One that is not told from the baseline is no win: the simpler of both is recommended.
-        if self.claim is None or self.claim.verdict != "better":
-            self.winner, self.equal = task.baseline, list(dict.fromkeys([task.baseline, *self.equal]))
 
-    def _claim(self, baseline: str, winner: str) -> Difference | None:
-        """Return how the winner differs from the baseline, by what was measured afresh alone."""
-        samples = [
-            self.fresh.get(name, []) if self.fresh else self.race.samples[name] for name in (baseline, winner)
-        ]
-        if not all(samples):
-            return None
-        before, after = map(median, samples)
-        (found,) = judge(
-            [difference(self.task.objective, before, after, *(samples if self.fresh else ((), ())))]
+    # --- what to do next
+
+    def _step(self) -> bool:
+        """Do the next thing, and return whether there was one."""
+        self._drop_hopeless()
+        if len(self._attempts) < FIRST and self._try_next(with_proof=True):
+            return True
+        return (
+            self._score_challenger()
+            or self._try_next(with_proof=True)
+            or self._take_round()
+            or self._prove()
+            or self._try_next(with_proof=False)
         )
-        return found
 
-    def _model(self, name: str) -> str:
-        return self.task.model_of.get(name, name)
+    def _measure_baseline(self) -> None:
+        """Measure the baseline, whatever it takes: nothing can be told without it."""
+        name = self.task.baseline
+        self._show(f"measuring the baseline {name}")
+        self.race.begin_block()
+        seen = self._sample(name, self._left(), first=True)
+        if seen is None:
+            return
+        step = seen.values.get("inter_token_latency_ms", 0.0) / 1000
+        prefill = seen.values.get("time_to_first_token_ms", 0.0) / 1000
+        bandwidth = seen.values.get("copy_bandwidth_gb_per_s", 0.0) * 1e9
+        moved = seen.values.get("decode_mib", 0.0) * 2**20
+        if not step:
+            step = 1 / seen.values.get("decode_tokens_per_sec", seen.values.get("tokens_per_sec", 1.0))
+        read = moved / bandwidth if moved and bandwidth else None
+        weights = seen.values.get("model_size_mib", 0.0) * 2**20
+        good = self.race.goodness(name) if self.race.samples[name] else None
+        base = Base(self._way(name), step, prefill or step, read, weights, good)
+        self._ways = dict(self.hands.ways(seen.values))
+        self._predictor = Predictor(self._ways, base, self.task.work)
 
-    def _left(self) -> float:
-        return self.task.seconds - self.spent
+    def _try_next(self, with_proof: bool) -> bool:
+        """Try the most promising candidate that fits into the time; one that was given up comes after all others."""
+        top = self._top()
+        kept = self._prove_s(top) if top is not None and with_proof else 0.0
+        names = self._to_try()
+        given_up = [name for name in names if name in self._attempts]
+        afresh = [name for name in names if name not in self._attempts]
+        best = self._most_promising(afresh, with_proof, kept) or self._most_promising(
+            given_up, with_proof, kept
+        )
+        if best is None:
+            return False
+        room = self._left() - kept
+        if best in afresh:
+            expected = self.costs.first(self._way(best), self._call_s(best))
+            room = min(room, max(_PATIENCE * expected, _LEAST_PATIENCE, _FIRST_SHARE * self._left()))
+        self._try(best, room)
+        return True
 
-    def _reserve(self) -> float:
-        """Return the seconds that the fresh measurements at the end will take."""
+    def _most_promising(self, names: Sequence[str], with_proof: bool, kept: float) -> str | None:
+        """Return the candidate of the largest expected improvement per second among those that fit into the time, or None.
+
+        Args:
+            names: the candidates.
+            with_proof: whether its proof must fit, too.
+            kept: seconds that the proof of the best so far takes.
+        """
+        predictions, decided, over = self._predictions(), self._decided(), self._bar()
+        promises = {}
+        for name in names:
+            cost = self.costs.first(self._way(name), self._call_s(name))
+            after = max(kept, self._prove_s(name)) if with_proof else 0.0
+            if _ROOM * (cost + after) > self._left():
+                continue
+            gain = predictions[name].improvement(over) if name in predictions else 1.0
+            gain *= keeps_quality(self._way(name), decided)
+            if gain > 0 and not (self._is_long(name) and gain < math.log1p(self.task.rules.margin)):
+                promises[name] = gain / cost
+        return max(promises, key=promises.__getitem__, default=None)
+
+    def _try(self, name: str, seconds: float) -> None:
+        """Measure a candidate for the first time, beside the best so far."""
+        self._show(f"trying {name}")
+        self._attempts[name] = self._attempts.get(name, 0) + 1
+        self.race.begin_block()
+        if self._sample(name, seconds, first=True) is None:
+            return
+        leader = self.race.leader(each for each in self.race.tried if each != name)
+        if leader is None or self.race.exact or self._left() <= 0:
+            return
+        self._sample(leader, self._left())
+        # One that is far behind needs no second look.
+        if name in self.race.alive and leader in self.race.alive:
+            behind = self.race.goodness(leader) - self.race.goodness(name)
+            if behind < math.log(self.task.rules.far) and self._again[name] < self._left():
+                self._sample(name, self._left())
+
+    def _score_challenger(self) -> bool:
+        """Score one part more by the best candidate whose quality is open and that is better than the leader."""
         leader = self.race.leader()
-        if leader in (None, self.task.baseline):
-            leader = min(
-                (name for name in self.race.alive if name in self._last),
-                key=self._last.__getitem__,
-                default=None,
-            )
-        names = {name for name in (leader, self.task.baseline) if name in self._last}
-        # Where all of it would not do, what was not measured yet goes before a claim that could not be made anyway.
-        return min(_ROOM * self._claim_seconds(names), _MOST_RESERVED * self.task.seconds)
+        open_ = [name for name in self.race.tried if name in self.race.waiting and self._scorable(name)]
+        if leader is not None:
+            bar = self.race.goodness(leader)
+            open_ = [name for name in open_ if self.race.goodness(name) > bar]
+        best = self.race.leader(open_)
+        if best is None or self._part_cost(best) > self._left():
+            return False
+        self._score(best)
+        return True
 
-    def _claim_seconds(self, names: Collection[str]) -> float:
-        """Return the seconds that measuring some candidates afresh takes at least."""
-        usual = median(self._first.values()) if self._first else 0.0
-        return math.fsum(min(self._first[name], usual) + 5 * self._last[name] for name in names)
+    def _take_round(self) -> bool:
+        """Take a sample of each candidate among which the answer is open."""
+        leader = self.race.leader() or self._top()
+        if leader is None or self.race.exact or self._rounds >= self.task.rules.most_rounds:
+            return False
+        bar = self.race.goodness(leader)
+        near = math.log(self.task.rules.far)
+        rivals = [
+            name
+            for name in self.race.open_against(leader)
+            if bar - self.race.goodness(name) < near
+            and (name not in self.race.waiting or self._scorable(name))
+        ]
+        if not rivals:
+            return False
+        contenders = sorted([leader, *rivals], key=self.race.goodness, reverse=self._rounds % 2 == 0)
+        cost = math.fsum(self._again[name] for name in contenders)
+        if _ROOM * (cost + self._prove_s(leader)) > self._left():
+            return False
+        self._rounds += 1
+        self._show(f"round {self._rounds}, {len(contenders)} candidates")
+        self.race.begin_block()
+        for name in contenders:
+            if name in self.race.alive:
+                self._sample(name, self._left())
+        return True
 
-    def _measure(self, name: str) -> Sample:
-        room = self._left() - self._reserve()
-        if name not in self._last:
-            unknown = sum(each not in self._last for each in self.race.alive)
-            room *= min(_FIRST_TIMES / unknown, _FIRST_SHARE)
-        seen = self.hands.measure(name, max(room, 0.0))
-        self._took(name, seen)
-        why, value = seen.why, seen.values.get(self.task.objective)
-        if not why and value is None:
-            why = f"no {self.task.objective} can be measured here"
-            if name == self.task.baseline:  # Nor can it be of any other way.
-                for other in self.task.names:
-                    self.race.drop(other, why)
-        why = why or self._beyond(name, seen.values)
-        if why:
-            value = None
+    def _prove(self) -> bool:
+        """Measure the answer afresh against the baseline; what has no noise needs no second look."""
+        name, base = self.race.choice(), self.task.baseline
+        if (
+            name is None
+            or name == base
+            or name in self._duelled
+            or self.race.exact
+            or self._predictor is None
+        ):
+            return False
+        fits = [
+            least
+            for least in (_USUAL_FRESH, _LEAST_FRESH)
+            if _ROOM * self._duel_s(name, least) <= self._left()
+        ]
+        if not fits:
+            return False
+        self._show(f"proving {name} afresh against {base}")
+        most = fits[0] if self._to_try() else _MOST_FRESH
+        samples = duel((base, name), self._afresh, self._left() / _ROOM, fits[0], most)
+        self._duelled[name] = claim = self._compare(base, name, samples)
+        if claim is not None and (self.claim is None or claim.verdict == "better"):
+            self.claim, self.fresh = claim, samples
+        return True
+
+    # --- measuring and scoring
+
+    def _sample(self, name: str, seconds: float, first: bool = False) -> Seen | None:
+        """Measure a candidate once and tell the race; None where it could not be measured, or is out for it."""
+        left = self._left()
+        seen = self.hands.measure(name, max(min(seconds, left), 0.0))
         self.spent += seen.seconds
-        return Sample(value, seen.seconds, why, self._last[name])
+        way = self._way(name)
+        if seen.late and first:
+            self.costs.timed_out(way, seen.late, seen.seconds)
+        if seen.why:
+            self._lost(name, seen)
+            return None
+        self._again[name] = seen.seconds if seen.again is None else seen.again
+        if first:
+            # What was made before it was loaded is there when it is loaded again.
+            made = self.costs.building(way) > 0
+            usual = self._reload.get(self.task.baseline, seen.seconds)
+            self._reload[name] = min(seen.seconds, usual) if made else seen.seconds
+            self.costs.succeeded(way, seen.seconds, self._again[name])
+        value = seen.values.get(self.task.objective)
+        if value is None:
+            why = f"no {self.task.objective} can be measured here"
+            for other in self.task.names if name == self.task.baseline else (name,):
+                self.race.drop(other, why)
+            return None
+        if why := self._beyond(name, seen.values):
+            self.race.drop(name, why)
+            return seen
+        self.race.tell(name, value)
+        return seen
+
+    def _lost(self, name: str, seen: Seen) -> None:
+        """Take a candidate out that could not be measured; one that was late may be tried again."""
+        if seen.late and name != self.task.baseline:
+            self.untried[name] = f"given up after {_duration(seen.seconds)} of {seen.late}"
+            return
+        self.race.drop(name, seen.why)
+        if name == self.task.baseline:
+            return
+        kind = self._way(name).kind
+        failed = self._failed.setdefault(kind, [])
+        failed.append(seen.why)
+        if len(failed) >= _FAILURES and failed[-1] == failed[-2]:
+            for other in self.race.alive:
+                if self._way(other).kind == kind and not self.race.samples[other]:
+                    self.race.drop(other, f"as the others of its runtime: {seen.why}")
 
     def _afresh(self, name: str) -> Sample:
-        seen = self.hands.measure_afresh(name, max(self._left(), self._last.get(name, 0.0)))
+        seen = self.hands.measure_afresh(name, max(self._left(), self._again.get(name, 0.0)))
         self.spent += seen.seconds
         return Sample(seen.values.get(self.task.objective), seen.seconds, seen.why)
 
-    def _took(self, name: str, seen: Seen) -> None:
-        self._first.setdefault(name, seen.seconds)
-        self._last[name] = seen.seconds if seen.again is None else min(seen.seconds, seen.again)
-
     def _beyond(self, name: str, values: Mapping[str, float]) -> str:
-        """Say which limit a candidate does not keep to; empty if it keeps to all as far as can be told."""
+        """Say which limit a candidate does not keep to; empty if it keeps to all as far as is known."""
         for key, most in self.task.limits.items():
             if key not in values:
                 return f"no {key} could be measured, of which it may have {most:,.4g} at most"
@@ -248,76 +485,347 @@ class Tuning:
                 return f"{key} {median(seen):,.4g} is over {most:,.4g}"
         return ""
 
-    def _after_round(self) -> float:
-        before = self.spent
-        # After one round nobody knows yet who is hopeless, and need not be scored.
-        if self.race.round > 1:
-            self._score_open(self._left() - self._reserve())
-        self._tell_dropped()
-        return self.spent - before
-
-    def _score_open(self, seconds: float) -> None:
-        """Score the fastest of those whose quality is not known, and so on, until it is known of all that are still in."""
-        until = self.spent + seconds
-        while self.spent < until and (name := self._fastest_waiting()) is not None:
-            model = self._model(name)
-            done = self._scores.setdefault(model, [])
-            if len(done) >= self.task.parts or not (
-                self._score(self.task.baseline, len(done), until) and self._score(name, len(done), until)
-            ):
-                why = next((each.why for each in reversed(done) if each.why), "")
-                self._of_model(
-                    model, f"its quality could not be scored: {why or 'the baseline could not be scored'}"
-                )
+    def _score(self, name: str) -> None:
+        """Score the next part of the text by the baseline and a candidate, and judge its model."""
+        model = self.model_of(name)
+        part = len(self._scores.get(model, ()))
+        self._show(f"scoring {name}, part {part + 1} of {self.task.parts}")
+        for each in (self.task.baseline, name):
+            done = self._scores.setdefault(self.model_of(each), [])
+            if len(done) > part:
                 continue
-            self._judge(name, model)
-
-    def _fastest_waiting(self) -> str | None:
-        waiting = [name for name in self.race.waiting if self.race.samples[name]]
-        sign = 1 if self.task.better == "higher" else -1
-        return max(waiting, key=lambda name: (sign * median(self.race.samples[name]), name), default=None)
-
-    def _score(self, name: str, part: int, until: float) -> bool:
-        done = self._scores.setdefault(self._model(name), [])
-        if len(done) <= part:
-            scored = self.hands.score(name, part, max(until - self.spent, 0.0))
+            scored = self.hands.score(each, part, max(self._left(), 0.0))
             self.spent += scored.seconds
+            if scored.late:
+                self._part_s[self.model_of(each)] = 2 * scored.seconds
+                return
             done.append(scored)
-        return done[part].tokens > 0
+            if not scored.tokens:
+                who = "the baseline's" if each == self.task.baseline else "its"
+                models = self._models() if each == self.task.baseline else {model}
+                for one in models - set(self._kept):
+                    self.unscored[one] = f"{who} quality could not be scored: {scored.why}"
+                return
+            known = self._part_s.get(self.model_of(each))
+            # The first part holds what comes once: loading, or compiling.
+            self._part_s[self.model_of(each)] = (
+                scored.seconds if known is None else min(known, scored.seconds)
+            )
+        self._judge(model)
 
-    def _judge(self, name: str, model: str) -> None:
+    def _judge(self, model: str) -> None:
         task = self.task
         assert task.most_perplexity is not None
-        reference = self._scores[self._model(task.baseline)]
+        reference = self._scores[self.model_of(task.baseline)]
         parts = [
             ComparedPart(own.nats, other.nats, own.tokens)
             for own, other in zip(self._scores[model], reference, strict=False)
         ]
-        tests = len(set(map(self._model, task.names))) - 1
-        ratio = perplexity_ratio(parts, task.parts, looks=task.parts, tests=max(1, tests))
+        ratio = perplexity_ratio(parts, task.parts, looks=task.parts, tests=max(1, len(self._models()) - 1))
         self.quality[model] = ratio
         verdict = judge_bound(ratio, task.most_perplexity)
-        if verdict == "kept":
-            for each in [
-                each for each in task.names if self._model(each) == model and each in self.race.waiting
-            ]:
-                self.race.admit(each)
-        elif verdict == "broken":
-            most = f"{task.most_perplexity - 1:+.3g}"
-            interval = "" if len(parts) >= task.parts else f" ({_change(ratio.low)} to {_change(ratio.high)})"
-            why = f"perplexity {_change(ratio.value)}{interval} is over {float(most):+.1%}"
-            self._of_model(model, why)
+        if verdict == "open":
+            return
+        self._kept[model] = verdict == "kept"
+        for each in task.names:
+            if self.model_of(each) == model:
+                if verdict == "kept":
+                    self.race.admit(each)
+                else:
+                    self.race.drop(each, self._over_the_bound(ratio, len(parts)))
 
-    def _of_model(self, model: str, why: str) -> None:
-        for each in self.task.names:
-            if self._model(each) == model:
-                self.race.drop(each, why)
+    def _over_the_bound(self, ratio: Ratio, scored: int) -> str:
+        assert self.task.most_perplexity is not None
+        interval = "" if scored >= self.task.parts else f" ({_change(ratio.low)} to {_change(ratio.high)})"
+        return f"perplexity {_change(ratio.value)}{interval} is over {float(f'{self.task.most_perplexity - 1:+.3g}'):+.1%}"
+
+    def _compare(
+        self, baseline: str, winner: str, samples: Mapping[str, Sequence[float]]
+    ) -> Difference | None:
+        """Return how the answer differs from the baseline by samples of both."""
+        before, after = samples.get(baseline, ()), samples.get(winner, ())
+        if not before or not after:
+            return None
+        (found,) = judge([difference(self.task.objective, median(before), median(after), before, after)])
+        return found
+
+    # --- what is predicted
+
+    def _predictions(self) -> dict[str, Prediction]:
+        """Return what each candidate promises by what was seen so far; nothing where the baseline could not be measured."""
+        if self._predictor is None:
+            return {}
+        samples = sum(map(len, self.race.samples.values()))
+        if self._predicted[0] != samples:
+            seen = {name: self.race.goodness(name) for name in self.task.names if self.race.samples[name]}
+            self._predicted = samples, self._predictor.predict(seen)
+        return self._predicted[1]
+
+    def _drop_hopeless(self) -> None:
+        """Drop untried candidates that cannot be better than the leader by more than the margin."""
+        leader = self.race.leader()
+        if leader is None or self._predictor is None:
+            return
+        bar = self.race.goodness(leader) + math.log1p(self.task.rules.margin)
+        for name, found in self._predictions().items():
+            if name in self.race.dropped or self.race.samples[name] or found.optimistic >= bar:
+                continue
+            by_weights = found.most is not None and found.most < bar
+            most = found.most if by_weights and found.most is not None else found.optimistic
+            how = "by its weights" if by_weights else "as its kin measured"
+            self.race.drop(name, f"{CANNOT_WIN}: at {self._bound_word} {self._value(most)} {how}")
+
+    @property
+    def _bound_word(self) -> str:
+        return "most" if self.task.better == "higher" else "least"
+
+    def _value(self, goodness: float) -> str:
+        value = math.exp(goodness if self.task.better == "higher" else -goodness)
+        unit = metric(self.task.objective).unit
+        return f"{value:,.3g} {unit}" if unit != "-" else f"{value:,.3g}"
+
+    def _bar(self) -> float:
+        """Return how good the best candidate is that is within the bound, or likely to be."""
+        decided = self._decided()
+        likely = [
+            self.race.goodness(name)
+            for name in self.race.tried
+            if name not in self.race.waiting or keeps_quality(self._way(name), decided) >= 0.5
+        ]
+        return max(likely, default=-math.inf) if likely else -50.0
+
+    def _is_long(self, name: str) -> bool:
+        """Return whether a candidate needs a conversion that is begun only for a gain beyond the margin."""
+        return self.costs.building(self._way(name)) >= _LONG
+
+    def _to_try(self) -> list[str]:
+        return [
+            name
+            for name in self.race.alive
+            if not self.race.samples[name]
+            and name != self.task.baseline
+            and self._attempts.get(name, 0) < _ATTEMPTS
+        ]
+
+    def _top(self) -> str | None:
+        """Return the best candidate that is not out, whether its quality is known or not."""
+        return self.race.leader(self.race.tried)
+
+    def _decided(self) -> list[tuple[Way, bool]]:
+        found: dict[str, tuple[Way, bool]] = {}
+        for name in self.task.names:
+            if (known := self._kept.get(self.model_of(name))) is not None:
+                found.setdefault(self.model_of(name), (self._way(name), known))
+        return [*found.values()]
+
+    def promise_of(self, name: str) -> float:
+        """Return how good a candidate is expected to be, whether it keeps its quality taken into account."""
+        found = self._predictions().get(name)
+        if found is None:
+            return 0.0
+        return found.mean + math.log(max(keeps_quality(self._way(name), self._decided()), 1e-9))
+
+    # --- what it takes
+
+    def _left(self) -> float:
+        return self.task.seconds - self.spent
+
+    def _call_s(self, name: str) -> float:
+        """Return the seconds that a sample of a candidate is expected to take."""
+        if name in self._again:
+            return self._again[name]
+        base = self._again.get(self.task.baseline, 1.0)
+        found = self._predictions().get(name)
+        if found is None or self.task.baseline not in self.race.tried:
+            return base
+        faster = math.exp(min(found.mean - self.race.goodness(self.task.baseline), 3.0))
+        return min(base, max(base / faster, 0.3)) if self.task.objective != "model_size_mib" else base
+
+    def _prove_s(self, name: str) -> float:
+        """Return the seconds that deciding a candidate's quality and measuring it afresh take."""
+        return self._decide_s(name) + self._duel_s(name, _LEAST_FRESH)
+
+    def _decide_s(self, name: str) -> float:
+        if name not in self.race.waiting or not self._scorable(name):
+            return 0.0
+        share = max(1.0, _SCORED_SHARE * self.task.parts - len(self._scores.get(self.model_of(name), ())))
+        return share * self._part_cost(name)
+
+    def _part_cost(self, name: str) -> float:
+        """Return the seconds of one part more by a candidate, and by the baseline where it has not scored it yet."""
+        base, own = self.model_of(self.task.baseline), self.model_of(name)
+        usual = self._part_s.get(base, 1.0)
+        part = len(self._scores.get(own, ()))
+        return self._part_s.get(own, usual) + (0.0 if len(self._scores.get(base, ())) > part else usual)
+
+    def _duel_s(self, name: str, samples: int) -> float:
+        base = self.task.baseline
+        if name == base or self._predictor is None or self.race.exact or self._proven(name):
+            return 0.0
+        return math.fsum(
+            self._reload.get(each, self._way(each).loads + self._way(each).compiles)
+            + samples * self._call_s(each)
+            for each in (base, name)
+        )
+
+    def scoring_s(self, name: str) -> float:
+        """Return the seconds that scoring all of the text by a candidate is expected to take."""
+        usual = self._part_s.get(self.model_of(self.task.baseline), self._again.get(name, 0.0))
+        return self.task.parts * self._part_s.get(self.model_of(name), usual)
+
+    # --- how it ends
+
+    def _proven(self, name: str | None) -> bool:
+        claim = self._duelled.get(name or "")
+        return claim is not None and claim.verdict == "better"
+
+    def _conclude(self) -> None:
+        """Settle the answer, how sure it is, and what a larger budget would give."""
+        base = self.task.baseline
+        for name in self.race.alive:
+            if not self.race.samples[name] and name != base:
+                self.untried[name] = self._why_not_tried(name)
+        self.equal = self.race.equal()
+        answer, top = self.race.choice(), self._top()
+        proven = [name for name in self._duelled if self._proven(name) and name in self.race.alive]
+        self.fallback = self.race.leader(proven) if proven else None
+        margin = math.log1p(self.task.rules.margin)
+        if self.fallback is not None and (
+            answer is None or self.race.goodness(answer) <= self.race.goodness(self.fallback) + margin
+        ):
+            answer = self.fallback
+        if answer is None and top is None:
+            return None
+        # Whatever is better but for a missing proof is named rather than what is proven.
+        if top is not None and (
+            answer is None or self.race.goodness(top) > self.race.goodness(answer) + margin
+        ):
+            return self._unproven(top)
+        assert answer is not None
+        if answer != base and not self.race.exact and not self._proven(answer):
+            ratio = self.race.ratio(answer, base)
+            if (
+                self._duelled.get(answer) is not None
+                and not (ratio is not None and ratio.low > 1)
+                and base in self.race.alive
+            ):
+                # It was not told from the baseline: the simpler of both is recommended.
+                self.claim, answer = self._duelled[answer], base
+                self.equal = list(dict.fromkeys([base, *self.equal]))
+            else:
+                return self._unproven(answer)
+        promising = self._promising(answer)
+        if promising is not None:
+            return self._unproven(answer, promising)
+        self.winner, self.ending = answer, "proven"
+        if answer != base and self.race.exact:
+            self.claim = self._exact_claim(answer)
+        return None
+
+    def _exact_claim(self, answer: str) -> Difference | None:
+        samples = [self.race.samples[name] for name in (self.task.baseline, answer)]
+        if not all(samples):
+            return None
+        (found,) = judge([difference(self.task.objective, samples[0][-1], samples[1][-1])])
+        return found
+
+    def _unproven(self, name: str, promising: str | None = None) -> None:
+        """End with the best so far, and say which proof is missing and the budget that would give it."""
+        self.winner, self.ending = name, "unproven"
+        if self.fallback == name:
+            self.fallback = None
+        missing, more = [], 0.0
+        model = self.model_of(name)
+        if name in self.race.waiting:
+            missing.append(self.unscored.get(model) or "its quality is not known to be within the bound")
+            more += self._decide_s(name)
+        if self._predictor is None:
+            missing.append("the baseline could not be measured")
+        elif (claim := self._duelled.get(name)) is not None and not self._proven(name):
+            missing.append(f"measured afresh against the baseline it is inconclusive ({claim.words})")
+            more += 2 * self._duel_s(name, _USUAL_FRESH)
+        elif name != self.task.baseline and not self.race.exact and not self._proven(name):
+            missing.append("it was not measured afresh against the baseline")
+            more += self._duel_s(name, _USUAL_FRESH)
+        if promising is not None:
+            found = self._predictions()[promising]
+            missing.append(
+                f"{promising} promises {self._value(found.mean)} and was not tried ({self.untried[promising]})"
+            )
+            cost = self.costs.first(self._way(promising), self._call_s(promising))
+            more += cost + self._prove_s(promising)
+        self.missing = "; ".join(missing)
+        # The time that was spent is needed again, but for what is kept: conversions.
+        self.needs = 1.3 * (self.task.seconds + more)
+
+    def _promising(self, answer: str) -> str | None:
+        """Return the untried candidate that is expected to be far better than the answer and to keep to the bound, or None."""
+        found = self._predictions()
+        bar = self.race.goodness(answer) + math.log(self.task.rules.far)
+        decided = self._decided()
+        likely = [
+            name
+            for name in self.untried
+            if name in found
+            and name in self.race.alive
+            and found[name].mean > bar
+            and (self.task.most_perplexity is None or keeps_quality(self._way(name), decided) >= 0.5)
+        ]
+        return max(likely, key=lambda name: found[name].mean, default=None)
+
+    def _why_not_tried(self, name: str) -> str:
+        """Say why a candidate was not tried, and the budget that would do."""
+        way = self._way(name)
+        built = self.costs.slower * self.costs.building(way)
+        cost = self.costs.first(way, self._call_s(name)) + self._prove_s(name)
+        budget = budget_text(1.2 * (self.spent + cost))
+        what = f"{_duration(built)} of conversion" if built >= 1 else f"{_duration(cost)} to try and prove it"
+        before = f"{self.untried[name]}; " if name in self.untried else ""
+        if _ROOM * cost <= self._left():
+            return f"{before}{what}, and not expected to be better by more than {self.task.rules.margin:.0%}"
+        return f"{before}{what}: raise the budget to {budget}"
+
+    def _scorable(self, name: str) -> bool:
+        model = self.model_of(name)
+        return model not in self.unscored and len(self._scores.get(model, ())) < self.task.parts
+
+    def _way(self, name: str) -> Way:
+        return self._ways[name]
+
+    def model_of(self, name: str) -> str:
+        """Return what a candidate's quality depends on: those that share it are scored once."""
+        return self._way(name).model
+
+    def _models(self) -> set[str]:
+        return set(map(self.model_of, self.task.names))
+
+    def _show(self, doing: str) -> None:
+        top = self._top()
+        value = ratio = None
+        if top is not None:
+            value = self.race.samples[top][-1]
+            ratio = (
+                self.race.ratio(top, self.task.baseline) if self.race.samples[self.task.baseline] else None
+            )
+        samples = sum(map(len, self.race.samples.values()))
+        self.hands.show(State(doing, self.spent, top or "", value, ratio, len(self.race.alive), samples))
 
     def _tell_dropped(self) -> None:
         for name in self.race.dropped:
             if name not in self._told:
                 self._told.add(name)
                 self.hands.dropped(name)
+
+
+def budget_text(seconds: float) -> str:
+    """Return a budget as a person writes it, rounded up: `90s`, `14m`."""
+    if seconds <= 90:
+        return f"{max(30, 15 * math.ceil(seconds / 15))}s"
+    return f"{math.ceil(seconds / 60)}m"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
 
 
 def _change(ratio: float) -> str:

@@ -24,7 +24,8 @@ PARAMS: tuple[Param, ...] = (
     _found(
         "race_place",
         str,
-        "of `tune`: `winner`, `equal` (not told from it), `dropped`, or `open`",
+        "of `tune`: `winner` (proven), `unproven` (the best so far), `proven` (but another measured better), `equal` (no "
+        "significant difference to it), `dropped`, `not tried` (given up for want of time), or `open`",
         shown=Shown("place", place=5, keep=93),
     ),
     _found(
@@ -33,6 +34,10 @@ PARAMS: tuple[Param, ...] = (
         "of `tune`: why it won or was dropped, and what was seen",
         shown=Shown("why", place=6, keep=79),
     ),
+    _found(
+        "race_not_tried", str, "of the answer of `tune`: the most promising ways that were not tried, and why"
+    ),
+    _found("race_hopeless", str, "of the answer of `tune`: ways that were not started as they cannot win"),
     _work("task", str, "`generate`, `perplexity` or `train`"),
     _implied("model", str, "model as asked for, maybe a list of candidates"),
     Param(

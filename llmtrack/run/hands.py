@@ -9,20 +9,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from llmtrack.decide.promise import Way
 from llmtrack.decide.racing import Rules
-from llmtrack.decide.tuning import Goal, PartScore, Seen, Tuning
-from llmtrack.engines.options import ThreadOption
+from llmtrack.decide.tuning import Goal, PartScore, Seen, State, Tuning
 from llmtrack.events import Event, Log, Progress
 from llmtrack.metrics import metric
-from llmtrack.options import parameters
 from llmtrack.outcome import Failure, Measurement, Outcome
 from llmtrack.plain import from_json, to_json
 from llmtrack.quality.corpora import Corpus
 from llmtrack.run.journal import Journal
 from llmtrack.run.pool import Pool
-from llmtrack.run.progress import StudyProgress
+from llmtrack.run.search_progress import SearchProgress
 from llmtrack.run.space import Candidate
-from llmtrack.scenario import Scalar, Scenario, Variant
+from llmtrack.run.ways import plain, way_of
+from llmtrack.scenario import Scalar, Scenario
 from llmtrack.task import PerplexityTask, RepeatPolicy
 
 # A sample of the race is the median of a few calls where a call is short.
@@ -32,7 +32,7 @@ SAMPLE = RepeatPolicy(
 FRESH = replace(SAMPLE, max_repeats=1, min_seconds=0.0)
 MOST_PARTS = 12
 # What a sample takes beyond its calls.
-_OVERHEAD, _OVERHEAD_S = 1.2, 0.3
+_OVERHEAD, _OVERHEAD_S = 1.1, 0.1
 SEED = 0
 
 
@@ -48,6 +48,8 @@ class Asked:
         most_perplexity: perplexity over the baseline's at most, such as 1.01; None: any, and none is scored but the answer's.
         limits: metrics of which the answer may have so much at most.
         margin: candidates that differ by less are as good as equal.
+        cpus: CPUs that may compute; 0: a GPU does.
+        start: seconds that a worker takes to start.
     """
 
     objective: str
@@ -57,6 +59,8 @@ class Asked:
     most_perplexity: float | None = 1.01
     limits: Mapping[str, float] = field(default_factory=dict)
     margin: float = 0.05
+    cpus: int = 1
+    start: float = 5.0
 
 
 class Hands:
@@ -67,7 +71,7 @@ class Hands:
         candidates: Sequence[Candidate],
         asked: Asked,
         pool: Pool,
-        progress: StudyProgress,
+        progress: SearchProgress,
         journal: Journal,
         folder: Path,
         clock: Callable[[], float],
@@ -85,6 +89,7 @@ class Hands:
         self._clock = clock
         self._last_end = began
         self._gone: set[str] = set()
+        self._at = Progress("", "loading")
         self._text_digests: dict[int, Scalar] = {}
         self._parts = []
         for number, texts in enumerate(parts_of(asked.corpus)):
@@ -100,12 +105,27 @@ class Hands:
             objective=asked.objective,
             better=metric(asked.objective).better,
             seconds=asked.seconds,
-            model_of={name: _numbers_of(each.variant) for name, each in self.of.items()},
             most_perplexity=asked.most_perplexity,
             parts=len(self._parts),
             limits=asked.limits,
             rules=Rules(margin=asked.margin),
+            new_tokens=next(iter(self.of.values())).task.max_new_tokens,
+            on_gpu=not asked.cpus,
+            start=asked.start,
         )
+
+    def ways(self, measured: Mapping[str, float]) -> Mapping[str, Way]:
+        """Return what is known of each candidate beforehand; a search that goes on knows what it knew the first time."""
+
+        def look() -> Any:
+            known = {name: way_of(each, self.asked.cpus, measured) for name, each in self.of.items()}
+            return to_json(known, dict[str, Way])
+
+        return dict(from_json(self._journal.act(["ways", bool(measured)], look), dict[str, Way]))
+
+    def show(self, state: State) -> None:
+        """Show how far the search is."""
+        self._progress.at(state)
 
     def measure(self, name: str, seconds: float) -> Seen:
         """Measure a candidate once, within so many seconds."""
@@ -128,11 +148,12 @@ class Hands:
     def score(self, name: str, part: int, seconds: float) -> PartScore:
         """Score a part of the text by a candidate, within so many seconds."""
         task = replace(self.asked.scoring, corpus=str(self._parts[part]))
+        # Compiling changes no number that is scored, and takes long.
         outcome, took = self._act(
-            ["score", name, part], Scenario(name, self.of[name].variant, task), seconds, quiet=True
+            ["score", name, part], Scenario(name, plain(self.of[name].variant), task), seconds, quiet=True
         )
         if isinstance(outcome, Failure):
-            return PartScore(0.0, 0, took, outcome.reason)
+            return PartScore(0.0, 0, took, outcome.reason, late=outcome.kind == "timeout")
         text = outcome.facts.get("scored_tokens_digest", "")
         if text != self._text_digests.setdefault(part, text):
             return PartScore(0.0, 0, took, "its tokenizer makes other tokens of the text than the baseline's")
@@ -144,9 +165,9 @@ class Hands:
         names = dict.fromkeys((tuning.task.baseline, tuning.winner or tuning.task.baseline))
         for name in names:
             room = tuning.task.seconds - tuning.spent
-            if room <= 0 or not self.rounds[name]:
+            if room < tuning.scoring_s(name) or not self.rounds[name]:
                 return
-            scenario = Scenario(name, self.of[name].variant, self.asked.scoring)
+            scenario = Scenario(name, plain(self.of[name].variant), self.asked.scoring)
             outcome, took = self._act(["answer", name], scenario, room, quiet=True)
             tuning.spent += took
             if isinstance(outcome, Measurement):
@@ -162,9 +183,11 @@ class Hands:
     def _seen(self, outcome: Outcome, took: float, done: list[Measurement]) -> Seen:
         if isinstance(outcome, Failure):
             self.failures[outcome.scenario.name] = outcome
-            return Seen({}, took, outcome.reason)
+            late = self._at.step if outcome.kind == "timeout" else ""
+            return Seen({}, took, outcome.reason, late=late)
         done.append(outcome)
-        again = _OVERHEAD * sum(outcome.samples.get("total_latency_s", ())) + _OVERHEAD_S
+        calls = outcome.samples.get("total_latency_s", ())
+        again = _OVERHEAD * sum(calls) + _OVERHEAD_S
         return Seen(outcome.metrics, took, again=again)
 
     def _act(
@@ -190,24 +213,21 @@ class Hands:
         def take(event: Event) -> None:
             if isinstance(event, (Measurement, Failure)):
                 found.append(event)
-            elif not (quiet and isinstance(event, Log)):
+                return
+            if isinstance(event, Progress):
+                self._at = event
+            if not (quiet and isinstance(event, Log)):
                 self._progress.hear(event)
 
         # Until it tells more: it may have to be loaded, or even made.
-        self._progress.step(Progress(scenario.name, "loading"))
+        self._at = Progress(scenario.name, "loading")
+        self._progress.step(self._at)
         self._pool.run((scenario,), take, seconds)
         return found[0]
 
 
 def _read(gave: Any) -> tuple[Outcome, float]:
     return from_json(gave["outcome"], Outcome), float(gave["seconds"])
-
-
-def _numbers_of(variant: Variant) -> str:
-    """Return what the numbers that a variant computes depend on: not on threads, but for the order of sums."""
-    threads = {each.name for each in parameters(ThreadOption)}
-    told = [f"{name}={value}" for name, value in variant.options if name not in threads]
-    return "/".join([variant.backend, variant.dtype, variant.quantization, *told])
 
 
 def parts_of(corpus: Corpus) -> list[list[str]]:

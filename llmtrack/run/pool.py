@@ -10,13 +10,14 @@ from contextlib import contextmanager
 import psutil
 
 from llmtrack.events import Emit, Event
-from llmtrack.outcome import Measurement
+from llmtrack.outcome import Failure, Measurement
 from llmtrack.run import footprint
 from llmtrack.run.crew import Crew
 from llmtrack.run.executors import Executor
 from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.scenario import Scenario, Variant
 
+_NO_BACKEND = ""
 # Below this share of the memory, models that were not used lately are freed.
 LEAST_FREE = 0.25
 # As many models at most on a GPU.
@@ -39,6 +40,7 @@ class Pool:
         is_full: whether memory is short.
         most: so many loaded models at most.
         fits: whether the models of variants are predicted to fit into the memory that is free.
+        reuse: keep the worker of a freed model for the next variant of the same backend, whose imports it has.
     """
 
     def __init__(
@@ -47,13 +49,15 @@ class Pool:
         is_full: Callable[[], bool] = memory_is_short,
         most: float = math.inf,
         fits: Callable[..., bool] = footprint.fits,
+        reuse: bool = False,
     ) -> None:
         self._make = make
         self._is_full = is_full
         self._fits = fits
         self.most = most
-        # One that has not measured yet, and knows its machine.
-        self._idle: Executor | None = make()
+        self._reuse = reuse
+        # By backend, those that hold no model; the one of no backend has not measured yet, and knows its machine.
+        self._idle: dict[str, Executor] = {_NO_BACKEND: make()}
         # The one that was used last comes last.
         self._of: dict[Variant, Executor] = {}
 
@@ -72,18 +76,27 @@ class Pool:
     def run(self, scenarios: Sequence[Scenario], emit: Emit, seconds: float = math.inf) -> None:
         """Measure scenarios of one variant, within so many seconds; what is not measured then is a failure."""
         before = next(reversed(self._of), None)
-        executor = self._executor(scenarios[0].variant)
+        variant = scenarios[0].variant
+        executor = self._executor(variant)
+        failed = False
         if isinstance(executor, ProcessExecutor):
-            if before not in (None, scenarios[0].variant):
+            if before not in (None, variant):
                 time.sleep(SETTLE_S)
             executor.until = time.monotonic() + seconds
 
         def take(event: Event) -> None:
+            nonlocal failed
+            failed |= isinstance(event, Failure)
             if isinstance(event, Measurement):
                 footprint.keep(event)
             emit(event)
 
-        executor.run(scenarios, take)
+        try:
+            executor.run(scenarios, take)
+        finally:
+            if failed and self._reuse:  # What went wrong there is not to happen to another model.
+                self._of.pop(variant, None)
+                executor.close()
 
     @contextmanager
     def crew(self, workers: int | None) -> Iterator[Crew]:
@@ -106,7 +119,12 @@ class Pool:
     def free(self, variant: Variant) -> None:
         """Free the model of a variant."""
         executor = self._of.pop(variant, None)
-        if executor is not None:
+        if executor is None:
+            return
+        wanted = self._reuse and variant.backend not in self._idle
+        if wanted and isinstance(executor, ProcessExecutor) and executor.free():
+            self._idle[variant.backend] = executor
+        else:
             executor.close()
 
     def has_room(self, variants: Sequence[Variant]) -> bool:
@@ -122,22 +140,24 @@ class Pool:
 
     def close(self) -> None:
         """Free all that is loaded."""
-        for variant in tuple(self._of):
-            self.free(variant)
-        if self._idle is not None:
-            self._idle.close()
+        for executor in (*self._of.values(), *self._idle.values()):
+            executor.close()
+        self._of.clear()
+        self._idle.clear()
 
     def _executor(self, variant: Variant) -> Executor:
         executor = self._of.pop(variant, None)
         if executor is None:
             while self._of and (len(self._of) >= self.most or self._is_full() or not self._fits(variant)):
                 self.free(next(iter(self._of)))
-            executor, self._idle = self._idle or self._make(), None
+            idle = variant.backend if variant.backend in self._idle else _NO_BACKEND
+            executor = self._idle.pop(idle, None) or self._make()
         self._of[variant] = executor
         return executor
 
     def _any(self) -> Executor:
         if self._of:
             return next(reversed(self._of.values()))
-        self._idle = self._idle or self._make()
-        return self._idle
+        if not self._idle:
+            self._idle[_NO_BACKEND] = self._make()
+        return next(iter(self._idle.values()))

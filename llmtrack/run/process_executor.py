@@ -102,6 +102,17 @@ class ProcessExecutor:
                 kept.emit_all_without(INTERRUPTED)
                 raise
 
+    def free(self) -> bool:
+        """Free the loaded model and keep the worker with what it has imported; return whether it is there."""
+        if self._worker is None or not self._worker.lives():
+            return False
+        try:
+            self._ask({"free": True}, "freed", self._patience.starting)
+        except LlmtrackError:
+            return False
+        self._variant = None
+        return True
+
     def close(self) -> None:
         """End the worker."""
         worker, self._worker, self._variant = self._worker, None, None

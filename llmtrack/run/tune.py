@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from llmtrack.decide.significance import Ratio
-from llmtrack.decide.tuning import Tuning
+from llmtrack.decide.tuning import CANNOT_WIN, Tuning, budget_text
+from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.measure.statistics import summarize
 from llmtrack.outcome import Failure, Measurement, Outcome
@@ -28,7 +29,7 @@ from llmtrack.run.journal import Journal
 from llmtrack.run.merged import merged
 from llmtrack.run.plan import model_folders
 from llmtrack.run.pool import Pool
-from llmtrack.run.progress import StudyProgress
+from llmtrack.run.search_progress import SearchProgress
 from llmtrack.run.space import Space
 from llmtrack.run.study import StudyResult, opened, report_study
 from llmtrack.run.support import say_support
@@ -39,6 +40,30 @@ from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.tracker import Study, Tracker
 
 CHAMPION = "champion"
+MOST_NAMED = 3
+"""Of those that were not tried, the most promising are named."""
+NOT_PROVEN = 4
+"""Exit code of a search that ends with the best so far, and not with a proven answer."""
+_LEAST_S = 5.0
+"""A budget is refused of which less is left when the worker has started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult(StudyResult):
+    """How a search ended.
+
+    Attributes:
+        ending: `proven`, `unproven` or `none`.
+    """
+
+    ending: str = "none"
+
+    @property
+    def exit_code(self) -> int:
+        """0 of a proven answer, 4 of the best so far, 1 where there is none or the report failed."""
+        if self.problems or self.ending == "none":
+            return 1
+        return 0 if self.ending == "proven" else NOT_PROVEN
 
 
 def run_tune(
@@ -52,7 +77,7 @@ def run_tune(
     resume: bool = False,
     clock: Callable[[], float] = time.monotonic,
     began: float | None = None,
-) -> StudyResult:
+) -> TuneResult:
     """Find the best way to run a model, track every candidate with what became of it, and report the answer.
 
     When it is interrupted, what is measured is tracked, and the same command with `resume` goes on.
@@ -67,8 +92,16 @@ def run_tune(
         resume: go on with one that was killed.
         clock: returns seconds; it decides when the time is used up.
         began: when the time began to run; None: now.
+
+    Raises:
+        UsageError: the budget does not suffice for the baseline.
     """
     began = clock() if began is None else began
+    if asked.seconds - (clock() - began) < _LEAST_S:
+        raise UsageError(
+            f"budget {budget_text(asked.seconds)} is too small: starting a worker took {asked.start:.0f} s of it, and the baseline "
+            f"must be loaded and called, too; use budget={budget_text(2 * asked.start + 60)} or more"
+        )
     scenarios = [scenario_of(each, SAMPLE) for each in space.candidates]
     facts = environment(pool.machine(), model_folders(scenarios))
     say(console, f"{experiment.name}: {experiment.question}")
@@ -84,7 +117,7 @@ def run_tune(
     )
     with opened(tracker, pool, start) as study, ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        with StudyProgress(console, len(scenarios)) as progress:
+        with SearchProgress(console, asked.seconds, began, clock) as progress:
             hands = Hands(space.candidates, asked, pool, progress, journal, folder, clock, began)
             tuning = Tuning(hands.task(), hands)
             try:
@@ -93,25 +126,34 @@ def run_tune(
             finally:
                 with stop_in_order():
                     tracked = _track(study, tracker, hands, tuning)
-            spent = f"{tuning.spent:.0f} of {asked.seconds:.0f} s"
-            progress.line(f"  {tuning.race.round} rounds, {spent}")
+            taken = sum(map(len, tuning.race.samples.values()))
+            progress.line(f"  {taken} samples, {tuning.spent:.0f} of {asked.seconds:.0f} s")
             for outcome in tracked.values():
                 progress.ended(outcome.scenario.name, _line(outcome))
-        failed = tuning.winner is None
+        failed = tuning.ending == "none"
         reported = report_study(experiment, study, tracker, console, failed, None)
     journal.done()
     lost = sum(isinstance(outcome, Failure) for outcome in tracked.values())
     measured = len(tracked) - lost
-    return StudyResult(study=study, measured=measured, failed=lost if failed else 0, **vars(reported))
+    return TuneResult(
+        study=study,
+        measured=measured,
+        failed=lost if failed else 0,
+        ending=tuning.ending,
+        **vars(reported),
+    )
 
 
 def _track(study: Study, tracker: Tracker, hands: Hands, tuning: Tuning) -> dict[str, Outcome]:
     """Write the run of each candidate with what became of it, and return them; the winner's run gets the alias."""
     tracked: dict[str, Outcome] = {}
     for name in hands.of:
+        if not hands.rounds[name] and name not in hands.failures and name != tuning.task.baseline:
+            continue  # What was never started is told by the answer's run.
         tracked[name] = outcome = _outcome_of(name, hands, tuning)
         run_id = tracker.log(study, outcome)
-        if name == tuning.winner and run_id is not None and not tracker.offline:
+        proven = name == tuning.winner and tuning.ending == "proven"
+        if proven and run_id is not None and not tracker.offline:
             set_alias(CHAMPION, run_id, tracker.tracking_uri)
     return tracked
 
@@ -124,8 +166,9 @@ def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
     done = (hands.fresh.get(name) if tuning.fresh else None) or hands.rounds[name]
     if not done:
         why = str(facts["race_reason"])
+        now = time.time()
         failure = hands.failures.get(name) or Failure(
-            scenario_of(candidate, SAMPLE), "timeout", why, started_at=time.time(), ended_at=time.time()
+            scenario_of(candidate, SAMPLE), "skipped", why, started_at=now, ended_at=now
         )
         return replace(
             failure, scenario=replace(failure.scenario, baseline=is_base), facts={**failure.facts, **facts}
@@ -134,10 +177,10 @@ def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
         done, replace(FRESH if tuning.fresh else SAMPLE, min_repeats=min(5, len(done)), max_repeats=200)
     )
     whole = _with_fresh(whole, tuning.task.objective, tuning.fresh.get(name, ()))
-    quality = tuning.quality.get(tuning.task.model_of[name])
+    price = _price(name, tuning)
     metrics = dict(whole.metrics)
-    if is_base or quality is not None:
-        metrics["reference_perplexity_ratio"] = 1.0 if quality is None else quality.value
+    if price is not None:
+        metrics["reference_perplexity_ratio"] = price.value
     answer = hands.answers.get(name)
     if answer is not None:
         scored = (
@@ -153,6 +196,10 @@ def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
         known = {key: value for key, value in answer.facts.items() if key not in whole.facts}
         facts = {**known, **vars_of(answer.scenario.task), **facts}
     texts = dict(whole.texts)
+    if name == (tuning.winner or tuning.task.baseline):
+        told, every = _left_out(tuning)
+        facts |= told
+        texts["not_tried.json"] = json.dumps(every, indent=1) + "\n"
     texts["race.json"] = (
         json.dumps({"race": tuning.race.samples[name], "fresh": tuning.fresh.get(name, [])}) + "\n"
     )
@@ -187,45 +234,80 @@ def vars_of(task: Any) -> dict[str, Scalar]:
     return {name: getattr(task, name) for name in names}
 
 
+def _left_out(tuning: Tuning) -> tuple[dict[str, Scalar], dict[str, str]]:
+    """Return what was never started, and why: in short as params, and all of it by name."""
+    hopeless = {
+        name: out.why
+        for name, out in tuning.race.dropped.items()
+        if not tuning.race.samples[name] and out.why.startswith(CANNOT_WIN)
+    }
+    told: dict[str, Scalar] = {}
+    if hopeless:
+        told["race_hopeless"] = ", ".join(hopeless)
+    names = sorted(tuning.untried, key=tuning.promise_of, reverse=True)
+    if names:
+        first = [f"{name} ({tuning.untried[name]})" for name in names[:MOST_NAMED]]
+        more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+        told["race_not_tried"] = ", ".join([*first, *more])
+    return told, {**{name: tuning.untried[name] for name in names}, **hopeless}
+
+
+def _price(name: str, tuning: Tuning) -> Ratio | None:
+    """Return a candidate's perplexity over the baseline's as far as it is scored; 1 where both compute the same numbers."""
+    model = tuning.model_of(name)
+    return (
+        Ratio(1.0, 1.0, 1.0) if model == tuning.model_of(tuning.task.baseline) else tuning.quality.get(model)
+    )
+
+
 def _place(name: str, tuning: Tuning) -> dict[str, Scalar]:
     """Return what became of a candidate, and why."""
+    place, why = _standing(name, tuning)
+    return {"race_place": place, "race_reason": why}
+
+
+def _standing(name: str, tuning: Tuning) -> tuple[str, str]:
     out = tuning.race.dropped.get(name)
-    claim = tuning.claim
-    if claim is not None and name in tuning.fresh and name != tuning.winner:
-        if claim.verdict == "better":
-            first = f"{out.why}; " if out is not None and not out.by else ""
-            why = f"{first}measured afresh: {tuning.winner} is {claim.words}"
-            return {"race_place": "dropped", "race_reason": why}
-        return {
-            "race_place": "equal",
-            "race_reason": f"measured afresh against {tuning.winner}: {claim.words}",
-        }
     if name == tuning.winner:
-        quality = tuning.quality.get(tuning.task.model_of[name])
-        return {"race_place": "winner", "race_reason": _best(name, tuning, quality)}
+        if tuning.ending == "unproven":
+            remedy = f": use budget={budget_text(tuning.needs)}" if tuning.needs else ""
+            return "unproven", f"best so far, not proven: {tuning.missing}{remedy}"
+        return "winner", _best(name, tuning)
+    if name == tuning.fallback:
+        return "proven", f"proven better than the baseline, but {tuning.winner} measured better"
+    if name in tuning.untried:
+        return "not tried", tuning.untried[name]
+    claim = tuning.claim
+    if name == tuning.task.baseline and claim is not None and tuning.winner in tuning.fresh:
+        first = f"{out.why}; " if out is not None and not out.by else ""
+        if claim.verdict == "better":
+            return "dropped", f"{first}measured afresh: {tuning.winner} is {claim.words}"
     if out is not None:
-        return {"race_place": "dropped", "race_reason": out.why}
+        return "dropped", out.why
     if tuning.winner is None:
-        return {"race_place": "open", "race_reason": "the race did not come to its end"}
-    better = f"it was not told from {tuning.winner}"
+        return "open", "the search did not come to its end"
+    if claim is not None and name in tuning.fresh and name != tuning.task.baseline:
+        return "equal", f"measured afresh against {tuning.winner}: {claim.words}"
+    if name in tuning.race.waiting:
+        unknown = tuning.unscored.get(tuning.model_of(name), "its quality is not known, and it is not better")
+        return "open", unknown
+    if tuning.ending == "unproven":
+        return "open", "whether it is as good was still open when the time was used up"
     leader = tuning.race.leader()
-    why = "" if leader in (name, tuning.winner) else f", nor from {leader}"
-    simpler = (
-        " which is the simpler one"
-        if tuning.task.names.index(name) > tuning.task.names.index(tuning.winner)
-        else ""
-    )
-    return {"race_place": "equal", "race_reason": f"{better}{why}{',' if simpler else ''}{simpler}"}
+    nor = "" if leader in (name, tuning.winner) else f", nor from {leader}"
+    order = tuning.task.names.index
+    simpler = ", which is the simpler one" if order(name) > order(tuning.winner) else ""
+    return "equal", f"it was not told from {tuning.winner}{nor}{simpler}"
 
 
-def _best(name: str, tuning: Tuning, quality: Ratio | None) -> str:
+def _best(name: str, tuning: Tuning) -> str:
+    tried = sum(bool(samples) for samples in tuning.race.samples.values())
     words = (
-        f"best of {len(tuning.task.names)}"
-        if len(tuning.equal) == 1
-        else "the simplest of those not told from the best"
+        f"best of {tried} tried" if len(tuning.equal) == 1 else "the simplest of those not told from the best"
     )
-    if quality is not None and quality.low != quality.high and math.isfinite(quality.high):
-        words += f"; perplexity {quality.value - 1:+.2%} ({quality.low - 1:+.2%} to {quality.high - 1:+.2%})"
+    price = _price(name, tuning)
+    if price is not None and price.low != price.high and math.isfinite(price.high):
+        words += f"; perplexity {price.value - 1:+.2%} ({price.low - 1:+.2%} to {price.high - 1:+.2%})"
     return words
 
 

@@ -63,6 +63,10 @@ def main() -> None:
             tell({"machine": describe()})
         elif "check" in job:
             tell({"problem": _problem([from_json(each, Variant) for each in job["check"]])})
+        elif "free" in job:
+            engines.close()
+            gc.collect()
+            tell({"freed": True})
         elif "identify" in job:
             from llmtrack.worker.identity import identify
 

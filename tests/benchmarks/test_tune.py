@@ -1,4 +1,4 @@
-"""The full grid that the race is set against measures everything as often, scores each model once, and finds the same answer."""
+"""The full grid that a search is set against measures everything as often, scores each model once, and finds the same answer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from benchmarks.tune import REPEATS, full_grid
 from llmtrack.decide.tuning import Tuning
 from llmtrack.run.hands import Asked, Hands
 from llmtrack.run.journal import Journal
-from llmtrack.run.progress import StudyProgress
+from llmtrack.run.search_progress import SearchProgress
 from tests.run.conftest import _known_bandwidth  # noqa: F401 - fixture
 from tests.run.test_tune import SHORT, WAYS, Machine, space
 
 
 def hands(machine, folder):
     asked = Asked("decode_tokens_per_sec", 1e6, SHORT)
-    progress = StudyProgress(Console(file=io.StringIO()), len(machine.ways))
+    progress = SearchProgress(Console(file=io.StringIO()), 1e6, machine.clock(), machine.clock)
     journal = Journal(folder / "journal.jsonl", False)
     clock = machine.clock
     return Hands(
@@ -28,7 +28,7 @@ def hands(machine, folder):
 
 @pytest.mark.slow(2)
 @pytest.mark.usefixtures("_known_bandwidth")
-def test_the_grid_measures_all_and_finds_what_the_race_finds_in_less_time(tmp_path):
+def test_the_grid_measures_all_and_finds_what_the_search_finds_in_less_time(tmp_path):
     of_race, of_grid = Machine(WAYS), Machine(WAYS)
     raced = hands(of_race, tmp_path)
     tuning = Tuning(raced.task(), raced)

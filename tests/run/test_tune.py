@@ -10,13 +10,14 @@ import pytest
 
 from experiments import tune
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import UsageError
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.report import study as report_of_study
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.hands import Asked, parts_of
 from llmtrack.run.pool import Pool
 from llmtrack.run.space import Candidate, Space
-from llmtrack.run.tune import run_tune
+from llmtrack.run.tune import NOT_PROVEN, run_tune
 from llmtrack.scenario import Variant
 from llmtrack.task import GenerateTask, PerplexityTask
 from llmtrack.tracking.aliases import run_of_alias
@@ -134,6 +135,7 @@ def test_the_fastest_that_keeps_to_the_bound_wins_and_each_of_the_others_says_wh
     assert result.exit_code == 0
     place, why = places(uri)
     assert place == {**dict.fromkeys(machine.ways, "dropped"), "small": "winner"}
+    assert not result.exit_code
     assert "perplexity" in why["lossy"]
     assert "over +1.0%" in why["lossy"]
     assert why["none"].startswith("measured afresh: small is faster by")
@@ -186,11 +188,15 @@ def test_limits_are_kept_and_without_a_bound_the_fastest_wins_whatever_its_quali
 @pytest.mark.usefixtures("_no_pictures")
 def test_a_short_budget_is_kept_and_what_it_left_out_is_said(go, uri):
     machine = Machine({name: (step, nll, 20.0) for name, (step, nll, _) in WAYS.items()})
-    go(machine, seconds=70.0)
-    assert machine.clock.now <= 77.0
+    result = go(machine, seconds=70.0)
+    # What measures in this process cannot be cut short: one load of 20 s may end late.
+    assert machine.clock.now <= 90.0
     place, why = places(uri)
-    assert set(place.values()) <= {"winner", "equal", "dropped", "open"}
-    assert any("time was used up" in reason for reason in why.values())
+    assert set(place.values()) <= {"unproven", "equal", "dropped", "open"}
+    assert result.exit_code == NOT_PROVEN
+    assert "use budget=" in next(why[name] for name in place if place[name] == "unproven")
+    with pytest.raises(UsageError, match="no run has the alias"):
+        run_of_alias(Source(uri), "champion")
 
 
 @pytest.mark.slow(6)
@@ -198,10 +204,11 @@ def test_a_short_budget_is_kept_and_what_it_left_out_is_said(go, uri):
 def test_one_that_was_interrupted_keeps_what_it_has_and_goes_on_by_the_same_command(go, uri):
     whole = Machine(WAYS)
     go(whole)
-    stopped = Machine(WAYS, stop_after=12)
+    stopped = Machine(WAYS, stop_after=20)
     with pytest.raises(KeyboardInterrupt):
         go(stopped)
-    latest = runs(tracking_uri=uri).head(4)
+    tracked = runs(tracking_uri=uri)
+    latest = tracked[tracked["study_id"] == tracked["study_id"].iloc[0]]
     assert set(latest["race_place"]) <= {"open", "dropped"}
     assert latest["decode_tokens_per_sec"].notna().sum() >= 3
     again = Machine(WAYS)

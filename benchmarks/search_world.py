@@ -1,0 +1,185 @@
+"""A scripted machine for searches: known speeds and qualities, noise, drift and load, and the fixed costs of real candidates.
+
+Starting a worker, loading, converting and scoring take seconds of a clock of its own; some candidates fail to start and some
+hang until their time is used up. What is predicted of a candidate beforehand is wrong by chance, as on a real machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from llmtrack.decide.promise import Way
+from llmtrack.decide.tuning import Goal, PartScore, Seen, State, Tuning
+
+NEW_TOKENS, PARTS, BOUND = 32, 12, 1.01
+BASE_SPEED = 20.0
+START_S, LOAD_S, PART_S = 5.0, 3.0, 1.0
+KINDS = ("torch", "onnx", "genai", "openvino")
+# By bits of a weight: the loss of quality that is usual.
+PRICES = {32: 0.0, 16: 0.0005, 8: 0.004, 4: 0.05}
+
+
+@dataclass
+class World:
+    """Answers a search from known speeds.
+
+    Args:
+        seed: of all that is drawn.
+        candidates: how many, the baseline among them.
+        noise: standard deviation of a sample's logarithm.
+        drift: by how much the clock speed comes and goes within minutes.
+        heat: by how much the machine slows down in the first ten minutes.
+        load: everything takes so many times as long: other programs run.
+        fixed: least and most seconds that a candidate's first start takes beyond the worker's.
+        failing: share of the candidates that fail to start.
+        stalling: share that hang.
+    """
+
+    seed: int
+    candidates: int
+    noise: float = 0.02
+    drift: float = 0.1
+    heat: float = 0.0
+    load: float = 1.0
+    fixed: tuple[float, float] = (2.0, 60.0)
+    failing: float = 0.05
+    stalling: float = 0.03
+    now: float = 0.0
+    asked: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.random = draw = np.random.default_rng(self.seed)
+        self.speeds, self.perplexity, self.first = {"base": BASE_SPEED}, {"base": 1.0}, {"base": LOAD_S}
+        self.known = {"base": Way("torch", "base", loads=LOAD_S)}
+        self.failures, self.stalls = set[str](), set[str]()
+        self._loaded = set[str]()
+        of_kind = {kind: math.exp(draw.normal(0, 0.35)) for kind in KINDS}
+        low, high = map(math.log, self.fixed)
+        for number in range(1, self.candidates):
+            name, kind = f"c{number}", KINDS[draw.integers(len(KINDS))]
+            bits = (32, 16, 8, 8, 4)[draw.integers(5)]
+            takes = math.exp(draw.uniform(low, high))
+            builds = {f"build {name}": takes} if draw.random() < 0.4 else {}
+            loads = LOAD_S if builds else min(takes, 10.0)
+            self.known[name] = Way(kind, f"{kind} {bits} {name}", bits, builds=builds, loads=loads)
+            self.first[name] = takes * math.exp(draw.normal(0, 0.4))
+            reads, fixed = (1.0, 1.0) if kind == "torch" else (0.8, 0.3)
+            step = (0.8 * reads * bits / 32 + 0.2 * fixed) / BASE_SPEED
+            self.speeds[name] = of_kind[kind] * math.exp(draw.normal(0, 0.18)) / step
+            self.perplexity[name] = 1 + PRICES[bits] * math.exp(draw.normal(0, 0.8))
+            chance = draw.random()
+            if chance < self.failing:
+                self.failures.add(name)
+            elif chance < self.failing + self.stalling:
+                self.stalls.add(name)
+
+    @property
+    def able(self) -> dict[str, float]:
+        """Speeds of those that run and keep to the bound."""
+        out = self.failures | self.stalls
+        return {
+            name: speed
+            for name, speed in self.speeds.items()
+            if self.perplexity[name] <= BOUND and name not in out
+        }
+
+    def goal(self, seconds: float) -> Goal:
+        """Return what is asked."""
+        names = tuple(self.speeds)
+        return Goal(names, "decode_tokens_per_sec", "higher", seconds, BOUND, PARTS, new_tokens=NEW_TOKENS)
+
+    def ways(self, measured: Mapping[str, float]) -> Mapping[str, Way]:
+        """Return what is known beforehand."""
+        return self.known
+
+    def measure(self, name: str, seconds: float) -> Seen:
+        """Measure a candidate once."""
+        self.asked.append(name)
+        if name in self._loaded:
+            return self._call(name, seconds, 0.0)
+        if name in self.stalls:
+            return self._late(seconds)
+        begins = (START_S + self.first[name]) * self.load
+        if name in self.failures and begins <= seconds:
+            self.now += begins
+            return Seen({}, begins, f"{name} cannot run here")
+        seen = self._call(name, seconds, begins)
+        if not seen.why:
+            self._loaded.add(name)
+        return seen
+
+    def measure_afresh(self, name: str, seconds: float) -> Seen:
+        """Measure a candidate once, loaded anew."""
+        fresh = f"{name} afresh"
+        begins = 0.0 if fresh in self._loaded else LOAD_S * self.load
+        self._loaded.add(fresh)
+        return self._call(name, math.inf, begins)
+
+    def _call(self, name: str, seconds: float, begins: float) -> Seen:
+        slower = self.heat * min(1.0, self.now / 600) + self.drift * math.sin(self.now / 40 + self.seed)
+        value = self.speeds[name] / self.load
+        value *= math.exp(self.noise * self.random.standard_normal() - slower)
+        again = max(NEW_TOKENS / value, 0.5)
+        took = begins + again * (2 if begins else 1)
+        if took > seconds:
+            return self._late(seconds)
+        self.now += took
+        values = {"decode_tokens_per_sec": value, "inter_token_latency_ms": 1000 / value}
+        return Seen(values, took, again=again)
+
+    def _late(self, seconds: float) -> Seen:
+        self.now += seconds
+        return Seen({}, seconds, "not in time", late="loading")
+
+    def score(self, name: str, part: int, seconds: float) -> PartScore:
+        """Score a part of the text: parts differ, and a model's loss on each by a little more."""
+        took = min(PART_S * self.load, max(seconds, 0.0))
+        self.now += took
+        if took < PART_S * self.load:
+            return PartScore(0.0, 0, took, "not in time")
+        of_part = np.random.default_rng([self.seed, part, list(self.speeds).index(name)])
+        return PartScore(
+            400 * (2.9 + math.log(self.perplexity[name]) + 0.002 * of_part.standard_normal()), 400, took
+        )
+
+    def dropped(self, name: str) -> None:
+        """Need not know."""
+
+    def show(self, state: State) -> None:
+        """Need not know."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a search ended, held against what is true.
+
+    Attributes:
+        ending: `proven`, `unproven` or `none`.
+        reached: whether the true best was sampled, so that the budget allowed it.
+        right: whether the named way is the best or within 5 % of it, and keeps to the bound.
+        false: whether a proven claim is false: not better than the baseline, or over the bound.
+        seconds: that it took.
+    """
+
+    ending: str
+    reached: bool
+    right: bool
+    false: bool
+    seconds: float
+
+
+def search(world: World, seconds: float) -> Found:
+    """Search in a world, and hold the ending against what is true."""
+    tuning = Tuning(world.goal(seconds), world)
+    tuning.run()
+    able = world.able
+    best = max(able, key=able.__getitem__)
+    won = tuning.winner
+    right = won in able and able[won] >= able[best] / 1.05
+    claims = tuning.ending == "proven" and won != "base"
+    false = claims and (won not in able or able[won] <= BASE_SPEED)
+    return Found(tuning.ending, best == "base" or bool(tuning.race.samples[best]), right, false, world.now)
