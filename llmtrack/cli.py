@@ -16,6 +16,7 @@ import llmtrack
 from llmtrack.command_options import Commands, key_values, optional, tracking_uri_option
 from llmtrack.devices import DEVICE_HELP
 from llmtrack.errors import UsageError
+from llmtrack.output import tell
 from llmtrack.parameter import flag_of
 from llmtrack.scenario import Variant
 from llmtrack.task import GenerateTask
@@ -85,7 +86,7 @@ def generate(
     engine = load_engine(**asked, **options)
     try:
         put = [[{"role": "user", "content": each}] if chat else each for each in prompts]
-        click.echo("\n".join(generate_texts(engine, put, max_new_tokens, not no_cache, pad_to_multiple)))
+        tell("\n".join(generate_texts(engine, put, max_new_tokens, not no_cache, pad_to_multiple)))
     finally:
         engine.close()
 
@@ -111,7 +112,7 @@ def report(study: str, output: Path | None, tracking_uri: str | None) -> None:
         raise UsageError("STUDY is empty: give its id, the id of its run, latest or latest:EXPERIMENT")
     problems = remake_report(study, make_console(), tracking_uri, output)
     for problem in problems:
-        click.echo(f"warning: {problem}", err=True)
+        tell(f"warning: {problem}", err=True)
     if problems:
         sys.exit(1)
 
@@ -132,7 +133,7 @@ def alias(name: str, selector: str, tracking_uri: str | None) -> None:
     run_id = run_named(selector, tracking_uri)
     before = set_alias(name, run_id, tracking_uri)
     moved = f" (before: {before})" if before is not None and not before.startswith(run_id) else ""
-    click.echo(f"alias:{name} is {run_id}{moved}")
+    tell(f"alias:{name} is {run_id}{moved}")
 
 
 @main.command()
@@ -163,8 +164,8 @@ def init(folder: Path) -> None:
     from llmtrack.starting import write_project
 
     written = write_project(Path(os.path.expanduser(folder)))
-    click.echo(f"Written: {', '.join(map(str, written))}")
-    click.echo(f"Next: mlflow run {folder} -e baseline --env-manager local")
+    tell(f"Written: {', '.join(map(str, written))}")
+    tell(f"Next: mlflow run {folder} -e baseline --env-manager local")
 
 
 @main.command()
@@ -182,7 +183,7 @@ def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
         from llmtrack.words import plural
 
         closed = close_abandoned(tracking_uri)
-        click.echo(f"{plural(len(closed), 'run')} ended as killed{': ' if closed else ''}{', '.join(closed)}")
+        tell(f"{plural(len(closed), 'run')} ended as killed{': ' if closed else ''}{', '.join(closed)}")
         return
     if tracking_uri is not None:
         raise UsageError(
@@ -192,7 +193,7 @@ def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
     from llmtrack.report.terminal import make_console, width_of
 
     findings = examine()
-    click.echo(render_findings(findings, style, width_of(make_console())), nl=False)
+    tell(render_findings(findings, style, width_of(make_console())), nl=False)
     if any(finding.state == "broken" for finding in findings):
         sys.exit(1)
 
@@ -207,9 +208,9 @@ def sync(tracking_uri: str | None, spool: Path | None) -> None:
     from llmtrack.tracking.sync import sync as send
 
     result = send(spool, tracking_uri)
-    click.echo(f"{result.sent} sent, {result.left} still kept")
+    tell(f"{result.sent} sent, {result.left} still kept")
     for problem in result.problems:
-        click.echo(problem, err=True)
+        tell(problem, err=True)
     if result.left:
         sys.exit(1)
 

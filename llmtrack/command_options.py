@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from llmtrack.errors import LlmtrackError, UsageError, refused_by_system
+from llmtrack.output import keep_text, on_one_line, replace_unknown, tell
 from llmtrack.parameter import NONE, readable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,7 +32,7 @@ class Commands(click.Group):
         except OSError as error:
             if error.errno is None:
                 raise
-            click.echo(f"error: {refused_by_system(error)}", err=True)
+            tell(f"error: {refused_by_system(error)}", err=True)
             _forget_output()
             sys.exit(2)
 
@@ -40,12 +41,11 @@ class Commands(click.Group):
         try:
             return super().parse_args(ctx, [readable(each) for each in args])
         except UsageError as error:
-            click.echo(f"error: {error}", err=True)
+            tell(f"error: {error}", err=True)
             ctx.exit(2)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        from llmtrack.output import replace_unknown
         from llmtrack.stopping import Terminated, signals_end
 
         replace_unknown(sys.stdout)
@@ -59,15 +59,13 @@ class Commands(click.Group):
                     if sys.stdout is not None:
                         sys.stdout.flush()
         except KeyboardInterrupt:
-            click.echo("interrupted", err=True)
+            tell("interrupted", err=True)
             ctx.exit(128 + signal.SIGINT)
         except Terminated as ended:
-            click.echo("terminated", err=True)
+            tell("terminated", err=True)
             ctx.exit(128 + ended.number)
         except LlmtrackError as error:
-            from llmtrack.report.escape import on_one_line
-
-            click.echo(f"error: {on_one_line(str(error))}", err=True)
+            tell(f"error: {on_one_line(str(error))}", err=True)
             ctx.exit(2)
         except BrokenPipeError:
             # The reader of a pipe has seen enough, as `head` does; nothing must be written at exit either.
@@ -159,7 +157,7 @@ def write_text(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        keep_text(path, text)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error
 

@@ -1,22 +1,44 @@
-"""Output that carries no credentials, replaces what its encoding does not have, and outlives its reader."""
+"""The only way out for text: no control characters, no credentials, nothing that its encoding lacks; it outlives its reader.
+
+Texts come from models, prompts and tracked runs of others. A test refuses any other way to a terminal.
+"""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
+import json
 import os
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from llmtrack.redaction import redact, secrets_of
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.segment import Segment
 
+# What a terminal obeys, or what changes the order of the text around it: control characters, marks of direction,
+# other line ends, and halves of a character. Joiners stay: emoji and Persian need them.
+_OBEYED = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
 _REPLACE = "llmtrack.replace"
 # How our own signs are written where only ASCII can be.
 _ASCII = {"–": "-", "—": "-", "·": "|", "±": "+/-", "…": "...", "×": "x", "→": "->", "µ": "u", "•": "-"}
+
+
+def shown(text: str) -> str:
+    """Return a text whose control characters are seen and not obeyed; line ends and tabs stay."""
+    return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
+
+
+def on_one_line(text: str) -> str:
+    """Return a text as one line in which nothing is obeyed."""
+    return " ".join(shown(text).split())
 
 
 def console_of(**settings: Any) -> Console:
@@ -26,8 +48,39 @@ def console_of(**settings: Any) -> Console:
         settings: of `rich.console.Console`.
     """
     from rich.console import Console
+    from rich.segment import Segment
 
-    return Console(force_jupyter=False, **settings)
+    class Neutral(Console):
+        """A console that shows control characters of texts; its own styles and moves of the cursor are obeyed."""
+
+        def render(self, *given: Any, **named: Any) -> Iterable[Segment]:
+            for segment in super().render(*given, **named):
+                yield segment if segment.control else Segment(shown(segment.text), segment.style)
+
+    return Neutral(force_jupyter=False, **settings)
+
+
+def emit(console: Console, text: str) -> None:
+    """Write a text to a console's stream as it is laid out already."""
+    console.file.write(shown(text))
+
+
+def tell(text: str, err: bool = False, nl: bool = True) -> None:
+    """Print a text; to standard error without credentials."""
+    import click
+
+    click.echo(shown(redact(text, secrets_of(os.environ)) if err else text), err=err, nl=nl)
+
+
+def keep_text(path: Path, text: str) -> None:
+    """Write a text to a file."""
+    path.write_text(shown(text), encoding="utf-8")
+
+
+def as_json(value: Any, **settings: Any) -> str:
+    """Return JSON in which control characters are escapes, so that nothing is lost on its way out."""
+    text = json.dumps(value, ensure_ascii=False, **settings)
+    return _OBEYED.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def replace_unknown(stream: Any) -> None:

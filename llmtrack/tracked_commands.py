@@ -21,6 +21,7 @@ from llmtrack.command_options import (
     write_text,
 )
 from llmtrack.errors import UsageError
+from llmtrack.output import tell
 from llmtrack.parameter import CHANCE, read_number
 from llmtrack.tracking.ask import STATUSES
 
@@ -186,10 +187,10 @@ def gate(
     show(make_console(), "", gate_table(result), shown)
     if shown.style in ("csv", "json"):
         for note in result.notes:
-            click.echo(note, err=True)
+            tell(note, err=True)
     # A gate that could not check everything is a mistake to mend, and said where mistakes are.
     told, mistaken = gate_summary(result), result.exit_code == NOT_CHECKED
-    click.echo(f"error: {told}" if mistaken else told, err=mistaken or shown.style in ("csv", "json"))
+    tell(f"error: {told}" if mistaken else told, err=mistaken or shown.style in ("csv", "json"))
     sys.exit(result.exit_code)
 
 
@@ -249,14 +250,14 @@ def recommend(
     )
     runs = with_samples(_found(**chosen), chosen["tracking_uri"])
     found = choose(runs, limits, objective, baseline)
-    click.echo(render_recommendation(found, style, width_of(make_console())), nl=False)
+    tell(render_recommendation(found, style, width_of(make_console())), nl=False)
     if found.scenario is None:
         sys.exit(1)
     if style == "table":
         from llmtrack.run.how import how_to_run
 
         if lines := how_to_run(runs[runs["run_id"] == found.run_id].iloc[0]):
-            click.echo("\n".join(["To run it that way:", *(f"  {line}".rstrip() for line in lines)]))
+            tell("\n".join(["To run it that way:", *(f"  {line}".rstrip() for line in lines)]))
 
 
 def _found(**chosen: Any) -> pd.DataFrame:

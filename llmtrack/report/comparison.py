@@ -15,6 +15,7 @@ from llmtrack.decide.floor import measured_there, say_floor, with_floors
 from llmtrack.decide.matching import Pair, match
 from llmtrack.errors import UsageError
 from llmtrack.modules import named_experiment
+from llmtrack.output import emit
 from llmtrack.report.columns import cell, column_of, shared_conditions, with_differing_params
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.study import page_note
@@ -158,9 +159,9 @@ def compare_with_baseline(
     chosen = found if layout.columns is None else pick(found, layout.columns)
     console = make_console()
     if layout.style == "csv":
-        console.file.write(chosen.to_csv(index=False))
+        emit(console, chosen.to_csv(index=False))
     elif layout.style == "json":
-        console.file.write(chosen.to_json(orient="records", indent=1) + "\n")
+        emit(console, chosen.to_json(orient="records", indent=1) + "\n")
     else:
         show(console, "against the baseline", differences_table(found, pairs, unmatched), layout, found)
 

@@ -5,17 +5,14 @@ Each kind of page has its own characters that it would obey instead of showing t
 
 from __future__ import annotations
 
+import html
 import re
 
 from rich.text import Text
 
+from llmtrack.output import on_one_line, shown
 from llmtrack.words import cut
 
-# What a terminal obeys, or what changes the order of the text around it: control characters, marks of direction,
-# other line ends, and halves of a character. Joiners stay: emoji and Persian need them.
-_OBEYED = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
 _IN_MARKDOWN = {character: f"\\{character}" for character in "\\`*[]|~"} | {
     "&": "&amp;",
     "<": "&lt;",
@@ -40,16 +37,6 @@ _IN_LATEX = {
 _LONGEST_IN_PLOT = 60
 
 
-def shown(text: str) -> str:
-    """Return a text whose control characters are seen and not obeyed; line ends and tabs stay."""
-    return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
-
-
-def on_one_line(text: str) -> str:
-    """Return a text as one line in which nothing is obeyed."""
-    return " ".join(shown(text).split())
-
-
 def plain(text: str, style: str = "") -> Text:
     """Return a text for a console, in which neither markup nor `:emoji:` is looked for."""
     return Text(shown(text), style=style)
@@ -59,6 +46,11 @@ def in_markdown(text: str) -> str:
     """Return a text for one line or cell of Markdown: no links, no HTML, no emphasis, no formulas."""
     escaped = "".join(_IN_MARKDOWN.get(character, character) for character in on_one_line(text))
     return _EMPHASIS.sub(r"\\_", escaped)
+
+
+def in_html(text: str) -> str:
+    """Return a text for HTML, in an element or an attribute."""
+    return html.escape(shown(text))
 
 
 def in_latex(text: str) -> str:

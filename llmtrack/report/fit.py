@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from rich.cells import cell_len
 
 from llmtrack import metrics as schema
-from llmtrack.report.escape import on_one_line
+from llmtrack.output import on_one_line
 from llmtrack.report.table import DASH, GAP, Table
 
 NARROWEST = 60

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import html
 import io
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llmtrack.output import console_of
-from llmtrack.report.escape import in_latex, in_markdown, on_one_line, plain
+from llmtrack.output import as_json, console_of, on_one_line
+from llmtrack.report.escape import in_html, in_latex, in_markdown, plain
 from llmtrack.report.table import Table
 
 if TYPE_CHECKING:
@@ -102,23 +100,23 @@ def _json(table: Table) -> str:
         dict(zip(table.titles, row, strict=True)) | {"run_id": run_id}
         for row, run_id in zip(table.rows, table.run_ids, strict=True)
     ]
-    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
+    return as_json(rows, indent=1) + "\n"
 
 
 def _html(table: Table, title: str) -> str:
     def row(cells: tuple[str, ...], tag: str) -> str:
         aligned = (
-            f'<{tag} style="text-align:{"right" if numeric else "left"}">{html.escape(cell)}</{tag}>'
+            f'<{tag} style="text-align:{"right" if numeric else "left"}">{in_html(cell)}</{tag}>'
             for cell, numeric in zip(cells, table.numeric, strict=True)
         )
         return f"<tr>{''.join(aligned)}</tr>"
 
     caption = " · ".join(filter(None, [title, *table.conditions]))
-    lines = ["<table>", f"<caption>{html.escape(caption)}</caption>" if caption else ""]
+    lines = ["<table>", f"<caption>{in_html(caption)}</caption>" if caption else ""]
     lines += [f"<thead>{row(table.titles, 'th')}</thead>", "<tbody>"]
     lines += [row(cells, "td") for cells in table.rows] + ["</tbody>", "</table>"]
     if table.notes:
-        lines += ["<ul>", *(f"<li>{html.escape(note)}</li>" for note in table.notes), "</ul>"]
+        lines += ["<ul>", *(f"<li>{in_html(note)}</li>" for note in table.notes), "</ul>"]
     return "\n".join(filter(None, lines)) + "\n"
 
 

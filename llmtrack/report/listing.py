@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from llmtrack.output import emit
 from llmtrack.report.columns import column_of
 from llmtrack.report.formats import render
 from llmtrack.report.show import Layout, show
@@ -57,7 +58,7 @@ def show_runs(runs: pd.DataFrame, layout: Layout) -> None:
     """Print runs; see `render_runs` for what is in which format."""
     console, chosen = make_console(), layout.columns is not None
     if layout.style != "table":
-        console.file.write(render_runs(runs, layout.style, chosen))
+        emit(console, render_runs(runs, layout.style, chosen))
         return
     show(console, "", listing_table(runs, chosen), Layout(wide=layout.wide))
     say(console, counted(runs))

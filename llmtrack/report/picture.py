@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from llmtrack.output import on_one_line
 from llmtrack.report.drawing import new_figure
-from llmtrack.report.escape import in_plot, on_one_line
+from llmtrack.report.escape import in_plot
 from llmtrack.report.table import Table
 from llmtrack.words import cut
 

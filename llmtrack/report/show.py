@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from llmtrack.output import emit
 from llmtrack.report.columns import with_columns
 from llmtrack.report.formats import render
 from llmtrack.report.table import Table
@@ -56,4 +57,4 @@ def show(
     if layout.style == "table":
         print_report(console, title, table, wide=layout.wide)
     else:
-        console.file.write(render(table, layout.style, title))
+        emit(console, render(table, layout.style, title))

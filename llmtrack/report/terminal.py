@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import textwrap
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from rich.console import Console
 from llmtrack import metrics as schema
 from llmtrack.decide.recommending import Recommendation
 from llmtrack.decide.verdicts import spread_of
-from llmtrack.output import console_of, protected, replace_unknown
+from llmtrack.output import as_json, console_of, protected, replace_unknown
 from llmtrack.report.escape import plain
 from llmtrack.tracking import ask
 
@@ -65,7 +64,7 @@ def say(console: Console, text: str) -> None:
 def render_recommendation(found: Recommendation, style: str = "table", width: int | None = None) -> str:
     """Return a recommendation as text: a sentence and what was ruled out, or JSON."""
     if style == "json":
-        return json.dumps(dataclasses.asdict(found), indent=1, ensure_ascii=False) + "\n"
+        return as_json(dataclasses.asdict(found), indent=1) + "\n"
     lines = [hanging(found.sentence, width, 0)]
     if found.run_id is not None:
         lines.append(f"  run {found.run_id}")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.measure import Measurement
 
-from llmtrack.output import console_of
+from llmtrack.output import console_of, keep_text, on_one_line
 from llmtrack.report.drawing import drawing, save
-from llmtrack.report.escape import in_markdown, on_one_line, plain
+from llmtrack.report.escape import in_markdown, plain
 from llmtrack.report.fit import blocks, fit_to_width, without_constants
 from llmtrack.report.formats import to_markdown, to_rich
 from llmtrack.report.html import Report, render_report
@@ -106,9 +106,9 @@ def write_report(
 
     lines = "".join(f"- {in_markdown(line)}\n" for line in reading)
     writers: dict[str, Callable[[Path], object]] = {
-        "table.csv": lambda path: path.write_text(to_csv(tracked), encoding="utf-8"),
-        "table.md": lambda path: path.write_text(_in_sections(table), encoding="utf-8"),
-        "reading.md": lambda path: path.write_text(lines, encoding="utf-8"),
+        "table.csv": lambda path: keep_text(path, to_csv(tracked)),
+        "table.md": lambda path: keep_text(path, _in_sections(table)),
+        "reading.md": lambda path: keep_text(path, lines),
         "table.png": picture,
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -131,5 +131,5 @@ def _in_sections(table: Table | Mapping[str, Table]) -> str:
 def write_html(folder: Path, report: Report) -> Path:
     """Write a report as one self-contained HTML file; return it."""
     path = folder / "report.html"
-    path.write_text(render_report(report), encoding="utf-8")
+    keep_text(path, render_report(report))
     return path

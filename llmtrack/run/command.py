@@ -9,6 +9,7 @@ import click
 
 from llmtrack.experiment import Declaration
 from llmtrack.options import parameters
+from llmtrack.output import tell
 from llmtrack.report.terminal import make_console
 from llmtrack.run.flags import click_options
 from llmtrack.run.main import USAGE, exit_codes, run_experiment
@@ -39,7 +40,7 @@ class ConfigCommand(click.Command):
             reason = self._unknown(error)
         except click.UsageError as error:
             reason = error.format_message()
-        click.echo(f"error: {reason}", err=True)
+        tell(f"error: {reason}", err=True)
         explain_refusal(reason)
         raise click.exceptions.Exit(USAGE)
 

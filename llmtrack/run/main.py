@@ -19,10 +19,9 @@ from llmtrack.errors import LlmtrackError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
 from llmtrack.garbage import uncollected
 from llmtrack.measure.beside import Beside
-from llmtrack.output import protected_output
+from llmtrack.output import on_one_line, protected_output
 from llmtrack.processes import when_launcher_ends
 from llmtrack.report import drawing
-from llmtrack.report.escape import on_one_line
 from llmtrack.report.html import page_template
 from llmtrack.report.terminal import make_console, say
 from llmtrack.run.executors import Executor, InlineExecutor, ManyAtOnce

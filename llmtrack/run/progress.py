@@ -15,7 +15,7 @@ from rich.text import Text
 
 from llmtrack.events import Event, Log, Warn
 from llmtrack.events import Progress as Step
-from llmtrack.report.escape import on_one_line
+from llmtrack.output import on_one_line
 from llmtrack.report.terminal import say
 from llmtrack.words import clock_text, plural
 

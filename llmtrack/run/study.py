@@ -17,8 +17,8 @@ from llmtrack.events import Begun, Event, Steps
 from llmtrack.experiment import Experiment
 from llmtrack.metrics import as_shown
 from llmtrack.outcome import Failure, Measurement
+from llmtrack.output import on_one_line
 from llmtrack.plain import digest
-from llmtrack.report.escape import on_one_line
 from llmtrack.report.place import Place
 from llmtrack.report.study import Written, write_study
 from llmtrack.report.terminal import hanging, say, width_of

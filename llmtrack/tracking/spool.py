@@ -14,7 +14,6 @@ import errno
 import json
 import os
 import shutil
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import TrackingError
+from llmtrack.output import tell
 from llmtrack.plain import from_json, kept, to_json
 from llmtrack.tracking.records import RunRecord
 
@@ -42,7 +42,7 @@ Notify = Callable[[str], None]
 
 def to_stderr(message: str) -> None:
     """Print a message for the user."""
-    print(f"llmtrack: {message}", file=sys.stderr)
+    tell(f"llmtrack: {message}", err=True)
 
 
 @kept()

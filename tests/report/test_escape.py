@@ -11,9 +11,9 @@ from functools import cache
 import pytest
 from rich.console import Console
 
-from llmtrack.output import protected
+from llmtrack.output import protected, shown
 from llmtrack.report.drawing import drawing, save
-from llmtrack.report.escape import as_label, in_latex, in_markdown, shown
+from llmtrack.report.escape import as_label, in_latex, in_markdown
 from llmtrack.report.formats import render, to_markdown
 from llmtrack.report.html import Report, Rows, Section, render_report
 from llmtrack.report.listing import render_runs
