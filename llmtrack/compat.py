@@ -48,6 +48,27 @@ def no_init_weights() -> AbstractContextManager[Any]:
     return importlib.import_module("transformers.modeling_utils").no_init_weights()
 
 
+@contextmanager
+def code_refused() -> Iterator[None]:
+    """Make transformers unable to load code that comes with a model, whatever its switches say."""
+    dynamic = importlib.import_module("transformers.dynamic_module_utils")
+    generation = importlib.import_module("transformers.generation.utils").GenerationMixin
+    doors = [(dynamic, "get_class_in_module"), (generation, "load_custom_generate")]
+    before = [getattr(owner, name) for owner, name in doors]
+    for owner, name in doors:
+        setattr(owner, name, _refuse_code)
+    try:
+        yield
+    finally:
+        for (owner, name), was in zip(doors, before, strict=True):
+            setattr(owner, name, was)
+
+
+def _refuse_code(*given: Any, **named: Any) -> Any:
+    # An OSError: what transformers takes for a model without code of its own.
+    raise OSError("code that comes with a model is never run")
+
+
 def rope_settings(theta: float) -> dict[str, Any]:
     """Return the arguments of a config that set the base of the rotary embedding."""
     if TRANSFORMERS_MAJOR >= 5:

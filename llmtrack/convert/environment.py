@@ -28,6 +28,8 @@ from llmtrack.plain import digest
 INSTALL_SECONDS = 1200.0
 # Converters read the folder that they are given: nothing is fetched, and nobody is told of what is converted.
 _QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "CI": "true"}
+# Code of a model is copied there before transformers runs it: where there can be no such folder, none is.
+_NO_CODE = {"HF_MODULES_CACHE": os.path.join(os.devnull, "modules")}
 _GUARD = Path(__file__).with_name("guarded.py")
 _MADE = "llmtrack-made"
 
@@ -167,7 +169,7 @@ def error_line(said: str) -> str:
 
 def apart() -> dict[str, str]:
     """Return the environment variables of a program that imports none of our packages, fetches nothing, and tells nobody."""
-    return {**_without_paths(), **_QUIET}
+    return {**_without_paths(), **_QUIET, **_NO_CODE}
 
 
 def _run(

@@ -15,6 +15,7 @@ from llmtrack.engines.rows import begins_anew_at, sharing_by_rope
 from llmtrack.engines.tokenizing import WithTokenizer
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
+from llmtrack.models.view import LOCAL
 from llmtrack.scenario import Variant
 from llmtrack.tensors import tokens
 from llmtrack.tensors.likelihood import predicted, sum_nll
@@ -57,7 +58,7 @@ class HostEngine(WithTokenizer, ABC):
     def __init__(self, folder: Path) -> None:
         from transformers import AutoTokenizer, GenerationConfig
 
-        self.tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        self.tokenizer = AutoTokenizer.from_pretrained(str(folder), **LOCAL)
         self._config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._vocab_size = int(self._config["vocab_size"])
         self._pad_id = tokens.pad_id(self.tokenizer, self._vocab_size)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmtrack.engine import Engine, GenerateRequest
-from llmtrack.errors import UsageError
+from llmtrack.errors import UsageError, in_words
 from llmtrack.measure.room import check_batch
 from llmtrack.parameter import whole_number
 from llmtrack.task import GenerateTask
@@ -78,9 +78,7 @@ def chat_text(engine: Engine, messages: Messages) -> str:
             f"{engine.info.model_id} has no chat template: it is no model for conversations, or its tokenizer's files "
             "lack it; give plain text"
         )
-    from jinja2 import TemplateError
-
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
-    except (TemplateError, KeyError, TypeError) as error:
-        raise UsageError(f"the chat template refuses these messages: {error}") from error
+    except Exception as error:  # a template comes with the model, and can fail in any way
+        raise UsageError(f"the chat template refuses these messages: {in_words(error)}") from error

@@ -37,7 +37,7 @@ _IRRELEVANT_TO_TOKENS = frozenset(
 )
 
 # Vocabularies, merges and templates under all the names that tokenizers give them.
-_TOKENIZER_FILES = (
+TOKENIZER_FILES = (
     "tokenizer*",
     "vocab*",
     "*merges*",
@@ -45,6 +45,7 @@ _TOKENIZER_FILES = (
     "added_tokens*",
     "normalizer.json",
     "encoder.json",
+    "emoji.json",
     "dict.txt",
     "tekken.json",
     "chat_template*",
@@ -97,7 +98,7 @@ def config_digest(folder: Path) -> str:
 
 def tokenizer_digest(folder: Path) -> str:
     """Return a digest of the tokenizer's files, or `NO_FILES`."""
-    names = {path.name for pattern in _TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()}
+    names = {path.name for pattern in TOKENIZER_FILES for path in folder.glob(pattern) if path.is_file()}
     found = {name: file_digest(folder / name) for name in names - {_TOKENIZER}}
     if _TOKENIZER in names:
         settings = _read(folder / _TOKENIZER)
@@ -177,6 +178,10 @@ def _indexed(index: Path) -> list[Path]:
         raise ModelLoadError(f"{index.name} is damaged: fetch it again") from error
     if not all(isinstance(name, str) for name in names):
         raise ModelLoadError(f"{index.name} is damaged: fetch it again")
+    if outside := [name for name in names if ".." in Path(name).parts or Path(name).is_absolute()]:
+        raise ModelLoadError(
+            f"{index.name} names {outside[0]}, which is outside of the folder: fetch the model again"
+        )
     if missing := [name for name in names if not (index.parent / name).is_file()]:
         raise ModelLoadError(
             f"{missing[0]} is not there, which {index.name} names: {len(missing)} of {len(names)} files are missing"

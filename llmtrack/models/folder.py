@@ -12,6 +12,7 @@ from llmtrack.models import synthetic
 from llmtrack.models.cache import build_once
 from llmtrack.models.from_folder import clean_generation
 from llmtrack.models.load import SEED, identify_model
+from llmtrack.models.view import view
 from llmtrack.scenario import Scalar
 
 
@@ -20,7 +21,7 @@ class ModelFolder:
     """A model's files: config, weights, tokenizer and generation settings, as transformers saves them.
 
     Attributes:
-        path: the folder; read-only.
+        path: a view of the folder, without what is no part of a model; read-only.
         model_id: the candidate that was chosen, as it was written.
         facts: params to track (`EngineInfo.facts`): where it comes from, and a hub model's commit.
         tags: provenance to track (`EngineInfo.tags`): digests of the weights, the config and the tokenizer.
@@ -57,7 +58,7 @@ def model_folder(spec: str, revision: str | None = None) -> ModelFolder:
     facts: dict[str, Scalar] = {"model_source": source.kind, "trust_remote_code": False}
     if found.revision:
         facts["revision"] = found.revision
-    return ModelFolder(path, source.spec, facts, found.digests.tags, found.warnings)
+    return ModelFolder(view(path), source.spec, facts, found.digests.tags, found.warnings)
 
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:

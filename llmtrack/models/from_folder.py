@@ -11,8 +11,9 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.decoder import refuse_adapter, refuse_incomplete, refuse_other_architectures
 from llmtrack.models.digests import weight_files
-from llmtrack.models.reasons import explained, quantized_explained, tokenizer_explained
+from llmtrack.models.reasons import code_explained, explained, quantized_explained, tokenizer_explained
 from llmtrack.models.stored import refuse_unscaled
+from llmtrack.models.view import LOCAL, view
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +38,7 @@ def load_folder(
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from llmtrack.compat import restore_rope, tensor_parallel
+    from llmtrack.compat import code_refused, restore_rope, tensor_parallel
 
     refuse_damaged(folder)
     refuse_adapter(folder)
@@ -47,9 +48,9 @@ def load_folder(
             f"{folder} holds no model.safetensors or pytorch_model.bin, nor an index of their parts: give a whole model "
             "folder"
         )
-    safe: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    with explained("config.json describes no model that transformers knows"):
-        config = AutoConfig.from_pretrained(str(folder), **safe)
+    seen = str(view(folder))
+    with explained("config.json describes no model that transformers knows"), code_explained(folder):
+        config = AutoConfig.from_pretrained(seen, **LOCAL)
         refuse_other_architectures(config)
         restore_rope(config)
     shares: dict[str, Any] = {}
@@ -60,20 +61,24 @@ def load_folder(
         shares = {"device_map": "auto"}
     _use_plain_kernels(config, device)
     _forget_impossible_pad(config)
-    with explained("its tokenizer cannot be read"), tokenizer_explained(folder):
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **safe)
+    with explained("its tokenizer cannot be read"), tokenizer_explained(folder), code_explained(folder):
+        tokenizer = AutoTokenizer.from_pretrained(seen, **LOCAL)
     with explained("its weights cannot be read"):
         refuse_unscaled(files, config)
-    with explained("no model can be made of config.json and the weights"), quantized_explained(config):
+    with (
+        explained("no model can be made of config.json and the weights"),
+        quantized_explained(config),
+        code_refused(),
+    ):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            str(folder),
+            seen,
             config=config,
             dtype=dtype,
             use_safetensors=kind == "safetensors",
             weights_only=True,
             output_loading_info=True,
             **shares,
-            **safe,
+            **LOCAL,
         )
     model, loading = loaded
     refuse_incomplete(model, loading, files)

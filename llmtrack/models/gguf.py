@@ -19,6 +19,7 @@ from llmtrack.models.cache import build_once, entry_stem, file_digest
 from llmtrack.models.damaged import refuse_pointer
 from llmtrack.models.durations import making
 from llmtrack.models.gguf_header import check_header
+from llmtrack.models.view import LOCAL, alone
 
 if TYPE_CHECKING:
     from gguf import GGUFReader
@@ -190,7 +191,8 @@ def _tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict
 
     from transformers import AutoTokenizer
 
-    converted = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+    with alone(path) as folder:
+        converted = AutoTokenizer.from_pretrained(str(folder), gguf_file=path.name, **LOCAL)
     return converted.backend_tokenizer, settings
 
 
@@ -198,9 +200,12 @@ def _write_model(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(
-        str(path.parent), gguf_file=path.name, dtype=torch.float32, local_files_only=True
-    )
+    from llmtrack.compat import code_refused
+
+    with alone(path) as seen, code_refused():
+        model = AutoModelForCausalLM.from_pretrained(
+            str(seen), gguf_file=path.name, dtype=torch.float32, **LOCAL
+        )
     _name_specials(model, metadata)
     model.save_pretrained(str(folder))
     _make_portable(folder / "config.json")
@@ -212,7 +217,8 @@ def _write_config(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
+        with alone(path) as seen:
+            config = AutoConfig.from_pretrained(str(seen), gguf_file=path.name, **LOCAL)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except Exception:  # whatever transformers lacks for an architecture, llama.cpp may have it

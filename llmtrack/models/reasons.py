@@ -10,16 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import LlmtrackError, ModelLoadError
+from llmtrack.models.view import names_code
 from llmtrack.words import cut
 
 MAX_CHARACTERS = 400
+
+NEEDS_CODE = "it needs code from its own repository, which llmtrack never runs: choose another model"
+
+# What transformers says of a class that it does not have.
+_UNKNOWN = re.compile("Unrecognized|does not recognize|does not exist")
 
 # (class name of the exception or of a base of it, pattern that its message must hold, what the user reads with its groups).
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         "Exception",
         "trust_remote_code",
-        "it needs code from its own repository, which llmtrack never runs: choose another model",
+        NEEDS_CODE,
     ),
     ("GatedRepoError", "", "the hub asks for permission: accept its terms and log in with `hf auth login`"),
     ("RevisionNotFoundError", "", "the hub has no such revision: check the name"),
@@ -148,6 +154,17 @@ def tokenizer_explained(folder: Path) -> Iterator[None]:
                 f"{folder} holds no tokenizer (tokenizer.json, tokenizer.model, vocab.json): copy it from the model that "
                 "these weights were made from"
             ) from error
+        raise
+
+
+@contextmanager
+def code_explained(folder: Path) -> Iterator[None]:
+    """Say that a model needs code of its own where transformers knows no such class and its settings name that code."""
+    try:
+        yield
+    except Exception as error:
+        if _UNKNOWN.search(str(error)) and names_code(folder):
+            raise ModelLoadError(NEEDS_CODE) from error
         raise
 
 

@@ -22,6 +22,7 @@ from llmtrack.models.digests import ModelDigests
 from llmtrack.models.durations import making
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.reasons import reason_of
+from llmtrack.models.view import LOCAL
 from llmtrack.onnx.session import MODEL_FILE
 from llmtrack.parameter import NONE
 from llmtrack.plain import digest
@@ -148,7 +149,7 @@ def _quantize(
         from llmtrack.quality.corpora import load_corpus
         from llmtrack.quantize.calibration import calibrate
 
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(source, **LOCAL)
         found = calibrate(load_corpus(corpus), tokenizer, int(options["calibration_tokens"]))
         rows, warnings = found.rows, found.warnings
         facts = {"calibration": found.corpus, "calibration_digest": found.digest}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llmtrack.models.cache import MANIFEST
 from llmtrack.models.folder import model_folder
+from llmtrack.models.view import LOCAL
 
 
 def ending_model(spec: str, folder: Path, eos_id: int) -> Path:
@@ -22,7 +23,7 @@ def ending_model(spec: str, folder: Path, eos_id: int) -> Path:
     from transformers import AutoTokenizer
 
     _copy(spec, folder)
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), **LOCAL)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(eos_id)
     tokenizer.save_pretrained(str(folder))
     for path in (folder / "config.json", folder / "generation_config.json"):

@@ -1,0 +1,217 @@
+"""Code that comes with a model never runs: planted at each door, for each backend; and each door of a library is known."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmtrack.compat import code_refused
+from llmtrack.convert import conversion, genai, openvino
+from llmtrack.convert.environment import apart
+from llmtrack.engines.registry import load_engine
+from llmtrack.engines.text import chat_text, generate_texts
+from llmtrack.errors import ModelLoadError, UsageError
+from llmtrack.installed import available
+from llmtrack.models import folder as folders
+from llmtrack.models.source import run_folder
+from tests.engines.stand_ins import genai_converted, openvino_converted
+from tests.models.folders import edit, load
+from tests.models.planted import Payload, plant
+from tests.models.test_gguf import write_gguf
+
+pytestmark = pytest.mark.usefixtures("cache")
+RUN = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+@pytest.fixture
+def mark(tmp_path):
+    """A path that is there as soon as any planted code has run."""
+    path = tmp_path / "ran"
+    yield path
+    assert not path.exists(), f"ran: {sorted(each.name for each in path.iterdir())}"
+    assert not [name for name in sys.modules if name.startswith("transformers_modules.")]
+
+
+@pytest.fixture
+def planted(folder, mark):
+    plant(folder, mark)
+    return folder
+
+
+def as_folder(planted, tmp_path, monkeypatch):
+    return str(planted)
+
+
+def as_checkpoint(planted, tmp_path, monkeypatch):
+    """A checkpoint of a shared server, fetched whole."""
+    shutil.copytree(planted, run_folder(RUN, "checkpoint"))
+    return f"runs:/{RUN}/checkpoint"
+
+
+def as_snapshot(planted, tmp_path, monkeypatch):
+    """A hub model that another program has fetched whole."""
+    commit = "0" * 40
+    snapshots = tmp_path / "hub" / "models--org--name" / "snapshots"
+    shutil.copytree(planted, snapshots / commit)
+    monkeypatch.setattr(
+        "huggingface_hub.try_to_load_from_cache",
+        lambda *given, **named: str(snapshots / commit / "config.json"),
+    )
+    return "org/name"
+
+
+@pytest.mark.parametrize("place", [as_folder, as_checkpoint, as_snapshot])
+def test_code_of_a_model_does_not_run_wherever_it_comes_from(planted, tmp_path, monkeypatch, place):
+    engine = load_engine(place(planted, tmp_path, monkeypatch), device="cpu")
+    assert engine.info.facts["trust_remote_code"] is False
+    assert len(generate_texts(engine, ["once"], 2)) == 1
+    with pytest.raises(UsageError, match="the chat template refuses"):
+        chat_text(engine, [{"role": "user", "content": "hello"}])
+
+
+BACKENDS = {
+    "onnx": (),
+    "genai": (conversion, "converted", genai_converted),
+    "openvino": (conversion, "converted", openvino_converted),
+    "llamacpp": (),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.slow(8)
+def test_code_of_a_model_does_not_run_with_any_backend(planted, monkeypatch, backend):
+    if not available(backend, "any"):
+        pytest.skip(f"the {backend} backend is not installed")
+    if BACKENDS[backend]:
+        monkeypatch.setattr(*BACKENDS[backend])
+    engine = load_engine(str(planted), backend=backend, device="cpu")
+    assert engine.info.facts["trust_remote_code"] is False
+    assert len(generate_texts(engine, ["once"], 2)) == 1
+
+
+@pytest.mark.parametrize("converter", [genai.CONVERTER, openvino.CONVERTER], ids=lambda each: each.backend)
+@pytest.mark.slow(60)
+def test_code_of_a_model_does_not_run_in_a_converter(planted, tmp_path, converter):
+    if not converter.environment.made:
+        pytest.skip("its build environment is not made, which takes a package index")
+    target = tmp_path / "made"
+    target.mkdir()
+    source = folders.model_folder(str(planted))
+    command = converter.command(source.path, target, converter.unquantized)
+    converter.environment.run("converting", command, target)
+    assert next(target.glob("*.xml"), None) or next(target.glob("*.onnx"), None)
+
+
+def test_code_of_a_model_that_only_it_defines_does_not_run(folder, mark):
+    plant(folder, mark, model_type="evil")
+    with pytest.raises(ModelLoadError, match="needs code from its own repository, which llmtrack never runs"):
+        load(folder)
+
+
+def test_code_of_a_tokenizer_that_only_it_defines_does_not_run(planted):
+    edit(planted / "tokenizer_config.json", tokenizer_class="EvilTokenizer")
+    (planted / "tokenizer.json").unlink()
+    with pytest.raises(ModelLoadError):
+        load(planted)
+
+
+def test_a_pickle_does_not_run(planted, mark):
+    (planted / "model.safetensors").unlink()
+    (planted / "pytorch_model.bin").write_bytes(pickle.dumps({"lm_head.weight": Payload(mark)}))
+    with pytest.raises(ModelLoadError, match="which llmtrack never runs"):
+        load(planted)
+
+
+@pytest.mark.parametrize("pre", ["smollm", "something-new"])
+def test_code_beside_a_gguf_file_does_not_run(planted, mark, pre):
+    template = "{{ cycler.__init__.__globals__.os.mkdir('" + str(mark) + "') }}"
+    path = write_gguf(planted / "x.gguf", pre, add_chat_template=template)
+    engine = load_engine(str(path), device="cpu")
+    with pytest.raises(UsageError, match="the chat template refuses"):
+        chat_text(engine, [{"role": "user", "content": "hello"}])
+
+
+@pytest.mark.slow(5)
+@pytest.mark.parametrize("refusal", ["hook", "environment"])
+def test_code_does_not_run_even_if_a_library_is_told_to_trust_it(planted, refusal):
+    """What stands behind the view: no module of a model can be loaded at all."""
+    program = f"""
+import contextlib, sys
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+if {refusal == "hook"}:
+    from llmtrack.compat import code_refused
+else:
+    code_refused = contextlib.nullcontext
+for auto in (AutoConfig, AutoModelForCausalLM, AutoTokenizer):
+    with contextlib.suppress(Exception), code_refused():
+        auto.from_pretrained({str(planted)!r}, trust_remote_code=True)
+"""
+    environment = apart()
+    if refusal == "hook":
+        environment.pop("HF_MODULES_CACHE")
+        environment["HF_HOME"] = str(planted.parent / "hf")
+        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=planted.parent)
+
+
+def test_the_hook_is_put_back():
+    from transformers import dynamic_module_utils
+    from transformers.generation import GenerationMixin
+
+    before = (dynamic_module_utils.get_class_in_module, GenerationMixin.load_custom_generate)
+    with code_refused():
+        assert before[0] is not dynamic_module_utils.get_class_in_module
+        assert before[1] is not GenerationMixin.load_custom_generate
+    assert before == (dynamic_module_utils.get_class_in_module, GenerationMixin.load_custom_generate)
+
+
+# Where transformers 4.57 and 5 run, unpickle or fetch code. Whoever adds a place has looked that it is closed for a causal
+# language model: by a view of its folder, or by `code_refused`.
+DOORS = {
+    "dynamic_module_utils.py": "all code of a model passes here; refused by code_refused",
+    "generation/utils.py": "load_custom_generate; refused by code_refused",
+    "integrations/hub_kernels.py": "attn_implementation of the form org/name, which is in no view",
+    "integrations/integration_utils.py": "callbacks of a training by transformers' own trainer",
+    "integrations/msa_attention.py": "attn_implementation of the form org/name, which is in no view",
+    "models/auto/": "ends in dynamic_module_utils",
+    "models/bloom/tokenization_bloom_fast.py": "unpickles what it has just pickled",
+    "models/cohere/tokenization_cohere_fast.py": "unpickles what it has just pickled",
+    "models/deprecated/": "pickles, which are in no view",
+    "models/rag/": "no causal language model",
+    "pipelines/__init__.py": "no pipeline is ever made",
+    "utils/import_utils.py": "transformers' own modules, and kernels of fixed names",
+}
+CODE = re.compile(
+    r"\b(get_class_in_module|get_class_from_dynamic_module|exec_module|load_custom_generate|pickle\.loads?|run_path"
+    # A kernel of a fixed name is transformers' choice and not a model's.
+    r"|get_kernel(?!\(\s*\"kernels-community/|\(\s*\"ggml-org/))\("
+)
+
+
+@pytest.mark.slow(4)
+def test_each_place_where_transformers_runs_code_is_known():
+    found = importlib.util.find_spec("transformers")
+    assert found is not None
+    assert found.origin is not None
+    root = Path(found.origin).parent
+    places = {
+        path.relative_to(root).as_posix(): CODE.findall(path.read_text(encoding="utf-8", errors="replace"))
+        for path in root.rglob("*.py")
+        if not path.name.startswith("convert_")
+    }
+    found_in = {name for name, calls in places.items() if calls}
+    assert "dynamic_module_utils.py" in found_in
+    assert {name for name in found_in if not name.startswith(tuple(DOORS))} == set()

@@ -1,0 +1,116 @@
+"""Libraries see an allow-list of a model folder's files, and no setting that names code."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from llmtrack.errors import ModelLoadError
+from llmtrack.models.digests import model_digests
+from llmtrack.models.view import seen, view
+from tests.models.folders import edit
+from tests.models.planted import plant
+
+
+def held(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_a_view_holds_the_model_and_nothing_else(folder, tmp_path):
+    before = held(folder)
+    plant(folder, tmp_path / "ran")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tools.jinja").write_text("{{ messages }}")
+    (folder / "additional_chat_templates" / "evil.py").write_text("")
+    (folder / "tokenizer.model").mkdir()
+    (folder / "vocab.pkl").write_bytes(b"")
+    assert held(view(folder)) == before | {"additional_chat_templates/tools.jinja"}
+
+
+def test_settings_name_no_code_and_are_else_what_they_were(folder, tmp_path):
+    config = json.loads((folder / "config.json").read_text())
+    digests = model_digests(folder)
+    nested = {"auto_map": {}, "attn_implementation": {"": "org/kernel"}, "hidden_size": 4}
+    edit(
+        folder / "config.json", auto_map={"AutoConfig": "org/name--evil.C"}, attn_implementation="org/kernel"
+    )
+    edit(folder / "config.json", experts_implementation="org/kernel:f", vision=[nested], note="a/b")
+    clean = json.loads((view(folder) / "config.json").read_text())
+    assert clean == {**config, "vision": [{"hidden_size": 4}], "note": "a/b"}
+    assert model_digests(view(folder)).weights == digests.weights
+    assert model_digests(view(folder)).tokenizer == digests.tokenizer
+
+
+def test_an_attention_that_transformers_has_itself_stays(folder):
+    edit(folder / "config.json", attn_implementation="eager")
+    assert json.loads((view(folder) / "config.json").read_text())["attn_implementation"] == "eager"
+
+
+def test_a_view_is_made_once_and_again_where_the_folder_or_the_view_has_changed(folder):
+    first = view(folder)
+    assert view(folder) == first
+    (folder / "vocab.txt").write_text("a")
+    second = view(folder)
+    assert second != first
+    (second / "evil.py").write_text("")
+    assert "evil.py" not in held(view(folder))
+    (second / "vocab.txt").unlink()
+    (second / "vocab.txt").write_text("other")
+    assert (view(folder) / "vocab.txt").read_text() == "a"
+
+
+def test_without_a_cache_views_are_the_process_own(folder, cache):
+    cache.write_text("no folder")
+    assert (view(folder) / "config.json").is_file()
+
+
+@pytest.mark.parametrize("refused", ["symlink_to", "both"])
+def test_where_no_links_can_be_made_the_view_is_a_copy(folder, monkeypatch, refused):
+    def no(*given):
+        raise OSError("not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", no)
+    if refused == "both":
+        monkeypatch.setattr(os, "link", no)
+    found = view(folder)
+    assert held(found) == set(seen(folder))
+    assert not any(path.is_symlink() for path in found.iterdir())
+    assert view(folder) == found
+
+
+@pytest.mark.parametrize("name", ["../x.safetensors", "/x.safetensors", "a/../../x.safetensors"])
+def test_an_index_that_leaves_the_folder_is_refused(folder, name):
+    (folder / "model.safetensors").rename(folder.parent / "x.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ModelLoadError, match="outside of the folder"):
+        view(folder)
+
+
+@pytest.mark.slow(3)
+def test_every_file_of_every_tokenizer_is_seen(folder):
+    """Of those that transformers can make for a causal language model."""
+    source = Path(__import__("transformers").__file__).parent / "models"
+    pattern = re.compile(rb"VOCAB_FILES_NAMES\s*(?::[^=]+)?=\s*(\{[^}]*\})")
+    names = {
+        name
+        for path in source.glob("*/tokenization_*.py")
+        if "deprecated" not in path.parts
+        for found in pattern.findall(path.read_bytes())
+        for name in re.findall(r":\s*\"([^\"]+)\"", found.decode())
+    }
+    assert len(names) > 10
+    for name in names:
+        (folder / name).write_text("")
+    # Those of encoders and of translators.
+    others = {"byte_maps.json", "entity_vocab.json", "prophetnet.tokenizer", "target_vocab.json"}
+    assert names - set(seen(folder)) <= others | {"word_pronunciation.json", "word_shape.json"}
