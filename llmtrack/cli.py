@@ -211,7 +211,7 @@ def sync(tracking_uri: str | None, spool: Path | None) -> None:
     tell(f"{result.sent} sent, {result.left} still kept")
     for problem in result.problems:
         tell(problem, err=True)
-    if result.left:
+    if result.left or result.corrupt:
         sys.exit(1)
 
 

@@ -34,6 +34,7 @@ from llmtrack.report.terminal import hanging
 from llmtrack.scenario import Variant
 from llmtrack.system import cpu_flags, usable_cpus
 from llmtrack.units import GIB
+from llmtrack.words import plural
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ def examine() -> list[Finding]:
         _transformers,
         _mlflow,
         _tracking,
+        _spool,
         _backends,
         _onnx,
         *map(_runtime, RUNTIMES),
@@ -172,6 +174,25 @@ def _tracking() -> Finding:
     except LlmtrackError as error:
         return Finding("tracking", "broken", str(error))
     return Finding("tracking", "ok", redact(uri))
+
+
+def _spool() -> Finding:
+    from llmtrack.tracking.spool import Spool
+    from llmtrack.tracking.sync import corrupt_line
+
+    spool = Spool()
+    try:
+        spool.must_be_seen()
+    except LlmtrackError as error:
+        return Finding("spool", "broken", str(error))
+    if spool.corrupt():
+        said, _, remedy = corrupt_line(spool).partition(": ")
+        return Finding("spool", "broken", said, remedy)
+    if waiting := len(spool.names()):
+        return Finding(
+            "spool", "ok", f"{plural(waiting, 'record')} in {spool.folder}", "send them by `llmtrack sync`"
+        )
+    return Finding("spool", "ok", f"nothing waits in {spool.folder}")
 
 
 def _backends() -> Finding:

@@ -19,6 +19,10 @@ _converter = cattrs.Converter(prefer_attrib_converters=True)
 _converter.register_structure_hook(Scalar, lambda value, _: value)
 
 
+class UnknownFieldsError(ValueError):
+    """Data is whole, and has fields that this version does not know: a newer one wrote it."""
+
+
 def to_json(value: Any, kind: Any = None) -> Any:
     """Turn a dataclass into JSON-ready data.
 
@@ -31,14 +35,22 @@ def from_json(data: Any, kind: Any) -> Any:
     """Rebuild a dataclass, or a member of a union that is `tagged`, from `to_json`'s result.
 
     Raises:
+        UnknownFieldsError: it is but for fields that this version does not know.
         ValueError: the data is not of that kind; says in one line where.
     """
     try:
         return _converter.structure(data, kind)
     except cattrs.BaseValidationError as error:
-        raise ValueError("; ".join(cattrs.transform_error(error))) from error
+        kind_of_error = UnknownFieldsError if _only_unknown_fields(error) else ValueError
+        raise kind_of_error("; ".join(cattrs.transform_error(error))) from error
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"no data of this kind ({type(error).__name__}: {error})") from error
+
+
+def _only_unknown_fields(error: Exception) -> bool:
+    if isinstance(error, cattrs.BaseValidationError):
+        return all(map(_only_unknown_fields, error.exceptions))
+    return isinstance(error, cattrs.ForbiddenExtraKeysError)
 
 
 def tagged(union: Any) -> None:

@@ -198,6 +198,24 @@ def test_a_broken_library_is_a_finding_and_exit_code_1(monkeypatch):
     assert finding["remedy"]
 
 
+@pytest.mark.usefixtures("_clean_environment")
+def test_doctor_and_sync_fail_while_a_record_was_set_aside(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMTRACK_SPOOL", str(tmp_path))
+    assert run("sync").stdout == "0 sent, 0 still kept\n"
+    assert doctor._spool().state == "ok"
+    (tmp_path / "corrupt" / "1-a").mkdir(parents=True)
+    result = run("sync", code=1)
+    assert result.stdout == "0 sent, 0 still kept\n"
+    assert f"1 record in {tmp_path / 'corrupt'} cannot be read: look at entry.json" in result.stderr
+    finding = doctor._spool()
+    assert (finding.state, finding.text) == ("broken", f"1 record in {tmp_path / 'corrupt'} cannot be read")
+    assert finding.remedy.startswith("look at entry.json of each")
+    (tmp_path / "corrupt" / "1-a").rmdir()
+    (tmp_path / "corrupt").rmdir()
+    (tmp_path / "corrupt").touch()
+    assert doctor._safely(doctor._spool).state == "broken"
+
+
 @pytest.mark.parametrize("address", ["mlruns/", "http://localhost:port", "sqlite:////nowhere/mlflow.db"])
 def test_doctor_says_what_to_do_about_a_store_that_cannot_be_used(monkeypatch, address):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)

@@ -56,10 +56,10 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]]) -> Path:
     """
     models = cache_root() / "models"
     entry = models / name
-    if not damage(entry):
-        return entry
     lock = models / f".{name}.lock"
     try:
+        if not damage(entry):
+            return entry
         models.mkdir(parents=True, exist_ok=True)
         with FileLock(lock, timeout=LOCK_SECONDS):
             if problem := damage(entry):
@@ -82,7 +82,11 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]]) -> Path:
 
 
 def damage(entry: Path) -> str | None:
-    """Return what is wrong with a cache entry, or None: every file must be there as it was made, and no other."""
+    """Return what is wrong with a cache entry, or None: every file must be there as it was made, and no other.
+
+    Raises:
+        OSError: a file cannot be read just now (too many open files, no permission), which says nothing of the entry.
+    """
     try:
         manifest = read_manifest(entry)
         files = manifest["files"]
@@ -98,7 +102,9 @@ def damage(entry: Path) -> str | None:
             return f"{added[0]} was added"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except NotADirectoryError as error:
+        return f"{Path(error.filename).name} is no folder"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} cannot be read ({error})"
     return None
 

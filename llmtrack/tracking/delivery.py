@@ -147,9 +147,8 @@ class Delivery:
 
     def waiting(self, study_id: str) -> int:
         """Return how many records of a study, or of the studies of a suite, are kept in the spool."""
-        entries = filter(None, map(self.spool.peek, self.spool.names()))
         of = ("llmtrack.study_id", "llmtrack.suite_id")
-        return sum(study_id in map(entry.record.tags.get, of) for entry in entries)
+        return self.spool.waiting(lambda entry: study_id in map(entry.record.tags.get, of))
 
     def sync(self) -> sync.SyncResult:
         """Send everything in the spool that belongs to this store; see `llmtrack.tracking.sync.sync`."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from llmtrack.errors import TrackingError
 from llmtrack.output import tell
-from llmtrack.plain import from_json, kept, to_json
+from llmtrack.plain import UnknownFieldsError, from_json, kept, to_json
 from llmtrack.tracking.records import RunRecord
 
 DEFAULT_SPOOL = Path(".llmtrack") / "spool"
@@ -38,6 +38,10 @@ _PUT_TIMEOUT_S = 180.0
 _STALE_S = 24 * 3600.0
 
 Notify = Callable[[str], None]
+
+
+class NewerEntryError(TrackingError):
+    """A record was kept by a newer version, and stays for it."""
 
 
 def to_stderr(message: str) -> None:
@@ -130,8 +134,53 @@ class Spool:
         return sorted(name for name in self._found() if name[0].isdigit() and self._is_whole(name))
 
     def peek(self, name: str) -> Entry | None:
-        """Return an entry without holding it; None if it is gone or corrupt."""
+        """Return an entry without holding it; None if it is gone or corrupt.
+
+        Raises:
+            OSError: it cannot be read just now (too many open files, a lost mount); it stays.
+            NewerEntryError: it is for a newer version; it stays.
+        """
         return self._read(name)
+
+    def waiting(self, belongs: Callable[[Entry], bool]) -> int:
+        """Return how many entries belong to something; those that cannot be read just now may, and count."""
+        count = 0
+        for name in self.names():
+            try:
+                entry = self.peek(name)
+                count += entry is not None and belongs(entry)
+            except (OSError, TrackingError):
+                count += 1
+        return count
+
+    @property
+    def set_aside(self) -> Path:
+        """The folder of entries whose content is none."""
+        return self.folder / _CORRUPT
+
+    def corrupt(self) -> list[str]:
+        """Return the names of the entries that were set aside.
+
+        Raises:
+            OSError: they cannot be looked for.
+        """
+        try:
+            return sorted(os.listdir(self.set_aside))
+        except FileNotFoundError:
+            return []
+
+    def restore(self) -> int:
+        """Put back what was set aside and can be read, such as by an older version; return how many."""
+        restored = 0
+        for aside in self.corrupt():
+            try:
+                name = _entry(_content(self.set_aside / aside / _ENTRY)).name
+                if not (self.folder / name).exists():
+                    os.replace(self.set_aside / aside, self.folder / name)
+                    restored += 1
+            except (OSError, ValueError, NewerEntryError):
+                continue
+        return restored
 
     @contextlib.contextmanager
     def claim(self, name: str, timeout_s: float) -> Iterator[Entry | None]:
@@ -139,6 +188,9 @@ class Spool:
 
         Yields None if another process has held it for `timeout_s`, or if it is gone or corrupt; a corrupt one is
         moved aside, so that it never blocks the others.
+
+        Raises:
+            OSError, NewerEntryError: as `peek`.
         """
         with contextlib.ExitStack() as held:
             try:
@@ -190,7 +242,13 @@ class Spool:
         return []
 
     def _is_whole(self, name: str) -> bool:
-        return (self.folder / name / _ENTRY).exists()
+        try:
+            os.stat(self.folder / name / _ENTRY)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True  # It cannot be looked at just now: it is nothing to sweep away.
+        return True
 
     def _place(self, fresh: Path, entry: Entry) -> None:
         place = self.folder / entry.name
@@ -221,12 +279,11 @@ class Spool:
         _sync(place)
 
     def _read(self, name: str) -> Entry | None:
-        path = self.folder / name / _ENTRY
         try:
-            return _entry(json.loads(path.read_text(encoding="utf-8")))
+            return _entry(_content(self.folder / name / _ENTRY))
         except FileNotFoundError:
             return None
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             self._set_aside(name, error)
             return None
 
@@ -265,16 +322,41 @@ class _BusyError(TimeoutError):
     pass
 
 
+def _content(path: Path) -> Any:
+    """Return the data of an entry's file.
+
+    Raises:
+        OSError: it cannot be read just now.
+        ValueError: it is no JSON.
+    """
+    text = path.read_bytes()
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def _entry(data: Any) -> Entry:
     """Read an entry.
 
     Raises:
-        ValueError: the data is not an entry's, or of another format.
+        ValueError: the data is not an entry's.
+        NewerEntryError: a newer version wrote it.
     """
-    if not isinstance(data, dict) or data.get("format") != _FORMAT:
+    number = data.get("format") if isinstance(data, dict) else None
+    if type(number) is int and number > _FORMAT:
+        raise NewerEntryError(_newer(f"format {number}"))
+    if number != _FORMAT:
         raise ValueError(f"it is not of format {_FORMAT}")
-    entry: Entry = from_json({name: value for name, value in data.items() if name != "format"}, Entry)
+    try:
+        entry: Entry = from_json({name: value for name, value in data.items() if name != "format"}, Entry)
+    except UnknownFieldsError as error:
+        raise NewerEntryError(_newer(str(error))) from error
     return entry
+
+
+def _newer(what: str) -> str:
+    return f"a record was kept by a newer llmtrack ({what}): send it by that version"
 
 
 def _moved(fresh: Path, place: Path) -> bool:

@@ -40,12 +40,15 @@ _LOCAL_ERRORS = frozenset(
         "EIO",
         "EISDIR",
         "EMFILE",
+        "ENFILE",
         "ENAMETOOLONG",
         "ENOENT",
+        "ENOMEM",
         "ENOSPC",
         "ENOTDIR",
         "EPERM",
         "EROFS",
+        "ESTALE",
     )
     if hasattr(errno, name)
 )

@@ -15,6 +15,7 @@ from llmtrack.redaction import HIDDEN, redact
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.push import push
 from llmtrack.tracking.spool import Entry, Notify, Spool, Target, to_stderr
+from llmtrack.words import plural
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -30,11 +31,13 @@ class SyncResult:
         sent: records that are in MLflow now.
         left: records that are still in the spool.
         problems: why, one line for each different reason.
+        corrupt: records that were set aside, since their content is none.
     """
 
     sent: int = 0
     left: int = 0
     problems: tuple[str, ...] = ()
+    corrupt: int = 0
 
 
 def sync(
@@ -55,7 +58,21 @@ def sync(
     kept = Spool(spool, notify)
     # To say that nothing is left to send, it must be known.
     kept.must_be_seen()
-    return push_all(kept, uri)
+    kept.restore()
+    result = push_all(kept, uri)
+    kept.must_be_seen()
+    corrupt = len(kept.corrupt())
+    return dataclasses.replace(
+        result, corrupt=corrupt, problems=(*result.problems, *([corrupt_line(kept)] if corrupt else ()))
+    )
+
+
+def corrupt_line(spool: Spool) -> str:
+    """Return what to say of a spool's records that were set aside."""
+    return (
+        f"{plural(len(spool.corrupt()), 'record')} in {spool.set_aside} cannot be read: look at entry.json of each, and delete "
+        "the folder when nothing of it is needed"
+    )
 
 
 def push_all(spool: Spool, uri: str | None, only_own: bool = False) -> SyncResult:
@@ -69,11 +86,11 @@ def push_all(spool: Spool, uri: str | None, only_own: bool = False) -> SyncResul
     spool.sweep()
     stores, sent, problems = _Stores(), 0, dict[str, None]()
     for name in spool.names():
-        entry = spool.peek(name)
-        if entry is None or (only_own and uri is not None and entry.target.tracking_uri != redact(uri)):
-            continue
         goal = uri
         try:
+            entry = spool.peek(name)
+            if entry is None or (only_own and uri is not None and entry.target.tracking_uri != redact(uri)):
+                continue
             goal = goal or with_credentials(entry.target.tracking_uri)
             sent += _send(spool, entry, goal, stores)
         except Exception as error:

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import shutil
@@ -210,3 +211,19 @@ def test_the_digest_of_several_files_depends_on_each_and_on_their_names(tmp_path
 
     assert len({digest(a="a", b="b"), digest(a="a", c="b"), digest(a="a", b="c")}) == 3
     assert digest(a="a", b="b") == digest(a="a", b="b")
+
+
+@pytest.mark.parametrize("name", ["EMFILE", "EIO", "ESTALE", "EACCES"])
+def test_an_entry_that_cannot_be_read_just_now_is_not_made_again(monkeypatch, name):
+    build = Builder()
+    entry = cache.build_once("x", build)
+
+    def fails(path):
+        raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "read_manifest", fails)
+        with pytest.raises(ModelLoadError, match="cannot be used"):
+            cache.build_once("x", build)
+    assert cache.build_once("x", build) == entry
+    assert build.calls == 1

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import errno
 import json
@@ -9,7 +10,7 @@ import pytest
 
 from llmtrack.errors import TrackingError
 from llmtrack.tracking.records import StudyContext, scenario_record
-from llmtrack.tracking.spool import Entry, Spool, Target
+from llmtrack.tracking.spool import Entry, NewerEntryError, Spool, Target
 from llmtrack.tracking.sync import sync
 from tests.forking import at_once
 from tests.tracking.samples import measurement
@@ -70,7 +71,7 @@ def test_a_replaced_entry_keeps_what_is_known_of_its_run_and_its_files(spool):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "5", '{"format": 99}', '{"format": 1, "record": {}}', "\xff\x00"]
+    "content", ["", "{", "[]", "5", '{"format": 0}', '{"format": 1, "record": {}}', "\xff\x00"]
 )
 def test_a_corrupt_entry_is_moved_aside_and_the_others_stay(spool, said, content):
     bad, good = spool.put(entry("bad")), spool.put(entry("good"))
@@ -118,14 +119,89 @@ def test_an_entry_is_written_and_read_byte_for_byte_as_it_ever_was(spool, left_o
     assert (place / "entry.json").read_text() == text
 
 
-@pytest.mark.parametrize("where", ["record", "target"])
-def test_an_entry_of_a_version_that_knows_more_is_set_aside_whole(spool, said, where):
+def hold(spool: Spool, content: object) -> Path:
     place = spool.folder / "0000000000005-r"
     place.mkdir(parents=True)
-    (place / "entry.json").write_text(json.dumps({**AS_EVER, where: {**AS_EVER[where], "colour": "red"}}))
-    assert spool.peek(place.name) is None
-    assert "colour" in said[0]
-    assert "\n" not in said[0]
+    (place / "entry.json").write_text(json.dumps(content))
+    return place
+
+
+NEWER = [
+    {**AS_EVER, "record": {**AS_EVER["record"], "colour": "red"}},
+    {**AS_EVER, "target": {**AS_EVER["target"], "colour": "red"}},
+    {**AS_EVER, "colour": "red"},
+    {"format": 2, "anything": []},
+]
+
+
+@pytest.mark.parametrize("content", NEWER, ids=["record", "target", "entry", "format"])
+def test_an_entry_of_a_newer_version_is_kept_for_it(spool, said, content):
+    place = hold(spool, content)
+    before = (place / "entry.json").read_bytes()
+    with pytest.raises(
+        NewerEntryError, match=r"kept by a newer llmtrack \((.*colour.*|format 2)\)"
+    ) as caught:
+        spool.peek(place.name)
+    assert "\n" not in str(caught.value)
+    result = sync(spool.folder)
+    assert (result.sent, result.left, result.corrupt, result.problems) == (0, 1, 0, (str(caught.value),))
+    assert (place / "entry.json").read_bytes() == before
+    assert said == []
+
+
+PASSING = ["EMFILE", "ENFILE", "ESTALE", "EIO", "ENOMEM", "EACCES", "ETIMEDOUT"]
+
+
+@pytest.mark.parametrize("name", PASSING)
+@pytest.mark.parametrize("step", ["read_bytes", "stat", "listdir"])
+def test_what_cannot_be_read_just_now_stays_and_counts(spool, said, monkeypatch, name, step):
+    kept = sorted(spool.put(entry(each)).name for each in "ab")
+    (spool.folder / kept[0]).touch()
+    os.utime(spool.folder / kept[0], (0, 0))  # so old that a sweep would take what is not whole
+
+    def fails(path, *given, **named):
+        raise OSError(getattr(errno, name), os.strerror(getattr(errno, name)), str(path))
+
+    with monkeypatch.context() as patch:
+        if step == "read_bytes":
+            patch.setattr(Path, "read_bytes", fails)
+            result = sync(spool.folder)
+            assert (result.sent, result.left, result.corrupt) == (0, 2, 0)
+            assert os.strerror(getattr(errno, name)) in result.problems[0]
+            assert spool.waiting(lambda entry: False) == 2
+        else:
+            patch.setattr(os, step, fails)
+            with pytest.raises((TrackingError, OSError)) if step == "listdir" else contextlib.nullcontext():
+                spool.must_be_seen()
+                spool.sweep()
+                assert spool.names() == kept
+    assert spool.names() == kept
+    assert [spool.peek(each).name for each in kept] == kept
+    assert not spool.set_aside.exists()
+    assert said == []
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "{", '{"format": true}', '{"format": "2"}'])
+def test_what_was_set_aside_is_counted_until_somebody_looks(spool, said, content):
+    bad = spool.put(entry("bad"))
+    (spool.folder / bad.name / "entry.json").write_text(content)
+    for _ in range(2):
+        result = sync(spool.folder, notify=said.append)
+        assert (result.sent, result.left, result.corrupt) == (0, 0, 1)
+        assert result.problems == (
+            f"1 record in {spool.set_aside} cannot be read: look at entry.json of each, and delete the folder when nothing of it is needed",
+        )
+    assert len(said) == 1
+
+
+def test_a_good_record_that_was_set_aside_is_put_back(spool):
+    """As an older version did it, for a moment in which no file could be opened."""
+    good = spool.put(entry())
+    spool.set_aside.mkdir()
+    os.replace(spool.folder / good.name, spool.set_aside / f"{good.name}-abcd1234")
+    assert spool.restore() == 1
+    assert spool.names() == [good.name]
+    assert spool.corrupt() == []
 
 
 def test_a_crash_while_writing_leaves_no_entry(spool):
