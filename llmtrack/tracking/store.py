@@ -18,7 +18,7 @@ from llmtrack.errors import TrackingError, UsageError
 from llmtrack.given import text_or_none
 from llmtrack.installed import installed_version
 from llmtrack.plain import digest
-from llmtrack.redaction import redact
+from llmtrack.redaction import know, redact
 from llmtrack.tracking.store_errors import UnreachableError, asking, is_permanent, one_line, refusal
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def resolve_tracking_uri(uri: str | None = None) -> str:
     """
     given = text_or_none("tracking URI", uri)
     asked = given or os.environ.get("MLFLOW_TRACKING_URI") or _SQLITE + DEFAULT_DATABASE
+    know(asked)
     scheme = asked.partition(":")[0].lower() if ":" in asked else ""
     if scheme == "sqlite":
         return _absolute_sqlite(asked)
@@ -68,7 +69,8 @@ def resolve_tracking_uri(uri: str | None = None) -> str:
         return _sqlite_uri(path.absolute())
     if scheme in _SERVERS and not _is_address(asked):
         raise UsageError(
-            f"tracking URI {redact(asked)!r} is no address of a server: write {scheme}://HOST:PORT"
+            f"tracking URI {redact(asked)!r} is no address of a server: write {scheme}://HOST:PORT, and special characters of a "
+            "password as %XX (/ is %2F)"
         )
     return asked
 
@@ -296,7 +298,10 @@ def _is_database(uri: str) -> bool:
 def _is_address(uri: str) -> bool:
     """Return whether a URI names a host, and a port only if it is one."""
     try:
-        return bool(urlsplit(uri).hostname) and urlsplit(uri).port != 0
+        parts = urlsplit(uri)
+        # What follows a / ? or # of a password would be taken for the path, and the user for the host.
+        cut_off = "@" not in parts.netloc and ":" in parts.netloc and "@" in uri and parts.netloc[0] != "["
+        return bool(parts.hostname) and parts.port != 0 and not cut_off
     except ValueError:
         return False
 
