@@ -18,10 +18,15 @@ from typing import TypeVar
 
 from llmtrack.errors import UsageError
 from llmtrack.given import one_text
+from llmtrack.measure.memory import available_bytes
 from llmtrack.plain import digest as digest_of
 from llmtrack.task import BUILTIN_TEXT, NAMED_CORPORA, PYDOC
+from llmtrack.units import GIB
 
 Row = TypeVar("Row")
+
+# Of memory, for each byte of a file: the bytes, the text, and its copies while it is divided.
+_READING_BYTES = 6
 
 _BOM = b"\xef\xbb\xbf"
 _ACCEPTED = f"give {', '.join(f'`{name}`' for name in NAMED_CORPORA)}, or the path of a .txt or .jsonl file"
@@ -96,7 +101,8 @@ def load_corpus(spec: str) -> Corpus:
     with or without a byte order mark. `~` is expanded.
 
     Raises:
-        UsageError: no such file, a folder, another extension, unreadable, not UTF-8, NUL bytes, a bad line, no text.
+        UsageError: no such file, a folder, a pipe, another extension, unreadable, too large for the memory, not UTF-8, NUL
+            bytes, a bad line, no text.
     """
     spec = one_text("corpus", spec)
     if spec in _NAMED:
@@ -104,6 +110,7 @@ def load_corpus(spec: str) -> Corpus:
     path = Path(os.path.expanduser(spec))
     reader = _reader(spec, path)
     try:
+        _check_size(path.name, path.stat().st_size)
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(
@@ -130,6 +137,15 @@ def _pydoc_topics() -> list[str]:
 _NAMED: dict[str, Callable[[], list[str]]] = {BUILTIN_TEXT: _builtin, PYDOC: _pydoc_topics}
 
 
+def _check_size(name: str, size: int) -> None:
+    free = available_bytes()
+    if size * _READING_BYTES > free:
+        raise UsageError(
+            f"corpus {name!r} is {size / GIB:,.1f} GiB, and reading it takes about {size * _READING_BYTES / GIB:,.1f} GiB of memory "
+            f"where {free / GIB:,.1f} GiB are free: give a part of it"
+        )
+
+
 def _reader(spec: str, path: Path) -> Callable[[str, str], list[str]]:
     """Choose how a file is divided into documents, or say why it cannot be."""
     # os.path answers False for names that the system refuses (too long, a NUL); Path raises for some.
@@ -140,6 +156,10 @@ def _reader(spec: str, path: Path) -> Callable[[str, str], list[str]]:
     if not os.path.exists(path):
         raise UsageError(
             f"no corpus {spec!r}: {_near(path)}{_ACCEPTED} (absolute, or relative to the working folder)"
+        )
+    if not os.path.isfile(path):  # a pipe would be waited for, and a device never ends
+        raise UsageError(
+            f"corpus {spec!r} is no regular file but a pipe or a device: copy its text to a file"
         )
     try:
         return _READERS[path.suffix.lower()]

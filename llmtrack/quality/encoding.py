@@ -10,7 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmtrack.engine import Engine, Tokenized
-from llmtrack.errors import UsageError
+from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.measure.memory import available_bytes
+from llmtrack.units import GIB
+
+# Of memory, for each character of a text: what a tokenizer of Rust holds at most while it divides it, as measured.
+_TOKENIZING_BYTES = 150
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,9 @@ def encode_text(engine: Engine, text: str, bos_rule: str, keep: int | None = Non
 
     Raises:
         UsageError: `bos_rule` is not one of these, or `model` and the tokenizer has neither token.
+        ScenarioError: the text is too long for this machine's memory.
     """
+    _check_memory(len(text))
     if bos_rule not in _ENCODERS:
         raise UsageError(f"no bos_rule {bos_rule!r}: use one of {', '.join(_ENCODERS)}")
     tokens = _ENCODERS[bos_rule](engine, text)
@@ -121,6 +128,17 @@ def encode_text(engine: Engine, text: str, bos_rule: str, keep: int | None = Non
     first = int(spans[0, 1]) if len(spans) and not tokens.added else 0
     last = int(spans[-1, 1]) if cut else len(data)
     return Encoded(ids, given, predicted, cut, unknown, last - first - len(predicted))
+
+
+def _check_memory(characters: int) -> None:
+    """Refuse a text that a tokenizer would abort the process over."""
+    needed, free = characters * _TOKENIZING_BYTES, available_bytes()
+    if needed > free:
+        raise ScenarioError(
+            f"a text of {characters:,} characters takes about {needed / GIB:,.1f} GiB of memory to tokenize at once, and "
+            f"{free / GIB:,.1f} GiB are free: divide it into documents (lines of a .jsonl), or give a part of it",
+            kind="out_of_memory",
+        )
 
 
 def _covered(data: bytes, spans: NDArray[np.int64]) -> bytes:

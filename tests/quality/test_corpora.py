@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmtrack.errors import UsageError
+from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.quality import corpora, encoding
 from llmtrack.quality.corpora import Corpus, load_corpus
 
 # Documents as they come out of any file: no blank lines before, no white space after, no carriage return.
@@ -418,3 +419,36 @@ def test_pydoc_is_python_s_own_reference_in_alphabetical_order() -> None:
 def test_a_python_without_its_reference_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     assert "not part of this Python: use corpus=builtin" in refusal("pydoc")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes of a name")
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.txt"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    assert "is no regular file but a pipe or a device: copy its text to a file" in refusal(str(path))
+
+
+def test_a_file_that_memory_does_not_hold_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.jsonl"
+    with path.open("wb") as file:
+        file.truncate(10 * 2**30)  # sparse
+    monkeypatch.setattr(corpora, "available_bytes", lambda: 20 * 2**30)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("read"))
+    assert refusal(str(path)) == (
+        "corpus 'x.jsonl' is 10.0 GiB, and reading it takes about 60.0 GiB of memory where 20.0 GiB are free: give a part of it"
+    )
+
+
+def test_a_text_that_a_tokenizer_would_abort_over_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding, "available_bytes", lambda: 2**30)
+    with pytest.raises(
+        ScenarioError, match=r"10,000,000 characters takes about 1\.4 GiB .* and 1\.0 GiB are free"
+    ) as caught:
+        encoding.encode_text(object(), "x" * 10_000_000, "tokenizer")  # type: ignore[arg-type]
+    assert caught.value.kind == "out_of_memory"
