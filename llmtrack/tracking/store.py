@@ -10,6 +10,7 @@ import socket
 import tempfile
 import urllib.request
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -19,7 +20,14 @@ from llmtrack.given import text_or_none
 from llmtrack.installed import installed_version
 from llmtrack.plain import digest
 from llmtrack.redaction import know, redact
-from llmtrack.tracking.store_errors import UnreachableError, asking, is_permanent, one_line, refusal
+from llmtrack.tracking.store_errors import (
+    UnreachableError,
+    asking,
+    is_cut_off,
+    is_permanent,
+    one_line,
+    refusal,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -39,6 +47,9 @@ _INITIALISE_TIMEOUT_S = 120.0
 _SQLITE = "sqlite:///"
 # Of which every release of SQLAlchemy makes the same, so that it need not be asked: its import takes long.
 _PLAIN_PATH = re.compile(r"[\w./~-]+", re.ASCII)
+_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+# What drivers call the seconds within which a server must answer.
+_TIMEOUTS = {"postgresql": "connect_timeout", "mysql": "connect_timeout"}
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _SERVERS = ("http", "https")
 _BARE_SCHEMES = ("databricks", "databricks-uc")
@@ -147,9 +158,11 @@ def open_existing(uri: str) -> MlflowClient:
 def initialise(uri: str) -> None:
     """Create the tables of a new database under a lock, since several processes at once would crash.
 
-    Does nothing for a server.
+    The lock is held while tables are made and no longer: imports and the check of the schema take seconds, too. Does nothing
+    for a server.
 
     Raises:
+        UnreachableError: nothing answers, or the connection is cut.
         TrackingError: the database cannot be opened, or its driver is missing.
     """
     if not _is_database(uri):
@@ -160,7 +173,11 @@ def initialise(uri: str) -> None:
     user = getattr(os, "getuid", int)()
     lock = FileLock(Path(tempfile.gettempdir()) / f"llmtrack-store-{user}-{digest(uri)}.lock")
     try:
-        with lock.acquire(timeout=_INITIALISE_TIMEOUT_S), _quiet_migrations():
+        import_module("mlflow.store.tracking.sqlalchemy_store")
+        with _quiet_migrations():
+            with lock.acquire(timeout=_INITIALISE_TIMEOUT_S):
+                if not _has_tables(uri):
+                    _client(uri).search_experiments(max_results=1)
             _client(uri).search_experiments(max_results=1)
     except Timeout:
         raise TrackingError(
@@ -168,7 +185,22 @@ def initialise(uri: str) -> None:
             "try again later"
         ) from None
     except Exception as error:
-        raise TrackingError(f"cannot open {redact(uri)}: {one_line(error)}") from error
+        kind = UnreachableError if sqlite_path(uri) is None and is_cut_off(error) else TrackingError
+        raise kind(f"cannot open {redact(uri)}: {one_line(error)}") from error
+
+
+def _has_tables(uri: str) -> bool:
+    """Return whether a database has all of MLflow's tables; unlike MLflow it asks once, within seconds."""
+    from mlflow.store.db.base_sql_model import Base
+    from sqlalchemy import create_engine, inspect
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.pool import NullPool
+
+    named = _TIMEOUTS.get(make_url(uri).drivername.partition("+")[0])
+    engine = create_engine(
+        uri, poolclass=NullPool, connect_args={named: round(_CONNECT_TIMEOUT_S)} if named else {}
+    )
+    return {*Base.metadata.tables, "alembic_version"} <= {*inspect(engine).get_table_names()}
 
 
 def check_reachable(uri: str) -> None:
@@ -181,17 +213,28 @@ def check_reachable(uri: str) -> None:
     path = sqlite_path(uri)
     if path is not None and not path.parent.is_dir():
         raise TrackingError(f"cannot open {path}: its folder does not exist; create it or use another path")
-    parts = urlsplit(uri)
-    host = parts.hostname
-    if parts.scheme not in _SERVERS or not host:
+    if path is not None:
         return
-    if parts.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
+    scheme, host, port = _server(uri)
+    if scheme not in _PORTS or not host:
+        return
+    if scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
         return  # The proxy resolves and connects; nothing can be said from here.
-    port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
-        socket.create_connection((host, port), timeout=_CONNECT_TIMEOUT_S).close()
+        socket.create_connection((host, port or _PORTS[scheme]), timeout=_CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise UnreachableError(f"no answer from {redact(uri)} ({one_line(error)})") from error
+
+
+def _server(uri: str) -> tuple[str, str | None, int | None]:
+    """Return the kind of a store, its host and its port, as whoever connects to it reads the address."""
+    if _is_database(uri):
+        from sqlalchemy.engine import make_url
+
+        url = make_url(uri)
+        return url.drivername.partition("+")[0], url.host, url.port
+    parts = urlsplit(uri)
+    return parts.scheme, parts.hostname, parts.port
 
 
 def ensure_experiment(client: MlflowClient, name: str) -> str:

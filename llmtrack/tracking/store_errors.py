@@ -59,6 +59,12 @@ _DATABASE = {
     "database is locked": "another program keeps the database locked: end it, or wait until it is done",
     "database or disk is full": "the disk of the database is full: free some space",
 }
+# What a database says that answers, and will say again.
+_REFUSED = re.compile(
+    r"authentication failed|access denied|login failed|does not exist|unknown database|no pg_hba\.conf|permission denied|role "
+    r"|cannot open database|no such table",
+    re.IGNORECASE,
+)
 _SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+)")
 _STATEMENT = re.compile(r"\s*(\[SQL: .*|\(Background on this error at: \S+\))")
 
@@ -70,6 +76,17 @@ class UnreachableError(TrackingError):
 def is_permanent(error: BaseException) -> bool:
     """Return whether trying the same call again later cannot help."""
     return getattr(error, "error_code", None) in _PERMANENT_CODES
+
+
+def is_cut_off(error: BaseException | None) -> bool:
+    """Return whether a database's error, or what it came from, is of the connection and not of what was asked."""
+    while error is not None:
+        if type(error).__name__ in ("OperationalError", "InterfaceError") or isinstance(
+            error, ConnectionError
+        ):
+            return _REFUSED.search(str(error)) is None
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def is_local(error: BaseException) -> bool:
