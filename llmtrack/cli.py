@@ -84,6 +84,8 @@ def generate(
     from llmtrack.engines.text import generate_texts
 
     engine = load_engine(**asked, **options)
+    for warning in engine.info.warnings:
+        tell(f"warning: {warning}", err=True)
     try:
         put = [[{"role": "user", "content": each}] if chat else each for each in prompts]
         tell("\n".join(generate_texts(engine, put, max_new_tokens, not no_cache, pad_to_multiple)))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
+_LONGEST_LINE = 2000
 _REPLACE = "llmtrack.replace"
 # How our own signs are written where only ASCII can be.
 _ASCII = {"–": "-", "—": "-", "·": "|", "±": "+/-", "…": "...", "×": "x", "→": "->", "µ": "u", "•": "-"}
@@ -66,10 +67,13 @@ def emit(console: Console, text: str) -> None:
 
 
 def tell(text: str, err: bool = False, nl: bool = True) -> None:
-    """Print a text; to standard error without credentials."""
+    """Print a text; to standard error without credentials, and no more of a line than a person reads."""
     import click
 
-    click.echo(shown(redact(text, secrets_of(os.environ)) if err else text), err=err, nl=nl)
+    if err:
+        lines = redact(text, secrets_of(os.environ)).split("\n")
+        text = "\n".join(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines)
+    click.echo(shown(text), err=err, nl=nl)
 
 
 def keep_text(path: Path, text: str) -> None:

@@ -23,6 +23,7 @@ from llmtrack.models.cache import cache_root
 from llmtrack.models.source import parse_candidates
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.stopping import Terminated
+from llmtrack.testing.models import spoiled_model
 from llmtrack.tracking.spool import Spool
 from llmtrack.tracking.store import resolve_tracking_uri, sqlite_path
 from llmtrack.tracking.tracker import Tracker
@@ -328,3 +329,35 @@ def test_an_interrupt_while_an_experiment_is_imported_is_said_in_a_line():
     code = "import sys; sys.argv = ['-m']; import experiments; raise KeyboardInterrupt"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "interrupted\n")
+
+
+def test_generate_prints_no_text_of_a_model_that_computes_no_numbers(tmp_path):
+    model = spoiled_model("synthetic:tiny", tmp_path / "model")
+    result = run("generate", "a", "--model", str(model), "--device", "cpu", "--max-new-tokens", "2", code=2)
+    assert result.stdout == ""
+    assert result.stderr.startswith(
+        "error: the logits of the prompt are not finite in float32: look for damaged weights"
+    )
+
+
+def test_generate_says_what_it_ignores():
+    result = run(
+        "generate",
+        "a",
+        "--model",
+        "synthetic:tiny",
+        "--device",
+        "cpu",
+        "--revision",
+        "v1",
+        "--max-new-tokens",
+        "2",
+    )
+    assert "warning: revision v1 is ignored: synthetic:tiny is not a hub model\n" in result.stderr
+    assert "warning" not in result.stdout
+
+
+def test_a_value_that_is_wrong_is_not_echoed_whole():
+    result = run("generate", "a", "--model", "x" * 100_000, code=2)
+    assert result.stderr.startswith("error: ")
+    assert len(result.stderr) < 3000

@@ -7,6 +7,7 @@ from typing import Any
 
 from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.errors import UsageError, in_words
+from llmtrack.measure.finite import check_finite
 from llmtrack.measure.room import check_batch
 from llmtrack.parameter import whole_number
 from llmtrack.task import GenerateTask
@@ -43,7 +44,8 @@ def generate_texts(
 
     Raises:
         UsageError: a prompt has no tokens, or the model has no template for messages.
-        ScenarioError: prompts and new tokens do not fit into the model's context, or into memory.
+        ScenarioError: prompts and new tokens do not fit into the model's context, or into memory, or the model computes no
+            finite numbers.
     """
     if isinstance(prompts, str):  # which is not as many prompts as it has characters
         prompts = (prompts,)
@@ -56,7 +58,9 @@ def generate_texts(
     request = GenerateRequest(
         rows, new_tokens, use_cache=use_cache, ignore_eos=False, pad_to_multiple=pad_to_multiple
     )
-    return list(map(engine.decode, engine.generate(request, lambda: None).new_ids))
+    new_ids = engine.generate(request, lambda: None).new_ids
+    check_finite(engine, (request,), new_ids)
+    return list(map(engine.decode, new_ids))
 
 
 def chat_text(engine: Engine, messages: Messages) -> str:

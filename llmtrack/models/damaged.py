@@ -8,13 +8,15 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from llmtrack.errors import ModelLoadError
+from llmtrack.errors import ModelLoadError, in_words
 
 POINTER = b"version https://git-lfs.github.com/spec/"
 _FETCH = "fetch the model again"
 
 _SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json")
 _SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+_MOST_LAYERS = 10_000
 # What loading reads, in whatever form a model has it.
 _READ = ("*.json", "*.safetensors", "*.bin", "*.model", "merges.txt", "vocab.*")
 
@@ -71,15 +73,28 @@ def _files(folder: Path) -> Iterator[Path]:
 def _check_settings(path: Path) -> None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelLoadError(f"{path.name} is damaged ({error}): fetch it again") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path.name} is damaged ({in_words(error)}): fetch it again") from error
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path.name} is damaged (it holds no settings by name): fetch it again")
+    if path.name == "config.json":
+        _check_layers(content)
     for name in _SPECIAL_IDS if path.name in _SETTINGS[:2] else ():
         if not all(map(_is_id, _listed(content.get(name)))):
             raise ModelLoadError(
                 f"{path.name}: {name} is {content[name]!r}, which is no id of a token: write its number"
             )
+
+
+def _check_layers(config: dict[str, Any]) -> None:
+    """Refuse a number of layers that no model has: libraries would make a list of them before they look at the weights."""
+    for name, value in config.items():
+        if name in _LAYERS and _is_id(value) and value > _MOST_LAYERS:
+            raise ModelLoadError(
+                f"config.json: {name} is {value:,}, which no model has: write the number of its layers"
+            )
+        if isinstance(value, dict):
+            _check_layers(value)
 
 
 def _listed(value: Any) -> list[Any]:

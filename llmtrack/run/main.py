@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rich.console import Console
-from rich.text import Text
 
 from llmtrack.errors import LlmtrackError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
 from llmtrack.garbage import uncollected
 from llmtrack.measure.beside import Beside
-from llmtrack.output import on_one_line, protected_output
+from llmtrack.output import on_one_line, protected_output, tell
 from llmtrack.processes import when_launcher_ends
 from llmtrack.report import drawing
 from llmtrack.report.html import page_template
@@ -202,13 +201,13 @@ def exit_codes(console: Console) -> Iterator[None]:
                     yield
             except LlmtrackError as error:
                 explain_refusal(str(error))
-                fail(console, error)
+                fail(error)
             except OSError as error:
                 if error.errno is None:
                     raise
                 reason = refused_by_system(error)
                 explain_refusal(reason)
-                fail(console, UsageError(reason))
+                fail(UsageError(reason))
             except KeyboardInterrupt:
                 end_early(console, "interrupted", signal.SIGINT)
             except Terminated as ended:
@@ -231,9 +230,10 @@ def end_early(console: Console, word: str, number: int) -> NoReturn:
     sys.exit(128 + number)
 
 
-def fail(console: Console, error: LlmtrackError) -> NoReturn:
-    """Print a user's error and exit with code 2."""
-    console.print(Text.assemble(("error: ", "bold red"), on_one_line(str(error))), soft_wrap=True)
+def fail(error: LlmtrackError) -> NoReturn:
+    """Print a user's error to standard error and exit with code 2."""
+    with contextlib.suppress(OSError):  # nobody may be there to read it
+        tell(f"error: {on_one_line(str(error))}", err=True)
     sys.exit(USAGE)
 
 

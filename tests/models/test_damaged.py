@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from llmtrack.compat import TRANSFORMERS_MAJOR
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import synthetic
-from llmtrack.models.damaged import POINTER
+from llmtrack.models.damaged import POINTER, refuse_damaged
 from llmtrack.models.from_folder import clean_generation
 from llmtrack.models.load import identify_model
 from llmtrack.models.reasons import explained, reason_of
@@ -241,3 +241,17 @@ def test_a_machine_that_is_too_small_is_not_taken_for_a_damaged_folder(error):
 def test_a_package_that_is_not_installed_is_not_taken_for_a_damaged_folder():
     with pytest.raises(ImportError), explained("it cannot be read"):
         raise ImportError("needs frob: pip install frob")
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "n_layer"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_number_of_layers_that_no_model_has_is_refused_at_once(folder, name, nested):
+    edit(folder / "config.json", **({"text_config": {name: 10**8}} if nested else {name: 10**8}))
+    with pytest.raises(ModelLoadError, match=f"config.json: {name} is 100,000,000, which no model has"):
+        refuse_damaged(folder)
+
+
+def test_settings_that_are_nested_too_deeply_are_damaged(folder):
+    (folder / "config.json").write_text('{"a": ' + "[" * 100_000)
+    with pytest.raises(ModelLoadError, match=r"config\.json is damaged"):
+        refuse_damaged(folder)
