@@ -159,6 +159,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
     """Let nothing measured in this process notice what else runs here: what a test sees must not depend on it."""
     # What asks is imported by name, and often not before the test: the limit is the one place for all.
     monkeypatch.setattr(interference, "BUSY_SHARE", 1.0)
+    monkeypatch.setattr(interference, "card_of", lambda device, uuid: None)
     # What stand-ins for a device can do must not be kept for real runs.
     monkeypatch.setattr(ceilings, "folder", lambda: tmp_path_factory.getbasetemp() / "ceilings")
     # How long something took must not show in what another test prints.

@@ -73,6 +73,7 @@ assert told("init", "project")[0] == 2, "nothing is overwritten"
 print("all there")
 """
 SMALL = {
+    "device": "cpu",
     "model": "synthetic:tiny",
     "max_new_tokens": "2",
     "min_repeats": "2",

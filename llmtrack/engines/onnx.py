@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.devices import resolve_device
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.host import NO_PEAK, HostEngine
 from llmtrack.engines.options import OnnxOptions
@@ -25,6 +24,7 @@ from llmtrack.onnx.session import (
     Cache,
     OnnxDecoder,
     choose_provider,
+    find_device,
     next_token_logits,
     onnxruntime,
 )
@@ -51,8 +51,8 @@ def load(variant: Variant) -> OnnxEngine:
         ScenarioError: the model cannot be exported, quantized or run.
     """
 
-    device = resolve_device(variant.device)
     told = chosen(OnnxOptions, variant.options)
+    device = find_device(variant.device, told.provider)
     provider = choose_provider(device, told.provider)
     if variant.dtype != "float32":
         raise ScenarioError(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmtrack.devices import kind_of, require_tried
+from llmtrack.devices import kind_of, require_tried, resolve_device
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError, in_words
 from llmtrack.installed import INSTALL_ONNX
 from llmtrack.onnx.names import COS, GRAPH_OPTIMIZATIONS, IN_PLACE, LAST, LOGITS_TO_KEEP, SIN, TOTAL
@@ -49,6 +49,17 @@ def onnxruntime() -> Any:
     # Level 3 is errors: the graph optimizer warns of every initializer that it drops.
     module.set_default_logger_severity(3)
     return module
+
+
+def find_device(requested: str, provider: str = "auto") -> str:
+    """Return the device to use; `auto` is a GPU only where this build of ONNX Runtime can use it.
+
+    Raises:
+        UsageError: the device is unknown or not there.
+    """
+    device = resolve_device(requested)
+    usable = kind_of(device) == "cuda" and "CUDAExecutionProvider" in onnxruntime().get_available_providers()
+    return "cpu" if (requested, provider) == ("auto", "auto") and not usable else device
 
 
 def choose_provider(device: str, asked: str = "auto") -> str:

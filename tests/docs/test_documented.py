@@ -64,15 +64,19 @@ def _in_it(reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undraw
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_a_documented_command_runs(line: str):
+def test_a_documented_command_runs(line: str, request: pytest.FixtureRequest):
+    if "packaged:smollm2" in runner.comes_to(line):
+        request.getfixturevalue("smollm2_spec")
     runner.run(line)
 
 
 @pytest.mark.parametrize(
     "block", [pytest.param(block, id=block.place) for block in BLOCKS if block.language == "python"]
 )
-def test_documented_python_runs(block: Block):
+def test_documented_python_runs(block: Block, request: pytest.FixtureRequest):
     text = block.text
+    if REAL_MODEL in text:
+        request.getfixturevalue("smollm2_spec")
     for documented, used in CODE.items() if REAL_MODEL not in text else ():
         text = text.replace(documented, used)
     namespace: dict[str, object] = {}

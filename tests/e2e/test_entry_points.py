@@ -20,7 +20,7 @@ def ok(done):
 
 
 def test_precision_runs_the_forced_fallback_once(run_here, tracked):
-    output = ok(run_here("precision", **TINY))
+    output = ok(run_here("precision", device="cpu", **TINY))
     runs = tracked.runs().set_index("scenario")
     assert runs["dtype"].to_dict() == {
         "float32": "float32",

@@ -90,6 +90,8 @@ def with_biases(folder):
 def test_a_model_in_two_processes(monkeypatch, tmp_path):
     """All of it in one test: to start a process that imports PyTorch and transformers takes seconds."""
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(ranks, "devices", lambda kind: ())
     whole = load_engine("synthetic:tiny", device="cpu")
     shared = load_engine("synthetic:tiny", device="cpu", tensor_parallel=2)
     try:

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from llmtrack.measure import gpus
+from llmtrack.measure import gpus, interference
 from llmtrack.measure.gpus import Card, card_of, cards, visible_cards
 from llmtrack.measure.interference import gpu_warning
 from llmtrack.worker import machine
@@ -79,6 +79,8 @@ def four_cards(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    monkeypatch.setattr(interference, "card_of", card_of)
+    monkeypatch.setattr(interference, "torch_uuid", lambda device: None)
 
 
 @pytest.mark.slow(1)
