@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from llmtrack.errors import LlmtrackError, UsageError, refused_by_system
-from llmtrack.output import keep_text, on_one_line, replace_unknown, tell
+from llmtrack.output import keep_text, make_folder, on_one_line, replace_unknown, tell
 from llmtrack.parameter import NONE, readable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -156,7 +156,7 @@ def write_text(path: Path, text: str) -> None:
         UsageError: it cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         keep_text(path, text)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import errno
 import json
 import os
 import re
@@ -74,6 +75,18 @@ def tell(text: str, err: bool = False, nl: bool = True) -> None:
         lines = redact(text, secrets_of(os.environ)).split("\n")
         text = "\n".join(line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…" for line in lines)
     click.echo(shown(text), err=err, nl=nl)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder that a user named, and those above it.
+
+    Raises:
+        OSError: it cannot be made; also where Python cannot count its levels.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except RecursionError:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(folder)) from None
 
 
 def keep_text(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from llmtrack.errors import UsageError, in_words
 from llmtrack.installed import installed_version
+from llmtrack.output import make_folder
 
 # In a wheel; a checkout is such a folder itself.
 PROJECT = Path(__file__).parent / "project"
@@ -39,7 +40,7 @@ def write_project(folder: Path) -> list[Path]:
     try:
         if there := [name for name in texts if (folder / name).exists()]:
             raise UsageError(f"{folder} has {', '.join(there)} already: choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:

@@ -11,7 +11,7 @@ import pytest
 from rich.table import Table as RichTable
 
 import llmtrack
-from llmtrack.output import as_json, console_of, emit, keep_text, shown, tell
+from llmtrack.output import as_json, console_of, emit, keep_text, make_folder, shown, tell
 from llmtrack.report.formats import render
 from tests.report.test_escape import table_of
 
@@ -72,6 +72,16 @@ def test_a_console_obeys_its_own_styles_only(terminal):
 def test_a_file_is_written_as_it_is_shown(tmp_path):
     keep_text(tmp_path / "a.csv", HOSTILE)
     assert not CHARACTERS & set((tmp_path / "a.csv").read_text(encoding="utf-8"))
+
+
+def test_a_folder_of_more_levels_than_python_counts_is_refused_as_the_system_would(tmp_path, monkeypatch):
+    def too_deep(path, *given, **named):
+        raise RecursionError
+
+    monkeypatch.setattr(Path, "mkdir", too_deep)
+    with pytest.raises(OSError, match="File name too long") as caught:
+        make_folder(tmp_path / "a/b")
+    assert caught.value.filename == str(tmp_path / "a/b")
 
 
 def test_json_loses_nothing(tmp_path):

@@ -13,6 +13,7 @@ from rich.console import Console
 from llmtrack.experiment import Declaration, Experiment, draw_nothing
 from llmtrack.metrics import SETTING_PREFIX
 from llmtrack.modules import EXPERIMENTS, named_experiment
+from llmtrack.output import make_folder
 from llmtrack.report.gather import Member
 from llmtrack.report.parts import Parts
 from llmtrack.report.place import Place
@@ -51,7 +52,7 @@ def remake_report(
     parts = Parts()
     with ExitStack() as stack:
         folder = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         make = _suite if own["experiment"] == SUITE else _study
         run_id = str(own["run_id"])
         experiment_id, _ = experiment_of_run(open_existing(uri), run_id)

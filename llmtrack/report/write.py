@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.measure import Measurement
 
-from llmtrack.output import console_of, keep_text, on_one_line
+from llmtrack.output import console_of, keep_text, make_folder, on_one_line
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import in_markdown, plain
 from llmtrack.report.fit import blocks, fit_to_width, without_constants
@@ -111,7 +111,7 @@ def write_report(
         "reading.md": lambda path: keep_text(path, lines),
         "table.png": picture,
     }
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     files = {}
     for name, write in writers.items():
         if name == "reading.md" and not lines:
