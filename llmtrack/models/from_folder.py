@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ModelLoadError
+from llmtrack.models.attention import implementation, use_whole_attention
 from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.decoder import refuse_adapter, refuse_incomplete, refuse_other_architectures
 from llmtrack.models.digests import weight_files
@@ -77,6 +78,7 @@ def load_folder(
             use_safetensors=kind == "safetensors",
             weights_only=True,
             output_loading_info=True,
+            **implementation(config),
             **shares,
             **LOCAL,
         )
@@ -84,7 +86,9 @@ def load_folder(
     refuse_incomplete(model, loading, files)
     if placed == SPREAD:
         refuse_offloaded(getattr(model, "hf_device_map", {}), device)
-    return (model if placed else model.to(device)).eval(), tokenizer
+    model = (model if placed else model.to(device)).eval()
+    use_whole_attention(model)
+    return model, tokenizer
 
 
 def refuse_offloaded(places: Mapping[str, Any], device: str) -> None:

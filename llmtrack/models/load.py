@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import gguf, hub, packaged, synthetic
+from llmtrack.models.attention import slower_attention
 from llmtrack.models.cache import read_manifest
 from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.decoder import headless, refuse_adapter, refuse_peeking
@@ -182,7 +183,7 @@ def _load(
         seconds = time.perf_counter() - start
         with explained("the model that config.json describes cannot compute"):
             refuse_peeking(model, tokenizer)
-        warnings += headless(model.config)
+        warnings += (*headless(model.config), *slower_attention(model))
         weights = weight_files(folder)[0]
         digests = _digests(source, folder)
         if weights == "pickle":

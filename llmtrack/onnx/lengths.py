@@ -9,6 +9,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from llmtrack.models.attention import score_cap
 from llmtrack.models.context import context_length
 
 STATIC_ROPE = frozenset({"default", "linear", "yarn", "llama3"})
@@ -54,10 +55,7 @@ def why_not_fused(config: Mapping[str, Any]) -> str:
     if not _is_full(config) and any(config.get(name) for name in _LAYER_KINDS):
         return "layers of several kinds"
     # The operator has no such thing; a graph shows it, and scores too small for it to matter do not.
-    capped = (
-        name for name, value in config.items() if value and re.search(r"att\w*softcap|softcap\w*att", name)
-    )
-    return next(capped, "")
+    return score_cap(config)
 
 
 def thresholds(config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.pytorch import TorchEngine
@@ -45,8 +46,6 @@ SHAPE = {
 
 def saved(folder, kind, **settings):
     """A folder of a random model whose attention is sharp enough for what it looks at to matter."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SHAPE | settings))
     with torch.no_grad():
@@ -59,8 +58,10 @@ def saved(folder, kind, **settings):
 
 
 def expected_logits(folder, ids):
-    """Logits by PyTorch of all but the last tokens at once, and of these one by one from the cache."""
-    model, _ = load_folder(folder, device="cpu", dtype=torch.float32)
+    """Logits by PyTorch's eager attention of all but the last tokens at once, and of these one by one from the cache."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    ).eval()
     with torch.inference_mode():
         out = model(ids[:, :-NEW], use_cache=True)
         parts = [out.logits]

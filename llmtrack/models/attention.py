@@ -1,0 +1,145 @@
+"""Load the attention that computes all that a config asks for: transformers' default one may ignore what it has no argument for.
+
+Caps on attention scores, sinks and learned biases are part of a model: without them it is another one. The eager
+implementation, which stands beside the model itself, has them all.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from llmtrack.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    import torch
+
+EAGER = "eager"
+
+_CAP = re.compile(r"att\w*softcap|softcap\w*att")
+_PROBE_TOKENS = 8
+_SHARP = 100.0
+"""Standard deviation of the scores of a probe: small ones do not show a cap."""
+_TOLERANCE = 1e-2
+"""Of the standard deviation of what attention returns: a cap that shows, and no rounding."""
+
+
+def score_cap(config: Mapping[str, Any]) -> str:
+    """Return the name of a config's cap on attention scores; empty where there is none."""
+    return next((name for name, value in config.items() if value and _CAP.search(name)), "")
+
+
+def implementation(config: Any) -> dict[str, str]:
+    """Return the arguments of `from_pretrained` that choose eager attention where a config has a cap that others ignore."""
+    capped = score_cap(config.get_text_config().to_dict())
+    return {"attn_implementation": EAGER} if capped else {}
+
+
+def slower_attention(model: Any) -> tuple[str, ...]:
+    """Return a warning where a model's attention is eager although transformers has a faster one for it."""
+    config = model.config.get_text_config()
+    if not getattr(model, "_supports_sdpa", False) or getattr(config, "_attn_implementation", "") != EAGER:
+        return ()
+    ignored = score_cap(config.to_dict()) or "a part of this model"
+    return (f"attention is eager, and slower: the faster implementation of transformers ignores {ignored}",)
+
+
+def use_whole_attention(model: Any) -> None:
+    """Switch a model to eager attention where its own implementation computes something else.
+
+    Args:
+        model: a transformers model in `eval()`, with its weights.
+
+    Raises:
+        ModelLoadError: it computes something else, and cannot be switched.
+    """
+    if not _ignores_something(model):
+        return
+    try:
+        model.set_attn_implementation(EAGER)
+    except Exception as error:
+        used = model.config._attn_implementation
+        raise ModelLoadError(
+            f"the {used} attention of {type(model).__name__} ignores a part of the model, and transformers cannot switch it to "
+            f"eager attention ({type(error).__name__})"
+        ) from error
+
+
+def _ignores_something(model: Any) -> bool:
+    """Return whether some layer's attention is not what eager attention computes of the same queries, made sharp."""
+    import torch
+
+    seen: list[bool] = []
+
+    def compared(fast: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **given: Any) -> Any:
+        eager = inspect.unwrap(type(module).forward).__globals__.get("eager_attention_forward")
+        try:
+            made = fast(module, query, key, value, mask, **given)
+        except ValueError:  # how version 5 refuses what it has no argument for
+            if eager is None:
+                raise
+            seen.append(True)
+            return eager(module, query, key, value, _additive(mask, query, key), **given)
+        if eager is not None and not any(seen):
+            seen.append(_differ(fast, eager, module, query, key, value, mask, given))
+        return made
+
+    vocabulary = int(model.config.get_text_config().vocab_size)
+    ids = torch.arange(1, 1 + _PROBE_TOKENS, device=next(model.parameters()).device)[None] % vocabulary
+    try:
+        with _each_attention(model, compared), torch.inference_mode():
+            model(input_ids=ids, attention_mask=torch.ones_like(ids))
+    except Exception:  # a model that cannot compute says so where it is asked to
+        return any(seen)
+    return any(seen)
+
+
+@contextmanager
+def _each_attention(model: Any, compared: Any) -> Iterator[None]:
+    """Let each call of a model's attention function go through another one, if transformers looks it up by name."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = getattr(model.config.get_text_config(), "_attn_implementation", None) or EAGER
+    if name == EAGER or name not in ALL_ATTENTION_FUNCTIONS:
+        yield
+        return
+    fast = ALL_ATTENTION_FUNCTIONS[name]
+    ALL_ATTENTION_FUNCTIONS[name] = lambda *args, **named: compared(fast, *args, **named)
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS[name] = fast
+
+
+def _differ(
+    fast: Any, eager: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, given: dict[str, Any]
+) -> bool:
+    # In float32, since sharp scores in 16 bits are rounded by more than their softmax bears.
+    query, key, value = query.float(), key.float(), value.float()
+    scaling = given.get("scaling") or query.shape[-1] ** -0.5
+    groups = query.shape[1] // key.shape[1]
+    scores = query @ key.repeat_interleave(groups, dim=1).transpose(2, 3) * scaling
+    sharp = query * (_SHARP / scores.std().clamp(min=1e-6))
+    mask = _additive(mask, query, key)
+    try:
+        one, other = (each(module, sharp, key, value, mask, **given)[0].float() for each in (fast, eager))
+    except Exception:  # what takes other inputs is not compared
+        return False
+    return bool((one - other).abs().max() > _TOLERANCE * other.std().clamp(min=1e-6))
+
+
+def _additive(mask: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return a mask to add to scores; the default implementation leaves out the one of a row without pads."""
+    import torch
+
+    if mask is None:
+        mask = torch.ones((query.shape[2], key.shape[2]), dtype=torch.bool, device=query.device).tril()[
+            None, None
+        ]
+    if mask.dtype == torch.bool:
+        lowest = torch.finfo(query.dtype).min
+        mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(~mask, lowest)
+    return mask.to(query.dtype)
