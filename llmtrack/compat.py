@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 TRANSFORMERS_MAJOR = int(version("transformers").split(".")[0])
 
+SHARES_WITHOUT_CACHE = TRANSFORMERS_MAJOR >= 5
+"""Whether layers that reuse keys and values of earlier ones find them outside a cache, too."""
+
 
 def import_transformers() -> None:
     """Import what of transformers every model needs, and not what it looks for only since MLflow brings it: a third less."""

@@ -79,18 +79,21 @@ class _Stamping(StoppingCriteria):
 
 
 @torch.inference_mode()
-def step_logits(
+def two_steps(
     model: Any, pad_id: int, input_ids: torch.Tensor, attention_mask: torch.Tensor
-) -> Sequence[torch.Tensor]:
-    """Return the logits of two generated tokens, each (rows, vocabulary); none where the model cannot generate.
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
+    """Return ids with a generated token, (rows, length + 1), and the logits of it and of the next, each (rows, vocabulary).
 
     Args:
         model: a transformers model in `eval()`.
         pad_id: what pads hold.
         input_ids: (rows, length).
         attention_mask: (rows, length).
+
+    Returns:
+        None where the model cannot generate.
     """
-    config = greedy(model, 2, min_new_tokens=2, pad_token_id=pad_id)
+    config = greedy(model, 2, min_new_tokens=2, use_cache=True, pad_token_id=pad_id)
     config.output_logits = config.return_dict_in_generate = True
     try:
         output: Any = model.generate(
@@ -99,6 +102,14 @@ def step_logits(
             generation_config=config,
         )
     except Exception:  # a model that cannot generate says so when it is asked to
-        return ()
+        return None
     # `generate` shows them in float32, whatever they were computed in: their rounding is that of the model.
-    return tuple(each.to(model.dtype) for each in output.logits)
+    return output.sequences[:, :-1], tuple(each.to(model.dtype) for each in output.logits)
+
+
+def step_logits(
+    model: Any, pad_id: int, input_ids: torch.Tensor, attention_mask: torch.Tensor
+) -> Sequence[torch.Tensor]:
+    """Return the logits of two generated tokens, each (rows, vocabulary); none where the model cannot generate."""
+    made = two_steps(model, pad_id, input_ids, attention_mask)
+    return made[1] if made else ()

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from llmtrack.engines.forgetting import ModuleState, RescaledRopes
+from llmtrack.models.cached import share_keys
 from llmtrack.models.context import context_length, first_position
 from llmtrack.models.decoder import forward_inputs, positions_of
 
@@ -29,6 +30,7 @@ class Passes:
         self.first_position = first_position(model)
         if self.first_position and not any(map(_is_own, model._forward_pre_hooks.values())):
             model.register_forward_pre_hook(partial(_own_positions, self.first_position), with_kwargs=True)
+        share_keys(model)
         self.device = next(model.parameters()).device
         self._model: Any = model
         for module in model.modules():  # what a call while it was loaded has left there

@@ -23,14 +23,15 @@ from llmtrack.devices import (
     synchronize,
 )
 from llmtrack.engine import Engine, EngineInfo, Generated, GenerateRequest
+from llmtrack.engines.agreement import refuse_disagreement
 from llmtrack.engines.compiled import Compiler
 from llmtrack.engines.decoding import choose_decoding
-from llmtrack.engines.eager import EagerDecoding, step_logits
+from llmtrack.engines.eager import EagerDecoding, step_logits, two_steps
 from llmtrack.engines.host import NO_PEAK
 from llmtrack.engines.layers import CompiledLayers
 from llmtrack.engines.options import NO_COMPILE, TorchOptions
 from llmtrack.engines.passes import Passes
-from llmtrack.engines.rows import sharing_of, sharing_of_generation
+from llmtrack.engines.rows import HALF_TOLERANCE, sharing_of, sharing_of_generation
 from llmtrack.engines.scores import Scores
 from llmtrack.engines.stamps import Stamps
 from llmtrack.engines.tokenizing import WithTokenizer
@@ -176,6 +177,9 @@ class TorchEngine(WithTokenizer):
         dtypes = stored_dtypes(model)
         dtype_name = next(iter(dtypes))
         step, unseen = step_of(model, self._passes.modules)
+        refuse_disagreement(
+            model, self._passes, partial(two_steps, model, pad_id), HALF_TOLERANCE if arithmetic else 0.0
+        )
         sharing = sharing_of(model, self._passes.logits, recurrent=step.cache.constant > 0)
         self._generating = sharing_of_generation(sharing, partial(step_logits, model, pad_id), vocab_size)
         self._decoding, less_compiled = choose_decoding(

@@ -15,7 +15,7 @@ from llmtrack.models.context import ropes_of, varies_with_length
 _PROBE_TOKENS, _PROBE_PADS = 6, 3
 # Of the logits' standard deviation: rounding in the order of sums, and in 16 bits.
 _TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
-_HALF_TOLERANCE = 0.3
+HALF_TOLERANCE = 0.3
 
 _ANEW = frozenset({"phi3", "phimoe", "phi4_multimodal"})
 
@@ -100,7 +100,7 @@ def sharing_of_generation(
     (ids, real), padded = _probe(vocab_size)
     if not sharing.unequal_up_to:
         steps = zip(generate(ids, real), generate(ids.expand(2, -1), real.expand(2, -1)), strict=False)
-        if any(differ(alone[0], beside[0], _HALF_TOLERANCE) for alone, beside in steps):
+        if any(differ(alone[0], beside[0], HALF_TOLERANCE) for alone, beside in steps):
             return Sharing(0, "a row beside it changes what this model generates", apart=True)
     if sharing.reason:
         return sharing
@@ -183,5 +183,5 @@ def _probe(vocab_size: int) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[to
 
 def differ(one: torch.Tensor, other: torch.Tensor, at_least: float = 0.0) -> bool:
     """Return whether logits differ by more than rounding does, and by so much of their standard deviation at least."""
-    tolerance = max(at_least, _TOLERANCES.get(one.dtype, _HALF_TOLERANCE))
+    tolerance = max(at_least, _TOLERANCES.get(one.dtype, HALF_TOLERANCE))
     return bool((one - other).abs().max() > tolerance * one.float().std().clamp(min=1e-6))

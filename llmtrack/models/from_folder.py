@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models.attention import implementation, use_whole_attention
+from llmtrack.models.cached import forget_stray_windows, share_keys
 from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.decoder import refuse_adapter, refuse_incomplete, refuse_other_architectures
 from llmtrack.models.digests import weight_files
@@ -54,6 +55,7 @@ def load_folder(
         config = AutoConfig.from_pretrained(seen, **LOCAL)
         refuse_other_architectures(config)
         restore_rope(config)
+        forget_stray_windows(config)
     shares: dict[str, Any] = {}
     if placed == SHARDED:
         refuse_unsharded(config)
@@ -87,6 +89,7 @@ def load_folder(
     if placed == SPREAD:
         refuse_offloaded(getattr(model, "hf_device_map", {}), device)
     model = (model if placed else model.to(device)).eval()
+    share_keys(model)
     use_whole_attention(model)
     return model, tokenizer
 

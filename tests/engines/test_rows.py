@@ -39,7 +39,7 @@ MODELS = {
     "bamba": ("bamba", {"attn_layer_indices": [1], **MAMBA}),
     "recurrent gemma": (
         "recurrent_gemma",
-        {"num_hidden_layers": 3, "lru_width": 8, "attention_window_size": 16},
+        {"num_hidden_layers": 3, "lru_width": 8, "attention_window_size": 64},
     ),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
 }

@@ -118,10 +118,10 @@ CACHES = {
     # tokens from the start.
     "recurrent gemma": (
         "recurrent_gemma",
-        {"num_hidden_layers": 3, "lru_width": 8, "attention_window_size": 16},
-        CacheGrowth(LAYER, ((16, LAYER),), 2 * 8 * (1 + 3) * 4)
+        {"num_hidden_layers": 3, "lru_width": 8, "attention_window_size": 64},
+        CacheGrowth(LAYER, ((64, LAYER),), 2 * 8 * (1 + 3) * 4)
         if FIVE
-        else CacheGrowth(0, (), 2 * 8 * (1 + 3) * 4 + 16 * LAYER),
+        else CacheGrowth(0, (), 2 * 8 * (1 + 3) * 4 + 64 * LAYER),
     ),
 }
 

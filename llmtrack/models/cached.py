@@ -1,0 +1,53 @@
+"""Let a model be one and the same with its cache and without it: transformers may heed by the one what it ignores by the other."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+_OF_CACHES = ("layer_types", "sliding_window", "attention_chunk_size")
+"""Settings that transformers makes a cache by, whatever model it is for."""
+
+
+def forget_stray_windows(config: Any) -> None:
+    """Forget settings of windows that a model's class does not have: its attention has no window, but its cache would.
+
+    Such a setting is left in a config.json by a conversion from another architecture.
+    """
+    text = config.get_text_config()
+    try:
+        known = type(text)()
+    except Exception:  # a class that cannot be made without settings
+        return
+    for name in _OF_CACHES:
+        if getattr(text, name, None) is not None and not hasattr(known, name):
+            setattr(text, name, None)
+
+
+def share_keys(model: Any) -> None:
+    """Let the last layers of a model that reuse keys and values of earlier ones do so without a cache, too.
+
+    They find them in the cache in transformers 4.57, and compute others where there is none. A cache for a single pass
+    costs the memory of its keys and values.
+    """
+    from llmtrack.compat import SHARES_WITHOUT_CACHE
+
+    shared = getattr(model.config.get_text_config(), "num_kv_shared_layers", None)
+    body = model.base_model
+    if SHARES_WITHOUT_CACHE or not shared or any(map(_is_own, body._forward_pre_hooks.values())):
+        return
+    body.register_forward_pre_hook(partial(_with_cache, model.config), with_kwargs=True)
+
+
+def _with_cache(
+    config: Any, module: Any, args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    from transformers import DynamicCache
+
+    if named.get("past_key_values") is not None:
+        return args, named
+    return args, {**named, "past_key_values": DynamicCache(config=config)}
+
+
+def _is_own(hook: Any) -> bool:
+    return isinstance(hook, partial) and hook.func is _with_cache
