@@ -18,6 +18,20 @@ def read_text(path: Path) -> str:
         return ""
 
 
+def pid_namespace() -> str:
+    """Return the world of process ids that this process lives in: the same number means another process elsewhere."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def in_pid_namespace() -> bool:
+    """Return whether that is a world of its own, as containers have, and not the machine's."""
+    # The kernel's own number of the first such world.
+    return pid_namespace() not in ("", "pid:[4026531836]")
+
+
 def sysctl(name: str) -> str:
     """Return a value of the kernel of macOS; empty elsewhere."""
     try:

@@ -25,7 +25,8 @@ class CpuGauge:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._zones = list(_zones(root / "sys/class/powercap"))
-        self.name = f"RAPL, {' and '.join(zone.name for zone in self._zones)}" if self._zones else "the CPU"
+        named = " and ".join(zone.name for zone in self._zones if zone.shown_by is None)
+        self.name = f"RAPL, {named}" if named else "the CPU"
         cpus = root / "sys/devices/system/cpu"
         self._clocks = sorted(cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
         self._throttles = sorted(cpus.glob("cpu[0-9]*/thermal_throttle/*_throttle_count"))
@@ -35,55 +36,96 @@ class CpuGauge:
 
     def read(self) -> GaugeReading:
         """Read the counters; what cannot be read is left out."""
-        energies = [zone.joules() for zone in self._zones]
+        energy, unknown = self._energy()
         at = time.perf_counter()
         # The fastest CPU is one that computes: idle ones slow down.
         clocks = [clock for path in self._clocks if (clock := _number(path)) is not None]
         throttled = [count for path in self._throttles if (count := _number(path)) is not None]
         held = [seconds for path in self._quotas if (seconds := _throttled_seconds(path)) is not None]
-        known = [joules for joules in energies if joules is not None]
         return GaugeReading(
             at=at,
-            energy_j=sum(known) if known and len(known) == len(energies) else None,
+            energy_j=energy,
+            energy_unknown=unknown,
             clock_mhz=max(clocks) / 1000 if clocks else None,
             slowed_s={_QUOTA: max(held)} if held else {},
             slowed_times={"heat": sum(throttled)} if throttled else {},
         )
 
+    def _energy(self) -> tuple[float | None, str]:
+        """Return the joules of all counters since they were first read, each once, or why they are not known."""
+        for zone in self._zones:
+            if why := zone.advance():
+                return None, why
+            if (first := zone.shown_by) is not None:
+                zone.shown_by = first if _between(first, zone) else None
+        joules = [zone.joules for zone in self._zones if zone.shown_by is None]
+        return (sum(joules), "") if joules else (None, "")
+
 
 class _Zone:
-    """An energy counter, which begins anew at its limit."""
+    """An energy counter, which begins anew at its limit.
+
+    Attributes:
+        kind: what it counts: a package, or memory.
+        last: what it showed last, in microjoules.
+        shown_by: the zone before it that shows the same counter by another name, as the dies of a package may.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.name = name
-        self._file = folder / "energy_uj"
-        self._limit = _number(folder / "max_energy_range_uj") or 0
-        self._last = _number(self._file)
+        self.name, self.kind = name, name.partition("-")[0]
+        self.file = folder / "energy_uj"
+        self.shown_by: _Zone | None = None
+        self._limit = _number(folder / "max_energy_range_uj")
+        self.last = _number(self.file)
         self._sum = 0
 
     @property
-    def readable(self) -> bool:
-        return self._last is not None
-
-    def joules(self) -> float | None:
-        """Return the joules since it was first read."""
-        now = _number(self._file)
-        if now is None or self._last is None:
-            return None
-        self._sum += now - self._last if now >= self._last else now - self._last + self._limit
-        self._last = now
+    def joules(self) -> float:
+        """The joules since it was first read."""
         return self._sum / 1e6
+
+    def advance(self) -> str:
+        """Read the counter; return why the joules since it was read before are not known, or nothing."""
+        now, before = _number(self.file), self.last
+        if now is None or before is None:
+            return f"{self.file} cannot be read any more"
+        self.last = now
+        if now < before and (self._limit is None or self._limit < before):
+            return f"the counter of {self.name} began anew, and where it does ({self.file.parent}/max_energy_range_uj) is not known"
+        self._sum += now - before + (self._limit or 0 if now < before else 0)
+        return ""
+
+
+def _between(first: _Zone, second: _Zone) -> bool:
+    """Return whether a counter that was read after another one shows what that one does, which is read once more."""
+    before, now, after = first.last, second.last, _number(first.file)
+    if before is None or now is None or after is None:
+        return False
+    # Between the two it may have begun anew, which tells nothing.
+    return before <= now <= after or after < before
 
 
 def _zones(folder: Path) -> Iterator[_Zone]:
     """Yield the packages that can be read, and the memory beside each; what is inside a package is in its sum."""
+    found: list[_Zone] = []
     for path in sorted(folder.glob("intel-rapl:*")):
         name = read_text(path / "name")
         if not name.startswith("package") and name != "dram":
             continue
         zone = _Zone(path, name)
-        if zone.readable:
-            yield zone
+        if zone.last is None:
+            continue
+        alike = (each for each in found if each.kind == zone.kind and each.shown_by is None)
+        zone.shown_by = next((each for each in alike if _shows_the_same(each, zone)), None)
+        found.append(zone)
+        yield zone
+
+
+def _shows_the_same(first: _Zone, second: _Zone) -> bool:
+    """Return whether two zones show one counter: microjoules of two are never equal."""
+    first.advance()
+    second.advance()
+    return _between(first, second)
 
 
 def _throttled_seconds(path: Path) -> float | None:

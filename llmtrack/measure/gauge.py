@@ -14,6 +14,7 @@ class GaugeReading:
     Attributes:
         at: seconds of a clock that does not go back.
         energy_j: joules since some moment.
+        energy_unknown: why they are not known, where the device has a counter.
         clock_mhz: the clock of what computes.
         temperature_c: degrees Celsius.
         slowed_s: seconds since some moment during which it was held back, by the cause in words.
@@ -30,6 +31,7 @@ class GaugeReading:
     slowed_times: Mapping[str, int] = field(default_factory=dict)
     reasons: frozenset[str] = frozenset()
     others: frozenset[int] = frozenset()
+    energy_unknown: str = ""
 
 
 Interval = tuple[GaugeReading, GaugeReading]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import psutil
+
+from llmtrack.system import in_pid_namespace
 
 _TIMEOUT_S = 10
 
@@ -57,6 +61,18 @@ def cards() -> tuple[Card, ...]:
     return tuple(
         Card(row[0], row[1], row[2], tuple(instances.get(row[0], ()))) for row in rows if len(row) == 3
     )
+
+
+def other_pids(pids: Iterable[int]) -> frozenset[int]:
+    """Return which of the processes that a driver lists are surely others than this one.
+
+    In a container a driver may tell the numbers of the machine, among which this process has another one. Where this
+    process is listed the numbers are its own world's; otherwise only those of processes that are seen here tell of others.
+    """
+    listed, own = frozenset(pids), os.getpid()
+    if own in listed:
+        return listed - {own}
+    return frozenset() if in_pid_namespace() else frozenset(filter(psutil.pid_exists, listed))
 
 
 def capability() -> tuple[int, int] | None:

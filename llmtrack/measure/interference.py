@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import psutil
 
-from llmtrack.measure.gpus import ask, card_of, torch_uuid
+from llmtrack.measure.gpus import ask, card_of, other_pids, torch_uuid
 
 BUSY_SHARE = 0.10
 # The counters move in hundredths of a second: less CPU time than this tells no share of a tenth.
@@ -91,7 +90,7 @@ def gpu_warning(device: str, others: frozenset[int] | None = None) -> tuple[str,
         return ()
     if others is None:
         listing = ask("--query-compute-apps=pid", "--format=csv,noheader", f"--id={card.uuid}")
-        others = frozenset(int(pid) for pid, *_ in listing if pid.isdigit()) - {os.getpid()}
+        others = other_pids(int(pid) for pid, *_ in listing if pid.isdigit())
     if not others:
         return ()
     shared = ", some maybe in other MIG instances of it" if card.instances else ""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
 from llmtrack.measure.gauge import GaugeReading
-from llmtrack.measure.gpus import card_of, torch_uuid
+from llmtrack.measure.gpus import card_of, other_pids, torch_uuid
 
 # NVML's numbers (nvml.h): bits of the reasons for a clock, and kinds of violations that it counts.
 REASONS = {
@@ -80,7 +79,7 @@ class NvmlGauge:
             temperature_c=heat,
             slowed_s=slowed,
             reasons=frozenset(cause for bit, cause in REASONS.items() if (bits or 0) & bit),
-            others=frozenset(int(process.pid) for process in processes) - {os.getpid()},
+            others=other_pids(int(process.pid) for process in processes),
         )
 
     def _get(self, name: str, *more: int) -> Any:

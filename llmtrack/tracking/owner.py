@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 
 from llmtrack.plain import digest
-from llmtrack.system import read_text, sysctl
+from llmtrack.system import in_pid_namespace, pid_namespace, read_text, sysctl
 
 TAG = "llmtrack.process"
 PROC = Path("/proc")
@@ -61,14 +61,4 @@ def boot_id() -> str:
     return found.replace(" ", "") or "?"
 
 
-def _namespace() -> str:
-    """Return the world of process ids that this one lives in: the same number means another process elsewhere."""
-    try:
-        return os.readlink(PROC / "self/ns/pid")
-    except OSError:
-        return ""
-
-
-def _in_container() -> bool:
-    # The kernel's own number of the first such world.
-    return _namespace() not in ("", "pid:[4026531836]")
+_namespace, _in_container = pid_namespace, in_pid_namespace

@@ -98,4 +98,11 @@ def device_warnings(device: str, intervals: Sequence[Interval]) -> tuple[tuple[s
     found = causes(intervals, device)
     # Without readings the driver's tool is asked, once.
     shared = gpu_warning(device, other_processes(intervals) if intervals else None)
-    return (*(each.words for each in found), *shared), bool(shared) or any(each.passing for each in found)
+    unknown = dict.fromkeys(
+        f"no energy is told: {reading.energy_unknown}"
+        for interval in intervals
+        for reading in interval
+        if reading.energy_unknown
+    )
+    words = (*(each.words for each in found), *shared, *unknown)
+    return words, bool(shared) or any(each.passing for each in found)

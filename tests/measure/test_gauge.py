@@ -14,6 +14,7 @@ from llmtrack.measure.energy import energy_of
 from llmtrack.measure.gauge import GaugeReading
 from llmtrack.measure.interference import CpuReading, busy_warning
 from llmtrack.measure.nvml import NvmlGauge
+from llmtrack.worker.power import device_warnings
 from tests.measure.nvml import ScriptedNvml, processes, violations
 
 QUOTA = "the CPU quota of its control group"
@@ -96,6 +97,79 @@ def test_a_cpu_says_what_linux_shows(tmp_path):
     # The package went from 900 over its limit of 1,000 to 50: 150; memory from 10 to 30: 20 microjoules.
     write(tmp_path, **{f"{rapl}:0/energy_uj": 50, f"{rapl}:0:1/energy_uj": 30})
     assert gauge.read().energy_j - first.energy_j == pytest.approx(170e-6)
+
+
+RAPL = "sys/class/powercap/intel-rapl"
+
+
+def show(root, **microjoules):
+    """Let zones show counters; `z0_1` is `intel-rapl:0:1`."""
+    for zone, shown in microjoules.items():
+        write(root, **{f"{RAPL}:{zone[1:].replace('_', ':')}/energy_uj": shown})
+
+
+def rapl(root, limit=262_143_328_850, **names):
+    for zone, name in names.items():
+        folder = f"{RAPL}:{zone[1:].replace('_', ':')}"
+        write(root, **{f"{folder}/name": name})
+        if limit is not None:
+            write(root, **{f"{folder}/max_energy_range_uj": limit})
+
+
+DIES = {"z0": "package-0-die-0", "z0_0": "dram", "z1": "package-0-die-1", "z1_0": "dram"}
+
+
+def test_two_names_of_one_counter_count_once(tmp_path):
+    rapl(tmp_path, **DIES)
+    show(tmp_path, z0=7_000_000, z0_0=500, z1=7_000_000, z1_0=500)
+    gauge = CpuGauge(tmp_path)
+    assert gauge.name == "RAPL, package-0-die-0 and dram"
+    first = gauge.read()
+    show(tmp_path, z0=57_000_000, z0_0=8_000_500, z1=57_000_000, z1_0=8_000_500)
+    assert gauge.read().energy_j - first.energy_j == pytest.approx(50 + 8)
+    # Both begin anew at their limit.
+    show(tmp_path, z0=1_000_000, z0_0=8_000_500, z1=1_000_000, z1_0=8_000_500)
+    assert gauge.read().energy_j - first.energy_j == pytest.approx(262_143.32885 + 1 - 7 + 8)
+
+
+@pytest.mark.parametrize("begin", [7_000_000, 9_000_000], ids=["that begin alike", "that differ"])
+def test_counters_of_their_own_are_added_up(tmp_path, begin):
+    rapl(tmp_path, z0="package-0-die-0", z1="package-0-die-1")
+    show(tmp_path, z0=7_000_000, z1=begin)
+    gauge = CpuGauge(tmp_path)
+    first = gauge.read()
+    show(tmp_path, z0=37_000_000, z1=begin + 20_000_000)
+    assert gauge.read().energy_j - first.energy_j == pytest.approx(30 + 20)
+    show(tmp_path, z0=38_000_000, z1=begin + 22_000_000)
+    assert gauge.read().energy_j - first.energy_j == pytest.approx(31 + 22)
+
+
+@pytest.mark.parametrize("limit", [None, 0, "none"])
+def test_a_counter_that_begins_anew_nobody_knows_where_tells_no_energy_and_why(tmp_path, limit):
+    rapl(tmp_path, limit, z0="package-0")
+    show(tmp_path, z0=262_143_000_000)
+    gauge = CpuGauge(tmp_path)
+    first = gauge.read()
+    assert (first.energy_j, first.energy_unknown) == (0, "")
+    show(tmp_path, z0=50_000_000)
+    wrapped = gauge.read()
+    assert wrapped.energy_j is None
+    assert energy_of([(first, wrapped)], 0.001) is None
+    (said,), passing = device_warnings("cpu", [(first, wrapped)])
+    assert said.startswith("no energy is told: the counter of package-0 began anew, and where it does (")
+    assert not passing
+    # From there on it is known again.
+    before = gauge.read()
+    show(tmp_path, z0=80_000_000)
+    assert gauge.read().energy_j - before.energy_j == pytest.approx(30)
+
+
+def test_a_counter_that_goes_away_is_said(tmp_path):
+    rapl(tmp_path, z0="package-0")
+    show(tmp_path, z0=5)
+    gauge = CpuGauge(tmp_path)
+    (tmp_path / f"{RAPL}:0/energy_uj").unlink()
+    assert gauge.read().energy_unknown.endswith("energy_uj cannot be read any more")
 
 
 def test_a_quota_of_version_1_is_read_in_nanoseconds(tmp_path):

@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 
+from llmtrack import system
 from llmtrack.measure import gpus, interference
-from llmtrack.measure.gpus import Card, card_of, cards, visible_cards
+from llmtrack.measure.gpus import Card, card_of, cards, other_pids, visible_cards
 from llmtrack.measure.interference import gpu_warning
 from llmtrack.worker import machine
 
@@ -22,6 +23,8 @@ MIG = (
     Card("GPU-bbbb-2", "A", "550", ("MIG-3333",)),
 )
 BUS = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+HOST, CONTAINER = "pid:[4026531836]", "pid:[4026532999]"
+OWN, PARENT, NOBODY = os.getpid(), os.getppid(), 2**22 + 1
 
 
 @pytest.mark.parametrize(("known", "environ", "numbers"), [
@@ -66,7 +69,7 @@ elif "--query-gpu" in options:
     for uuid in cards:
         print(f"{{uuid}}, NVIDIA A, 550.1")
 elif options.get("--id") == "GPU-cccc-3":
-    print("4242\\n[N/A]")
+    print("{other}\\n[N/A]")
 """
 
 
@@ -74,7 +77,7 @@ elif options.get("--id") == "GPU-cccc-3":
 def four_cards(tmp_path, monkeypatch):
     """An nvidia-smi that knows four cards; another program uses the last."""
     tool = tmp_path / "nvidia-smi"
-    tool.write_text(FAKE.format(python=sys.executable, uuids=UUIDS))
+    tool.write_text(FAKE.format(python=sys.executable, uuids=UUIDS, other=os.getppid()))
     tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -86,6 +89,7 @@ def four_cards(tmp_path, monkeypatch):
 @pytest.mark.slow(1)
 @pytest.mark.usefixtures("four_cards")
 def test_the_card_that_is_used_is_the_one_that_is_asked_about(monkeypatch):
+    monkeypatch.setattr(system, "pid_namespace", lambda: HOST)
     assert [card.uuid for card in cards()] == list(UUIDS)
     assert cards()[1].instances == ("MIG-1111",)
     assert gpu_warning("cpu") == ()
@@ -136,3 +140,20 @@ def test_the_machine_is_described_by_the_cards_that_are_shown(monkeypatch):
 def test_the_highest_capability_of_the_cards(monkeypatch, answer, expected):
     monkeypatch.setattr(gpus, "ask", lambda *options: answer)
     assert gpus.capability() == expected
+
+
+@pytest.mark.parametrize(("namespace", "listed", "others"), [
+    (HOST, {OWN}, set()),
+    (HOST, {OWN, PARENT}, {PARENT}),
+    (HOST, {OWN, NOBODY}, {NOBODY}),  # it has just ended
+    (HOST, {NOBODY}, set()),  # this process by another number, for all that is known
+    (HOST, {PARENT, NOBODY}, {PARENT}),
+    ("", {NOBODY}, set()),
+    (CONTAINER, {NOBODY}, set()),
+    (CONTAINER, {PARENT}, set()),  # another process of the machine has the number, too
+    (CONTAINER, {OWN, PARENT}, {PARENT}),  # the driver tells the container's numbers
+    (CONTAINER, set(), set()),
+])  # fmt: skip
+def test_pids_are_compared_within_one_world_only(monkeypatch, namespace, listed, others):
+    monkeypatch.setattr(system, "pid_namespace", lambda: namespace)
+    assert other_pids(listed) == others
