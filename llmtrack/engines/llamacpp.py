@@ -22,6 +22,7 @@ from llmtrack.models.load import identify_model
 from llmtrack.options import chosen
 from llmtrack.parameter import NONE
 from llmtrack.quantize.gguf import gguf_of
+from llmtrack.quantize.recipe import find_recipe
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
 
@@ -91,7 +92,9 @@ def _source(variant: Variant) -> _Source:
         tags, warnings = identity.digests.tags, identity.warnings
         return _Source(identity.gguf, identity.folder, spec, facts, tags, warnings, as_published=True)
     folder = model_folder(spec, identity.revision)
-    path = gguf_of(folder, variant.quantization)
+    path = gguf_of(folder, variant.quantization, variant.options)
+    if variant.quantization != NONE:
+        facts |= find_recipe("llamacpp", variant.quantization).settled(variant.options)
     passed_over = tuple(each for each in identity.warnings if each not in folder.warnings)
     facts |= folder.facts
     warnings = passed_over + folder.warnings

@@ -89,7 +89,8 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
     if loaded.revision:
         facts["revision"] = loaded.revision
     if recipe is not None:
-        facts |= recipe.apply(loaded.model) or {}
+        settled = recipe.settled(variant.options)
+        facts |= {**settled, **(recipe.applied(loaded.model, options=settled) or {})}
         label = f"{recipe.dtype} weights ({label})"
     return TorchEngine(
         loaded.model,

@@ -7,6 +7,7 @@ import runpy
 import shutil
 import sys
 import tarfile
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ from llmtrack.parameter import NONE
 from llmtrack.plain import digest
 from llmtrack.quantize.build import build_apart
 from llmtrack.quantize.recipe import Recipe, find_recipe
+from llmtrack.scenario import Scalar
 
 VERSION = 1
 """Raised when a conversion's result changes, so that cached ones are made anew."""
@@ -32,29 +34,40 @@ _SCRIPT = "convert_hf_to_gguf.py"
 _PARTS = (_SCRIPT, "conversion/", "gguf-py/gguf/")
 
 
-def gguf_of(folder: ModelFolder, quantization: str) -> Path:
+def gguf_of(folder: ModelFolder, quantization: str, given: Sequence[tuple[str, Scalar]] = ()) -> Path:
     """Return a GGUF file of a model folder, converted first if need be.
 
     Args:
         folder: the model.
         quantization: name of a recipe, or `none`: float32.
+        given: what the recipe is told, among other options.
 
     Raises:
         MissingDependencyError: the converter cannot be had.
         ScenarioError: llama.cpp does not know the model, or cannot quantize it.
-        UsageError: there is no such recipe.
+        UsageError: there is no such recipe, or it takes no such value.
         ModelLoadError: the cache cannot be used.
     """
     recipe = None if quantization == NONE else find_recipe("llamacpp", quantization)
     tool = converter()
     version = recipe.version if recipe else 0
-    key = digest([dict(folder.tags), VERSION, quantization, version, installed_version(_PACKAGE)])
+    options = recipe.settled(given) if recipe else {}
+    made_by: list[Any] = [dict(folder.tags), VERSION, quantization, version, installed_version(_PACKAGE)]
+    key = digest([*made_by, options] if options else made_by)
     stem = entry_stem(Path(folder.model_id).name)
 
     def build(target: Path) -> dict[str, Any]:
         what = f"converting to GGUF ({recipe.name if recipe else 'float32'})"
         return build_apart(
-            what, folder.model_id, target, _build, str(tool), str(folder.path), str(target), quantization
+            what,
+            folder.model_id,
+            target,
+            _build,
+            str(tool),
+            str(folder.path),
+            str(target),
+            quantization,
+            options,
         )
 
     return build_once(f"{stem}-llamacpp-{quantization}-{key}", build) / FILE
@@ -101,14 +114,16 @@ def unpack(archive: Path, folder: Path) -> None:
             (folder / path).write_bytes(content.read())
 
 
-def _build(tool: str, source: str, folder: str, quantization: str) -> dict[str, Any]:
+def _build(
+    tool: str, source: str, folder: str, quantization: str, options: Mapping[str, Scalar]
+) -> dict[str, Any]:
     target = Path(folder) / FILE
     if quantization == NONE:
         convert(Path(tool), Path(source), target, "f32")
         return {}
     between = target.with_name("f16.gguf")
     convert(Path(tool), Path(source), between, "f16")
-    find_recipe("llamacpp", quantization).apply(between, target)
+    find_recipe("llamacpp", quantization).applied(between, target, options=options)
     between.unlink(missing_ok=True)
     return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,7 +14,7 @@ from typing import Any
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.extensions import RECIPE_POINTS, broken, extensions, load_extension
 from llmtrack.installed import missing_modules, not_installed
-from llmtrack.options import NoOptions, chosen, why_unusable
+from llmtrack.options import NoOptions, chosen, parameters, why_unusable
 from llmtrack.quantize.options import CalibrationText
 from llmtrack.scenario import Scalar
 
@@ -77,6 +78,7 @@ class Recipe:
         apply: does it: of the onnx backend a function of a `Job` that returns a `Built`, of the torch backend one that
             changes a model in place and may return facts to track, of the llamacpp backend one of a GGUF file in F16 and the
             file to write, of a backend that converts by a tool of its own one that turns options into arguments of the tool.
+            Of torch and llamacpp, where the recipe declares options, they are a further argument.
         options: what it can be told: a frozen dataclass, each field with an `Option` (see `llmtrack.options`).
         calibrated: whether it needs a calibration text.
         depends_on_batch: whether what is computed for a row depends on the other rows and pads of its batch.
@@ -120,6 +122,10 @@ class Recipe:
             UsageError: a value is not accepted.
         """
         return dict(vars(chosen(self.options, given)))
+
+    def applied(self, *to: Any, options: Mapping[str, Scalar]) -> Any:
+        """Apply it to what it works on, with its settled options where it declares any."""
+        return self.apply(*to, options) if parameters(self.options) else self.apply(*to)
 
     @property
     def takes(self) -> tuple[type, ...]:
@@ -176,9 +182,37 @@ def extension_recipes(point: EntryPoint) -> tuple[Recipe, ...]:
             raise broken(point, f"it holds a {type(each).__name__}, and is to be a sequence of Recipe")
         if why := why_unusable(each.options):
             raise broken(point, f"of its recipe {each.label} {why}")
+        if why := _unheard(each):
+            raise broken(point, f"of its recipe {each.label} {why}")
         if each.label in {own.label for own in _builtin()}:
             raise broken(point, f"{each.label} is the name of a built-in recipe")
     return found
+
+
+_WORKED_ON = {"torch": 1, "llamacpp": 2}
+"""Of a backend whose recipes are given options after what they work on: a model, or two files."""
+_UNCALIBRATED = frozenset({*_WORKED_ON, "genai", "openvino"})
+
+
+def _unheard(recipe: Recipe) -> str:
+    """Say in words which options a recipe declares that would never reach it; empty if there are none."""
+    if recipe.calibrated and recipe.backend in _UNCALIBRATED:
+        return f"no calibration text is read: the {recipe.backend} backend has none, only onnx and backends of other packages do"
+    to = [None] * _WORKED_ON.get(recipe.backend, 0)
+    if not to or not (declared := parameters(recipe.options)):
+        return ""
+    try:
+        signature = inspect.signature(recipe.apply)
+    except (TypeError, ValueError):  # a callable that tells nothing of itself
+        return ""
+    try:
+        signature.bind(*to, {})
+    except TypeError:
+        names = ", ".join(each.name for each in declared)
+        return (
+            f"apply takes no options, and it declares {names}: give it a further argument, a mapping of them"
+        )
+    return ""
 
 
 def find_recipe(backend: str, name: str) -> Recipe:

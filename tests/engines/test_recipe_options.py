@@ -1,0 +1,123 @@
+"""What a recipe is told reaches it, by every backend, and is tracked; what could not reach it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from typing import Annotated
+
+import pytest
+import torch
+
+from llmtrack.engines import pytorch
+from llmtrack.engines.registry import load_engine
+from llmtrack.errors import ExtensionError, UsageError
+from llmtrack.options import Checked, NoOptions, Option
+from llmtrack.quantize import gguf, recipe
+from llmtrack.quantize.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Bits(Checked):
+    bits: Annotated[int, Option("Bits of a weight.", min=2, max=8)] = 4
+    signed: Annotated[bool, Option("With a sign.")] = True
+
+
+SEEN = []
+
+
+def rounded(model, options):
+    SEEN.append(dict(options))
+    for weight in model.parameters():
+        scale = weight.abs().max() / 2 ** (options["bits"] - 1)
+        weight.data = (weight / scale).round() * scale
+
+
+def plain(model):
+    SEEN.append("plain")
+
+
+@pytest.fixture
+def of_another_package(monkeypatch):
+    """Let recipes come from another package."""
+    SEEN.clear()
+
+    def given(*theirs):
+        point = EntryPoint("theirs", "theirs:RECIPES", recipe.RECIPE_POINTS)
+        monkeypatch.setattr(recipe, "extensions", lambda group: (point,))
+        monkeypatch.setattr(recipe, "load_extension", lambda point: theirs)
+        recipe.recipes.cache_clear()
+        return point
+
+    yield given
+    monkeypatch.undo()
+    recipe.recipes.cache_clear()
+
+
+@pytest.mark.slow(1)
+def test_the_options_of_a_torch_recipe_reach_it_and_are_tracked(of_another_package):
+    of_another_package(Recipe("rounded", "torch", "all weights", "int8", rounded, Bits))
+
+    def loaded(**options):
+        return load_engine("synthetic:tiny", device="cpu", quantization="rounded", **options)
+
+    assert len({float(each) for each in loaded(bits=2).model.get_input_embeddings().weight[0]}) <= 5
+    assert loaded().info.facts["bits"] == 4
+    engine = loaded(bits=2, signed=False)
+    assert (engine.info.facts["bits"], engine.info.facts["signed"]) == (2, False)
+    assert SEEN == [{"bits": 2, "signed": True}, {"bits": 4, "signed": True}, {"bits": 2, "signed": False}]
+    with pytest.raises(UsageError, match="bits"):
+        loaded(bits=9)
+
+
+@pytest.mark.slow(1)
+def test_a_torch_recipe_without_options_takes_the_model_alone(of_another_package):
+    of_another_package(Recipe("plain", "torch", "nothing", "float32", plain))
+    load_engine("synthetic:tiny", device="cpu", quantization="plain")
+    assert SEEN == ["plain"]
+
+
+def test_the_options_of_a_llamacpp_recipe_reach_it_and_make_a_file_of_their_own(
+    of_another_package, tmp_path, monkeypatch
+):
+    def write(source, target, options):
+        target.write_text(f"{source.read_text()} {options['bits']}")
+
+    of_another_package(Recipe("mine", "llamacpp", "all", "int8", write, Bits))
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
+    monkeypatch.setattr(gguf, "converter", lambda: tmp_path)
+    monkeypatch.setattr(gguf, "convert", lambda tool, source, target, kind: target.write_text(kind))
+    monkeypatch.setattr(gguf, "build_apart", lambda what, model, folder, work, *given: work(*given))
+    folder = gguf.ModelFolder(tmp_path, "m")
+    paths = [gguf.gguf_of(folder, "mine", given) for given in ((), (("bits", 2), ("threads", 1)))]
+    assert [path.read_text() for path in paths] == ["f16 4", "f16 2"]
+
+
+@pytest.mark.parametrize(("backend", "apply", "options", "calibrated", "why"), [
+    ("torch", plain, Bits, False, "apply takes no options, and it declares bits, signed"),
+    ("llamacpp", lambda source, target: None, Bits, False, "apply takes no options, and it declares bits, signed"),
+    ("torch", plain, NoOptions, True, "no calibration text is read"),
+    ("genai", plain, NoOptions, True, "no calibration text is read"),
+])  # fmt: skip
+def test_options_that_could_not_reach_a_recipe_are_refused(
+    of_another_package, backend, apply, options, calibrated, why
+):
+    point = of_another_package(Recipe("mine", backend, "all", "int8", apply, options, calibrated=calibrated))
+    with pytest.raises(ExtensionError, match=why):
+        recipe.extension_recipes(point)
+    assert f"{backend}/mine" not in {each.label for each in recipe.recipes()}
+    with pytest.raises(UsageError, match=why):
+        recipe.find_recipe(backend, "mine")
+
+
+@pytest.mark.parametrize(
+    "apply", [rounded, lambda model, options=None: None, lambda *given: None, torch.nn.Identity]
+)
+def test_whatever_takes_them_is_taken(of_another_package, apply):
+    point = of_another_package(Recipe("mine", "torch", "all", "int8", apply, Bits))
+    assert [each.label for each in recipe.extension_recipes(point)] == ["torch/mine"]
+
+
+def test_built_in_recipes_take_what_they_declare():
+    assert not [each.label for each in recipe._builtin() if recipe._unheard(each)]
+    assert pytorch.load  # the backend that applies those of torch
