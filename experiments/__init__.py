@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.stopping import interrupt_in_a_line
@@ -18,9 +19,19 @@ if sys.argv[:1] == ["-m"]:
 
 
 def declarations() -> dict[str, Declaration[Any]]:
-    """Return what the files here declare, by name, in the order in which the suite runs it."""
+    """Return what the files here declare, by name, in the order in which the suite runs it.
+
+    Raises:
+        ValueError: two of them have one place in the suite, or one name.
+    """
     names = [module.name for module in pkgutil.iter_modules(__path__)]
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names if name != "suite"]
     declared = [module.DECLARED for module in modules if hasattr(module, "DECLARED")]
     declared.sort(key=lambda each: (each.position is None, each.position, each.name))
+    for what in ("position", "name"):
+        for one, other in combinations(declared, 2):
+            if (value := getattr(one, what)) is not None and value == getattr(other, what):
+                raise ValueError(
+                    f"the experiments {one.name} and {other.name} both declare {what}={value!r}: give each its own"
+                )
     return {each.name: each for each in declared}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Literal, get_args
 
 
 def in_words(error: BaseException) -> str:
@@ -57,18 +58,25 @@ class TrackingError(LlmtrackError):
     """The tracking store cannot be used; the message says what is kept and how to send it later."""
 
 
+FailureKind = Literal["out_of_memory", "unsupported", "too_long", "non_finite", "killed", "timeout", "error"]
+"""Kinds of errors that end a scenario."""
+
+
 class ScenarioError(LlmtrackError):
     """One scenario cannot run (too long for the context, out of memory); the others go on.
 
     Attributes:
-        kind: one word for the tag `llmtrack.failure`: `out_of_memory`, `unsupported`, `too_long`,
-            `non_finite`, `killed`, `timeout` or `error`.
+        kind: one word for the tag `llmtrack.failure`.
     """
 
-    def __init__(self, message: str, kind: str = "error") -> None:
+    def __init__(self, message: str, kind: FailureKind = "error") -> None:
+        if kind not in get_args(FailureKind):
+            raise TypeError(
+                f"the kind of a ScenarioError is its second argument, one of {', '.join(get_args(FailureKind))}: not {kind!r}"
+            )
         super().__init__(message)
-        self.kind = kind
+        self.kind: FailureKind = kind
 
-    def __reduce__(self) -> tuple[type[ScenarioError], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[ScenarioError], tuple[str, FailureKind]]:
         """Cross a process border with its kind."""
         return type(self), (str(self), self.kind)

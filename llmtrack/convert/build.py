@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmtrack.convert.environment import BuildEnvironment
+from llmtrack.errors import ScenarioError, is_out_of_memory
 from llmtrack.models.cache import build_once, entry_stem
 from llmtrack.models.durations import making
 from llmtrack.models.folder import ModelFolder
+from llmtrack.models.reasons import tool_failed
 from llmtrack.plain import digest
 
-VERSION = 2
+VERSION = 3
 """Raised when a conversion's result changes, so that cached ones are made anew."""
 
 # What says how a model is read and ends: as it is in the source, so that every backend has the same.
@@ -35,12 +39,14 @@ class Converter:
 
     Attributes:
         backend: whose tool.
+        tool: what to call it.
         environment: what it runs in.
         command: turns the model's folder, the empty target and the recipe's arguments into its arguments.
         unquantized: in place of a recipe's arguments, where there is no recipe.
     """
 
     backend: str
+    tool: str
     environment: BuildEnvironment
     command: Callable[[Path, Path, Sequence[str]], Sequence[str]]
     unquantized: Sequence[str]
@@ -74,7 +80,7 @@ def converted(
     def build(folder: Path) -> dict[str, Any]:
         command = converter.command(source.path, folder, arguments)
         converter.environment.python()  # what that takes is not of the conversion
-        with making(what, source.model_id):
+        with making(what, source.model_id), known_to(converter, source.path):
             converter.environment.run(what, command, folder)
         for pattern in _KEPT:
             for path in source.path.glob(pattern):
@@ -82,3 +88,21 @@ def converted(
         return {"arguments": list(arguments), **check(source.path, folder)}
 
     return build_once(f"{stem}-{converter.backend}-{label}-{key}", build)
+
+
+@contextmanager
+def known_to(converter: Converter, source: Path) -> Iterator[None]:
+    """Say which model a tool does not know, where it fails, and not what it says of its own packages.
+
+    Raises:
+        ScenarioError: it failed.
+    """
+    try:
+        yield
+    except ScenarioError as error:
+        if is_out_of_memory(error):
+            raise
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        architecture = str(config.get("model_type") or "?")
+        said = tool_failed(converter.tool, architecture, str(error), "use backend=torch or onnx")
+        raise ScenarioError(said, "unsupported") from error

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from llmtrack.convert.build import Converter, converted
-from llmtrack.convert.fidelity import parity_facts, says_alike, says_the_same
-from llmtrack.engine import Engine
+from llmtrack.convert.fidelity import Open, has_thresholds, parity_facts, says_alike, says_the_same
 from llmtrack.errors import MissingDependencyError
 from llmtrack.installed import install, missing_modules
 from llmtrack.models.folder import model_folder
@@ -39,7 +38,7 @@ class Conversion:
     warnings: tuple[str, ...] = ()
 
 
-def convert(converter: Converter, variant: Variant, open_folder: Callable[[Path], Engine]) -> Conversion:
+def convert(converter: Converter, variant: Variant, open_folder: Open) -> Conversion:
     """Return the model of a variant in the form of a runtime, and make it if that was not done yet.
 
     Args:
@@ -63,6 +62,10 @@ def convert(converter: Converter, variant: Variant, open_folder: Callable[[Path]
     source = model_folder(variant.model, variant.revision)
     label = recipe.name if recipe else variant.dtype
     check = partial(says_alike if recipe else says_the_same, open_folder)
+    if recipe and has_thresholds(source.path):
+        # What rounding hides shows in float: a window that is left out changes less than 4 bits do.
+        exact = partial(says_the_same, open_folder)
+        converted(converter, source, converter.unquantized, "float32", exact)
     folder = converted(converter, source, arguments, label, check)
     return Conversion(
         folder,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from llmtrack.errors import MissingDependencyError, ScenarioError
+from llmtrack.errors import FailureKind, MissingDependencyError, ScenarioError
 from llmtrack.installed import find_uv, installed_version
 from llmtrack.models.cache import LOCK_SECONDS, cache_root
 from llmtrack.models.durations import making
@@ -103,7 +103,7 @@ class BuildEnvironment:
         command = [str(self.python()), str(_GUARD), *arguments]
         code, said = _run(command, folder, apart(), timeout=None)
         if code:
-            kind = "out_of_memory" if code < 0 else "unsupported"
+            kind: FailureKind = "out_of_memory" if code < 0 else "unsupported"
             why = "it was killed, most likely for want of memory" if code < 0 else error_line(said)
             raise ScenarioError(f"{what} failed: {why}", kind)
 

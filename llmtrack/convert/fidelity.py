@@ -2,27 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError
+from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.cache import read_manifest
-from llmtrack.onnx.parity import LEAST_AGREEMENT, PARITY_BOUND
+from llmtrack.models.digests import weight_files
+from llmtrack.onnx.lengths import LENGTH_DEPENDENT_ROPE, Parity, at_every_length, check_lengths, rope_kind
 from llmtrack.quantize.apart import run_apart
 from llmtrack.scenario import Scalar
 
-PROBE_TOKENS = 48
+if TYPE_CHECKING:
+    import torch
+
+_KEPT = 64
+"""Of a long row the last logits are compared: those of all take gigabytes."""
 
 LEAST_CORRELATION = 0.5
 """Of a quantized model's logits with those of the model: rounding to 4 bits leaves 0.9 and more, another graph nothing."""
 
+_BYTES = 4
+"""Of a weight; of fewer, more lengths are looked at than are compared."""
+
 FACTS = ("parity_max_difference", "parity_max_share", "parity_top1_agreement")
 
-Open = Callable[[Path], Engine]
+
+class Decodes(Engine, Protocol):
+    """An engine that shows the logits of a token that it decodes."""
+
+    def decoded_logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return the (vocabulary) logits after the last token of a row, decoded from the cache of those before it."""
+        ...
+
+
+Open = Callable[[Path], Decodes]
 
 
 def says_the_same(open_folder: Open, source: Path, folder: Path) -> dict[str, float]:
@@ -37,12 +56,10 @@ def says_the_same(open_folder: Open, source: Path, folder: Path) -> dict[str, fl
         ScenarioError: they differ by more than rounding.
     """
     found = run_apart("comparing with PyTorch", _compare, open_folder, str(source), str(folder))
-    # What is no number is no agreement.
-    if not (found["parity_max_share"] <= PARITY_BOUND and found["parity_top1_agreement"] >= LEAST_AGREEMENT):
-        raise _refused(
-            f"logits differ by up to {found['parity_max_share']:.2g} of the largest, and the most likely token in "
-            f"{1 - found['parity_top1_agreement']:.1%} of places"
-        )
+    difference, share, agreement = (found[name] for name in FACTS)
+    told = Parity(difference, share, agreement, round(found["length"]))
+    if not told.holds:
+        raise _refused(str(told))
     return {name: found[name] for name in FACTS}
 
 
@@ -56,6 +73,13 @@ def says_alike(open_folder: Open, source: Path, folder: Path) -> dict[str, float
     if not found["correlation"] >= LEAST_CORRELATION:
         raise _refused(f"the correlation of their logits is {found['correlation']:.2f}")
     return {}
+
+
+def has_thresholds(folder: Path) -> bool:
+    """Return whether a model begins to compute in another way at a length that is compared."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    size = sum(path.stat().st_size for path in weight_files(folder)[1])
+    return len(check_lengths(config.get("text_config") or config, size // _BYTES)) > 1
 
 
 def parity_facts(folder: Path) -> dict[str, Scalar]:
@@ -75,22 +99,52 @@ def _refused(why: str) -> ScenarioError:
 def _compare(open_folder: Open, source: str, folder: str) -> dict[str, float]:
     import torch
 
-    from llmtrack.measure.finite import NON_FINITE
     from llmtrack.models.load import load_model
 
-    loaded = load_model(source, device="cpu", dtype=torch.float32)
-    engine: Any = open_folder(Path(folder))
-    ids = np.random.default_rng(0).integers(0, engine.info.vocab_size, PROBE_TOKENS).tolist()
-    found = engine.next_token_logits(ids).double().numpy()
+    model: Any = load_model(source, device="cpu", dtype=torch.float32).model
+    engine = open_folder(Path(folder))
+    correlations: list[float] = []
+
+    def compare(length: int) -> Parity:
+        found, correlation = _at(model, engine, length)
+        correlations.append(correlation)
+        return found
+
+    config = model.config.get_text_config().to_dict()
+    worst = at_every_length(config, sum(weight.numel() for weight in model.parameters()), compare)
+    return {
+        "parity_max_difference": worst.difference,
+        "parity_max_share": worst.share,
+        "parity_top1_agreement": worst.top1_agreement,
+        "length": worst.length,
+        # What is no number is no agreement.
+        "correlation": float(np.min(correlations)),
+    }
+
+
+def _at(model: Any, engine: Decodes, length: int) -> tuple[Parity, float]:
+    """Return how far the logits of a row of so many tokens are from PyTorch's, the last of them decoded from the cache, too."""
+    import torch
+
+    from llmtrack.onnx.parity import decoded
+
+    config = model.config.get_text_config().to_dict()
+    ids = np.random.default_rng(0).integers(0, engine.info.vocab_size, length).tolist()
+    row = torch.tensor([ids])
     with torch.inference_mode():
-        expected = loaded.model(input_ids=torch.tensor([ids])).logits[0].double().numpy()
+        # Of angles that depend on the length, the keys in the cache keep the ones that they were turned by.
+        own = rope_kind(config) in LENGTH_DEPENDENT_ROPE
+        last = decoded(model, row, torch.ones_like(row))[0] if own else None
+        expected = model(input_ids=row).logits[0, -_KEPT:].double().numpy()
     if not np.isfinite(expected.max(axis=-1)).all():
         raise ScenarioError("the logits are not finite in float32: look for damaged weights", NON_FINITE)
+    found = engine.next_token_logits(ids)[-_KEPT:].double().numpy()
+    found = np.concatenate([found, engine.decoded_logits(ids).double().numpy()[None]])
+    expected = np.concatenate([expected, expected[-1:] if last is None else last[None]])
     known = np.isfinite(expected)  # masked entries of a vocabulary may be -inf
-    difference = np.abs(found - expected)[known].max()
-    return {
-        "parity_max_difference": float(difference),
-        "parity_max_share": float(difference / np.abs(expected[known]).max()),
-        "parity_top1_agreement": float((found.argmax(axis=-1) == expected.argmax(axis=-1)).mean()),
-        "correlation": float(np.corrcoef(found[known], expected[known])[0, 1]),
-    }
+    difference = float(np.abs(found - expected)[known].max())
+    agreement = float((found.argmax(axis=-1) == expected.argmax(axis=-1)).mean())
+    share = difference / float(np.abs(expected[known]).max())
+    return Parity(difference, share, agreement, length), float(
+        np.corrcoef(found[known], expected[known])[0, 1]
+    )

@@ -54,7 +54,9 @@ def _int4(options: Mapping[str, Scalar]) -> list[str]:
     return _weight_only("int4", options)
 
 
-CONVERTER = Converter(BACKEND, BuildEnvironment(BACKEND, pinned(BACKEND)), _command, _UNQUANTIZED)
+CONVERTER = Converter(
+    BACKEND, "GenAI's model builder", BuildEnvironment(BACKEND, pinned(BACKEND)), _command, _UNQUANTIZED
+)
 
 RECIPES = (
     Recipe(

@@ -53,7 +53,9 @@ def _int4(options: Mapping[str, Scalar]) -> list[str]:
     return ["--weight-format", "int4", *groups, "--ratio", str(options["ratio"]), *symmetric]
 
 
-CONVERTER = Converter(BACKEND, BuildEnvironment(BACKEND, pinned(BACKEND)), _command, _UNQUANTIZED)
+CONVERTER = Converter(
+    BACKEND, "openvino's exporter", BuildEnvironment(BACKEND, pinned(BACKEND)), _command, _UNQUANTIZED
+)
 
 RECIPES = (
     Recipe(

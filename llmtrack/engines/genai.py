@@ -14,15 +14,14 @@ import numpy as np
 from llmtrack.convert.conversion import Conversion, convert
 from llmtrack.convert.genai import CONVERTER
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.host import NO_PEAK, HostEngine, require_cpu
+from llmtrack.engines.host import NO_PEAK, HostEngine, cannot_run, require_cpu, told_by
 from llmtrack.engines.onnx import weight_sizes
 from llmtrack.engines.options import GenaiOptions
 from llmtrack.engines.rows import Sharing
-from llmtrack.errors import ScenarioError
 from llmtrack.installed import installed_version
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.context import context_length
-from llmtrack.models.reasons import reason_of
+from llmtrack.onnx.lengths import windows
 from llmtrack.options import chosen
 from llmtrack.scenario import Variant
 from llmtrack.tensors import tokens
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
 CONFIG = "genai_config.json"
+RUNTIME = "ONNX Runtime GenAI"
 PACKAGES = ("onnxruntime", "onnxruntime-genai")
 
 _PADS = Sharing(0, "ONNX Runtime GenAI computes another text where a row has pads")
@@ -84,9 +84,7 @@ class GenaiEngine(HostEngine):
             config.overlay(json.dumps(self._overlay(threads)))
             self._model = self._genai.Model(config)
         except Exception as error:
-            raise ScenarioError(
-                f"ONNX Runtime GenAI cannot run it: {reason_of(error)[:300]}", "unsupported"
-            ) from error
+            raise cannot_run(RUNTIME, error) from error
         seconds = time.perf_counter() - start
         if not reset_peak_rss():
             warnings += (NO_PEAK,)
@@ -129,11 +127,12 @@ class GenaiEngine(HostEngine):
         generator = self._generator(len(lengths), lengths[0] + request.max_new_tokens, request.ignore_eos)
 
         def step(ids: Any, mask: Any, cached: bool) -> Any:
-            if not cached:
-                generator.rewind_to(0)
-                generator.append_tokens(ids.astype(np.int32))
-            generator.generate_next_token()
-            return np.array(generator.get_next_tokens(), dtype=np.int64)
+            with told_by(RUNTIME):
+                if not cached:
+                    generator.rewind_to(0)
+                    generator.append_tokens(ids.astype(np.int32))
+                generator.generate_next_token()
+                return np.array(generator.get_next_tokens(), dtype=np.int64)
 
         return self._generate(request, on_step, step)
 
@@ -141,9 +140,20 @@ class GenaiEngine(HostEngine):
         """Return the logits after each token of one row; see `Engine.next_token_logits`."""
         import torch
 
-        generator = self._generator(1, len(ids) + 1, ignore_eos=True)
-        generator.append_tokens(np.array([ids], dtype=np.int32))
-        return torch.from_numpy(np.array(generator.get_output("logits")[0], dtype=np.float32))
+        with told_by(RUNTIME):
+            generator = self._generator(1, len(ids) + 1, ignore_eos=True)
+            generator.append_tokens(np.array([ids], dtype=np.int32))
+            return torch.from_numpy(np.array(generator.get_output("logits")[0], dtype=np.float32))
+
+    def decoded_logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return the logits after the last token of a row; see `llmtrack.convert.fidelity.Decodes`."""
+        import torch
+
+        with told_by(RUNTIME):
+            generator = self._generator(1, len(ids) + 1, ignore_eos=True)
+            for part in (ids[:-1], ids[-1:]):
+                generator.append_tokens(np.array([part], dtype=np.int32))
+            return torch.from_numpy(np.array(generator.get_output("logits")[0, -1], dtype=np.float32))
 
     def close(self) -> None:
         """Free the model."""
@@ -151,10 +161,13 @@ class GenaiEngine(HostEngine):
 
     def _generator(self, rows: int, length: int, ignore_eos: bool) -> Any:
         """Return what generates up to a length in all, for rows that are yet to be given."""
-        params = self._genai.GeneratorParams(self._model)
         shortest = length if ignore_eos else 0
-        params.set_search_options(max_length=length, min_length=shortest, batch_size=rows, do_sample=False)
-        return self._genai.Generator(self._model, params)
+        # A cache whose layers differ must have room for their window, however short what is generated.
+        room = max(length, *windows(self._config), 0)
+        with told_by(RUNTIME):
+            params = self._genai.GeneratorParams(self._model)
+            params.set_search_options(max_length=room, min_length=shortest, batch_size=rows, do_sample=False)
+            return self._genai.Generator(self._model, params)
 
     def _overlay(self, threads: int) -> dict[str, Any]:
         """Return what is set otherwise than in the folder: threads, and the ends and pads that every backend has."""

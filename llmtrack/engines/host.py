@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,9 @@ import numpy as np
 from llmtrack.engine import Generated, GenerateRequest
 from llmtrack.engines.rows import begins_anew_at, sharing_by_rope
 from llmtrack.engines.tokenizing import WithTokenizer
-from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.errors import FailureKind, LlmtrackError, ScenarioError, UsageError, is_out_of_memory
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
+from llmtrack.models.reasons import reason_of
 from llmtrack.models.view import LOCAL
 from llmtrack.scenario import Variant
 from llmtrack.tensors import tokens
@@ -46,6 +48,28 @@ def require_cpu(variant: Variant) -> None:
             f"the {variant.backend} backend has no {variant.dtype}: use dtype=float32, with a quantization to store less",
             "unsupported",
         )
+
+
+def cannot_run(runtime: str, error: Exception) -> ScenarioError:
+    """Return the error that says in one line what a runtime raised, and what to use instead."""
+    kind: FailureKind = "out_of_memory" if is_out_of_memory(error) else "unsupported"
+    remedy = "use a smaller batch or model" if kind == "out_of_memory" else "use backend=torch"
+    return ScenarioError(f"{runtime} cannot run it: {reason_of(error)[:300]} ({remedy})", kind)
+
+
+@contextmanager
+def told_by(runtime: str) -> Iterator[None]:
+    """Tell whatever a runtime raises in one line.
+
+    Raises:
+        ScenarioError: it raised something.
+    """
+    try:
+        yield
+    except (LlmtrackError, MemoryError):
+        raise
+    except Exception as error:
+        raise cannot_run(runtime, error) from error
 
 
 class HostEngine(WithTokenizer, ABC):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.host import NO_PEAK, HostEngine
+from llmtrack.engines.host import NO_PEAK, HostEngine, told_by
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import reset_peak_rss
@@ -99,6 +99,8 @@ def load(variant: Variant) -> OnnxEngine:
         series=_series(built),
     )
 
+
+RUNTIME = "ONNX Runtime"
 
 _EXPERT = re.compile(r"(.*/experts)[./](\d+)/")
 """Name of a node of an expert: its layer, and which one."""
@@ -199,7 +201,8 @@ class OnnxEngine(HostEngine):
         def step(ids: Any, mask: Any, cached: bool) -> Any:
             nonlocal past
             places = mask.shape[1] + request.max_new_tokens
-            logits, past = self._decoder.run(ids, mask, past if cached else None, keep=1, places=places)
+            with told_by(RUNTIME):
+                logits, past = self._decoder.run(ids, mask, past if cached else None, keep=1, places=places)
             return self._likeliest(logits[:, -1], request)
 
         return self._generate(request, on_step, step)
@@ -208,7 +211,8 @@ class OnnxEngine(HostEngine):
         """Return the logits after each token of one row; see `Engine.next_token_logits`."""
         import torch
 
-        return torch.from_numpy(next_token_logits(self._decoder, ids))
+        with told_by(RUNTIME):
+            return torch.from_numpy(next_token_logits(self._decoder, ids))
 
     def close(self) -> None:
         """Free the model."""

@@ -18,13 +18,12 @@ import numpy as np
 from llmtrack.convert.conversion import Conversion, convert
 from llmtrack.convert.openvino import CONVERTER
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.host import NO_PEAK, HostEngine, require_cpu
+from llmtrack.engines.host import NO_PEAK, HostEngine, cannot_run, require_cpu, told_by
 from llmtrack.engines.options import KV_CACHES, OpenvinoOptions
 from llmtrack.errors import ScenarioError
 from llmtrack.installed import installed_version
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.context import context_length
-from llmtrack.models.reasons import reason_of
 from llmtrack.onnx.session import positions
 from llmtrack.options import chosen
 from llmtrack.scenario import Variant
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MODEL_FILE = "openvino_model.xml"
+RUNTIME = "OpenVINO"
 
 
 _FIRST = "first_position"
@@ -100,7 +100,7 @@ class OpenvinoEngine(HostEngine):
             compiled = core.compile_model(graph, "CPU", settings)
             self._request = compiled.create_infer_request()
         except Exception as error:
-            raise ScenarioError(f"OpenVINO cannot run it: {reason_of(error)[:300]}", "unsupported") from error
+            raise cannot_run(RUNTIME, error) from error
         seconds = time.perf_counter() - start
         self._inputs = {each.get_any_name() for each in graph.inputs}
         cached = _cached_values(graph)
@@ -159,6 +159,16 @@ class OpenvinoEngine(HostEngine):
         row = np.array([ids], dtype=np.int64)
         return torch.from_numpy(self._run(row, np.ones_like(row), first=0)[0].astype(np.float32))
 
+    def decoded_logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return the logits after the last token of a row; see `llmtrack.convert.fidelity.Decodes`."""
+        import torch
+
+        self._request.reset_state()
+        row = np.array([ids], dtype=np.int64)
+        self._run(row[:, :-1], np.ones_like(row[:, :-1]), first=-1)
+        last = self._run(row[:, -1:], np.ones_like(row), first=-1)
+        return torch.from_numpy(last[0, -1].astype(np.float32))
+
     def close(self) -> None:
         """Free the model."""
         del self._request
@@ -178,8 +188,9 @@ class OpenvinoEngine(HostEngine):
             "beam_idx": np.arange(len(ids), dtype=np.int32),
             _FIRST: np.array([first], dtype=np.int64),
         }
-        self._request.infer({name: feeds[name] for name in self._inputs}, share_inputs=True)
-        logits: NDArray[np.float32] = self._request.get_tensor("logits").data
+        with told_by(RUNTIME):
+            self._request.infer({name: feeds[name] for name in self._inputs}, share_inputs=True)
+            logits: NDArray[np.float32] = self._request.get_tensor("logits").data
         return logits
 
 

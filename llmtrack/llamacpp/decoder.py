@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmtrack.errors import ScenarioError
+from llmtrack.errors import FailureKind, ScenarioError
 from llmtrack.llamacpp.library import FLASH_ATTENTION, last_error, library
 from llmtrack.units import MIB
 
@@ -215,7 +215,7 @@ class LlamaDecoder:
     def _decode(self) -> None:
         code = self._cpp.llama_decode(self._context, self._batch)
         if code:
-            kind = "out_of_memory" if code == _OUT_OF_SPACE else "error"
+            kind: FailureKind = "out_of_memory" if code == _OUT_OF_SPACE else "error"
             raise ScenarioError(f"llama.cpp failed with code {code}: {last_error()}", kind)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.errors import ScenarioError, in_words
 
-NON_FINITE = "non_finite"
+NON_FINITE: Final = "non_finite"
 """Kind of the failure."""
 
 PROBE_TOKENS = 64

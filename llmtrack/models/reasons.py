@@ -186,3 +186,30 @@ def advice(error: BaseException) -> str:
 
 def _flat(text: str) -> str:
     return cut(" ".join(text.split()), MAX_CHARACTERS, "...")
+
+
+_UNKNOWN_TO_A_TOOL = re.compile(
+    r"M(ax|in)imum required|KeyError|NotImplementedError|AttributeError|(un|not (yet |currently )?)supported|does not support"
+    r"|not implemented|not recognize|Unrecognized",
+    re.IGNORECASE,
+)
+"""How tools stumble over a model that they do not know: over a version of their own packages, or a setting that they expect."""
+
+
+def unknown_to_tool(said: str) -> bool:
+    """Return whether what a converter said only means that it does not know the model."""
+    return bool(_UNKNOWN_TO_A_TOOL.search(said))
+
+
+def tool_failed(tool: str, architecture: str, said: str, instead: str) -> str:
+    """Say in one line that a converter cannot convert a model, and what to use instead.
+
+    Args:
+        tool: who converts, such as `openvino's exporter`.
+        architecture: the model's `model_type`.
+        said: what it said; left out where that only means that it does not know the model.
+        instead: what to do, an imperative.
+    """
+    if unknown_to_tool(said):
+        return f"{tool} does not know {architecture}: {instead}"
+    return f"{tool} cannot convert this {architecture} model ({cut(said, 300)}): {instead}"

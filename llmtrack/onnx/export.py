@@ -13,10 +13,11 @@ from onnx import ModelProto
 from llmtrack.errors import ScenarioError, in_words
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.load import LoadedModel, load_model
-from llmtrack.models.reasons import reason_of
+from llmtrack.models.reasons import reason_of, unknown_to_tool
 from llmtrack.onnx import graph
 from llmtrack.onnx.attention import Rotary, fuse_attention
-from llmtrack.onnx.parity import Parity, parity, refuse_non_finite
+from llmtrack.onnx.lengths import Parity
+from llmtrack.onnx.parity import parity, refuse_non_finite
 from llmtrack.onnx.rotary import rotary_of, traceable_rope
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 
@@ -93,8 +94,11 @@ def _export(loaded: LoadedModel, folder: Path) -> None:
     except (OSError, ScenarioError):
         raise
     except Exception as error:
+        said = in_words(error)
+        if unknown_to_tool(f"{type(error).__name__}: {said}"):
+            said = f"optimum's exporter does not know {loaded.model.config.get_text_config().model_type}"
         raise ScenarioError(
-            f"{type(loaded.model).__name__} cannot be exported to ONNX: {in_words(error)[:300]} (use backend=torch)",
+            f"{type(loaded.model).__name__} cannot be exported to ONNX: {said[:300]} (use backend=torch)",
             "unsupported",
         ) from error
 

@@ -1,12 +1,13 @@
-"""What a config says of how attention depends on length: windows, chunks and kinds of rotary embedding.
+"""What a config says of how attention depends on length, and the comparison of what was made of a model at all such lengths.
 
-Pure functions over a config's content as transformers 4 spells it.
+Pure functions over a config's content as transformers 4 spells it: windows, chunks and kinds of rotary embedding.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmtrack.models.attention import score_cap
@@ -21,6 +22,11 @@ SHORT = 48
 """Tokens at which every export is checked."""
 BEYOND = 16
 """Tokens past a threshold at which an export is checked, too."""
+PARITY_BOUND = 1e-3
+"""Difference of logits from PyTorch's that is an error, as a share of the largest logit; rounding gives 1e-5."""
+LEAST_AGREEMENT = 0.98
+"""Share of positions at which the most likely token must be the same."""
+
 _LONGEST = 2048
 _PARAMETER_TOKENS = 10**11
 
@@ -86,6 +92,52 @@ def check_lengths(config: Mapping[str, Any], parameters: int) -> tuple[int, ...]
             if 2 <= length <= reach:
                 found.add(length)
     return tuple(sorted(found))
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far an export's logits are from PyTorch's.
+
+    Attributes:
+        difference: the largest absolute one.
+        share: the same as a share of the largest logit.
+        top1_agreement: share of positions at which the most likely token is the same.
+        length: tokens of the rows at which it was worst.
+    """
+
+    difference: float
+    share: float
+    top1_agreement: float
+    length: int = SHORT
+
+    @property
+    def holds(self) -> bool:
+        """Whether the difference is one of rounding."""
+        return self.share <= PARITY_BOUND and self.top1_agreement >= LEAST_AGREEMENT
+
+    def __str__(self) -> str:
+        return (
+            f"logits differ by up to {self.difference:.2g}, {self.share:.2g} of the largest, and the most likely token in "
+            f"{1 - self.top1_agreement:.1%} of places, at {self.length} tokens"
+        )
+
+
+def at_every_length(config: Mapping[str, Any], parameters: int, compare: Callable[[int], Parity]) -> Parity:
+    """Compare what was made of a model with it at each of `check_lengths`; return the first that does not hold, or the worst.
+
+    Args:
+        config: the model's.
+        parameters: of the model.
+        compare: compares rows of so many tokens, and tokens that are decoded there.
+    """
+    found: list[Parity] = []
+    # Shortest first: frequencies that grow with the length are kept by PyTorch's model.
+    for length in check_lengths(config, parameters):
+        found.append(compare(length))
+        if not found[-1].holds:
+            return found[-1]
+    worst = max(found, key=lambda each: each.share)
+    return replace(worst, top1_agreement=min(each.top1_agreement for each in found))
 
 
 def _is_full(config: Mapping[str, Any]) -> bool:

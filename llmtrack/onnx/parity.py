@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,47 +11,21 @@ from numpy.typing import NDArray
 
 from llmtrack.errors import ScenarioError
 from llmtrack.models.load import LoadedModel
-from llmtrack.onnx.lengths import LENGTH_DEPENDENT_ROPE, SHORT, check_lengths, rope_kind
+from llmtrack.onnx.lengths import (
+    LENGTH_DEPENDENT_ROPE,
+    SHORT,
+    Parity,
+    at_every_length,
+    check_lengths,
+    rope_kind,
+)
 from llmtrack.onnx.session import OnnxDecoder
 from llmtrack.tensors.padding import pad_rows
-
-PARITY_BOUND = 1e-3
-"""Difference of logits from PyTorch's that is an error, as a share of the largest logit; rounding gives 1e-5."""
-LEAST_AGREEMENT = 0.98
-"""Share of positions at which the most likely token must be the same."""
 
 _SEED = 0
 _SHORTER = 5
 # Logits of so many last positions are compared, since those of all of a long row take gigabytes.
 _KEPT = 64
-
-
-@dataclass(frozen=True)
-class Parity:
-    """How far an export's logits are from PyTorch's.
-
-    Attributes:
-        difference: the largest absolute one.
-        share: the same as a share of the largest logit.
-        top1_agreement: share of positions at which the most likely token is the same.
-        length: tokens of the rows at which it was worst.
-    """
-
-    difference: float
-    share: float
-    top1_agreement: float
-    length: int = SHORT
-
-    @property
-    def holds(self) -> bool:
-        """Whether the difference is one of rounding."""
-        return self.share <= PARITY_BOUND and self.top1_agreement >= LEAST_AGREEMENT
-
-    def __str__(self) -> str:
-        return (
-            f"logits differ by up to {self.difference:.2g}, {self.share:.2g} of the largest, and the most likely token in "
-            f"{1 - self.top1_agreement:.1%} of places, at {self.length} tokens"
-        )
 
 
 def parity(loaded: LoadedModel, decoder: OnnxDecoder, pads: bool = True) -> Parity:
@@ -68,14 +41,7 @@ def parity(loaded: LoadedModel, decoder: OnnxDecoder, pads: bool = True) -> Pari
     """
     config = loaded.model.config.get_text_config().to_dict()
     parameters = sum(weight.numel() for weight in loaded.model.parameters())
-    found: list[Parity] = []
-    # Shortest first: frequencies that grow with the length are kept by PyTorch's model.
-    for length in check_lengths(config, parameters):
-        found.append(_parity(loaded, decoder, config, length, pads))
-        if not found[-1].holds:
-            return found[-1]
-    worst = max(found, key=lambda each: each.share)
-    return Parity(worst.difference, worst.share, min(each.top1_agreement for each in found), worst.length)
+    return at_every_length(config, parameters, lambda length: _parity(loaded, decoder, config, length, pads))
 
 
 def refuse_non_finite(loaded: LoadedModel) -> None:
@@ -121,13 +87,13 @@ def _parity(
     """Compare logits of a batch, maybe left-padded, and of a last token that is decoded from the cache."""
     ids, mask = _batch(config, length, pads)
     with torch.inference_mode():
-        decoded = _decoded(loaded.model, ids, mask) if rope_kind(config) in LENGTH_DEPENDENT_ROPE else None
+        own = decoded(loaded.model, ids, mask) if rope_kind(config) in LENGTH_DEPENDENT_ROPE else None
     expected = _expected(loaded, ids, mask)
     real = mask.numpy().astype(bool)[:, -_KEPT:]
     whole, _ = decoder.run(ids.numpy(), mask.numpy(), keep=min(_KEPT, length))
     _, past = decoder.run(ids[:, :-1].numpy(), mask[:, :-1].numpy(), keep=1)
     last, _ = decoder.run(ids[:, -1:].numpy(), mask.numpy(), past, keep=1)
-    expected_last = expected[:, -1] if decoded is None else decoded
+    expected_last = expected[:, -1] if own is None else own
     difference = max(_gap(whole, expected)[real].max(), _gap(last[:, -1], expected_last).max())
     agreement = (whole.argmax(axis=-1) == expected.argmax(axis=-1))[real].mean()
     share = difference / np.abs(expected[real][np.isfinite(expected[real])]).max()
@@ -139,7 +105,7 @@ def _gap(found: NDArray[np.float32], expected: NDArray[np.float32]) -> NDArray[n
     return np.abs(np.where(found == expected, 0, found - expected))
 
 
-def _decoded(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> NDArray[np.float32]:
+def decoded(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> NDArray[np.float32]:
     """Return the logits of the last token from PyTorch's cache, whose keys were turned as at the length before."""
     before = _forward(model, ids[:, :-1], mask[:, :-1], use_cache=True)
     last = _forward(model, ids[:, -1:], mask, use_cache=True, past_key_values=before.past_key_values)

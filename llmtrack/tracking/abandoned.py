@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 from llmtrack.tracking import store
 from llmtrack.tracking.ask import KILLED
-from llmtrack.tracking.owner import TAG, host_id, is_gone
+from llmtrack.tracking.owner import REASON, TAG, host_id, is_gone
 from llmtrack.tracking.paging import read_pages
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
-
-REASON = "its process ended without a word: it was killed (SIGKILL), or the machine stopped"
 
 
 def close_abandoned(tracking_uri: str | None = None) -> list[str]:

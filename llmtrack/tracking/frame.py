@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
 from llmtrack.tracking import spreads
+from llmtrack.tracking.ask import KILLED, RUNNING
+from llmtrack.tracking.owner import REASON, TAG, is_gone
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,12 +151,22 @@ class FrameBuilder:
         """Yield the tags that have a column, and put those that hold metrics or params."""
         for each in tags:
             run_id, key, text = each
-            if key in _TAGS_WITH_COLUMN or key.startswith(schema.ENV_TAG_PREFIX):
+            if key == TAG:
+                yield from self._left(run_id, text)
+            elif key in _TAGS_WITH_COLUMN or key.startswith(schema.ENV_TAG_PREFIX):
                 yield each
             elif key == spreads.TAG:
                 self._put_metrics((run_id, *item) for item in spreads.joined({key: text}).items())
             elif key.startswith(schema.DIGEST_PREFIX):
                 self._put(self._params, [(run_id, key.removeprefix(schema.DIGEST_PREFIX), text)])
+
+    def _left(self, run_id: str, process: str) -> Iterator[tuple[str, str, str]]:
+        """Call a run killed that its process has left RUNNING, as `close_abandoned` will, and yield the tags that say so."""
+        row, status = self._row_of.get(run_id), self._infos["status"]
+        if row is not None and status[row] == RUNNING and is_gone(process):
+            status[row] = KILLED
+            yield run_id, "llmtrack.outcome", "killed"
+            yield run_id, "llmtrack.reason", REASON
 
     def _put_metrics(self, values: Values[float]) -> None:
         columns, row_of = self._metrics, self._row_of.get

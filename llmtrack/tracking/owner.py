@@ -13,6 +13,9 @@ from llmtrack.plain import digest
 from llmtrack.system import in_pid_namespace, pid_namespace, read_text, sysctl
 
 TAG = "llmtrack.process"
+REASON = "its process ended without a word: it was killed (SIGKILL), or the machine stopped"
+"""Why a run is killed whose process is gone."""
+
 PROC = Path("/proc")
 _DEAD = frozenset("ZXx")
 

@@ -12,7 +12,9 @@ import psutil
 import pytest
 
 from llmtrack.convert import environment
+from llmtrack.convert.build import known_to
 from llmtrack.convert.environment import BuildEnvironment, error_line, pinned
+from llmtrack.convert.openvino import CONVERTER
 from llmtrack.errors import MissingDependencyError, ScenarioError
 from llmtrack.installed import find_uv
 
@@ -162,3 +164,39 @@ def test_the_pins_of_each_converter_are_whole():
 )
 def test_the_line_that_says_most(said, line):
     assert error_line(said) == line
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (
+            "Maximum required is 5.0, got: 5.5.4",
+            "openvino's exporter does not know gemma3: use backend=torch or onnx",
+        ),
+        ("KeyError: 'rope_type'", "openvino's exporter does not know gemma3: use backend=torch or onnx"),
+        ("KeyError: 'multi_cache'", "openvino's exporter does not know gemma3: use backend=torch or onnx"),
+        ("NotImplementedError: The gemma3 model is not currently supported.", "does not know gemma3"),
+        (
+            "ValueError: Trying to export a gemma3 model, that is a custom or unsupported architecture",
+            "does not know gemma3",
+        ),
+        (
+            "OSError: [Errno 28] No space left on device",
+            "openvino's exporter cannot convert this gemma3 model (trying failed: OSError: [Errno 28] No space left on "
+            "device): use backend=torch or onnx",
+        ),
+    ],
+)
+def test_a_tool_that_does_not_know_a_model_is_told_in_words(tmp_path, said, told):
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
+    with pytest.raises(ScenarioError) as caught, known_to(CONVERTER, tmp_path):
+        raise ScenarioError(f"trying failed: {said}", "unsupported")
+    assert told in str(caught.value)
+    assert caught.value.kind == "unsupported"
+    assert "5.5.4" not in str(caught.value)
+
+
+def test_a_tool_that_ran_out_of_memory_did_not_stumble_over_a_model(tmp_path):
+    with pytest.raises(ScenarioError, match=r"^killed$") as caught, known_to(CONVERTER, tmp_path):
+        raise ScenarioError("killed", "out_of_memory")
+    assert caught.value.kind == "out_of_memory"

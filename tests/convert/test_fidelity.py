@@ -8,15 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from llmtrack.convert import fidelity
-from llmtrack.convert.fidelity import parity_facts, says_alike, says_the_same
-from llmtrack.engine import Engine
+from llmtrack.convert import conversion, fidelity
+from llmtrack.convert.conversion import convert
+from llmtrack.convert.fidelity import has_thresholds, parity_facts, says_alike, says_the_same
+from llmtrack.convert.genai import CONVERTER
 from llmtrack.engines.registry import load_engine
 from llmtrack.errors import ScenarioError
+from llmtrack.models import synthetic
 from llmtrack.models.cache import build_once
-from llmtrack.models.folder import model_folder
+from llmtrack.models.folder import model_folder, save_model
+from llmtrack.scenario import Variant
 from llmtrack.testing.models import spoiled_model
+from tests.models.folders import edit
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +29,20 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fidelity, "run_apart", lambda what, work, *arguments: work(*arguments))
 
 
-def by_torch(folder: Path) -> Engine:
-    return load_engine(str(folder), device="cpu")
+class ByTorch:
+    """The torch engine, which decodes a token as it scores it unless a test says otherwise."""
+
+    def __init__(self, folder: Path) -> None:
+        self._engine = load_engine(str(folder), device="cpu")
+        self.info = self._engine.info
+        self.next_token_logits = self._engine.next_token_logits
+
+    def decoded_logits(self, ids) -> torch.Tensor:
+        return self.next_token_logits(ids)[-1]
+
+
+def by_torch(folder: Path) -> ByTorch:
+    return ByTorch(folder)
 
 
 @pytest.fixture
@@ -99,6 +116,88 @@ def test_logits_that_are_no_numbers_are_no_agreement(source, tmp_path, check):
     with pytest.raises(ScenarioError) as caught:
         check(by_torch, spoiled, spoiled)
     assert caught.value.kind == "non_finite"
+
+
+WINDOWED = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.fixture
+def windowed(tmp_path) -> Path:
+    """A Mistral with a window of 64, whose attention is sharp enough for it to matter."""
+    config = AutoConfig.for_model("mistral", **WINDOWED, sliding_window=64)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.ndim > 1:
+                    weight.normal_(0, 1.5 * weight.shape[-1] ** -0.5)
+    save_model(tmp_path / "windowed", model, synthetic.build_tokenizer(synthetic.PRESETS["tiny"]))
+    return tmp_path / "windowed"
+
+
+def without_window(folder: Path) -> ByTorch:
+    """As GenAI's builder 0.18 has it: the weights alone."""
+    bare = folder.with_name("bare")
+    shutil.copytree(folder, bare, dirs_exist_ok=True)
+    edit(bare / "config.json", sliding_window=None)
+    return ByTorch(bare)
+
+
+class DecodesWithout(ByTorch):
+    """Reads prompts by the window, and decodes without one."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._without = without_window(folder)
+
+    def decoded_logits(self, ids) -> torch.Tensor:
+        return self._without.next_token_logits(ids)[-1]
+
+
+@pytest.mark.slow(2)
+def test_a_window_is_heeded_behind_it_too(windowed):
+    assert has_thresholds(windowed)
+    assert says_the_same(by_torch, windowed, windowed)["parity_max_share"] < 1e-5
+
+
+@pytest.mark.slow(2)
+@pytest.mark.parametrize("made", [without_window, DecodesWithout])
+def test_a_window_that_is_left_out_is_found_where_it_begins_to_count(windowed, made):
+    with pytest.raises(ScenarioError, match=r"at 80 tokens.*it is not used"):
+        says_the_same(made, windowed, windowed)
+
+
+def test_a_model_without_windows_has_no_thresholds(source):
+    assert not has_thresholds(source)
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_what_is_quantized_is_compared_in_float_first_where_a_window_is_within_reach(
+    windowed, monkeypatch, quantization
+):
+    made = []
+
+    def converted(converter, source, arguments, label, check):
+        made.append((tuple(arguments), label, check.func))
+        return windowed
+
+    monkeypatch.setattr(conversion, "converted", converted)
+    monkeypatch.setattr(conversion, "missing_modules", lambda backend: [])
+    monkeypatch.setattr(conversion, "parity_facts", lambda folder: {})
+    convert(CONVERTER, Variant(str(windowed), backend="genai", quantization=quantization), by_torch)
+    exact = (("-p", "fp32"), "float32", says_the_same)
+    assert made[0] == exact
+    assert [check for _, _, check in made[1:]] == ([] if quantization == "none" else [says_alike])
 
 
 def test_what_was_found_is_tracked(tmp_path, monkeypatch):

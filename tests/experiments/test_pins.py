@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from experiments import declarations
 from tests.experiments.pins import pins
 
 PINNED = json.loads(Path(__file__).with_name("pins.json").read_text(encoding="utf-8"))
@@ -14,7 +16,9 @@ NOW = pins()
 
 
 def test_the_same_is_pinned_and_asked():
-    assert sorted(NOW["ids"]) == sorted(PINNED["ids"])
+    assert sorted(NOW["ids"]) == sorted(PINNED["ids"]), (
+        "of a new experiment: python -m tests.experiments.pins > tests/experiments/pins.json (CONTRIBUTING.md)"
+    )
     assert sum(map(len, PINNED["ids"].values())) >= 30
 
 
@@ -28,3 +32,13 @@ def test_a_scenario_keeps_its_ids(name):
 def test_an_entry_point_keeps_its_parameters_and_their_defaults(name):
     """A further one changes nothing of what is asked for without it; it is pinned when pins.json is next made."""
     assert NOW["parameters"][name] | PINNED["parameters"][name] == NOW["parameters"][name]
+
+
+@pytest.mark.parametrize(("what", "said"), [("position", "position=3"), ("name", "name='cache_padding'")])
+def test_two_experiments_of_one_place_or_name_are_refused(monkeypatch, what, said):
+    from experiments import cache_padding, perplexity
+
+    changed = replace(perplexity.DECLARED, **{what: getattr(cache_padding.DECLARED, what)})
+    monkeypatch.setattr(perplexity, "DECLARED", changed)
+    with pytest.raises(ValueError, match=rf"both declare {said}: give each its own"):
+        declarations()

@@ -16,7 +16,8 @@ pytest.importorskip("onnxruntime", reason=MISSING)
 pytest.importorskip("optimum.exporters.onnx", reason=MISSING)
 from llmtrack.onnx import export as exporting
 from llmtrack.onnx.export import export
-from llmtrack.onnx.parity import Parity, parity
+from llmtrack.onnx.lengths import Parity
+from llmtrack.onnx.parity import parity
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
 from mlflow import MlflowClient
 
 from llmtrack.cli import main
-from llmtrack.tracking import owner
+from llmtrack.tracking import ask, owner
 from llmtrack.tracking.abandoned import close_abandoned
 from llmtrack.tracking.owner import host_id, is_gone, started, this_process
 from llmtrack.tracking.query import runs
@@ -101,6 +102,24 @@ def test_what_a_killed_process_left_is_closed_and_nothing_else(left, uri):
                 assert "SIGKILL" in run.data.tags["llmtrack.reason"]
                 assert run.info.end_time
     assert close_abandoned(uri) == []
+
+
+@pytest.mark.slow(1)
+def test_what_is_read_says_so_before_anything_is_closed(left, uri):
+    """Right after a SIGKILL, from a database that is read with MLflow and without."""
+    for read in (
+        partial(runs, kind="study"),
+        partial(runs, kind="study", search="attributes.run_name != ''"),
+    ):
+        found = read(tracking_uri=uri).set_index("run_id")
+        for name, run_ids in left.items():
+            for run_id in run_ids:
+                run = found.loc[run_id]
+                assert run["status"] == ("KILLED" if name == "killed" else "RUNNING"), name
+                if name == "killed":
+                    assert "was killed: its process ended without a word" in ask.state(run)
+                else:
+                    assert ask.state(run) == "is still running"
 
 
 @pytest.mark.slow(1)

@@ -1,0 +1,26 @@
+"""An error that ends a scenario says why in its message, and of which kind it is by one of a few words."""
+
+from __future__ import annotations
+
+import pickle
+from typing import get_args
+
+import pytest
+
+from llmtrack.errors import FailureKind, ScenarioError
+
+
+@pytest.mark.parametrize("kind", get_args(FailureKind))
+def test_an_error_crosses_a_process_border_with_its_kind(kind):
+    found = pickle.loads(pickle.dumps(ScenarioError("it is too long", kind)))
+    assert (str(found), found.kind) == ("it is too long", kind)
+
+
+@pytest.mark.parametrize("kind", ["it is too long", "", "oom", None])
+def test_swapped_arguments_and_unknown_kinds_are_refused(kind):
+    with pytest.raises(TypeError, match="second argument, one of out_of_memory, unsupported, "):
+        ScenarioError("unsupported", kind)
+
+
+def test_an_error_is_of_no_kind_by_default():
+    assert ScenarioError("it failed").kind == "error"
