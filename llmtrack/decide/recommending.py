@@ -13,7 +13,7 @@ from llmtrack.decide.differences import Difference
 from llmtrack.decide.floor import say_floor
 from llmtrack.decide.points import MEMORY, QUALITY, SPEED, Points, gather_points
 from llmtrack.decide.significance import Ratio
-from llmtrack.decide.verdicts import measure_more, own_warnings, tell
+from llmtrack.decide.verdicts import doubt, measure_more, own_warnings, tell
 from llmtrack.errors import UsageError
 from llmtrack.parameter import read_number
 from llmtrack.tracking import ask
@@ -254,7 +254,7 @@ def _sentence(
         else "the only scenario"
     )
     kept = " that keeps to the limits" if limits != Limits() else ""
-    return f"Run {best['scenario']}: {among}{kept}{_of_model(best)}, with {_listed(parts)}."
+    return f"Run {best['scenario']}{doubt(best)}: {among}{kept}{_of_model(best)}, with {_listed(parts)}."
 
 
 # Best in a metric, as a person says it.

@@ -116,6 +116,12 @@ def disturbance(warnings: Iterable[str]) -> str:
     return ""
 
 
+def doubt(run: pd.Series) -> str:
+    """Return ` (in doubt: varied by 72 %)` of a run that was disturbed, to stand behind its name or figure; else nothing."""
+    how = disturbance(ask.lines(run, "warnings"))
+    return f" (in doubt: {how})" if how else ""
+
+
 def measure_more(run: pd.Series, repeats: int = 0) -> str:
     """Return the command that measures a run's experiment again.
 

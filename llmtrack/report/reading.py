@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.verdicts import disturbance, is_disturbed, measure_more, tell
+from llmtrack.decide.verdicts import doubt as doubt
 from llmtrack.tracking import ask
 from llmtrack.words import plural, some_of
 
@@ -115,12 +116,6 @@ def in_doubt(found: Difference) -> str:
     if any(how.values()):
         return f", in doubt: {', '.join(f'{name} {words}' for name, words in how.items() if words)}"
     return f", in doubt since {' and '.join(how)} carried warnings" if how else ""
-
-
-def doubt(run: pd.Series) -> str:
-    """Return ` (in doubt: varied by 72 %)` of a run that was disturbed, to stand behind its name or figure; else nothing."""
-    how = disturbance(ask.lines(run, "warnings"))
-    return f" (in doubt: {how})" if how else ""
 
 
 def undecided(question: str, runs: pd.DataFrame) -> list[str]:
