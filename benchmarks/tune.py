@@ -57,7 +57,7 @@ def hands_for(config: Config) -> Iterator[Hands]:
         space = space_of(config, machine)
         cpus = int(machine.get("threads") or 1)
         if device_of(space.candidates[0].variant.device, machine) != "cpu":
-            pool.most, cpus = MOST_ON_GPU, 0
+            pool.most, pool.spare, cpus = MOST_ON_GPU, True, 0
         asked = asked_of(config, cpus, start)
         with (
             tempfile.TemporaryDirectory() as folder,

@@ -337,7 +337,7 @@ def perform(config: Config, console: Console) -> Performed:
         space = space_of(config, machine)
         cpus = int(machine.get("threads") or 1)
         if device_of(space.candidates[0].variant.device, machine) != "cpu":
-            pool.most, cpus = MOST_ON_GPU, 0
+            pool.most, pool.spare, cpus = MOST_ON_GPU, True, 0
         asked = asked_of(config, cpus, start)
         tracker = open_tracker(config)
         experiment = build(config)

@@ -260,21 +260,25 @@ def _kinship(ways: Sequence[Way]) -> np.ndarray:
     return np.asarray(shared + kind * (_KIND**2 + width + model))
 
 
+# Share of a worker's start that is left where it was started in advance, and of a compilation where its parts are cached.
+_READY_SHARE, _RECOMPILED_SHARE = 0.3, 0.5
+
+
 @dataclass
 class Costs:
     """Predicts what trying a candidate takes, and learns from what was seen.
 
     Args:
         start: seconds that a worker process takes to start.
+        ready: whether the next worker is started meanwhile.
     """
 
     start: float = 5.0
+    ready: bool = False
     made: set[str] = field(default_factory=set)
     broken: dict[str, float] = field(default_factory=dict)
     slower: float = 1.0
     """How many times the predicted seconds first tries took."""
-    started: set[str] = field(default_factory=set)
-    """Runtimes that a worker has imported already."""
     _timeouts: dict[str, int] = field(default_factory=dict)
 
     def first(self, way: Way, call_s: float) -> float:
@@ -284,8 +288,12 @@ class Costs:
             way: the candidate.
             call_s: seconds of a call.
         """
-        start = 0.3 * self.start if way.kind in self.started else self.start
+        start = _READY_SHARE * self.start if self.ready else self.start
         return self.slower * (start + self.building(way) + way.loads + way.compiles) + 3 * call_s + 0.5
+
+    def reload(self, way: Way) -> float:
+        """Return the seconds that loading a candidate again takes that was measured before."""
+        return self.slower * (way.loads + _RECOMPILED_SHARE * way.compiles) + 1.0
 
     def building(self, way: Way) -> float:
         """Return the seconds of what has to be made before it can be loaded."""
@@ -301,7 +309,6 @@ class Costs:
         if predicted > 1.0:
             self.slower = min(max(self.slower * (took / (predicted * self.slower)) ** 0.5, 0.8), 5.0)
         self.made |= set(way.builds)
-        self.started.add(way.kind)
 
     def timed_out(self, way: Way, at: str, after: float) -> None:
         """Learn from a first sample that did not come in time; after two in one phase all are expected to take longer."""

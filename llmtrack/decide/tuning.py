@@ -6,6 +6,7 @@ was killed goes on when the same answers are given again. What is done next, in 
 1. measure the baseline, then the three most promising candidates (`promise`), each beside the leader (`racing`);
 2. score a candidate that is better than the leader until its quality is decided (`bounded`): only one that is over the bound is out;
 3. try the next most promising candidate, as long as its proof would still fit into the time;
+   where one promises far more than the leader, it is tried although its proof does not fit;
 4. take further samples of the candidates among which the answer is open;
 5. prove the answer: measure it afresh against the baseline;
 6. try further candidates although there is no time left to prove them.
@@ -48,6 +49,8 @@ _ATTEMPTS = 2
 _SCORED_SHARE = 0.7
 # Fewest samples of each in the comparison at the end: 4 against 4 can differ significantly, 5 against 5 do so more surely.
 _LEAST_FRESH, _USUAL_FRESH, _MOST_FRESH = 4, 5, 12
+# A budget that would do is named with so much room.
+_MORE = 1.3
 # Seconds of a conversion that is not begun for the sake of completeness.
 _LONG = 20.0
 # Candidates of a runtime that fail before its others are given up.
@@ -164,6 +167,7 @@ class Goal:
         new_tokens: of each row.
         on_gpu: whether a GPU computes.
         start: seconds that a worker takes to start.
+        ready: whether the next worker is started meanwhile.
     """
 
     names: Sequence[str]
@@ -177,6 +181,7 @@ class Goal:
     new_tokens: int = 32
     on_gpu: bool = False
     start: float = 5.0
+    ready: bool = False
 
     @property
     def baseline(self) -> str:
@@ -231,7 +236,7 @@ class Tuning:
         task = self.task
         exact = metric(task.objective).sureness == "exact"
         self.race = Race(task.names, task.better, task.rules, exact)
-        self.costs = Costs(task.start)
+        self.costs = Costs(task.start, task.ready)
         self._ways = dict(self.hands.ways({}))
         self._predictor: Predictor | None = None
         self._predicted: tuple[int, dict[str, Prediction]] = (-1, {})
@@ -269,6 +274,7 @@ class Tuning:
         return (
             self._score_challenger()
             or self._try_next(with_proof=True)
+            or self._try_promising()
             or self._take_round()
             or self._prove()
             or self._try_next(with_proof=False)
@@ -312,6 +318,19 @@ class Tuning:
             expected = self.costs.first(self._way(best), self._call_s(best))
             room = min(room, max(_PATIENCE * expected, _LEAST_PATIENCE, _FIRST_SHARE * self._left()))
         self._try(best, room)
+        return True
+
+    def _try_promising(self) -> bool:
+        """Try a candidate that promises far more than the best so far, although its proof does not fit into the time."""
+        top = self._top()
+        bar = -math.inf if top is None else self.race.goodness(top)
+        found = self._predictions()
+        far = math.log(self.task.rules.far)
+        names = [name for name in self._to_try() if name in found and found[name].mean > bar + far]
+        best = self._most_promising([name for name in names if name not in self._attempts], False, 0.0)
+        if best is None:
+            return False
+        self._try(best, self._left())
         return True
 
     def _most_promising(self, names: Sequence[str], with_proof: bool, kept: float) -> str | None:
@@ -434,8 +453,8 @@ class Tuning:
         self._again[name] = seen.seconds if seen.again is None else seen.again
         if first:
             # What was made before it was loaded is there when it is loaded again.
-            made = self.costs.building(way) > 0
-            usual = self._reload.get(self.task.baseline, seen.seconds)
+            made = self.costs.building(way) > 0 or way.compiles > 0
+            usual = self._reload.get(self.task.baseline, seen.seconds) + self.costs.reload(way)
             self._reload[name] = min(seen.seconds, usual) if made else seen.seconds
             self.costs.succeeded(way, seen.seconds, self._again[name])
         value = seen.values.get(self.task.objective)
@@ -654,7 +673,7 @@ class Tuning:
     def _part_cost(self, name: str) -> float:
         """Return the seconds of one part more by a candidate, and by the baseline where it has not scored it yet."""
         base, own = self.model_of(self.task.baseline), self.model_of(name)
-        usual = self._part_s.get(base, 1.0)
+        usual = self._part_s.get(base, min(2 * self._again.get(self.task.baseline, 0.5), 2.0))
         part = len(self._scores.get(own, ()))
         return self._part_s.get(own, usual) + (0.0 if len(self._scores.get(base, ())) > part else usual)
 
@@ -663,8 +682,7 @@ class Tuning:
         if name == base or self._predictor is None or self.race.exact or self._proven(name):
             return 0.0
         return math.fsum(
-            self._reload.get(each, self._way(each).loads + self._way(each).compiles)
-            + samples * self._call_s(each)
+            self._reload.get(each, self.costs.reload(self._way(each))) + samples * self._call_s(each)
             for each in (base, name)
         )
 
@@ -749,14 +767,13 @@ class Tuning:
             more += self._duel_s(name, _USUAL_FRESH)
         if promising is not None:
             found = self._predictions()[promising]
-            missing.append(
-                f"{promising} promises {self._value(found.mean)} and was not tried ({self.untried[promising]})"
-            )
+            why = self.untried[promising].partition(": raise")[0]
+            missing.append(f"{promising} promises {self._value(found.mean)} and was not tried ({why})")
             cost = self.costs.first(self._way(promising), self._call_s(promising))
             more += cost + self._prove_s(promising)
         self.missing = "; ".join(missing)
         # The time that was spent is needed again, but for what is kept: conversions.
-        self.needs = 1.3 * (self.task.seconds + more)
+        self.needs = _MORE * (max(self.spent, self.task.seconds) + more)
 
     def _promising(self, answer: str) -> str | None:
         """Return the untried candidate that is expected to be far better than the answer and to keep to the bound, or None."""
@@ -778,7 +795,7 @@ class Tuning:
         way = self._way(name)
         built = self.costs.slower * self.costs.building(way)
         cost = self.costs.first(way, self._call_s(name)) + self._prove_s(name)
-        budget = budget_text(1.2 * (self.spent + cost))
+        budget = budget_text(_MORE * (max(self.spent, self.task.seconds) + cost))
         what = f"{_duration(built)} of conversion" if built >= 1 else f"{_duration(cost)} to try and prove it"
         before = f"{self.untried[name]}; " if name in self.untried else ""
         if _ROOM * cost <= self._left():

@@ -112,6 +112,7 @@ class Hands:
             new_tokens=next(iter(self.of.values())).task.max_new_tokens,
             on_gpu=not asked.cpus,
             start=asked.start,
+            ready=self._pool.spare,
         )
 
     def ways(self, measured: Mapping[str, float]) -> Mapping[str, Way]:

@@ -41,6 +41,9 @@ class Pool:
         most: so many loaded models at most.
         fits: whether the models of variants are predicted to fit into the memory that is free.
         reuse: keep the worker of a freed model for the next variant of the same backend, whose imports it has.
+
+    Attributes:
+        spare: whether a worker is started in advance, while others measure: where CPUs are free for that.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Pool:
         self._fits = fits
         self.most = most
         self._reuse = reuse
+        self.spare = False
         # By backend, those that hold no model; the one of no backend has not measured yet, and knows its machine.
         self._idle: dict[str, Executor] = {_NO_BACKEND: make()}
         # The one that was used last comes last.
@@ -152,6 +156,10 @@ class Pool:
                 self.free(next(iter(self._of)))
             idle = variant.backend if variant.backend in self._idle else _NO_BACKEND
             executor = self._idle.pop(idle, None) or self._make()
+            if self.spare and _NO_BACKEND not in self._idle:
+                following = self._idle[_NO_BACKEND] = self._make()
+                if isinstance(following, ProcessExecutor):
+                    following.begin()
         self._of[variant] = executor
         return executor
 
