@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from llmtrack.plain import Scalar as Scalar
 from llmtrack.plain import digest, to_json
-from llmtrack.task import PerplexityTask, RepeatPolicy, Task, not_asked
+from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy, Task, not_asked
 
 DEFAULT_MODEL = "packaged:smollm2,synthetic:smollm2-135m"
 
@@ -80,6 +80,20 @@ class Scenario:
     baseline: bool = False
     quality: QualityCheck | None = None
     keep_model: bool = False
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The models that it loads: its own, and the reference that it is compared with."""
+        reference = self.quality.reference if self.quality else None
+        return (self.variant,) if reference in (None, self.variant) else (self.variant, reference)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The corpora that it reads, as they are named."""
+        named = [str(self.variant.option("calibration", "none"))]
+        named += [] if isinstance(self.task, GenerateTask) else [self.task.corpus]
+        named += [self.quality.perplexity.corpus] if self.quality else []
+        return tuple(each for each in dict.fromkeys(named) if each != "none")
 
     @property
     def scenario_id(self) -> str:

@@ -171,6 +171,23 @@ def weight_files(folder: Path) -> tuple[str, list[Path]]:
     return "none", []
 
 
+def weights_of(folder: Path) -> tuple[str, list[Path]]:
+    """Return the same of a folder that must be a whole model.
+
+    Raises:
+        ModelLoadError: it has no weights or no config.json, or as `weight_files`.
+    """
+    kind, files = weight_files(folder)
+    if not files:
+        raise ModelLoadError(
+            f"{folder} holds no model.safetensors or pytorch_model.bin, nor an index of their parts: give a whole model "
+            "folder"
+        )
+    if not (folder / "config.json").is_file():
+        raise ModelLoadError(f"{folder} holds no config.json: give a whole model folder")
+    return kind, files
+
+
 def _indexed(index: Path) -> list[Path]:
     try:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))

@@ -24,11 +24,11 @@ class Executor(Protocol):
         """Return facts about the machine and the installation that measure (see `worker.machine.describe`)."""
         ...
 
-    def check(self, variants: Sequence[Variant]) -> None:
-        """Refuse what no run can mend, before a study begins (see `engines.registry.check_variant`).
+    def check(self, scenarios: Sequence[Scenario]) -> None:
+        """Refuse what no run can mend, before a study begins (see `worker.identity.require`).
 
         Raises:
-            LlmtrackError: a backend of another package cannot be used.
+            LlmtrackError: a backend, an option, a corpus or a model cannot be used.
         """
         ...
 
@@ -90,12 +90,11 @@ class InlineExecutor:
 
         return describe()
 
-    def check(self, variants: Sequence[Variant]) -> None:
+    def check(self, scenarios: Sequence[Scenario]) -> None:
         """Refuse what no run can mend, before a study begins."""
-        from llmtrack.engines.registry import check_variant
+        from llmtrack.worker.identity import require
 
-        for variant in variants if self._by_files else ():
-            check_variant(variant)
+        require(scenarios if self._by_files else ())
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
         """Return the tags that a run of a scenario would have of its model."""

@@ -69,9 +69,9 @@ class Pool:
         """Return facts about the machine and the installation that measure."""
         return self._any().machine()
 
-    def check(self, variants: Sequence[Variant]) -> None:
+    def check(self, scenarios: Sequence[Scenario]) -> None:
         """Refuse what no run can mend, before a study begins."""
-        self._any().check(variants)
+        self._any().check(scenarios)
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
         """Return the tags that a run of a scenario would have of its model."""

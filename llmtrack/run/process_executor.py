@@ -63,10 +63,10 @@ class ProcessExecutor:
         """
         return dict(self._ask({"describe": True}, "machine", self._patience.starting))
 
-    def check(self, variants: Sequence[Variant]) -> None:
-        """Refuse what no run can mend, before a study begins, as a worker sees it."""
-        question = {"check": [to_json(variant) for variant in variants]}
-        if problem := self._ask(question, "problem", self._patience.starting):
+    def check(self, scenarios: Sequence[Scenario]) -> None:
+        """Refuse what no run can mend, before a study begins, as a worker sees it; it fetches and converts models."""
+        question = {"check": [to_json(scenario) for scenario in scenarios]}
+        if problem := self._ask(question, "problem", self._patience.loading):
             raise UsageError(str(problem))
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:

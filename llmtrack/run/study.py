@@ -119,7 +119,7 @@ def run_study(
     machine = executor.machine()
     fetch_checkpoints(experiment.scenarios, tracker.tracking_uri)
     plan = make_plan(experiment.scenarios, machine)
-    executor.check(tuple(dict.fromkeys(each.variant for each in experiment.scenarios)))
+    executor.check(experiment.scenarios)
     facts = environment(machine, model_folders(experiment.scenarios))
     head = Text.assemble((on_one_line(experiment.name), "bold"), ": ", on_one_line(experiment.question))
     console.print(head, soft_wrap=True)

@@ -28,6 +28,7 @@ from llmtrack.run.progress import SuiteProgress
 from llmtrack.run.study import Reported, StudyResult, in_order, opened, run_study
 from llmtrack.run.support import say_support
 from llmtrack.scenario import Scalar
+from llmtrack.tracking.checkpoints import fetch_checkpoints
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.store_errors import one_line
@@ -97,9 +98,11 @@ def run_suite(
         same: what becomes of cells that several experiments ask for; see `llmtrack.run.common`.
 
     Raises:
+        UsageError: a model or text is not there, or nothing can be planned.
         TrackingError: the store refuses the suite's run.
     """
     machine = executor.machine()
+    _check(experiments, tracker, executor, machine)
     facts = environment(machine)
     start = partial(tracker.start_study, "suite", question, settings, facts)
     results: dict[str, StudyResult | None] = {}
@@ -140,6 +143,23 @@ def run_suite(
         result = SuiteResult(suite, results, reasons)
         reported = _report(result, run, tracker, console, question, remarks)
     return replace(result, **vars(reported))
+
+
+def _check(
+    experiments: Sequence[Experiment], tracker: Tracker, executor: Executor, machine: Mapping[str, str]
+) -> None:
+    """Refuse a suite that asks for a model or a text that is not there, or none of whose experiments can be planned."""
+    refused: list[LlmtrackError] = []
+    for each in experiments:
+        try:
+            make_plan(each.scenarios, machine)
+        except LlmtrackError as error:
+            refused.append(error)
+    if refused and len(refused) == len(experiments):
+        raise refused[0]
+    asked = [scenario for each in experiments for scenario in each.scenarios]
+    fetch_checkpoints(asked, tracker.tracking_uri)
+    executor.check(asked)
 
 
 def _following(experiment: Experiment, results: Mapping[str, StudyResult | None]) -> Experiment:

@@ -36,6 +36,7 @@ from llmtrack.run.support import say_support
 from llmtrack.scenario import Scalar
 from llmtrack.stopping import stop_in_order
 from llmtrack.tracking.aliases import set_alias
+from llmtrack.tracking.checkpoints import fetch_checkpoints
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.tracker import Study, Tracker
 
@@ -103,6 +104,8 @@ def run_tune(
             f"must be loaded and called, too; use budget={budget_text(2 * asked.start + 60)} or more"
         )
     scenarios = [scenario_of(each, SAMPLE) for each in space.candidates]
+    fetch_checkpoints(scenarios[:1], tracker.tracking_uri)
+    pool.check(scenarios[:1])
     facts = environment(pool.machine(), model_folders(scenarios))
     say(console, f"{experiment.name}: {experiment.question}")
     say(console, f"  {len(scenarios)} candidates, {asked.seconds:.0f} s; the baseline is {scenarios[0].name}")

@@ -1,16 +1,21 @@
-"""Which model a scenario would measure now, told by its files and without loading it."""
+"""Which model and text a scenario would measure now, told by their files and without loading a model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
+from llmtrack.parameter import NONE
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.task import TrainTask
 
 if TYPE_CHECKING:
     from llmtrack.models.load import ModelIdentity
+
+GGUF_READER = "llamacpp"
+"""The backend that reads a GGUF file as it is."""
 
 UNKNOWN = {"weights_digest": "unknown"}
 """The identity of a model that cannot be found: equal to that of no run."""
@@ -21,18 +26,44 @@ def identify(scenario: Scenario) -> dict[str, str]:
 
     What is trained from scratch is told by the scenario itself, and has none.
     """
-    variant, task, check = scenario.variant, scenario.task, scenario.quality
+    variant, task = scenario.variant, scenario.task
     try:
         if isinstance(task, TrainTask) and _from_scratch(variant, task):
             return {}
         found = _identity(variant)
         tags = {**found.digests.tags, **({"revision": found.revision} if found.revision else {})}
-        if check is not None and check.reference not in (None, variant):
-            digests = _identity(check.reference).digests.tags
+        for reference in scenario.variants[1:]:
+            digests = _identity(reference).digests.tags
             tags |= {REFERENCE_TAG_PREFIX + name: value for name, value in digests.items()}
     except LlmtrackError:
         return dict(UNKNOWN)
     return tags
+
+
+def require(scenarios: Sequence[Scenario]) -> None:
+    """Refuse what no run can mend: an unknown option, a corpus that cannot be read, a model that cannot be had.
+
+    A model is fetched and converted here, once, as it would be when it is loaded. What a backend of another package can
+    load, only that package knows.
+
+    Raises:
+        LlmtrackError: why the first of them cannot be measured.
+    """
+    from llmtrack.engines.registry import BUILTIN, check_variant
+    from llmtrack.quality.corpora import load_corpus
+
+    variants = list(dict.fromkeys(variant for each in scenarios for variant in each.variants))
+    for variant in variants:
+        check_variant(variant)
+    for text in dict.fromkeys(text for each in scenarios for text in each.texts):
+        load_corpus(text)
+    files = {
+        (each.model, each.revision, each.device, each.backend == GGUF_READER, each.quantization == NONE): each
+        for each in variants
+        if each.backend in BUILTIN
+    }
+    for variant in files.values():
+        _identity(variant)
 
 
 def _from_scratch(variant: Variant, task: TrainTask) -> bool:
@@ -47,4 +78,5 @@ def _identity(variant: Variant) -> ModelIdentity:
 
     # Random weights are drawn on the device that PyTorch runs on.
     device = resolve_device(variant.device) if variant.backend == "torch" else "cpu"
-    return load.identify_model(variant.model, variant.revision, device)
+    as_gguf = variant.backend == GGUF_READER and variant.quantization == NONE
+    return load.identify_model(variant.model, variant.revision, device, as_gguf=as_gguf)

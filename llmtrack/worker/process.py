@@ -23,7 +23,7 @@ from llmtrack.garbage import uncollected
 from llmtrack.output import protected
 from llmtrack.plain import from_json
 from llmtrack.processes import kill_children, when_parent_ends
-from llmtrack.scenario import Scenario, Variant
+from llmtrack.scenario import Scenario
 
 ENDING_SECONDS = 120.0
 """How long a worker whose parent is gone may take to keep a checkpoint."""
@@ -62,7 +62,7 @@ def main() -> None:
 
             tell({"machine": describe()})
         elif "check" in job:
-            tell({"problem": _problem([from_json(each, Variant) for each in job["check"]])})
+            tell({"problem": _problem([from_json(each, Scenario) for each in job["check"]])})
         elif "free" in job:
             engines.close()
             gc.collect()
@@ -84,13 +84,12 @@ def _end() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _problem(variants: Sequence[Variant]) -> str:
-    """Return in one line why a variant cannot be measured at all; empty if all can be tried."""
-    from llmtrack.engines.registry import check_variant
+def _problem(scenarios: Sequence[Scenario]) -> str:
+    """Return in one line why a scenario cannot be measured at all; empty if all can be tried."""
+    from llmtrack.worker.identity import require
 
     try:
-        for variant in variants:
-            check_variant(variant)
+        require(scenarios)
     except LlmtrackError as error:
         return in_words(error)
     return ""

@@ -277,10 +277,16 @@ def test_a_report_that_fails_in_a_suite_is_named_and_costs_no_measurement(tracke
 
 @pytest.mark.slow(1)
 def test_a_suite_of_which_nothing_runs_says_so(tracker, uri, console):
-    result = suite(tracker, console, replace(lengths(4), scenarios=(generating("a"), generating("a"))))
+    result = suite(tracker, console, lengths(4), executor=Interrupted(RuntimeError("broken")))
     assert result.exit_code == 1
     (own,) = studies(tracking_uri=uri).to_dict("records")
     assert own["status"] == "FAILED"
+
+
+def test_a_suite_of_which_nothing_can_be_planned_opens_none(tracker, uri, console):
+    with pytest.raises(UsageError, match="a is used twice"):
+        suite(tracker, console, replace(lengths(4), scenarios=(generating("a"), generating("a"))))
+    assert studies(tracking_uri=uri).empty
 
 
 @pytest.mark.slow(1)

@@ -31,7 +31,7 @@ from llmtrack.run.crew import Crew
 from llmtrack.run.executors import BESIDE, INTERRUPTED
 from llmtrack.run.kept import Kept
 from llmtrack.run.patience import LOADING, STARTING, Patience
-from llmtrack.scenario import Scenario, Variant
+from llmtrack.scenario import Scenario
 from llmtrack.tracking.environment import environment_id
 from llmtrack.words import clock_text, plural
 
@@ -96,9 +96,9 @@ class RayExecutor:
             self._machine = dict(self._ask(node.describe, self._facts))
         return self._machine
 
-    def check(self, variants: Sequence[Variant]) -> None:
+    def check(self, scenarios: Sequence[Scenario]) -> None:
         """Refuse what no run can mend, before a study begins, as a worker on a node sees it."""
-        self._ask(node.check, [to_json(variant) for variant in variants])
+        self._ask(node.check, [to_json(scenario) for scenario in scenarios], self._parcels(scenarios))
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
         """Return the tags that a run of a scenario would have of its model, as a worker on a node finds them."""

@@ -16,7 +16,7 @@ from llmtrack.models.source import parse_candidates
 from llmtrack.outcome import Measurement
 from llmtrack.run.cluster.kinds import Node
 from llmtrack.scenario import Scenario
-from llmtrack.task import GenerateTask, Task, TrainTask
+from llmtrack.task import Task, TrainTask
 from llmtrack.units import MIB
 
 MOST_SENT_MIB = 512
@@ -49,16 +49,12 @@ def named_files(scenarios: Sequence[Scenario]) -> dict[str, Path]:
     """Return the models and texts of scenarios that are files here, by how they are written."""
     found: dict[str, Path] = {}
     for scenario in scenarios:
-        check = scenario.quality
-        reference = check.reference if check else None
-        for variant in filter(None, (scenario.variant, reference)):
+        for variant in scenario.variants:
             for source in parse_candidates(variant.model):
                 if source.kind in ("folder", "gguf", "run"):
                     found[source.spec] = Path(source.location)
-        texts = [str(scenario.variant.option("calibration", ""))]
-        texts += [] if isinstance(scenario.task, GenerateTask) else [scenario.task.corpus]
-        texts += [check.perplexity.corpus] if check else []
-        found |= {text: Path(os.path.expanduser(text)) for text in texts if text.endswith((".txt", ".jsonl"))}
+        files = (each for each in scenario.texts if each.endswith((".txt", ".jsonl")))
+        found |= {text: Path(os.path.expanduser(text)) for text in files}
     return {written: path.absolute() for written, path in found.items() if path.exists()}
 
 

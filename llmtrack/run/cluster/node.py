@@ -23,7 +23,7 @@ from llmtrack.plain import from_json
 from llmtrack.run.cluster.files import Parcel, arrive, named_back, parcel_of, renamed
 from llmtrack.run.patience import Patience
 from llmtrack.run.process_executor import ProcessExecutor
-from llmtrack.scenario import Scenario, Variant
+from llmtrack.scenario import Scenario
 from llmtrack.tracking.environment import machine_facts
 from llmtrack.version import FOLDER, __version__
 from llmtrack.worker.outcomes import failure_of
@@ -64,10 +64,11 @@ def describe(patience: Patience, alone: bool, facts: Mapping[str, str]) -> dict[
         return _environment(executor, facts)
 
 
-def check(patience: Patience, alone: bool, variants: Sequence[Any]) -> None:
+def check(patience: Patience, alone: bool, scenarios: Sequence[Any], parcels: Sequence[Parcel]) -> None:
     """Refuse what no run can mend, as a worker on this node sees it; see `Executor.check`."""
+    here = {each.written: arrive(each) for each in parcels}
     with _worker(patience, alone) as executor:
-        executor.check([from_json(each, Variant) for each in variants])
+        executor.check([from_json(renamed(each, here), Scenario) for each in scenarios])
 
 
 def identify(patience: Patience, alone: bool, scenario: Any, parcels: Sequence[Parcel]) -> dict[str, str]:

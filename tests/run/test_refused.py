@@ -1,0 +1,104 @@
+"""What no run can mend is refused before a study begins: exit code 2, one line, and nothing tracked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments import backends, baseline, perplexity, quantization, suite, training, tune
+from llmtrack.errors import LlmtrackError, UsageError
+from llmtrack.run import main as entry
+from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.process_executor import ProcessExecutor
+from llmtrack.scenario import QualityCheck, Scenario, Variant
+from llmtrack.task import GenerateTask, PerplexityTask, TrainTask
+from llmtrack.tracking.query import runs
+from llmtrack.worker.identity import require
+from tests.run.scenarios import MODEL
+
+QUICK = ["--model", "synthetic:tiny", "--device", "cpu"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a folder that holds no model, a file that is no GGUF file, and a text that is not UTF-8."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.gguf").write_bytes(b"no model")
+    (tmp_path / "latin.txt").write_bytes("caf\xe9".encode("latin-1"))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("experiment", "arguments", "message"),
+    [
+        (perplexity, ["--corpus", "novel.txt"], "no corpus 'novel.txt'"),
+        (perplexity, ["--corpus", "latin.txt"], "is not UTF-8"),
+        (training, ["--corpus", "novel.txt"], "no corpus 'novel.txt'"),
+        (quantization, ["--corpus", "novel.jsonl"], "no corpus 'novel.jsonl'"),
+        (suite, ["--experiments", "baseline,perplexity", "--model", "./empty"], "./empty: "),
+        (tune, ["--corpus", "novel.txt"], "no corpus 'novel.txt'"),
+        (tune, ["--model", "./empty", "--space", "backend=torch"], "./empty: "),
+        (baseline, ["--model", "./empty"], "./empty: "),
+        (baseline, ["--model", "broken.gguf"], "broken.gguf: "),
+        (baseline, ["--model", "./empty,broken.gguf"], "tried 2: "),
+        (baseline, ["--model", "some/model"], "some/model: "),
+        (backends, ["--model", "./empty"], "./empty: "),
+    ],
+)
+def test_what_is_not_there_is_refused_and_leaves_no_run(
+    here, uri, monkeypatch, capsys, experiment, arguments, message
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(entry, "make_executors", lambda settings: [InlineExecutor()])
+    monkeypatch.setattr("experiments.tune.make_executor", lambda settings: InlineExecutor())
+    with pytest.raises(SystemExit) as ended:
+        experiment.main([*QUICK, *arguments, "--tracking-uri", uri])
+    said = capsys.readouterr()
+    (line,) = [each for each in (said.out + said.err).splitlines() if "error: " in each] or [said]
+    assert ended.value.code == 2
+    assert message in line
+    assert "Traceback" not in said.out + said.err
+    assert runs(kind=None, tracking_uri=uri).empty
+
+
+def scenarios(**asked):
+    """Return one scenario of each kind that names a model or a text."""
+    model, text = asked.get("model", MODEL.model), asked.get("text", "builtin")
+    variant = Variant(model, device="cpu")
+    generate, score = GenerateTask(("a",)), PerplexityTask(corpus=text)
+    told = Variant(MODEL.model, options=(("calibration", text),), backend="onnx", quantization="int4-gptq")
+    return {
+        "scored": Scenario("a", variant, score),
+        "trained": Scenario("a", variant, TrainTask(corpus=text)),
+        "scored beside": Scenario("a", variant, generate, quality=QualityCheck(score)),
+        "compared with": Scenario("a", MODEL, generate, quality=QualityCheck(reference=variant)),
+        "calibrated": Scenario("a", told if "text" in asked else variant, generate),
+    }
+
+
+NAMED = [({"model": "./empty"}, kind) for kind in scenarios()]
+NAMED += [({"text": "novel.txt"}, kind) for kind in scenarios() if kind != "compared with"]
+
+
+@pytest.mark.parametrize(("asked", "kind"), NAMED)
+def test_every_way_to_name_a_model_or_a_text_is_looked_at(here, asked, kind):
+    (name,) = asked.values()
+    with pytest.raises(LlmtrackError, match=name):
+        require([scenarios()["scored"], scenarios(**asked)[kind]])
+
+
+def test_what_is_there_is_not_refused(here):
+    require(list(scenarios().values()))
+
+
+@pytest.mark.slow(4)
+def test_a_worker_refuses_in_the_same_words(here):
+    executor = ProcessExecutor()
+    try:
+        with pytest.raises(UsageError, match="no corpus 'novel"):
+            executor.check([scenarios(text="novel.txt")["scored"]])
+        executor.check([scenarios()["scored"]])
+    finally:
+        executor.close()
