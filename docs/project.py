@@ -11,7 +11,7 @@ from pathlib import Path
 from experiments import declarations, suite
 from llmtrack.cli import main as llmtrack_command
 from llmtrack.options import parameters
-from llmtrack.parameter import NONE, flag_of, written
+from llmtrack.parameter import NONE, Parameter, flag_of, written
 from llmtrack.quantize.recipe import BUILTIN
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,7 +94,47 @@ def _experiments() -> Iterator[str]:
     yield "| `compare` | The table of what has been tracked so far. |\n"
 
 
+TYPED = '''# Made by `make docs` from the experiments' configs; a test keeps the two equal.
+"""`llmtrack.run` as type checkers and editors know it: each experiment with its parameters."""
+
+from collections.abc import Sequence
+from typing import Literal, overload
+
+from rich.console import Console
+
+from llmtrack.run.notebook import Finished
+'''
+
+
+def typed() -> str:
+    """Return the text of llmtrack/run/typed.pyi."""
+    return TYPED + "".join(_overload(name) for name in (*declarations(), "suite"))
+
+
+def _overload(name: str) -> str:
+    module = importlib.import_module(f"experiments.{name}")
+    question = suite.QUESTION if name == "suite" else module.DECLARED.question
+    own = parameters(module.main.config)
+    given = "".join(f"    {each.name}: {_type(each)} = ...,\n" for each in own)
+    told = "".join(f"        {each.name}: {each.option.help}\n" for each in own)
+    return (
+        f'\n@overload\ndef run(\n    experiment: Literal["{name}"],\n    *,\n    console: Console | None = ...,\n'
+        f"    quiet: bool = ...,\n{given}) -> Finished:\n"
+        f'    """{question}\n\n    Args:\n{told}    """\n'
+    )
+
+
+def _type(parameter: Parameter) -> str:
+    option, kind = parameter.option, parameter.kind.__name__
+    if option.choices and not parameter.many:
+        kind = f"Literal[{', '.join(json.dumps(each) for each in option.choices)}]"
+    if parameter.many:
+        kind = f"Sequence[{kind}] | {kind}" + ("" if kind == "str" else " | str")
+    return f"{kind} | None" if parameter.optional else kind
+
+
 if __name__ == "__main__":
+    (ROOT / "llmtrack" / "run" / "typed.pyi").write_text(typed(), encoding="utf-8")
     (ROOT / "MLproject").write_text(mlproject(), encoding="utf-8")
     for name, made in (("README.md", readme), ("docs/quantization.md", quantization)):
         page = ROOT / name

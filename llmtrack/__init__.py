@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from llmtrack.quality.corpora import load_corpus
     from llmtrack.quality.figures import compute_perplexity
     from llmtrack.quality.perplexity import score_documents, score_rolling
+    from llmtrack.run.notebook import report
+    from llmtrack.run.typed import run
     from llmtrack.task import RepeatPolicy
     from llmtrack.tracking.artifacts import measurements
     from llmtrack.tracking.query import runs, studies

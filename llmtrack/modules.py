@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import Signature, signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,10 @@ def callable_package(name: str, home: str, function: str) -> None:
     class Callable(ModuleType):
         def __call__(self, *given: Any, **named: Any) -> Any:
             return getattr(import_module(home), function)(*given, **named)
+
+        @property
+        def __signature__(self) -> Signature:
+            return signature(getattr(import_module(home), function))
 
     sys.modules[name].__class__ = Callable
 

@@ -25,16 +25,18 @@ LOG_WIDTH = 1000
 _NAMES = 1 + max(len(metric.name) for metric in schema.METRICS if metric.shown or metric.sampled)
 
 
-def make_console(outlive: bool = False) -> Console:
+def make_console(outlive: bool = False, stderr: bool = False) -> Console:
     """Return the console for a command's output; in a log, lines are as wide as they need to be.
 
     Args:
         outlive: go on if its output cannot be written any more, since it is beside what is measured and tracked.
+        stderr: write there, progress only (see `run.ending.end_study`).
     """
-    stream = protected(sys.stdout) if outlive else sys.stdout
+    stream = sys.stderr if stderr else sys.stdout
+    stream = protected(stream) if outlive else stream
     replace_unknown(stream)
     width = None if console_of(file=stream).is_terminal else LOG_WIDTH
-    return console_of(file=stream, highlight=False, emoji=False, width=width)
+    return console_of(file=stream, stderr=stderr, highlight=False, emoji=False, width=width)
 
 
 def width_of(console: Console) -> int | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import click
 
 from llmtrack.experiment import Declaration
-from llmtrack.options import parameters
 from llmtrack.output import tell
 from llmtrack.report.terminal import make_console
 from llmtrack.run.flags import click_options
 from llmtrack.run.main import USAGE, exit_codes, run_experiment
-from llmtrack.run.settings import Settings
+from llmtrack.run.settings import unknown
 from llmtrack.tracking.refusal import explain_refusal
 
 
@@ -34,22 +34,24 @@ class ConfigCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line."""
+        given = tuple(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            reason = self._unknown(error)
+            reason = self._unknown(error.option_name, given)
         except click.UsageError as error:
             reason = error.format_message()
         tell(f"error: {reason}", err=True)
         explain_refusal(reason)
         raise click.exceptions.Exit(USAGE)
 
-    def _unknown(self, error: click.NoSuchOption) -> str:
+    def _unknown(self, flag: str, given: Sequence[str]) -> str:
         # `mlflow run` passes on a parameter that the entry point does not declare, in its own spelling.
-        name = error.option_name.lstrip("-").replace("-", "_")
-        if name in {each.name for each in parameters(Settings)}:
-            return f"{self.name} takes no {name}, which would change nothing here: leave it out"
-        return f"{self.name} has no parameter {name}: it takes {', '.join(each.name for each in parameters(self.config))}"
+        name = flag.lstrip("-").replace("-", "_")
+        values = [after for before, after in pairwise((*given, "")) if before == flag]
+        values += [each.partition("=")[2] for each in given if each.startswith(f"{flag}=")]
+        value = values[0] if values and not values[0].startswith("--") else ""
+        return str(unknown(str(self.name), self.config, name, value or None))
 
 
 def command(declared: Declaration[Any]) -> ConfigCommand:

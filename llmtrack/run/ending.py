@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from llmtrack.output import console_of
 from llmtrack.report.parts import Parts
 from llmtrack.report.place import Place
 from llmtrack.report.study import Written, say_incomplete
@@ -45,7 +47,9 @@ def end_study(
     with ExitStack() as stack:
         with parts.part("report"):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            place = Place(study.run_id, study.experiment_id, tracker.tracking_uri, folder, console, parts)
+            # On stderr is progress: whoever asks for it so is returned the report, and shows it.
+            shown = console_of(file=io.StringIO(), width=200) if console.stderr else console
+            place = Place(study.run_id, study.experiment_id, tracker.tracking_uri, folder, shown, parts)
             written = write(place)
         tracker.finish_study(
             study,

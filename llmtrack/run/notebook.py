@@ -23,7 +23,9 @@ from llmtrack.output import console_of
 from llmtrack.report.formats import render
 from llmtrack.report.table import Table, summary_table
 from llmtrack.report.tasks import tables_by_task
+from llmtrack.run.cell import progress_console
 from llmtrack.run.main import perform
+from llmtrack.run.settings import unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,14 +74,21 @@ class Finished:
         return f"{tables}<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in self.reading)}</ul>\n"
 
 
-def run(experiment: str, *, console: Console | None = None, **options: Any) -> Finished:
+def run(experiment: str, *, console: Console | None = None, quiet: bool = False, **options: Any) -> Finished:
     """Run an experiment: the same study as `mlflow run . -e EXPERIMENT`, tracked in the same way.
+
+    `llmtrack.run("precision", model="synthetic:tiny", dtypes=["float32", "bfloat16"])` compares two precisions. Type checkers
+    know the parameters of each experiment (`llmtrack/run/typed.pyi`).
 
     Args:
         experiment: its name, such as `precision`.
-        console: where progress and the table are printed; None: nowhere.
+        console: where progress, table and reading are printed; None: progress on stderr, or in a display in a notebook.
+        quiet: show no progress.
         options: its parameters as docs/commands.md names them, lists as lists: `model="synthetic:tiny"`,
             `dtypes=["float32", "bfloat16"]`; `executor="inline"` measures in this process.
+
+    Returns:
+        Its runs, its table and what they say; `print` shows them, and so does a notebook.
 
     Raises:
         UsageError: there is no such experiment or parameter, or a value is not accepted.
@@ -91,9 +100,9 @@ def run(experiment: str, *, console: Console | None = None, **options: Any) -> F
     known = {each.name: each for each in parameters(module.main.config)}
     for name in options:
         if name not in known:
-            raise UsageError(f"{experiment} has no parameter {name!r}: it takes {', '.join(known)}")
+            raise unknown(experiment, module.main.config, name, options[name])
     config = module.main.config(**{name: known[name].accept(value) for name, value in options.items()})
-    printed = console or console_of(file=io.StringIO(), width=200)
+    printed = console or progress_console(quiet)
     if hasattr(module, "perform"):  # not one list of scenarios: a suite, or what decides as it goes
         done = module.perform(config, printed)
     else:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 from llmtrack.devices import DEVICE_HELP, canonical_dtype
 from llmtrack.engines.options import CompileOption, DevicesOption, ThreadOption
 from llmtrack.engines.registry import told
 from llmtrack.errors import UsageError
-from llmtrack.options import Checked, Option, changed, taken
+from llmtrack.options import Checked, Option, changed, parameters, taken
+from llmtrack.parameter import written
 from llmtrack.scenario import QualityCheck, Variant
 from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy, Workers
 
@@ -190,3 +192,27 @@ class RunOptions(ClusterOptions, HereOptions):
 @dataclass(frozen=True)
 class Settings(EngineOptions, TimingOptions, RunOptions):
     """All of them."""
+
+
+def unknown(experiment: str, config: type, name: str, value: object = None) -> UsageError:
+    """Return the error for a parameter that an experiment does not take; it names the one that was probably meant.
+
+    Args:
+        experiment: its name.
+        config: what it takes.
+        name: what was given.
+        value: its value; None: not known.
+    """
+    known = [each.name for each in parameters(config)]
+    elsewhere = name in {each.name for each in parameters(Settings)}
+    near = [
+        each for each in known if each.rstrip("s") in (name.rstrip("s"), name.rstrip("s").rpartition("_")[2])
+    ]
+    # What other experiments take is no misspelling: only its plural, or singular, is meant.
+    near = near or ([] if elsewhere else get_close_matches(name, known, n=1))
+    if near:
+        given = "" if value is None else f"={written(tuple(value) if isinstance(value, list) else value)}"
+        return UsageError(f"{experiment} has no parameter {name}: did you mean {near[0]}{given}?")
+    if elsewhere:
+        return UsageError(f"{experiment} takes no {name}, which would change nothing here: leave it out")
+    return UsageError(f"{experiment} has no parameter {name}: it takes {', '.join(known)}")

@@ -12,7 +12,7 @@ import click
 import pytest
 import yaml
 
-from docs.project import mlproject, quantization, readme
+from docs.project import mlproject, quantization, readme, typed
 from experiments import suite
 from llmtrack.cli import main as llmtrack_command
 
@@ -122,11 +122,17 @@ def test_the_page_of_recipes_lists_each_with_what_it_quantizes_and_can_be_told()
     assert "`calibration_method=minmax`" in text
 
 
+def test_what_type_checkers_know_is_what_the_experiments_take():
+    text = (ROOT / "llmtrack" / "run" / "typed.pyi").read_text(encoding="utf-8")
+    assert text == typed(), "run: make docs"
+    assert "    dtypes: Sequence[str] | str = ...,\n" in text
+    assert '    executor: Literal["process", "inline"] = ...,\n' in text, "tune takes no cluster"
+
+
 NOTHING = [
     ("perplexity", ("max_new_tokens", "warmup", "min_repeats", "min_seconds", "max_seconds")),
     ("training", ("max_new_tokens", "warmup", "min_repeats", "min_seconds", "max_seconds")),
-    ("precision", ("dtype",)),
-    ("quantization", ("dtype", "backend")),
+    ("quantization", ("backend",)),
 ]
 
 
@@ -146,8 +152,28 @@ def test_what_would_do_nothing_is_no_parameter_and_refused_in_one_line(name, par
         )
 
 
-def test_a_misspelt_parameter_is_refused_with_those_there_are(capfd):
+MEANT = [
+    ("precision", "dtype", "bfloat16", "dtypes=bfloat16"),
+    ("batching", "size", "3", "sizes=3"),
+    ("batching", "batch_size", "1,2", "sizes=1,2"),
+    ("prompt_length", "prompt_length", "64", "lengths=64"),
+    ("baseline", "max_new_token", "8", "max_new_tokens=8"),
+    ("suite", "dtypes", "bfloat16", "dtype=bfloat16"),
+    ("tune", "objectiv", "tokens_per_sec", "objective=tokens_per_sec"),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "value", "meant"), MEANT)
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_misspelt_parameter_is_refused_with_the_one_that_is_meant(name, given, value, meant, joined, capfd):
     with pytest.raises(SystemExit) as ended:
-        command_of("batching")(["--size", "3"])
+        command_of(name)([f"--{given}={value}"] if joined else [f"--{given}", value])
     assert ended.value.code == 2
-    assert capfd.readouterr().err.startswith("error: batching has no parameter size: it takes sizes, model, ")
+    assert capfd.readouterr().err == f"error: {name} has no parameter {given}: did you mean {meant}?\n"
+
+
+def test_what_is_like_no_parameter_is_refused_with_those_there_are(capfd):
+    with pytest.raises(SystemExit) as ended:
+        command_of("batching")(["--zoo", "3"])
+    assert ended.value.code == 2
+    assert capfd.readouterr().err.startswith("error: batching has no parameter zoo: it takes sizes, model, ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import re
 import subprocess
@@ -18,6 +19,7 @@ import llmtrack.report.table
 import llmtrack.report.write
 import llmtrack.run.study
 from llmtrack.errors import UsageError
+from llmtrack.run.cell import progress_console
 
 TINY = {
     "model": "synthetic:tiny",
@@ -29,10 +31,13 @@ TINY = {
 
 
 @pytest.mark.slow(4)
-def test_an_experiment_is_a_function_that_prints_nothing_and_returns_its_runs(uri, tmp_path, capfd):
+def test_an_experiment_is_a_function_that_tells_how_far_it_is_and_returns_its_runs(uri, tmp_path, capfd):
     study = llmtrack.run("precision", dtypes=["float32", "bfloat16"], tracking_uri=uri, **TINY)
     said = capfd.readouterr()
-    assert (said.out, said.err) == ("", "")
+    assert said.out == ""
+    assert said.err.startswith("precision: Which precision is fastest here")
+    assert "\n  float32: " in said.err
+    assert "Fastest:" not in said.err, "the report is returned"
     assert list(study.runs["scenario"]) == ["float32", "bfloat16"]
     assert study.reading[0].startswith("Fastest:")
     assert not study.problems
@@ -52,10 +57,11 @@ def test_an_experiment_is_a_function_that_prints_nothing_and_returns_its_runs(ur
 
 
 @pytest.mark.slow(4)
-def test_a_suite_is_a_function_too_with_a_table_for_each_task(uri):
+def test_a_suite_is_a_function_too_with_a_table_for_each_task(uri, capfd):
     suite = llmtrack.run(
-        "suite", experiments=["baseline", "perplexity"], quick=True, tracking_uri=uri, **TINY
+        "suite", experiments=["baseline", "perplexity"], quick=True, tracking_uri=uri, quiet=True, **TINY
     )
+    assert capfd.readouterr() == ("", "")
     assert list(suite.tables) == ["timing", "quality"]
     assert set(suite.runs["experiment"]) == {"baseline", "perplexity"}
     assert suite.reading
@@ -86,7 +92,19 @@ def test_what_decides_as_it_goes_is_a_function_too(monkeypatch):
     ("name", "options", "message"),
     [
         ("precison", {}, "there is no experiment 'precison': did you mean precision"),
-        ("precision", {"lengths": [1]}, "precision has no parameter 'lengths': it takes dtypes"),
+        ("precision", {"lengths": [1]}, "precision has no parameter lengths: it takes dtypes"),
+        (
+            "precision",
+            {"dtype": "bfloat16"},
+            r"precision has no parameter dtype: did you mean dtypes=bfloat16\?",
+        ),
+        ("precision", {"dtype": ["float32", "bfloat16"]}, r"did you mean dtypes=float32,bfloat16\?"),
+        ("batching", {"batch_sizes": 4}, r"batching has no parameter batch_sizes: did you mean sizes=4\?"),
+        (
+            "perplexity",
+            {"warmup": 3},
+            "perplexity takes no warmup, which would change nothing here: leave it out",
+        ),
         ("precision", {"max_new_tokens": 0}, "max_new_tokens"),
         ("precision", {"dtypes": "float32,float3"}, "unknown dtype 'float3'"),
     ],
@@ -124,3 +142,51 @@ def test_the_packages_of_these_names_stay_packages_and_load_nothing_early():
     assert llmtrack.report.table.summary_table
     assert callable(llmtrack.run)
     assert callable(llmtrack.report)
+
+
+def test_what_is_called_says_what_it_takes_returns_and_how():
+    for function, names in (
+        (llmtrack.run, ["experiment", "console", "quiet", "options"]),
+        (llmtrack.report, ["study", "folder", "tracking_uri"]),
+    ):
+        assert list(inspect.signature(function).parameters) == names
+        for word in ("Args:", "Returns:", "llmtrack.", *(f"    {name}: " for name in names)):
+            assert word in function.__doc__, word
+
+
+class Display:
+    """What IPython.display has of it: a display, and what it shows."""
+
+    def __init__(self):
+        self.pages = []
+
+    def HTML(self, page):  # noqa: N802
+        return page
+
+    def display(self, page, display_id):
+        assert display_id
+        self.update(page)
+        return self
+
+    def update(self, page):
+        self.pages.append(page)
+
+
+def test_in_a_notebook_one_display_shows_the_last_lines(monkeypatch):
+    display = Display()
+    kernel = SimpleNamespace(kernel=object())
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: kernel))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    console = progress_console()
+    for number in range(40):
+        console.print(f"line {number} <b>")
+    shown = display.pages[-1]
+    assert "line 39 &lt;b&gt;" in shown
+    assert "line 20" not in shown
+    assert console.stderr, "a report is not printed there"
+
+
+def test_in_a_script_progress_goes_to_stderr(capsys):
+    progress_console().print("half way")
+    progress_console(quiet=True).print("never")
+    assert capsys.readouterr() == ("", "half way\n")
