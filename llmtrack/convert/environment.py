@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from llmtrack.errors import FailureKind, MissingDependencyError, ScenarioError
 from llmtrack.installed import find_uv, installed_version
-from llmtrack.models.cache import LOCK_SECONDS, cache_root
+from llmtrack.models.cache import LOCK_SECONDS, cache_root, is_full, why_full
 from llmtrack.models.durations import making
 from llmtrack.plain import digest
 
@@ -135,6 +135,10 @@ class BuildEnvironment:
                     code, said = _run([*uv, *step], self.folder.parent, environment, INSTALL_SECONDS)
                 except subprocess.TimeoutExpired:
                     code, said = 1, f"error: it took over {INSTALL_SECONDS:.0f} s"
+                if code and is_full(said):
+                    raise MissingDependencyError(
+                        f"{self._what} cannot be made: {why_full(self.folder.parent)}"
+                    )
                 if code:
                     raise MissingDependencyError(
                         f"{self._what} cannot be made ({error_line(said)}): check the network or uv's package index "

