@@ -44,7 +44,7 @@ def run(
         prompt: Text to continue; none: one of ours.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
         backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
         dtype: Precision.
@@ -102,7 +102,7 @@ def run(
         lengths: Prompt lengths in tokens.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
         backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
         dtype: Precision.
@@ -162,7 +162,7 @@ def run(
         multiple: Pad one of the batches to a multiple of so many tokens.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
         backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
         dtype: Precision.
@@ -220,7 +220,7 @@ def run(
         sizes: Batch sizes.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
         backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
         dtype: Precision.
@@ -280,7 +280,7 @@ def run(
         long_tokens: Tokens of the long prompts at most; none: as many as the context has room for.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
         backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
         dtype: Precision.
@@ -336,7 +336,7 @@ def run(
         prompt: Text to continue; none: one of ours.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
         backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
         max_new_tokens: New tokens per row.
@@ -405,7 +405,7 @@ def run(
         workers: Workers that score the text together, each with a copy of the model (docs/ray.md); auto: as many as a cluster has room for.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
         backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
         dtype: Precision.
@@ -483,7 +483,7 @@ def run(
         corpus: Text that quality is judged by.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
         min_repeats: Counted calls at least.
         max_new_tokens: New tokens per row.
@@ -571,7 +571,7 @@ def run(
         explain: Print how the loss of one window comes about.
         output: Folder of the checkpoints; none: one in .llmtrack/training.
         revision: Revision of a hub model.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
         backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
         dtype: Precision.
@@ -633,7 +633,7 @@ def run(
         corpus: Text that quality is judged by.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
         min_seconds: Seconds of counted calls at least.
@@ -689,7 +689,7 @@ def run(
         corpus: Text that quality is judged by.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
         resume: Skip scenarios that are measured already, and report them all.
         executor: Measure in a worker process per variant, or in this one.
@@ -740,7 +740,7 @@ def run(
         quick: A first look in minutes: fewer tokens, repeats and lengths.
         model: Model, or comma list of candidates.
         revision: Revision of a hub model.
-        device: auto, cpu, cuda or cuda:N.
+        device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
         backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
         dtype: Precision.
