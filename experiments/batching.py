@@ -72,7 +72,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
     if done.empty:
         return ["Nothing was measured."]
     first, best = done.iloc[0], knee(done)
-    grown = say.difference_between(first, best, "tokens_per_sec", len(done) - 1)
+    grown = say.difference_between(first, best, "tokens_per_sec")
     if undecided := say.undecided("Which batch size makes the most", done):
         return [*undecided, *say.doubts(runs)]
     if best["run_id"] == first["run_id"]:
@@ -81,10 +81,10 @@ def reading(runs: pd.DataFrame) -> list[str]:
             f"{first['tokens_per_sec']:.1f} tokens/s{say.doubt(first)}."
         ]
     else:
+        of_the_first = f"rate of batch size {first['batch_size']}"
         lines = [
             f"Throughput grows up to a batch size of {best['batch_size']}{say.doubt(best)}: {best['tokens_per_sec']:.1f} tokens/s, "
-            f"{best['tokens_per_sec'] / first['tokens_per_sec']:.2f}x that of batch size {first['batch_size']}"
-            f"{say.in_doubt(grown)}."
+            f"{say.times(grown, of_the_first)}."
         ]
     lines += say.cannot_tell(best, [run for _, run in done.iterrows()], "tokens_per_sec")
     if best["batch_size"] == done.iloc[-1]["batch_size"] and len(done) > 1:
@@ -111,7 +111,7 @@ def knee(done: pd.DataFrame) -> pd.Series:
     """
     best = done.iloc[0]
     for _, run in done.iloc[1:].iterrows():
-        if say.difference_between(best, run, "tokens_per_sec", len(done) - 1).verdict == "better":
+        if say.difference_between(best, run, "tokens_per_sec").verdict == "better":
             best = run
     return best
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import DEFAULT_PROMPT, UNEQUAL_PROMPTS
+from llmtrack.decide.wording import ratio_text
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.options import Option
 from llmtrack.report import reading as say
@@ -118,7 +119,7 @@ def _growth(how: str, run: pd.Series) -> str:
         return ""
     return (
         f"From the first to the last quarter of the answer a token takes {run[first]:.1f} ms to {run[last]:.1f} ms "
-        f"{how} the cache ({run[last] / run[first]:.2f}x)."
+        f"{how} the cache ({ratio_text(run[last] / run[first])})."
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from experiments import precision
+from llmtrack.decide.wording import change_text
 from llmtrack.devices import canonical_dtype
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
@@ -78,7 +79,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
     ]
     for _, run in done.iloc[1:].iterrows():
         found = say.difference_between(base, run, "perplexity")
-        change = f"perplexity {run['perplexity'] / base['perplexity'] - 1:+.2%} against {base['dtype']}"
+        change = f"perplexity {change_text(run['perplexity'] / base['perplexity'])} against {base['dtype']}"
         if found.verdict == "same":
             change += f", {found.words}"
         lines.append(f"{run['dtype']}: {found.words if found.verdict == 'not comparable' else change}.")

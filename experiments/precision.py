@@ -73,7 +73,7 @@ def reading(runs: pd.DataFrame) -> list[str]:
     for _, run in done.iloc[1:].iterrows():
         same = "the same" if ask.equal(run, base, "output_digest") else "other"
         lines.append(
-            f"{run['dtype']} against {base['dtype']}: the call takes {say.change(base, run, 'total_latency_s', len(done) - 1)}, "
+            f"{run['dtype']} against {base['dtype']}: the call takes {say.change(base, run, 'total_latency_s')}, "
             f"the weights take {run['model_size_mib'] / base['model_size_mib']:.0%} of the memory, "
             f"and greedy decoding gives {same} tokens."
         )

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT
-from llmtrack.decide.differences import Difference
+from llmtrack.decide.differences import Difference, in_figures
 from llmtrack.decide.verdicts import measure_more, tell
+from llmtrack.decide.wording import change_text, ratio_text
 from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.errors import UsageError
@@ -352,7 +353,7 @@ def advise(done: pd.DataFrame, base: pd.Series) -> list[str]:
 def _spikes(done: pd.DataFrame, base: pd.Series) -> list[str]:
     ratios = zip(done["scenario"], done["perplexity"] / base["perplexity"], strict=True)
     return [
-        f"Do not use {name}: its perplexity is {ratio:.2f} times the baseline's."
+        f"Do not use {name}: its perplexity is {ratio_text(ratio)} the baseline's."
         for name, ratio in ratios
         if ratio > SPIKE
     ]
@@ -384,20 +385,19 @@ def _advice(best: pd.Series, base: pd.Series, done: pd.DataFrame, key: str, use:
     start = f"For {use} at up to {cost:.0%} more perplexity"
     if best["scenario"] == base["scenario"]:
         return f"{start} nothing beats the baseline."
-    # The fastest was picked out of all of them, so that as many comparisons were made.
-    found = say.difference_between(base, best, key, len(done) - 1)
+    found = say.difference_between(base, best, key)
     if found.verdict == "same":
-        return f"{start} nothing beats the baseline beyond noise: {found.words}{say.in_doubt(found)}."
+        return f"{start} nothing beats the baseline: {found.words}{say.in_doubt(found)}."
     if not found.told or found.ratio is None:
         return (
-            f"{start} nothing can be told yet of {best['scenario']} against the baseline ({found.why}): "
-            f"measure more: {measure_more(base, found.repeats_needed)}"
+            f"{start}: {best['scenario']} against the baseline is inconclusive ({found.why}); "
+            f"to settle it run: {measure_more(base, found.repeats_needed)}"
         )
     within = done[done["perplexity"] / base["perplexity"] - 1 <= cost]
     rivals = [run for _, run in within.iterrows() if run["run_id"] not in (best["run_id"], base["run_id"])]
     return (
-        f"{start}: {best['scenario']}{say.doubt(best)}, {found.ratio.value:.2f} times the baseline's {phase} speed "
-        f"at {best['perplexity'] / base['perplexity'] - 1:+.2%} perplexity{say.in_doubt(found)}"
+        f"{start}: {best['scenario']}{say.doubt(best)}, {in_figures(found)} the baseline's {phase} speed "
+        f"at {change_text(best['perplexity'] / base['perplexity'])} perplexity{say.in_doubt(found)}"
         f"{say.all_behind(best, rivals, key)}."
     )
 

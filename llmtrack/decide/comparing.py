@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference
-from llmtrack.decide.floor import floors, measured_there, place
 from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.selectors import select_all
 from llmtrack.decide.significance import ALPHA
-from llmtrack.decide.verdicts import tell_pairs
+from llmtrack.decide.verdicts import tell_pairs, with_samples
 from llmtrack.errors import UsageError
 from llmtrack.given import texts
 from llmtrack.parameter import CHANCE, read_number
 from llmtrack.tracking import ask
-from llmtrack.tracking.artifacts import Samples, samples_by_run
-from llmtrack.tracking.cells import FLOORS
+from llmtrack.tracking.cells import EVIDENCE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,14 +68,14 @@ def compare(
         metrics: names from docs/metrics.md; else the headline ones that any run has.
         experiment: only runs of this llmtrack or MLflow experiment.
         across_environments: compare speed and memory of different machines or versions too.
-        alpha: chance of a false alarm that is accepted, over all candidates of a metric together.
+        alpha: chance of a false alarm that is accepted, over all comparisons that a study makes in a metric.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Returns:
         One row per pair and metric, in the order of the candidates: `scenario`, `metric`, its `unit` and `better` direction;
         the headline values `baseline` and `candidate` in that unit; `ratio` of the medians (candidate over baseline)
         with its 95 % bootstrap interval `ratio_low` to `ratio_high`; the numbers of raw samples; `p_value`
-        (Mann-Whitney, two-sided) and `p_adjusted` (Holm, over the candidates); `verdict` (`better`, `worse`,
+        (Mann-Whitney, two-sided) and `p_adjusted` (for the comparisons of the study); `verdict` (`better`, `worse`,
         `changed`, `same`, `unknown`, `not comparable`, `failed` or `missing`) and the same in `words`; `doubts`, the
         warnings that either run carries itself, one a line; where the runs are found. Dtypes are those of `COLUMNS`; what is not known is NaN or `<NA>`.
 
@@ -88,14 +86,8 @@ def compare(
     pairs, _ = match(
         as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri)
     )
-    pairs = with_known_floors(pairs, tracking_uri)
-    return compare_pairs(
-        pairs,
-        metrics,
-        samples=samples_of(pairs, tracking_uri),
-        across_environments=across_environments,
-        alpha=alpha,
-    )
+    pairs = with_samples_of(pairs, tracking_uri)
+    return compare_pairs(pairs, metrics, across_environments=across_environments, alpha=alpha)
 
 
 def as_runs(
@@ -109,16 +101,18 @@ def as_runs(
     return select_all(selection, experiment, tracking_uri)
 
 
-def with_known_floors(pairs: Sequence[Pair], tracking_uri: str | None) -> list[Pair]:
-    """Return pairs of runs that know how far equal settings differed where each was measured; see `decide.floor`."""
-    known = floors(measured_there(runs_of(pairs), tracking_uri))
+def with_samples_of(pairs: Sequence[Pair], tracking_uri: str | None) -> list[Pair]:
+    """Return pairs of runs that have all that a verdict on them depends on; see `verdicts.with_samples`."""
+    known = with_samples(runs_of(pairs), tracking_uri)
+    told = {str(run["run_id"]): run for _, run in known.iterrows()}
 
-    def told(run: pd.Series) -> pd.Series:
-        run = run.copy()
-        run[FLOORS] = known.get(place(run), {})
+    def with_it(run: pd.Series) -> pd.Series:
+        found, run = told[str(run["run_id"])], run.copy()
+        for name in EVIDENCE:
+            run[name] = found[name]
         return run
 
-    return [Pair(told(pair.baseline), told(pair.candidate)) for pair in pairs]
+    return [Pair(with_it(pair.baseline), with_it(pair.candidate)) for pair in pairs]
 
 
 def runs_of(pairs: Sequence[Pair]) -> pd.DataFrame:
@@ -129,22 +123,10 @@ def runs_of(pairs: Sequence[Pair]) -> pd.DataFrame:
     return pd.DataFrame(list(rows.values())).infer_objects().reset_index(drop=True)
 
 
-def samples_of(pairs: Sequence[Pair], tracking_uri: str | None) -> dict[str, Samples]:
-    """Return the raw samples of every run in pairs, by run id."""
-    ids = dict.fromkeys(
-        str(run["run_id"])
-        for pair in pairs
-        for run in (pair.baseline, pair.candidate)
-        if ask.is_finished(run)
-    )
-    return samples_by_run(list(ids), tracking_uri)
-
-
 def compare_pairs(
     pairs: Sequence[Pair],
     metrics: Sequence[str] | None,
     *,
-    samples: Mapping[str, Samples],
     across_environments: bool = False,
     alpha: float = ALPHA,
 ) -> pd.DataFrame:
@@ -153,7 +135,6 @@ def compare_pairs(
     Args:
         pairs: the runs.
         metrics: names, or None for the headline ones that any run has.
-        samples: raw samples by run id and metric.
         across_environments: see `compare`.
         alpha: see `compare`.
     """
@@ -166,7 +147,6 @@ def compare_pairs(
             [(pair.baseline, pair.candidate) for pair in pairs],
             metric,
             across_environments=across_environments,
-            samples=samples,
             alpha=alpha,
         )
         for number, (pair, each) in enumerate(zip(pairs, found, strict=True)):

@@ -9,6 +9,7 @@ from typing import Literal
 
 from llmtrack import metrics as schema
 from llmtrack.decide.significance import ALPHA, Ratio, holm, least_p, mann_whitney_p, ratio_of_medians
+from llmtrack.decide.wording import change_text, ratio_text
 
 Verdict = Literal["better", "worse", "changed", "same", "unknown", "not comparable", "failed", "missing"]
 
@@ -159,7 +160,7 @@ def _judged(each: Difference, tests: int, alpha: float) -> Difference:
     if each.repeated:
         return _judged_by_repeats(each, each.ratio, tests, alpha)
     if entry.sureness != "exact":
-        words = f"{change_in_percent(each.ratio.value)}, one value each: noise unknown"
+        words = f"{in_figures(each)}, one value each: noise unknown"
         needed = enough_repeats(tests, alpha) if entry.sureness == "sampled" else 0
         return dataclasses.replace(each, words=words, repeats_needed=needed)
     if abs(each.ratio.value - 1) <= entry.tolerance:
@@ -176,9 +177,7 @@ def _judged_by_repeats(each: Difference, ratio: Ratio, tests: int, alpha: float)
     significant = each.p_adjusted is None or each.p_adjusted < alpha
     if significant and not ratio.low <= 1 <= ratio.high:
         return dataclasses.replace(each, verdict=direction(each), words=change_in_words(each))
-    return dataclasses.replace(
-        each, verdict="same", words=f"no significant difference ({interval_in_words(ratio)})"
-    )
+    return dataclasses.replace(each, verdict="same", words=f"no significant difference: {in_figures(each)}")
 
 
 def direction(each: Difference) -> Verdict:
@@ -190,25 +189,24 @@ def direction(each: Difference) -> Verdict:
 
 
 def change_in_words(each: Difference) -> str:
-    """Return a change in words: `faster by 12.0 % (8.1 to 15.3)`."""
+    """Return a change in words: `faster: 1.12x (1.08 to 1.15)`."""
     if each.ratio is None:
         return ""
     more, less = _WORDS.get(schema.metric(each.metric).unit, ("higher", "lower"))
-    up = each.ratio.value > 1
-    sign = 100 if up else -100
-    ends = sorted(sign * (end - 1) for end in (each.ratio.low, each.ratio.high))
-    interval = f" ({ends[0]:.1f} to {ends[1]:.1f})" if each.repeated else ""
-    return f"{more if up else less} by {sign * (each.ratio.value - 1):.1f} %{interval}"
+    return f"{more if each.ratio.value > 1 else less}: {in_figures(each)}"
 
 
-def interval_in_words(ratio: Ratio) -> str:
-    """Return a ratio as a signed change with its interval: `+0.3 %, -1.2 to +1.9`."""
-    return f"{change_in_percent(ratio.value)}, {100 * (ratio.low - 1):+.1f} to {100 * (ratio.high - 1):+.1f}"
+def in_figures(each: Difference) -> str:
+    """Return the ratio of the two with its interval, or the difference where the metric is of quality; empty if there is none."""
+    if each.ratio is None:
+        return ""
+    return comparison_text(each.metric, each.ratio, each.repeated)
 
 
-def change_in_percent(ratio: float) -> str:
-    """Return a ratio as a signed change: `-4.8 %`."""
-    return f"{100 * (ratio - 1):+.1f} %"
+def comparison_text(metric: str, ratio: Ratio, interval: bool = True) -> str:
+    """Return a ratio in a metric as it is written of this metric; see `llmtrack.decide.wording`."""
+    write = change_text if schema.metric(metric).of_text else ratio_text
+    return write(ratio, interval)
 
 
 def too_few(n_baseline: int, n_candidate: int, tests: int, alpha: float = ALPHA, sides: int = 2) -> str:

@@ -6,14 +6,16 @@ minute, to the next. What differs by less is no difference here and now, however
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
+from llmtrack.errors import LlmtrackError
 from llmtrack.tracking import ask, query
 from llmtrack.tracking.cells import FLOORS, configuration, keys
 from llmtrack.tracking.frame import extended
@@ -56,16 +58,24 @@ def known_floors(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> pd.Se
 
 
 def measured_there(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.DataFrame:
-    """Return runs together with all others of the suites that they are of, read back from the store.
+    """Return runs together with all others of the suites, or studies, that they are of, read back from the store.
 
-    Of many suites at once nothing more is read than is there.
+    Of many at once nothing more is read than is there.
     """
     import pandas as pd
 
-    suites = [suite for suite in dict.fromkeys(key for (key,) in keys(runs, ["suite_id"])) if suite]
-    if not suites or len(suites) > _MOST_READ:
+    places = dict.fromkeys(keys(runs, _PLACE[:2]))
+    suites = dict.fromkeys(suite for suite, _ in places if suite)
+    studies = dict.fromkeys(study for suite, study in places if study and not suite)
+    if not 0 < len(suites) + len(studies) <= _MOST_READ:
         return runs
-    found = [query.runs(tags={"llmtrack.suite_id": suite}, tracking_uri=tracking_uri) for suite in suites]
+    asked: list[dict[str, Any]] = [{"tags": {"llmtrack.suite_id": suite}} for suite in suites]
+    asked += [{"study": study} for study in studies]
+    found = []
+    for each in asked:
+        # Rows that a caller brings may be of no store: then they are all that is known.
+        with contextlib.suppress(LlmtrackError):
+            found.append(query.runs(**each, tracking_uri=tracking_uri))
     return pd.concat([runs, *found], ignore_index=True).drop_duplicates("run_id", ignore_index=True)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.decide.comparability import why_not
-from llmtrack.decide.comparing import Samples, as_runs, runs_of, samples_of, with_known_floors
+from llmtrack.decide.comparing import as_runs, runs_of, with_samples_of
 from llmtrack.decide.floor import floor_of, say_floor
 from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.rules import Check, Rule, check_samples, check_values, decide, parse_rules
 from llmtrack.decide.significance import ALPHA
+from llmtrack.decide.verdicts import samples_of, tell_pairs
 from llmtrack.errors import UsageError
 from llmtrack.given import texts
 from llmtrack.parameter import CHANCE, read_number
@@ -110,13 +112,12 @@ def gate(
     candidates = as_runs(candidate, experiment, tracking_uri)
     pairs, unmatched = match(baselines, candidates)
     pairs, same = _measured(pairs, baselines, candidates)
-    pairs = with_known_floors(pairs, tracking_uri)
-    samples = samples_of(pairs, tracking_uri)
+    pairs = with_samples_of(pairs, tracking_uri)
     asked = [
         PairCheck(pair, check)
         for rule in rules
         for pair in pairs
-        if (check := _check(rule, pair, samples, across_environments)) is not None
+        if (check := _check(rule, pair, across_environments, alpha)) is not None
     ]
     unchecked = tuple(filter(None, (_checks_nothing(rule, asked) for rule in rules)))
     if len(unchecked) == len(rules):
@@ -169,7 +170,7 @@ def _stand_in(run: pd.Series, runs: pd.DataFrame) -> pd.Series:
     return measured
 
 
-def _check(rule: Rule, pair: Pair, samples: Mapping[str, Samples], across_environments: bool) -> Check | None:
+def _check(rule: Rule, pair: Pair, across_environments: bool, alpha: float) -> Check | None:
     """Return a check, decided or not; None if the rule does not apply to the pair."""
     then, now = (ask.number(run, rule.metric) for run in (pair.baseline, pair.candidate))
     if then is None and now is None:
@@ -183,12 +184,13 @@ def _check(rule: Rule, pair: Pair, samples: Mapping[str, Samples], across_enviro
     refused = why_not(pair.baseline, pair.candidate, rule.metric, across_environments)
     if refused:
         return Check(rule, "cannot tell", why=f"not comparable: {refused}")
-    before, after = (
-        samples.get(str(run["run_id"]), {}).get(rule.metric, ()) for run in (pair.baseline, pair.candidate)
-    )
-    if before and after and min(*before, *after) > 0:
-        return check_samples(rule, before, after, floor_of(rule.metric, pair.baseline, pair.candidate))
-    return check_values(rule, then, now)
+    before, after = (samples_of(run, rule.metric) for run in (pair.baseline, pair.candidate))
+    if not before or not after or min(*before, *after) <= 0:
+        return check_values(rule, then, now)
+    check = check_samples(rule, before, after, floor_of(rule.metric, pair.baseline, pair.candidate))
+    two = (pair.baseline, pair.candidate)
+    (found,) = tell_pairs([two], rule.metric, across_environments=across_environments, alpha=alpha)
+    return dataclasses.replace(check, verdict=found.verdict, words=found.words)
 
 
 def _why_none(run: pd.Series) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference, Verdict, difference, judge
+from llmtrack.decide.family import in_context
 from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.tracking import ask
 
@@ -53,14 +54,14 @@ def place(against: Mapping[int, Collection[Verdict]]) -> tuple[Position, list[in
 def pareto_front(runs: pd.DataFrame, respects: Sequence[str]) -> list[Standing]:
     """Return where each scenario stands, in the order of the rows.
 
-    Each is compared with all others, and the p-values corrected for being so many. Figures of a text are compared as they
+    Each is compared with all others. Figures of a text are compared as they
     stand: see `llmtrack.decide.points`, which leaves those of other texts out.
 
     Args:
         runs: comparable rows, such as those of `gather_points`; their raw samples count if `with_samples` has added them.
         respects: metrics that the front is of.
     """
-    rows = [run for _, run in runs.iterrows()]
+    rows = [run for _, run in in_context(runs).iterrows()]
     complete = [all(ask.has(run, name) for name in respects) for run in rows]
     return [
         _standing(run, [other for j, other in enumerate(rows) if complete[j] and j != i], respects)
@@ -76,7 +77,7 @@ def _standing(run: pd.Series, others: Sequence[pd.Series], respects: Sequence[st
     # What needs no test first: a rival that is worse in one respect is none, whatever it is in the next.
     for name in sorted(respects, key=lambda name: schema.metric(name).sureness == "sampled"):
         rivals = list(found)
-        told = _tell(run, [others[index] for index in rivals], name, len(others))
+        told = _tell(run, [others[index] for index in rivals], name)
         for index, each in zip(rivals, told, strict=True):
             found[index].append(each)
             if each.verdict == "worse":
@@ -93,9 +94,9 @@ def _standing(run: pd.Series, others: Sequence[pd.Series], respects: Sequence[st
     return Standing(where, f"cannot be told from {names} ({unclear[0].metric}: {unclear[0].words})", command)
 
 
-def _tell(run: pd.Series, others: Sequence[pd.Series], metric: str, among: int) -> list[Difference]:
+def _tell(run: pd.Series, others: Sequence[pd.Series], metric: str) -> list[Difference]:
     if not schema.metric(metric).of_text:
-        return tell(run, others, metric, among=among)
+        return tell(run, others, metric)
     return judge([_of_text(metric, float(run[metric]), float(other[metric])) for other in others])
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
-from llmtrack.decide.differences import Difference
+from llmtrack.decide.differences import Difference, in_figures
+from llmtrack.decide.family import in_context
 from llmtrack.decide.floor import say_floor
 from llmtrack.decide.points import MEMORY, QUALITY, SPEED, Points, gather_points
-from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import doubt, measure_more, own_warnings, tell
+from llmtrack.decide.wording import share_text
 from llmtrack.errors import UsageError
 from llmtrack.parameter import read_number
 from llmtrack.tracking import ask
@@ -97,7 +98,7 @@ def recommend(
     known_metric(objective)
     if schema.metric(objective).better == "-":
         raise UsageError(f"{objective} has no better direction: it cannot be an objective")
-    points = gather_points(runs, objective)
+    points = gather_points(in_context(runs), objective)
     table, notes = points.runs, list(points.notes)
     reference = _reference(points, baseline, limits, notes)
     broken = [_broken(run, reference, limits) for _, run in table.iterrows()]
@@ -114,7 +115,7 @@ def recommend(
     best, *others = (run for _, run in fitting.iterrows())
     behind = tell(best, others, objective)
     out += [(ask.name(run), _how_far(run, each)) for run, each in zip(others, behind, strict=True)]
-    lead = _lead(best, others, reference, objective)
+    lead = _lead(best, reference, objective)
     near = [run for run, each in zip(others, behind, strict=True) if not each.told]
     weighed = [best, *([] if reference is None else [reference]), *near]
     notes += say_floor(table, objective)
@@ -215,15 +216,11 @@ def _increase(run: pd.Series, reference: pd.Series | None) -> float | None:
     return None if value is None or not base else value / base - 1
 
 
-def _lead(
-    best: pd.Series, others: Sequence[pd.Series], reference: pd.Series | None, objective: str
-) -> Difference | None:
+def _lead(best: pd.Series, reference: pd.Series | None, objective: str) -> Difference | None:
     """Return how the best differs from the reference; None if it is it, or the reference was not timed."""
     if reference is None or reference["run_id"] == best["run_id"] or not ask.has(reference, objective):
         return None
-    # The best was picked out of all that fit, so that many comparisons were made.
-    among = 1 + sum(run["run_id"] != reference["run_id"] for run in others)
-    (found,) = tell(reference, [best], objective, among=among)
+    (found,) = tell(reference, [best], objective)
     return None if found.verdict == "missing" else found
 
 
@@ -237,8 +234,7 @@ def _sentence(
 ) -> str:
     parts = [_amount(best, objective)]
     if lead is not None and lead.ratio is not None and reference is not None:
-        name = ask.name(reference)
-        parts[0] += f" ({_times(lead, lead.ratio, name)})"
+        parts[0] += f", {_times(lead, ask.name(reference))}"
     increase = _increase(best, reference)
     if increase is not None:
         own = reference is not None and reference["run_id"] == best["run_id"]
@@ -270,11 +266,10 @@ def _best_in(metric: str) -> str:
     return f"{best} in {entry.shown.title if entry.shown else metric}"
 
 
-def _times(lead: Difference, ratio: Ratio, name: str) -> str:
+def _times(lead: Difference, name: str) -> str:
     if not lead.told:
-        return f"no different from {name} within the noise"
-    interval = f", {ratio.low:.2f} to {ratio.high:.2f}" if lead.repeated else ""
-    return f"{ratio.value:.2f} times {name}{interval}"
+        return f"no significant difference from {name} ({in_figures(lead)})"
+    return f"{in_figures(lead)} that of {name}"
 
 
 def _cannot_tell(
@@ -290,7 +285,7 @@ def _cannot_tell(
     figures = [f"{name} {_amount(run, objective)}" for name, run in rivals.items() if ask.has(run, objective)]
     return (
         f"Nothing can be recommended yet{_of_model(best)}: {ask.name(best)} has {_amount(best, objective)} against "
-        f"{_listed(figures)}, and it cannot be told which is best ({why.why}): measure more: {command}"
+        f"{_listed(figures)}: inconclusive ({why.why}); to settle it run: {command}"
     )
 
 
@@ -326,10 +321,10 @@ def _left(runs: pd.DataFrame, points: pd.DataFrame) -> list[tuple[str, str]]:
 def _how_far(run: pd.Series, behind: Difference) -> str:
     amount = _amount(run, behind.metric)
     if behind.verdict == "same":
-        return f"{amount}, no different within the noise"
-    return (
-        f"{amount}, which cannot be told from it: {behind.words}" if behind.verdict == "unknown" else amount
-    )
+        return f"{amount}, no significant difference: {in_figures(behind)}"
+    if behind.verdict == "unknown":
+        return f"{amount}, inconclusive: {behind.words}"
+    return f"{amount}, {in_figures(behind)}" if behind.ratio else amount
 
 
 def _of_model(run: pd.Series) -> str:
@@ -338,7 +333,7 @@ def _of_model(run: pd.Series) -> str:
 
 
 def _change(share: float) -> str:
-    return f"{100 * share:+.3g} %"
+    return share_text(share)
 
 
 def _amount(run: pd.Series, metric: str) -> str:

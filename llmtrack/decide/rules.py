@@ -10,9 +10,9 @@ from typing import Literal
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
-from llmtrack.decide.differences import change_in_percent, interval_in_words, sampled_ratio, too_few
+from llmtrack.decide.differences import Verdict, comparison_text, sampled_ratio, too_few
 from llmtrack.decide.floor import floor_in_words, is_within
-from llmtrack.decide.significance import ALPHA, holm, least_p, mann_whitney_p
+from llmtrack.decide.significance import ALPHA, Ratio, holm, least_p, mann_whitney_p
 from llmtrack.errors import UsageError
 from llmtrack.parameter import read_number
 
@@ -53,6 +53,8 @@ class Check:
         sizes: numbers of samples.
         ratio: the measured one.
         floor: by which share equal settings differed where the runs were measured.
+        verdict: what `llmtrack.decide.verdicts` says of the two runs, which no ruling contradicts; None where it was not asked.
+        words: the same in words.
     """
 
     rule: Rule
@@ -64,10 +66,19 @@ class Check:
     sizes: tuple[int, int] = (1, 1)
     ratio: float = 1.0
     floor: float = 0.0
+    verdict: Verdict | None = None
+    words: str = ""
 
     def beyond(self, ratio: float) -> bool:
         """Return whether a ratio is beyond the rule's limit."""
         return ratio < 1 + self.rule.limit if self.rule.below else ratio > 1 + self.rule.limit
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the outcome rests on a difference of two runs that are not known to differ."""
+        if self.verdict in (None, "better", "worse", "changed") or self.outcome not in ("broken", "kept"):
+            return False
+        return (self.outcome == "broken") != self.beyond(1.0)
 
 
 def parse_rule(text: str) -> Rule:
@@ -121,16 +132,16 @@ def check_samples(
     less, greater = (mann_whitney_p(moved, candidate, side) for side in ("less", "greater"))
     p_broken, p_kept = (less, greater) if rule.below else (greater, less)
     sizes = (len(baseline), len(candidate))
-    return Check(
-        rule, "cannot tell", interval_in_words(ratio), "", p_broken, p_kept, sizes, ratio.value, floor
-    )
+    change = comparison_text(rule.metric, ratio)
+    return Check(rule, "cannot tell", change, "", p_broken, p_kept, sizes, ratio.value, floor)
 
 
 def check_values(rule: Rule, baseline: float, candidate: float) -> Check:
     """Return the check of one value each."""
     if not baseline:
         return Check(rule, "cannot tell", why="the baseline is 0: no ratio")
-    change = change_in_percent(candidate / baseline)
+    ratio = candidate / baseline
+    change = comparison_text(rule.metric, Ratio(ratio, ratio, ratio), interval=False)
     if schema.metric(rule.metric).sureness != "exact":
         return Check(rule, "cannot tell", change, "one value each: noise unknown")
     relative = candidate / baseline - 1
@@ -147,13 +158,17 @@ def decide(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
 
     Broken is what is beyond the limit with a p-value below alpha, corrected for the number of checks (Holm); kept
     what is within the limit with a p-value below alpha. In between the samples cannot tell, nor where equal settings
-    differed by as much.
+    differed by as much, nor where it would take a difference that the verdict on the two runs does not know of.
     """
     tested = [each.p_broken for each in checks if each.p_broken is not None]
     adjusted = iter(holm(tested))
-    return [
+    decided = (
         each if each.p_broken is None else _decided(each, next(adjusted), len(tested), alpha)
         for each in checks
+    )
+    return [
+        dataclasses.replace(each, outcome="cannot tell", why=each.words) if each.contradicts else each
+        for each in decided
     ]
 
 

@@ -31,7 +31,7 @@ class Ratio:
 def ratio_of_medians(baseline: Sequence[float], candidate: Sequence[float]) -> Ratio:
     """Return median(candidate) / median(baseline) and its 95 % percentile bootstrap interval.
 
-    Each side is resampled on its own; the same samples give the same interval.
+    Each side is resampled on its own. The same samples give the same interval, and the sides exchanged its inverse.
 
     Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), chapters 13 and 16.
 
@@ -45,26 +45,27 @@ def ratio_of_medians(baseline: Sequence[float], candidate: Sequence[float]) -> R
         raise ValueError("no samples to compare")
     if base.min() <= 0 or other.min() <= 0:
         raise ValueError("a ratio needs samples above 0")
-    medians = [_medians(base.tobytes(), 0), _medians(other.tobytes(), len(base))]
-    low, high = np.percentile(medians[1] / medians[0], [2.5, 97.5])
-    return Ratio(float(np.median(other) / np.median(base)), float(low), float(high))
+    # One order of the sides, whichever is called the baseline: the interval of b over a is the inverse of that of a over b.
+    first, second = sorted((base.tobytes(), other.tobytes()))
+    low, high = map(float, np.percentile(_medians(second, 1) / _medians(first, 0), [2.5, 97.5]))
+    if second != other.tobytes():
+        low, high = 1 / high, 1 / low
+    return Ratio(float(np.median(other) / np.median(base)), low, high)
 
 
 @lru_cache(256)
-def _medians(samples: bytes, after: int) -> np.ndarray:
+def _medians(samples: bytes, draw: int) -> np.ndarray:
     """Return the medians of resamples of a side: of many pairs, each side is in many.
 
     Args:
         samples: float64 numbers.
-        after: samples of the side that was drawn before it.
+        draw: another one for each side of a pair.
     """
     import numpy as np
 
     side = np.frombuffer(samples)
-    generator = np.random.default_rng(0)
-    if after:
-        generator.integers(0, after, size=(RESAMPLES, after))
-    return np.median(side[generator.integers(0, len(side), size=(RESAMPLES, len(side)))], axis=1)
+    picks = np.random.default_rng(draw).integers(0, len(side), size=(RESAMPLES, len(side)))
+    return np.median(side[picks], axis=1)
 
 
 def mann_whitney_p(

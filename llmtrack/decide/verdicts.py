@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
-from llmtrack.decide.differences import Difference, Spread, Verdict, difference, judge
-from llmtrack.decide.floor import floor_in_words, floor_of, is_within, known_floors, measured_there
+from llmtrack.decide.differences import Difference, Spread, Verdict, difference, in_figures, judge
+from llmtrack.decide.family import comparisons, in_context
+from llmtrack.decide.floor import floor_in_words, floor_of, is_within, measured_there
 from llmtrack.decide.significance import ALPHA
 from llmtrack.scenario import DEFAULT_MODEL, Variant
 from llmtrack.task import GenerateTask, RepeatPolicy
 from llmtrack.tracking import ask
-from llmtrack.tracking.artifacts import SAMPLES, Samples, samples_by_run
-from llmtrack.tracking.cells import FLOORS
+from llmtrack.tracking.artifacts import SAMPLES, samples_by_run
 from llmtrack.tracking.frame import extended
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ def tell(
     candidates: Iterable[pd.Series],
     metric: str,
     *,
-    among: int = 1,
     across_work: bool = False,
     alpha: float = ALPHA,
 ) -> list[Difference]:
@@ -56,14 +55,12 @@ def tell(
             tracked of its spread.
         candidates: others.
         metric: name of the metric.
-        among: how many comparisons the question makes in all, where these are not all.
         across_work: whether other work is what is asked about (a longer prompt).
-        alpha: chance of a false alarm that is accepted, over all candidates together.
+        alpha: chance of a false alarm that is accepted, over all comparisons of a study together.
     """
     return tell_pairs(
         [(baseline, candidate) for candidate in candidates],
         metric,
-        among=among,
         across_work=across_work,
         alpha=alpha,
     )
@@ -73,28 +70,28 @@ def tell_pairs(
     pairs: Sequence[tuple[pd.Series, pd.Series]],
     metric: str,
     *,
-    among: int = 1,
     across_work: bool = False,
     across_environments: bool = False,
-    samples: Mapping[str, Samples] | None = None,
     alpha: float = ALPHA,
 ) -> list[Difference]:
     """Say how the second of each pair differs from the first in a metric; see `tell`.
 
+    What is said of a pair depends on its two runs and their studies, and not on what else is asked.
+
     Args:
         pairs: rows of `llmtrack.runs`.
         metric: name of the metric.
-        among: see `tell`.
         across_work: see `tell`.
         across_environments: compare speed and memory of different machines or versions too.
-        samples: raw samples by run id and metric, where `with_samples` has not added them.
         alpha: see `tell`.
     """
-    found = [_difference(*pair, metric, across_work, across_environments, samples or {}) for pair in pairs]
-    compared = [each for each in found if each.verdict == "unknown"]
-    judged = iter(judge(compared, alpha, among))
-    told = [next(judged) if each.verdict == "unknown" else each for each in found]
-    return [_above_floor(each, floor_of(metric, *pair)) for each, pair in zip(told, pairs, strict=True)]
+    told = []
+    for pair in pairs:
+        found = _difference(*pair, metric, across_work, across_environments)
+        if found.verdict == "unknown":
+            (found,) = judge([found], alpha, comparisons(*pair))
+        told.append(_above_floor(found, floor_of(metric, *pair)))
+    return told
 
 
 def own_warnings(run: pd.Series) -> tuple[str, ...]:
@@ -184,9 +181,10 @@ def parameters_asked(run: pd.Series) -> dict[str, str]:
 
 
 def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.DataFrame:
-    """Return runs with the raw samples of each finished one in the column `SAMPLES`, read back from the store.
+    """Return runs with all that verdicts on them depend on, read back from the store.
 
-    With them comes how far equal settings differed that were measured more than once; see `llmtrack.decide.floor`.
+    That is the raw samples of each finished one (column `SAMPLES`), how far equal settings differed that were measured more than
+    once (`llmtrack.decide.floor`), and how many comparisons its study makes (`llmtrack.decide.family`).
     """
     import pandas as pd
 
@@ -196,7 +194,7 @@ def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.Data
     held = pd.Series(
         [found.get(str(run_id), {}) for run_id in runs["run_id"]], index=runs.index, dtype="object"
     )
-    return extended(runs, **{SAMPLES: held, FLOORS: known_floors(runs, measured_there(runs, tracking_uri))})
+    return in_context(extended(runs, **{SAMPLES: held}), measured_there(runs, tracking_uri))
 
 
 def _difference(
@@ -205,7 +203,6 @@ def _difference(
     metric: str,
     across_work: bool,
     across_environments: bool,
-    samples: Mapping[str, Samples],
 ) -> Difference:
     """Return a difference that is not judged yet, or one whose verdict is why there is none."""
     then, now = ask.number(baseline, metric), ask.number(candidate, metric)
@@ -226,7 +223,7 @@ def _difference(
     reason = why_not(baseline, candidate, metric, across_environments, across_work)
     if reason:
         return none("not comparable", f"{metric} is not comparable: {reason}")
-    before, after = (_samples(run, metric, samples) for run in (baseline, candidate))
+    before, after = (samples_of(run, metric) for run in (baseline, candidate))
     spreads = [spread_of(run, metric) for run in (baseline, candidate)]
     both = (spreads[0], spreads[1]) if spreads[0] and spreads[1] else None
     found = difference(metric, then, now, before, after, both)
@@ -237,13 +234,13 @@ def _above_floor(found: Difference, floor: float) -> Difference:
     """Return a difference, which is none where equal settings differed by as much."""
     if not found.told or found.ratio is None or not is_within(found.ratio.value, floor):
         return found
-    return dataclasses.replace(found, verdict="same", words=f"{floor_in_words(floor)}: {found.words}")
+    return dataclasses.replace(found, verdict="same", words=f"{floor_in_words(floor)}: {in_figures(found)}")
 
 
-def _samples(run: pd.Series, metric: str, known: Mapping[str, Samples]) -> Sequence[float]:
-    own = run.get(SAMPLES)
-    found = own if isinstance(own, Mapping) else known.get(ask.text(run, "run_id"), {})
-    return found.get(metric, ())
+def samples_of(run: pd.Series, metric: str) -> Sequence[float]:
+    """Return the raw samples of a metric that `with_samples` has added to a run."""
+    found = run.get(SAMPLES)
+    return found.get(metric, ()) if isinstance(found, Mapping) else ()
 
 
 def spread_of(run: pd.Series, metric: str) -> Spread | None:

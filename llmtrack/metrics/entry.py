@@ -24,7 +24,6 @@ class Shown:
         spread: whether half the 95 % interval is shown beside the value, as a share of it.
         told: whether the change from the baseline is told where no other metrics are asked for.
         change: what the metric is called there; empty: as in the heading.
-        as_multiple: whether the change is told as a multiple and not in percent.
         keep: how long a table that is too wide for the terminal keeps the column: the least leaves first.
     """
 
@@ -35,7 +34,6 @@ class Shown:
     spread: bool = False
     told: bool = False
     change: str = ""
-    as_multiple: bool = False
     keep: int = 0
 
 

@@ -83,7 +83,7 @@ def _of_energy(prefix: str, what: str, tokens: str) -> tuple[Metric, ...]:
     )
 
 
-_speed = partial(Shown, quiet=True, spread=True, as_multiple=True)
+_speed = partial(Shown, quiet=True, spread=True)
 """How the speed of a phase is shown, of which changes are by a multiple."""
 
 SPIKE = 1.1

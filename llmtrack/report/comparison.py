@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import differing_facts
-from llmtrack.decide.comparing import as_runs, compare_pairs, runs_of, samples_of, with_known_floors
-from llmtrack.decide.floor import measured_there, say_floor, with_floors
+from llmtrack.decide.comparing import as_runs, compare_pairs, runs_of, with_samples_of
+from llmtrack.decide.floor import say_floor
 from llmtrack.decide.matching import Pair, match
+from llmtrack.decide.verdicts import with_samples
 from llmtrack.errors import UsageError
 from llmtrack.modules import named_experiment
 from llmtrack.output import emit
@@ -75,8 +76,8 @@ def compare_runs(
         raise UsageError(
             "no tracked run matches: widen the filters, or run an experiment first (mlflow run . -e baseline)"
         )
+    found = with_samples(found, tracking_uri)
     tracked = _sorted(in_order_of_time(found if every else newest_of_each(found)), layout.sort)
-    tracked = with_floors(tracked, measured_there(found, tracking_uri))
     table = with_floor_told(summary_table(tracked, among=found), tracked)
     if layout.columns is None and tracked["experiment"].nunique() == 1:
         on_page = layout.style in PAGES and not layout.wide
@@ -152,9 +153,8 @@ def compare_with_baseline(
     pairs, unmatched = match(
         as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri)
     )
-    pairs = with_known_floors(pairs, tracking_uri)
-    samples = samples_of(pairs, tracking_uri)
-    found = compare_pairs(pairs, metrics, samples=samples, across_environments=across_environments)
+    pairs = with_samples_of(pairs, tracking_uri)
+    found = compare_pairs(pairs, metrics, across_environments=across_environments)
     found = _sorted(found, layout.sort)
     chosen = found if layout.columns is None else pick(found, layout.columns)
     console = make_console()

@@ -128,7 +128,7 @@ GLOSSARY = (
     ("peak MiB", "most memory in use while it was measured"),
     ("baseline", "the scenario that the others of its experiment are compared with"),
     (
-        "within noise",
+        "no significant difference",
         "no difference was shown: the repeats of both could be of one speed, or equal settings differed by as much",
     ),
 )

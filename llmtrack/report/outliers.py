@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.decide.differences import Difference
+from llmtrack.decide.family import in_context
 from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.tracking import ask
 
@@ -68,6 +69,7 @@ def outliers(runs: pd.DataFrame) -> list[Outlier]:
     """
     shares = prefill_shares(runs)
     medians = runs[[*WATCHED, "inter_token_latency_ms", "prompt_tokens_total"]].median()
+    runs = in_context(runs)
     differing = {key: _against_the_middle(runs, key) for key in WATCHED}
     found = []
     for position, ((_, run), share) in enumerate(zip(runs.iterrows(), shares.tolist(), strict=True)):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
+from llmtrack.decide.family import in_context
 from llmtrack.decide.pareto import Position, Standing, pareto_front
 from llmtrack.decide.points import MEMORY, Points, gather_points
 from llmtrack.decide.verdicts import each_once, own_warnings
@@ -137,7 +138,7 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
         speed: metric of the x axis.
         quality: metric of the y axis.
     """
-    drawn = replace(points, runs=points.runs[points.runs[quality].notna()])
+    drawn = replace(points, runs=in_context(points.runs)[points.runs[quality].notna()])
     places = [each.place for each in pareto_front(drawn.runs, (speed, quality))]
     runs = extended(drawn.runs, _place=places).sort_values(speed)
     figure, axes = canvas(

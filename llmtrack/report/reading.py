@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
-from llmtrack.decide.differences import Difference
+from llmtrack.decide.differences import Difference, in_figures
 from llmtrack.decide.verdicts import disturbance, is_disturbed, measure_more, tell
 from llmtrack.decide.verdicts import doubt as doubt
 from llmtrack.tracking import ask
@@ -22,7 +22,7 @@ ALIKE = 1.5
 
 
 def difference_between(
-    before: pd.Series, after: pd.Series, key: str, among: int = 1, across_work: bool = False
+    before: pd.Series, after: pd.Series, key: str, across_work: bool = False
 ) -> Difference:
     """Return how a run differs from another in a metric, by the one rule of `llmtrack.decide.verdicts`.
 
@@ -30,27 +30,37 @@ def difference_between(
         before: the run that is compared with.
         after: the other.
         key: the metric.
-        among: how many such comparisons the reading makes.
         across_work: whether other work is what is asked about (a longer prompt).
     """
-    (found,) = tell(before, [after], key, among=among, across_work=across_work)
+    (found,) = tell(before, [after], key, across_work=across_work)
     return found
 
 
-def change(before: pd.Series, after: pd.Series, key: str, among: int = 1, across_work: bool = False) -> str:
-    """Say what time a call takes beside another: `2.1x as long`, `12.0% longer`, no other, or why it cannot be told."""
-    found = difference_between(before, after, key, among, across_work)
-    if found.ratio is not None and found.verdict == "same":
-        if _is_alike(found):
-            return f"about as long, no different within the noise{in_doubt(found)}"
-        ends = (f"{100 * (end - 1):+.0f} %" for end in (found.ratio.low, found.ratio.high))
-        return f"a time that cannot be told from the other's: it may be {' to '.join(ends)}{in_doubt(found)}"
-    if not found.told or found.ratio is None:
-        return f"a time that cannot be told from the other's: {found.why}"
-    ratio = found.ratio.value
-    if ratio >= 2:
-        return f"{ratio:.1f}x as long{in_doubt(found)}"
-    return f"{abs(ratio - 1):.1%} {'longer' if ratio > 1 else 'less time'}{in_doubt(found)}"
+def change(before: pd.Series, after: pd.Series, key: str, across_work: bool = False) -> str:
+    """Say what a metric of a run is beside another's: `2.1x (1.9 to 2.3) the time`, `1.10x (1.08 to 1.12) the tokens/s`."""
+    return times(difference_between(before, after, key, across_work), amount_of(key))
+
+
+def amount_of(key: str) -> str:
+    """Return what a ratio in a metric is a ratio of: `time`, `tokens/s`, `peak MiB`."""
+    entry = schema.metric(key)
+    if entry.unit in ("s", "ms"):
+        return "time"
+    return entry.shown.title if entry.shown else key
+
+
+def times(found: Difference, what: str) -> str:
+    """Say a ratio: `2.10x (1.98 to 2.20) the tokens/s`, that there is no significant difference, or that it is inconclusive."""
+    figures = in_figures(found)
+    if not figures:
+        return f"{what} that cannot be compared: {found.why}"
+    if found.verdict == "same" and not _is_alike(found):
+        return f"{figures} the {what}, which is inconclusive{in_doubt(found)}"
+    if found.verdict == "same":
+        return f"{figures} the {what}, no significant difference{in_doubt(found)}"
+    if not found.told:
+        return f"{figures} the {what}, which is inconclusive: {found.why}"
+    return f"{figures} the {what}{in_doubt(found)}"
 
 
 def _is_alike(found: Difference) -> bool:
@@ -58,33 +68,16 @@ def _is_alike(found: Difference) -> bool:
     return found.ratio is None or (found.ratio.low >= 1 / ALIKE and found.ratio.high <= ALIKE)
 
 
-def times(found: Difference, what: str) -> str:
-    """Say a ratio: `2.10x (1.98x to 2.20x) the tokens/s`, no other, or why it cannot be told."""
-    ratio = found.ratio
-    if ratio is None:
-        return f"{what} that cannot be compared: {found.why}"
-    if found.verdict == "same" and not _is_alike(found):
-        return (
-            f"between {ratio.low:.2f}x and {ratio.high:.2f}x the {what}, which tells nothing{in_doubt(found)}"
-        )
-    if found.verdict == "same":
-        return f"about the {what}, no different within the noise{in_doubt(found)}"
-    if not found.told:
-        return f"{ratio.value:.2f}x the {what}, which tells nothing yet: {found.why}"
-    interval = f" ({ratio.low:.2f}x to {ratio.high:.2f}x)" if found.repeated else ""
-    return f"{ratio.value:.2f}x{interval} the {what}{in_doubt(found)}"
-
-
 def all_behind(best: pd.Series, others: Sequence[pd.Series], key: str) -> str:
     """Return nothing if a run is told from all others in a metric; else which are like it, or cannot be told from it."""
     found = list(zip(others, tell(best, others, key), strict=True))
     same = [ask.name(run) for run, each in found if each.verdict == "same"]
     unknown = [(ask.name(run), each.why) for run, each in found if not each.told and each.verdict != "same"]
-    parts = [f"no different within the noise: {', '.join(same)}"] if same else []
+    parts = [f"no significant difference from {', '.join(same)}"] if same else []
     if unknown:
         command = measure_more(best, max(each.repeats_needed for _, each in found))
         names = ", ".join(name for name, _ in unknown)
-        parts.append(f"it cannot be told from {names} ({unknown[0][1]}): measure more: {command}")
+        parts.append(f"inconclusive against {names} ({unknown[0][1]}): to settle it run: {command}")
     return "".join(f"; {part}" for part in parts)
 
 
@@ -101,8 +94,7 @@ def cannot_tell(base: pd.Series, others: Sequence[pd.Series], key: str) -> list[
     names = ", ".join(ask.name(run) for run, _ in unknown)
     command = measure_more(base, max(each.repeats_needed for _, each in unknown))
     return [
-        f"How {names} compare{'s' if len(unknown) == 1 else ''} with {ask.name(base)} in {key} cannot be told "
-        f"({unknown[0][1].why}): measure more: {command}"
+        f"{names} against {ask.name(base)} in {key}: inconclusive ({unknown[0][1].why}); to settle it run: {command}"
     ]
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from llmtrack.decide.verdicts import with_samples
 from llmtrack.experiment import Declaration, Experiment, draw_nothing
 from llmtrack.metrics import SETTING_PREFIX
 from llmtrack.modules import EXPERIMENTS, named_experiment
@@ -64,14 +65,15 @@ def remake_report(
 
 
 def _study(own: pd.Series, place: Place) -> Written:
-    tracked = _in_order(runs(study=str(own["study_id"]), tracking_uri=place.tracking_uri))
+    uri = place.tracking_uri
+    tracked = with_samples(_in_order(runs(study=str(own["study_id"]), tracking_uri=uri)), uri)
     return write_study(_experiment(own, place.parts), tracked, place)
 
 
 def _suite(own: pd.Series, place: Place) -> Written:
     uri, parts = place.tracking_uri, place.parts
     of_suite = {"llmtrack.suite_id": str(own["study_id"])}
-    found = _in_order(runs(tags=of_suite, tracking_uri=uri))
+    found = with_samples(_in_order(runs(tags=of_suite, tracking_uri=uri)), uri)
     members = []
     for _, study in _in_order(runs(kind="study", tags=of_suite, tracking_uri=uri)).iterrows():
         experiment = _experiment(study, parts)

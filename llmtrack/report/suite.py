@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmtrack.decide.family import with_families
 from llmtrack.decide.floor import with_floors
 from llmtrack.report.drawing import drawing
 from llmtrack.report.escape import plain
@@ -19,7 +20,7 @@ from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import headline, takeaways
 from llmtrack.report.tasks import tables_by_task
 from llmtrack.report.write import print_lines, print_report, write_html, write_report
-from llmtrack.tracking.cells import FLOORS
+from llmtrack.tracking.cells import FAMILY, FLOORS
 from llmtrack.tracking.frame import extended
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ def write_suite(
     frames = [member.runs for member in members if len(member.runs)]
     if not frames:
         return Written(note="No experiment could be run.")
-    tracked = with_floors(pd.concat(frames, ignore_index=True))
-    members = list(_with_floors_of(tracked, members))
+    tracked = with_families(with_floors(pd.concat(frames, ignore_index=True)))
+    members = list(_in_context_of(tracked, members))
     folder, parts = place.folder, place.parts
     lines, note, files = list(reasons), "", dict[str, Path]()
     with parts.part("takeaways"):
@@ -83,13 +84,13 @@ def write_suite(
     return Written(tuple(lines), note, files, figures)
 
 
-def _with_floors_of(tracked: pd.DataFrame, members: Sequence[Member]) -> Iterator[Member]:
-    """Yield members whose runs know the noise floors that all of them, one below the other, were found to have."""
+def _in_context_of(tracked: pd.DataFrame, members: Sequence[Member]) -> Iterator[Member]:
+    """Yield members whose runs know what was found of all of them, one below the other; see `decide.family`."""
     first = 0
     for member in members:
-        held = tracked[FLOORS].iloc[first : first + len(member.runs)]
+        held = tracked.iloc[first : first + len(member.runs)].set_axis(member.runs.index)
         first += len(member.runs)
-        yield replace(member, runs=extended(member.runs, **{FLOORS: held.set_axis(member.runs.index)}))
+        yield replace(member, runs=extended(member.runs, **{name: held[name] for name in (FLOORS, FAMILY)}))
 
 
 def _sections(members: Sequence[Member], place: Place) -> Iterator[Section]:

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
+from llmtrack.decide.differences import Difference, in_figures
+from llmtrack.decide.family import in_context
 from llmtrack.decide.floor import say_floor
 from llmtrack.decide.verdicts import is_disturbed, spread_of, tell
+from llmtrack.decide.wording import ratio_text
 from llmtrack.experiment import OwnTable
 from llmtrack.tracking import ask
 from llmtrack.tracking.cells import Baselines, keys
@@ -111,6 +114,7 @@ def summary_table(
         among: where to look for the baselines, if not among these rows.
         own: what the table is about; None: everything that the runs have.
     """
+    runs = in_context(runs, among)
     each_run = [run for _, run in runs.iterrows()]
     experiments = keys(runs, ["experiment"])
     shared, differing = [], []
@@ -132,7 +136,7 @@ def summary_table(
         differing = [column for column in differing if column.key in own.columns]
     columns = [*names, *differing, *metrics]
     compared = own.compared if own else None
-    baselines = Baselines(runs if among is None else among)
+    baselines = Baselines(runs if among is None else in_context(among))
     rows = [
         (
             *(column.cell(run.get(column.key)) + _spread(column, run) for column in columns),
@@ -176,7 +180,7 @@ def _note(run: pd.Series) -> str:
         return ask.state(run)
     ratio = ask.number(run, "reference_perplexity_ratio")
     if ratio is not None and ratio > schema.SPIKE:
-        return f"loses quality: its perplexity is {ratio:.2f} times the reference's"
+        return f"loses quality: its perplexity is {ratio_text(ratio)} the reference's"
     return ""
 
 
@@ -200,19 +204,19 @@ def _change_from_baseline(run: pd.Series, baselines: Baselines, compared: Sequen
         return DASH
     # A call of other work takes other time: its change says nothing of how the model is run.
     same_work = ask.equal(run, base, "workload_id")
-    among = baselines.comparisons(base)
     parts = []
     for key in told_by_default() if compared is None else compared:
         entry = schema.metric(key)
         shown = entry.shown or schema.Shown(key)
-        now, then = ask.number(run, key), ask.number(base, key)
         # Quality is of a text and its tokens, which one study can have several of.
-        if now is None or not then or (entry.of_text and why_not(base, run, key)):
+        if entry.of_text and why_not(base, run, key):
             continue
         if "work" in entry.needs and not same_work:
             continue
-        change = f"{now / then:.2f}x" if shown.as_multiple else f"{now / then - 1:+.1%}"
-        parts.append(f"{change} {shown.change or shown.title}{_noise(run, base, key, among)}")
+        # Whether it is the same work was asked before.
+        (found,) = tell(base, [run], key, across_work=True)
+        if found.ratio is not None:
+            parts.append(f"{in_figures(found)} {shown.change or shown.title}{_noise(found)}")
     return ", ".join(parts) or (DASH if same_work else OTHER_WORK)
 
 
@@ -226,15 +230,13 @@ def _spread(column: Column, run: pd.Series) -> str:
     return f" ±{(spread.high - spread.low) / 2 / value:.0%}"
 
 
-def _noise(run: pd.Series, base: pd.Series, key: str, among: int) -> str:
-    counts = [ask.number(each, schema.spread_key(key, "n")) for each in (run, base)]
-    if any(count is not None and count < 2 for count in counts):
-        return " (one repeat: noise unknown)"
-    # Whether it is the same work was asked before.
-    (found,) = tell(base, [run], key, among=among, across_work=True)
-    if found.repeats_needed and found.repeated:
-        return " (too few repeats to tell)"
-    return " (within noise)" if found.verdict == "same" and found.repeated else ""
+def _noise(found: Difference) -> str:
+    """Return why a ratio is no difference, or not known to be one."""
+    if found.verdict == "same" and found.repeated:
+        return " (no significant difference)"
+    if found.verdict == "unknown":
+        return f" (inconclusive: {'too few repeats' if found.repeated else 'one value each'})"
+    return ""
 
 
 def to_csv(runs: pd.DataFrame) -> str:

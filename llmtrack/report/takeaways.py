@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
-from llmtrack.decide.differences import Difference
-from llmtrack.decide.floor import say_floor, with_floors
+from llmtrack.decide.differences import Difference, in_figures
+from llmtrack.decide.family import in_context
+from llmtrack.decide.floor import say_floor
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import is_disturbed, measure_more, tell
+from llmtrack.decide.wording import change_text
 from llmtrack.report.plots import measured
 from llmtrack.report.reading import bandwidth, in_doubt
 from llmtrack.tracking import ask
-from llmtrack.tracking.cells import FLOORS, VARIANT, keys
+from llmtrack.tracking.cells import VARIANT, keys
 from llmtrack.words import plural
 
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
     goes and what limits it, and what failed. A difference within noise, or no larger than equal settings differed in the
     suite, is no win and no loss; nor is one of a run that was disturbed.
     """
-    runs = runs if FLOORS in runs.columns else with_floors(runs)
+    runs = in_context(runs)
     compared = gains(runs)
     found = [gain for gain in compared if gain.found.verdict != "unknown"]
     wins = [gain for gain in found if gain.found.verdict == "better"]
@@ -76,7 +78,7 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
         names = list(dict.fromkeys(name for gain in wins for name in gain.disturbed))
         lines.append(_not_known("Whether anything beat its baseline", names, wins[0].run))
     elif found:
-        lines.append("Nothing beat the baseline of its experiment beyond noise.")
+        lines.append("No scenario was significantly faster than the baseline of its experiment.")
     if losses:
         lines.append(f"To avoid: {_gives(_plainest(losses, lambda gain: -gain.ratio.value))}")
     if compared and not wins and not losses:
@@ -112,7 +114,7 @@ def gains(runs: pd.DataFrame) -> list[Gain]:
 
     Runs of other work are not compared: a shorter prompt is no win.
     """
-    timed = measured(runs, "tokens_per_sec")
+    timed = measured(in_context(runs), "tokens_per_sec")
     groups: dict[tuple[str, ...], list[int]] = {}
     for row, key in enumerate(keys(timed, ("study_id", "workload_id"))):
         if all(key):
@@ -139,8 +141,9 @@ def _cannot_tell(unknown: list[Gain]) -> list[str]:
     repeats = max(gain.found.repeats_needed for gain in unknown)
     first = unknown[0]
     return [
-        f"Of {plural(len(unknown), 'comparison')} of speed nothing can be told, such as {ask.name(first.run)} against "
-        f"{ask.name(first.base)} ({first.found.why}): measure more: {measure_more(first.run, repeats)}"
+        f"{plural(len(unknown), 'comparison')} of speed {'is' if len(unknown) == 1 else 'are'} inconclusive, such as "
+        f"{ask.name(first.run)} against {ask.name(first.base)} ({first.found.why}); to settle it run: "
+        f"{measure_more(first.run, repeats)}"
     ]
 
 
@@ -167,8 +170,9 @@ def _same_tokens(gain: Gain) -> bool | None:
 
 
 def _gives(gain: Gain) -> str:
-    times = f"{gain.ratio.value:.2f}x (interval {gain.ratio.low:.2f}x to {gain.ratio.high:.2f}x)"
-    return f"{_what(gain)} gives {times} the tokens/s ({_where(gain)}){in_doubt(gain.found)}."
+    return (
+        f"{_what(gain)} gives {in_figures(gain.found)} the tokens/s ({_where(gain)}){in_doubt(gain.found)}."
+    )
 
 
 def _what(gain: Gain) -> str:
@@ -214,7 +218,7 @@ def _quality(gain: Gain, runs: pd.DataFrame) -> str:
         scored = _perplexities(gain, runs)
         if scored:
             before, after = scored
-            parts.append(f"perplexity goes from {before:.3f} to {after:.3f} ({after / before - 1:+.2%})")
+            parts.append(f"perplexity goes from {before:.3f} to {after:.3f} ({change_text(after / before)})")
     same = _same_tokens(gain)
     if same is not None:
         parts.append(f"the generated tokens are {'equal to' if same else 'other than'} the baseline's")

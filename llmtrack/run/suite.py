@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from llmtrack.decide.verdicts import with_samples
 from llmtrack.errors import LlmtrackError, in_words
 from llmtrack.experiment import Experiment
 from llmtrack.redaction import redact, secrets_of
@@ -223,7 +224,9 @@ def _members(result: SuiteResult, experiments: Sequence[Experiment], tracker: Tr
         else:
             if found is None:
                 of_suite = {"llmtrack.suite_id": result.study.study_id}
-                found = runs(tags=of_suite, tracking_uri=tracker.tracking_uri)
+                found = with_samples(
+                    runs(tags=of_suite, tracking_uri=tracker.tracking_uri), tracker.tracking_uri
+                )
             own = found[found["experiment"] == experiment.name]
         run_id = study.study.run_id if study else None
         members.append(Member(experiment, run_id, in_order(own, experiment), study.reading if study else ()))

@@ -6,7 +6,6 @@ makes two runs two configurations, the roles of the params in `metrics/` say.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,10 @@ if TYPE_CHECKING:
 
 # Column of runs that holds how far equal settings differed where each was measured; see `decide.floor`.
 FLOORS = "noise_floors"
+# Column of runs that holds how many comparisons the study of each makes; see `decide.family`.
+FAMILY = "comparisons"
+# Columns that `decide.verdicts.with_samples` adds.
+EVIDENCE = (SAMPLES, FLOORS, FAMILY)
 # A loaded model, as params tell it.
 VARIANT = ("model_id", "backend", "device", "dtype", "quantization")
 # What tells of a run which model it measured: a name or a folder can hold another one by now.
@@ -33,7 +36,6 @@ ASKED_ALIKE = ("scenario_id", "workload_id", "environment_id")
 
 _PLACE = ("experiment", "scenario", "environment_id")
 _WORK = "workload_id"
-_COMPARED = ("study_id", _WORK, "status")
 # What a counterpart is chosen by, what counts most first.
 TOLD_APART_BY = (_WORK, "environment_id", *VARIANT)
 # What only a loaded model tells, and what was asked for instead: all that a run has that failed before.
@@ -98,7 +100,7 @@ def params_in(runs: pd.DataFrame) -> list[str]:
             return True
         # An unknown column of numbers may be anybody's metric.
         known = name in ID_COLUMNS or name in schema.METRIC_BY_NAME or name.startswith("env.")
-        return not known and name not in (SAMPLES, FLOORS) and runs[name].dtype != "float64"
+        return not known and name not in EVIDENCE and runs[name].dtype != "float64"
 
     return list(filter(is_param, map(str, runs.columns)))
 
@@ -114,7 +116,6 @@ class Baselines:
         self._of_study: dict[str, list[pd.Series]] = {}
         for _, run in runs[ask.marked(runs, "baseline")].iterrows():
             self._of_study.setdefault(ask.text(run, "study_id"), []).append(run)
-        self._alike = Counter(keys(runs, _COMPARED))
 
     def of(self, run: pd.Series) -> pd.Series | None:
         """Return the run that a run is compared with, or None.
@@ -125,11 +126,6 @@ class Baselines:
         own = self._of_study.get(ask.text(run, "study_id"), []) if ask.has(run, "study_id") else []
         same_work = (each for each in own if ask.has(run, _WORK) and ask.equal(each, run, _WORK))
         return next(same_work, own[0] if len(own) == 1 else None)
-
-    def comparisons(self, baseline: pd.Series) -> int:
-        """Return how many comparisons a study makes with a baseline: with what has its work and came to its end as it did."""
-        alike = tuple(ask.text(baseline, name) for name in _COMPARED)
-        return max(1, self._alike[alike] - 1) if all(alike) else 1
 
 
 def counterpart(baselines: Sequence[Mapping[str, Any]], run: pd.Series, configured_by: Sequence[str]) -> int:

@@ -78,13 +78,13 @@ def test_many_comparisons_need_more_repeats():
 def test_a_change_in_words():
     slow, fast = [10.0] * 6, [11.2] * 6
     (up,) = judge([compared(slow, fast, "tokens_per_sec")])
-    assert (up.verdict, up.words) == ("better", "faster by 12.0 % (12.0 to 12.0)")
+    assert (up.verdict, up.words) == ("better", "faster: 1.12x (1.12 to 1.12)")
     (down,) = judge([compared(fast, slow, "tokens_per_sec")])
-    assert (down.verdict, down.words) == ("worse", "slower by 10.7 % (10.7 to 10.7)")
+    assert (down.verdict, down.words) == ("worse", "slower: 0.89x (0.89 to 0.89)")
     (longer,) = judge([compared(slow, fast, "total_latency_s")])
-    assert (longer.verdict, longer.words) == ("worse", "longer by 12.0 % (12.0 to 12.0)")
+    assert (longer.verdict, longer.words) == ("worse", "longer: 1.12x (1.12 to 1.12)")
     (same,) = judge([compared(slow, slow)])
-    assert (same.verdict, same.words) == ("same", "no significant difference (+0.0 %, +0.0 to +0.0)")
+    assert (same.verdict, same.words) == ("same", "no significant difference: 1.00x (1.00 to 1.00)")
     assert (same.p_value, same.p_adjusted, same.n_baseline) == (1.0, 1.0, 6)
 
 
@@ -99,15 +99,15 @@ def test_the_ratio_of_a_rate_is_that_of_its_headline_values():
     ("metric", "baseline", "candidate", "verdict", "words"),
     [
         ("perplexity", 20.0, 20.01, "same", "no difference beyond 0.1 %"),
-        ("perplexity", 20.0, 21.0, "worse", "higher by 5.0 %"),
-        ("perplexity", 20.0, 19.0, "better", "lower by 5.0 %"),
+        ("perplexity", 20.0, 21.0, "worse", "higher: +5 %"),
+        ("perplexity", 20.0, 19.0, "better", "lower: -5 %"),
         ("peak_memory_mib", 1000, 1019, "same", "no difference beyond 2.0 %"),
-        ("peak_memory_mib", 1000, 1100, "worse", "higher by 10.0 %"),
+        ("peak_memory_mib", 1000, 1100, "worse", "higher: 1.10x"),
         ("model_size_mib", 100, 100, "same", "no difference"),
-        ("tokens_scored", 100, 110, "changed", "higher by 10.0 %"),
-        ("load_time_s", 1.0, 1.5, "unknown", "+50.0 %, one value each: noise unknown"),
-        ("tokens_per_sec", 1.0, 1.5, "unknown", "+50.0 %, one value each: noise unknown"),
-        ("something_else", 1.0, 1.5, "unknown", "+50.0 %, one value each: noise unknown"),
+        ("tokens_scored", 100, 110, "changed", "higher: +10 %"),
+        ("load_time_s", 1.0, 1.5, "unknown", "1.50x, one value each: noise unknown"),
+        ("tokens_per_sec", 1.0, 1.5, "unknown", "1.50x, one value each: noise unknown"),
+        ("something_else", 1.0, 1.5, "unknown", "1.50x, one value each: noise unknown"),
         ("pad_share", 0.0, 0.5, "unknown", "the baseline is 0: no ratio"),
     ],
 )

@@ -9,12 +9,13 @@ from dataclasses import fields
 import pytest
 
 from llmtrack import metrics as schema
-from llmtrack.decide import floor, gate
-from llmtrack.decide.comparing import compare_pairs, with_known_floors
+from llmtrack.decide import floor, gate, verdicts
+from llmtrack.decide.comparing import compare_pairs, with_samples_of
 from llmtrack.decide.floor import floor_of, floors, say_floor, with_floors
 from llmtrack.decide.matching import match
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.verdicts import DISTURBED, is_disturbed, tell
+from llmtrack.decide.wording import ratio_text
 from llmtrack.measure import interference
 from llmtrack.measure.statistics import findings
 from llmtrack.outcome import REPLACED
@@ -61,10 +62,7 @@ def test_equal_settings_of_several_studies_of_a_suite_differ_by_their_extremes()
 def test_a_difference_up_to_the_floor_is_none_and_one_beyond_it_is_told():
     runs = frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"), timed("int8", 25.0, quantization="int8"))
     assert told(runs, "float32", "bf16").verdict == "same"
-    assert (
-        "no more than equal settings differed here, 16%: faster by 10.8 %"
-        in told(runs, "float32", "bf16").words
-    )
+    assert "no more than equal settings differed here, 16%: 1.11x" in told(runs, "float32", "bf16").words
     assert told(runs, "float32", "int8").verdict == "better"
 
 
@@ -99,7 +97,7 @@ def test_a_run_of_which_nothing_was_measured_twice_has_no_floor():
 
 def test_takeaways_show_no_win_below_the_floor_and_say_where_it_lies():
     lines = takeaways(frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16")))
-    assert lines[0] == "Nothing beat the baseline of its experiment beyond noise."
+    assert lines[0] == "No scenario was significantly faster than the baseline of its experiment."
     assert lines[1].startswith("Equal settings differed by 16% in this suite")
 
 
@@ -113,6 +111,7 @@ def suite(monkeypatch):
     """A suite of which a comparison is asked for two runs only: what else was measured there is read back."""
     runs = frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"), timed("int8", 25.0, quantization="int8"))
     monkeypatch.setattr(floor.query, "runs", lambda **asked: runs)
+    monkeypatch.setattr(verdicts, "samples_by_run", lambda ids, uri, lenient: {})
     return runs
 
 
@@ -120,10 +119,10 @@ def test_a_comparison_of_two_runs_knows_how_far_equal_settings_differed_in_their
     suite, console
 ):
     pairs, _ = match(suite[1:2], suite[3:])
-    pairs = with_known_floors(pairs, None)
-    found = compare_pairs(pairs, ["tokens_per_sec"], samples={})
+    pairs = with_samples_of(pairs, None)
+    found = compare_pairs(pairs, ["tokens_per_sec"])
     assert list(found["verdict"]) == ["same", "better"]
-    assert found["words"][0].startswith("no more than equal settings differed here, 16%: faster by 10.8 %")
+    assert found["words"][0].startswith("no more than equal settings differed here, 16%: 1.11x")
     table = differences_table(found, pairs)
     for style in ("markdown", "html", "latex", "table"):
         show(console, "", table, Layout(style))
@@ -149,7 +148,7 @@ def test_a_gate_neither_fails_nor_passes_on_what_equal_settings_differ_by_too(
         "precision-float32": {"tokens_per_sec": [16.7 * each for each in near]},
         "precision-bf16": {"tokens_per_sec": [16.7 * times * each for each in near]},
     }
-    monkeypatch.setattr(gate, "samples_of", lambda pairs, uri: samples)
+    monkeypatch.setattr(verdicts, "samples_by_run", lambda ids, uri, lenient: samples)
     result = gate.gate(suite[1:2], suite[3:4], ["tokens_per_sec < -5%"])
     ((only,), notes) = result.checks, result.notes
     assert only.check.outcome == outcome
@@ -160,7 +159,7 @@ def test_a_gate_neither_fails_nor_passes_on_what_equal_settings_differ_by_too(
 @pytest.mark.slow(1)
 def test_a_table_shows_no_change_below_the_floor_and_several_metrics_are_told_in_one_line():
     runs = with_floors(frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16")))
-    assert "(within noise)" in summary_table(runs).rows[-1][-1]
+    assert "(no significant difference)" in summary_table(runs).rows[-1][-1]
     two = [each | {"total_latency_s": each["tokens_per_sec"] / 4} for each in EQUAL]
     assert say_floor(with_floors(frame(*two)), "tokens_per_sec", "total_latency_s") == [
         "Equal settings differed by 16% in tokens_per_sec, 16% in total_latency_s in this suite: differences below that "
@@ -201,7 +200,7 @@ def test_takeaways_change_one_thing_at_a_time_where_runs_allow_it(factor, start,
     both = timed("both", 10.0 * factor * (1.002 if factor > 1 else 0.998), batch_size=8, **{besides: after})
     alone = timed("alone", 10.0 * factor, batch_size=8, **{besides: before})
     (line,) = [each for each in takeaways(frame(base, both, alone)) if each.startswith(start)]
-    assert line.startswith(f"{start}: batch size 8 instead of 1 gives {factor:.2f}x")
+    assert line.startswith(f"{start}: batch size 8 instead of 1 gives {ratio_text(factor)}")
 
 
 def test_whatever_configures_a_run_is_a_choice_that_takeaways_count_or_is_of_the_model_and_what_was_made_of_it():

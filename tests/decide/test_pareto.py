@@ -149,8 +149,8 @@ def test_quality_is_joined_by_variant_or_is_the_runs_own():
     table = pareto_table(points, ("tokens_per_sec", "perplexity"))
     last = {row[0]: row[-1] for row in table.rows}
     assert last == {
-        "int8": "cannot be told from fp32, bf16 (tokens_per_sec: -66.7 %, one value each: noise unknown)",
-        "bf16": "cannot be told from fp32 (tokens_per_sec: -50.0 %, one value each: noise unknown)",
+        "int8": "cannot be told from fp32, bf16 (tokens_per_sec: 0.33x, one value each: noise unknown)",
+        "bf16": "cannot be told from fp32 (tokens_per_sec: 0.50x, one value each: noise unknown)",
         "fp32": "on the front",
         "alone": "no perplexity",
     }

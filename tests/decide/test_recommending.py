@@ -46,14 +46,14 @@ def test_the_fastest_that_keeps_to_the_limits():
     assert (found.scenario, found.run_id) == ("int8", "id-int8")
     assert found.sentence == (
         "Run int8: the fastest of 5 scenarios that keeps to the limits for packaged:smollm2 on cpu, "
-        "with 25 tokens/s (2.50 times fp32, 2.40 to 2.60), perplexity 20.100 (+0.5 %) and 600 MiB peak memory."
+        "with 25 tokens/s, 2.5x (2.4 to 2.6) that of fp32, perplexity 20.100 (+0.5 %) and 600 MiB peak memory."
     )
     assert dict(found.ruled_out) == {
         "int4": "perplexity +20 % is over +1 %",
         "unscored": "no perplexity was scored",
         "int2": "failed: no kernel",
-        "int8_slow": "20 tokens/s",
-        "fp32": "10 tokens/s",
+        "int8_slow": "20 tokens/s, 0.80x (0.77 to 0.83)",
+        "fp32": "10 tokens/s, 0.40x (0.38 to 0.42)",
     }
 
 
@@ -85,7 +85,7 @@ def test_what_is_as_fast_within_the_noise_is_told():
     )
     found = recommend(runs, Limits())
     assert found.scenario == "b"
-    assert dict(found.ruled_out) == {"a": "10 tokens/s, no different within the noise"}
+    assert dict(found.ruled_out) == {"a": "10 tokens/s, no significant difference: 0.98x (0.90 to 1.07)"}
 
 
 BUSY = "the machine was busy: other programs took 82% of its CPU time: close them and measure again"
@@ -101,9 +101,9 @@ def test_one_baseline_repeat_of_a_busy_machine_recommends_nothing_and_says_how_t
     found = recommend(runs, Limits(0.01))
     assert (found.scenario, found.run_id) == (None, None)
     assert "14.1" not in found.sentence
-    assert f"(too few repeats to tell, {n} against 8): measure more: mlflow run" in found.sentence
+    assert f"(too few repeats to tell, {n} against 8); to settle it run: mlflow run" in found.sentence
     assert found.measure == "mlflow run . -e quantization --env-manager local -P model=m -P min_repeats=4"
-    assert found.sentence.endswith(f"measure more: {found.measure}")
+    assert found.sentence.endswith(f"to settle it run: {found.measure}")
     assert {f"read with care: torch-float32: {each}" for each in ("noisy: 134%", BUSY)} <= set(found.notes)
 
 

@@ -56,7 +56,7 @@ def test_all_of_the_text_has_comparable_bits_and_no_comparable_perplexity(
     one, other = track(tracker, BYTES, "bytes", whole), track(tracker, PAIRS, "pairs", whole)
     (found,) = compare(one, other, ["bits_per_byte"], tracking_uri=uri).to_dict("records")
     # 1 nat a token: 80 tokens against 40.
-    assert (found["verdict"], found["words"]) == ("better", "lower by 50.0 %")
+    assert (found["verdict"], found["words"]) == ("better", "lower: -50 %")
     with pytest.raises(UsageError, match=r"the tokenizers differ .tokens_scored: 80 against 40"):
         compare(one, other, ["perplexity"], tracking_uri=uri)
 

@@ -11,10 +11,10 @@ from tests.report.frames import frame, run
 @pytest.mark.parametrize(
     ("after", "words", "helped"),
     [
-        (18.0, "lower by 10.0 %", True),
+        (18.0, "lower: -10 %", True),
         (19.99, "no difference beyond 0.1 %", False),
         (20.01, "no difference beyond 0.1 %", False),
-        (22.0, "higher by 10.0 %", False),
+        (22.0, "higher: +10 %", False),
     ],
 )
 def test_before_and_after_are_told_as_any_two_perplexities_are(after, words, helped):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from llmtrack.decide.family import in_context
 from llmtrack.report import reading
 from tests.report.frames import frame, interval, run
 
@@ -15,12 +16,12 @@ def row(**values):
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        ((1.0, 0.99, 1.01), (2.5, 2.4, 2.6), "2.5x as long"),
-        ((1.0, 0.99, 1.01), (2.0, 1.9, 2.1), "2.0x as long"),
-        ((1.0, 0.99, 1.01), (1.125, 1.1, 1.2), "12.5% longer"),
-        ((1.0, 0.99, 1.01), (0.4, 0.39, 0.41), "60.0% less time"),
-        ((1.0, 0.9, 1.1), (1.15, 1.1, 1.2), "about as long, no different within the noise"),
-        ((1.0, 0.9, 1.1), (1.15, 1.11, 1.2), "15.0% longer"),
+        ((1.0, 0.99, 1.01), (2.5, 2.4, 2.6), "2.5x (2.4 to 2.6) the time"),
+        ((1.0, 0.99, 1.01), (2.0, 1.9, 2.1), "2.00x (1.88 to 2.12) the time"),
+        ((1.0, 0.99, 1.01), (1.125, 1.1, 1.2), "1.12x (1.09 to 1.21) the time"),
+        ((1.0, 0.99, 1.01), (0.4, 0.39, 0.41), "0.40x (0.39 to 0.41) the time"),
+        ((1.0, 0.9, 1.1), (1.15, 1.1, 1.2), "1.15x (1.00 to 1.33) the time, no significant difference"),
+        ((1.0, 0.9, 1.1), (1.15, 1.11, 1.2), "1.15x (1.01 to 1.33) the time"),
     ],
 )
 def test_change(before, after, expected):
@@ -35,13 +36,20 @@ def test_what_cannot_be_told_is_not_said(n):
         for value, count in ((1.0, n), (9.0, 3))
     )
     told = reading.change(one, other, "total_latency_s")
-    assert told.startswith("a time that cannot be told from the other's: too few repeats to tell")
+    assert "the time, which is inconclusive: too few repeats to tell" in told
 
 
 def test_many_comparisons_ask_for_more():
-    one, other = (row(**interval("total_latency_s", value, value, value, 5)) for value in (1.0, 9.0))
-    assert reading.change(one, other, "total_latency_s", among=6) == "9.0x as long"
-    assert "among 7 comparisons" in reading.change(one, other, "total_latency_s", among=7)
+    def told(comparisons):
+        rows = [
+            run(f"r{number}", workload_id="w", **interval("total_latency_s", value, value, value, 5))
+            for number, value in enumerate([1.0, *[9.0] * comparisons])
+        ]
+        one, other, *_ = (each for _, each in in_context(frame(*rows)).iterrows())
+        return reading.change(one, other, "total_latency_s")
+
+    assert told(6) == "9.0x (9.0 to 9.0) the time"
+    assert "among 7 comparisons" in told(7)
 
 
 def test_doubts_of_a_run_go_with_what_rests_on_it():
@@ -50,7 +58,8 @@ def test_doubts_of_a_run_go_with_what_rests_on_it():
         for value, warning in ((1.0, "noisy"), (9.0, None))
     )
     assert (
-        reading.change(one, other, "total_latency_s") == "9.0x as long, in doubt since one carried warnings"
+        reading.change(one, other, "total_latency_s")
+        == "9.0x (9.0 to 9.0) the time, in doubt since one carried warnings"
     )
 
 

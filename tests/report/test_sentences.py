@@ -39,14 +39,14 @@ FAILED = run(
 
 # Condition, metric, candidate (against BASE), verdict, what is said.
 VERDICTS: Sequence[tuple[str, str, dict[str, Any], str, str]] = [
-    ("known to be better", RATE, timed("b", 20.0), "better", "faster by 100.0 % (92.2 to 108.2)"),
-    ("known to be worse", RATE, timed("b", 5.0), "worse", "slower by 50.0 % (48.0 to 52.0)"),
+    ("known to be better", RATE, timed("b", 20.0), "better", "faster: 2.00x (1.92 to 2.08)"),
+    ("known to be worse", RATE, timed("b", 5.0), "worse", "slower: 0.50x (0.48 to 0.52)"),
     (
         "the intervals overlap",
         RATE,
         timed("b", 10.3),
         "same",
-        "no significant difference (+3.0 %, -1.0 to +7.2)",
+        "no significant difference: 1.03x (0.99 to 1.07)",
     ),
     (
         "too few repeats to show anything",
@@ -60,14 +60,14 @@ VERDICTS: Sequence[tuple[str, str, dict[str, Any], str, str]] = [
         "load_time_s",
         timed("b", 20.0, load_time_s=3.0),
         "unknown",
-        "+50.0 %, one value each: noise unknown",
+        "1.50x, one value each: noise unknown",
     ),
     (
         "exact, and other",
         "model_size_mib",
         timed("b", 20.0, model_size_mib=50.0),
         "better",
-        "lower by 50.0 %",
+        "lower: 0.50x",
     ),
     (
         "exact, and within its tolerance",
@@ -146,7 +146,7 @@ FLOOR = (
     "Equal settings differed by 16% in this suite (precision/float32 10, baseline/again 11.6 tokens/s): differences below that "
     "are not shown as wins."
 )
-MORE = "measure more: mlflow run . -e precision --env-manager local"
+MORE = "to settle it run: mlflow run . -e precision --env-manager local"
 
 
 def test_a_verdict_within_what_equal_settings_differ_by():
@@ -154,7 +154,7 @@ def test_a_verdict_within_what_equal_settings_differ_by():
     (found,) = tell(rows.iloc[0], [rows.iloc[2]], RATE)
     assert (found.verdict, found.words) == (
         "same",
-        "no more than equal settings differed here, 16%: faster by 10.0 % (7.7 to 12.4)",
+        "no more than equal settings differed here, 16%: 1.10x (1.08 to 1.12)",
     )
 
 
@@ -173,7 +173,7 @@ TAKEAWAYS: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[str]]] = [
         "a run is known to be faster, its quality is not known",
         [BASE, timed("b", 20.0, dtype="bfloat16")],
         [
-            f"Biggest win: bfloat16 instead of float32 gives 2.00x (interval 1.92x to 2.08x) the tokens/s {PLACE}.",
+            f"Biggest win: bfloat16 instead of float32 gives 2.00x (1.92 to 2.08) the tokens/s {PLACE}.",
             "What it costs: quality was not measured.",
         ],
     ),
@@ -181,20 +181,20 @@ TAKEAWAYS: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[str]]] = [
         "a run is known to be slower",
         [BASE, timed("b", 5.0, use_cache=False)],
         [
-            "Nothing beat the baseline of its experiment beyond noise.",
-            f"To avoid: KV cache off instead of on gives 0.50x (interval 0.48x to 0.52x) the tokens/s {PLACE}.",
+            "No scenario was significantly faster than the baseline of its experiment.",
+            f"To avoid: KV cache off instead of on gives 0.50x (0.48 to 0.52) the tokens/s {PLACE}.",
         ],
     ),
     (
         "none is told from its baseline",
         [BASE, timed("b", 10.3)],
-        ["Nothing beat the baseline of its experiment beyond noise."],
+        ["No scenario was significantly faster than the baseline of its experiment."],
     ),
     (
         "too few repeats to tell any",
         [BASE, timed("b", 20.0, n=1)],
         [
-            "Of 1 comparison of speed nothing can be told, such as b against float32 (too few repeats to tell, 8 against 1): "
+            "1 comparison of speed is inconclusive, such as b against float32 (too few repeats to tell, 8 against 1); "
             f"{MORE} -P min_repeats=4"
         ],
     ),
@@ -209,7 +209,7 @@ TAKEAWAYS: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[str]]] = [
     (
         "equal settings were measured more than once",
         in_a_suite(timed("b", 11.0, n=60, share=0.001, dtype="bfloat16")),
-        ["Nothing beat the baseline of its experiment beyond noise.", FLOOR],
+        ["No scenario was significantly faster than the baseline of its experiment.", FLOOR],
     ),
     (
         "a plain call was timed, and memory is the limit",
@@ -275,17 +275,21 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
         [FP32, INT8, INT4, FAILED],
         Limits(0.01, 2048),
         RATE,
-        f"Run int8: the fastest of 3 scenarios that keeps to the limits {OF}, with 25 tokens/s (2.50 times fp32, 2.40 to 2.60), "
+        f"Run int8: the fastest of 3 scenarios that keeps to the limits {OF}, with 25 tokens/s, 2.5x (2.4 to 2.6) that of fp32, "
         "perplexity 20.100 (+0.5 %) and 600 MiB peak memory.",
-        ["int4: perplexity +20 % is over +1 %", "int2: failed: no kernel", "fp32: 10 tokens/s"],
+        [
+            "int4: perplexity +20 % is over +1 %",
+            "int2: failed: no kernel",
+            "fp32: 10 tokens/s, 0.40x (0.38 to 0.42)",
+        ],
     ),
     (
         "there are no limits, and nothing is known of quality",
         [BASE, timed("b", 20.0)],
         Limits(),
         RATE,
-        f"Run b: the fastest of 2 scenarios {OF}, with 20 tokens/s (2.00 times float32, 1.92 to 2.08) and perplexity not known.",
-        ["float32: 10 tokens/s"],
+        f"Run b: the fastest of 2 scenarios {OF}, with 20 tokens/s, 2.00x (1.92 to 2.08) that of float32 and perplexity not known.",
+        ["float32: 10 tokens/s, 0.50x (0.48 to 0.52)"],
     ),
     (
         "there is one only",
@@ -300,18 +304,18 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
         [FP32, scored("int8", 10.3, 20.1, 600.0)],
         Limits(),
         RATE,
-        f"Run int8: the fastest of 2 scenarios {OF}, with 10.3 tokens/s (no different from fp32 within the noise), perplexity "
+        f"Run int8: the fastest of 2 scenarios {OF}, with 10.3 tokens/s, no significant difference from fp32 (1.03x (0.99 to 1.07)), perplexity "
         "20.100 (+0.5 %) and 600 MiB peak memory.",
-        ["fp32: 10 tokens/s, no different within the noise"],
+        ["fp32: 10 tokens/s, no significant difference: 0.97x (0.93 to 1.01)"],
     ),
     (
         "another objective is asked for",
         [FP32, INT8],
         Limits(),
         "peak_memory_mib",
-        f"Run int8: the smallest in peak MiB of 2 scenarios {OF}, with 600 MiB (0.30 times fp32), perplexity 20.100 (+0.5 %) and "
+        f"Run int8: the smallest in peak MiB of 2 scenarios {OF}, with 600 MiB, 0.30x that of fp32, perplexity 20.100 (+0.5 %) and "
         "600 MiB peak memory.",
-        ["fp32: 2,000 MiB"],
+        ["fp32: 2,000 MiB, 3.3x"],
     ),
     (
         "nothing keeps to the limits",
@@ -338,30 +342,28 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
         [FP32, scored("int8", 25.0, 20.1, 600.0, **{"spread/tokens_per_sec.n": 1.0})],
         Limits(),
         RATE,
-        f"Nothing can be recommended yet {OF}: int8 has 25 tokens/s against fp32 10 tokens/s, and it cannot be told which is best "
-        f"(too few repeats to tell, 8 against 1): {MORE} -P min_repeats=4",
-        [
-            "fp32: 10 tokens/s, which cannot be told from it: too few repeats to tell, 1 against 8: measure at least 4 of each"
-        ],
+        f"Nothing can be recommended yet {OF}: int8 has 25 tokens/s against fp32 10 tokens/s: inconclusive "
+        f"(too few repeats to tell, 8 against 1); {MORE} -P min_repeats=4",
+        ["fp32: 10 tokens/s, inconclusive: too few repeats to tell, 1 against 8: measure at least 4 of each"],
     ),
     (
         "a run that counts carries warnings",
         [{**FP32, "warnings": BUSY}, INT8],
         Limits(),
         RATE,
-        f"Run int8: the fastest of 2 scenarios {OF}, with 25 tokens/s (2.50 times fp32, 2.40 to 2.60), perplexity 20.100 (+0.5 %) "
+        f"Run int8: the fastest of 2 scenarios {OF}, with 25 tokens/s, 2.5x (2.4 to 2.6) that of fp32, perplexity 20.100 (+0.5 %) "
         "and 600 MiB peak memory.",
-        ["fp32: 10 tokens/s", f"read with care: fp32: {BUSY}"],
+        ["fp32: 10 tokens/s, 0.40x (0.38 to 0.42)", f"read with care: fp32: {BUSY}"],
     ),
     (
         "a limit on perplexity, and no tracked baseline",
         [{**FP32, "baseline": False}, INT8],
         Limits(0.01),
         RATE,
-        f"Run int8: the fastest of 2 scenarios that keeps to the limits {OF}, with 25 tokens/s (2.50 times fp32, 2.40 to 2.60), "
+        f"Run int8: the fastest of 2 scenarios that keeps to the limits {OF}, with 25 tokens/s, 2.5x (2.4 to 2.6) that of fp32, "
         "perplexity 20.100 (+0.5 %) and 600 MiB peak memory.",
         [
-            "fp32: 10 tokens/s",
+            "fp32: 10 tokens/s, 0.40x (0.38 to 0.42)",
             "no tracked baseline is among the runs: perplexity is judged against the lowest, fp32's",
         ],
     ),
@@ -421,7 +423,7 @@ COMPARED: Sequence[tuple[str, dict[str, Any], Sequence[dict[str, Any]], Sequence
 )
 def test_a_comparison(baseline, candidates, lines):
     pairs, unmatched = match(frame(baseline), frame(*candidates))
-    table = differences_table(compare_pairs(pairs, METRICS, samples={}), pairs, unmatched)
+    table = differences_table(compare_pairs(pairs, METRICS), pairs, unmatched)
     shared, _ = shared_conditions(frame(baseline, *candidates))
     assert [line for line in (*table.conditions, *table.notes) if line not in shared] == lines
 
@@ -430,5 +432,5 @@ def test_a_candidate_without_a_counterpart():
     pairs, unmatched = match(
         frame(BASE, timed("b", 9.0)), frame(timed("b", 11.0, run_id="id-new"), timed("new", 11.0))
     )
-    table = differences_table(compare_pairs(pairs, [RATE], samples={}), pairs, unmatched)
+    table = differences_table(compare_pairs(pairs, [RATE]), pairs, unmatched)
     assert "new has no counterpart in the baseline" in table.notes

@@ -68,13 +68,13 @@ def test_experiments_are_named_where_there_are_several_and_compared_within_thems
 @pytest.mark.parametrize(
     ("value", "low", "high", "expected"),
     [
-        (12.5, 12.0, 13.0, "+25.0% tokens/s"),
-        (5.0, 4.9, 5.1, "-50.0% tokens/s"),
+        (12.5, 12.0, 13.0, "1.25x (1.19 to 1.31) tokens/s"),
+        (5.0, 4.9, 5.1, "0.50x (0.49 to 0.52) tokens/s"),
         # The baseline's interval is 9.9 to 10.1.
-        (10.2, 10.05, 10.4, "+2.0% tokens/s (within noise)"),
-        (10.0, 9.0, 11.0, "+0.0% tokens/s (within noise)"),
-        (10.2, 10.1, 10.4, "+2.0% tokens/s (within noise)"),
-        (10.2, 10.11, 10.4, "+2.0% tokens/s"),
+        (10.2, 10.05, 10.4, "1.02x (1.00 to 1.05) tokens/s (no significant difference)"),
+        (10.0, 9.0, 11.0, "1.00x (0.89 to 1.11) tokens/s (no significant difference)"),
+        (10.2, 10.1, 10.4, "1.02x (1.00 to 1.05) tokens/s (no significant difference)"),
+        (10.2, 10.11, 10.4, "1.02x (1.00 to 1.05) tokens/s"),
     ],
 )
 def test_a_change_is_noise_where_the_intervals_overlap(value, low, high, expected):
@@ -83,9 +83,9 @@ def test_a_change_is_noise_where_the_intervals_overlap(value, low, high, expecte
     assert [row[-1] for row in table.rows] == ["baseline", expected]
 
 
-def test_without_an_interval_nothing_is_called_noise():
+def test_without_an_interval_a_difference_is_inconclusive():
     table = table_of(BASE, run("other", tokens_per_sec=10.01))
-    assert table.rows[1][-1] == "+0.1% tokens/s"
+    assert table.rows[1][-1] == "1.00x tokens/s (inconclusive: one value each)"
 
 
 @pytest.mark.slow(1)
@@ -95,12 +95,12 @@ def test_too_few_repeats_are_said_as_compare_says_them(n, others):
     base = {**run("base", baseline=True), **interval("tokens_per_sec", 10.0, 9.9, 10.1, n)}
     arms = [run(f"arm{number}", **spread) for number in range(others)]
     rows = [{**row, "workload_id": "w"} for row in (base, *arms)]
-    assert table_of(*rows).rows[1][-1] == "+100.0% tokens/s (too few repeats to tell)"
+    assert table_of(*rows).rows[1][-1] == "2.00x (1.88 to 2.12) tokens/s (inconclusive: too few repeats)"
 
 
 def test_perplexity_is_compared_too():
     rows = (run("a", baseline=True, perplexity=20.0), run("b", perplexity=21.0))
-    assert table_of(*rows).rows[1][-1] == "+5.0% perplexity"
+    assert table_of(*rows).rows[1][-1] == "+5 % perplexity"
 
 
 def test_perplexity_of_other_tokens_is_not_compared():
@@ -113,7 +113,7 @@ def test_runs_are_compared_with_the_baseline_of_their_own_study():
     assert table_of(BASE, other).rows[1][-1] == "–"
     its_base = run("float32", study_id="precision-2", baseline=True, tokens_per_sec=16.0)
     table = summary_table(frame(BASE, other), among=frame(BASE, its_base, other))
-    assert table.rows[1][-1] == "+25.0% tokens/s"
+    assert table.rows[1][-1] == "1.25x tokens/s (inconclusive: one value each)"
 
 
 def test_a_failed_run_says_why():
@@ -202,7 +202,7 @@ def test_the_picture_shows_every_cell():
     (drawn,) = axes.tables
     cells = {position: each.get_text().get_text() for position, each in drawn.get_celld().items()}
     assert cells[0, 0] == "scenario"
-    assert cells[2, len(table.titles) - 1] == "+20.0% tokens/s"
+    assert cells[2, len(table.titles) - 1] == "1.20x tokens/s (inconclusive: one value each)"
     assert "a title" in axes.get_title(loc="left")
     assert "device: cpu" in axes.get_title(loc="left")
 

@@ -138,7 +138,7 @@ def test_the_fastest_that_keeps_to_the_bound_wins_and_each_of_the_others_says_wh
     assert not result.exit_code
     assert "perplexity" in why["lossy"]
     assert "over +1.0%" in why["lossy"]
-    assert why["none"].startswith("measured afresh: small is faster by")
+    assert why["none"].startswith("measured afresh: small is faster:")
     assert "x as good" in why["slow"]
     # What is hopeless is scored by nobody, and what has been told is scored no further.
     assert "slow" not in machine.scored
