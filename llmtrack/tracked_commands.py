@@ -78,6 +78,8 @@ def compare(
         others = ("model", "search", "tags", "since", "until")
         if every or output or any(chosen[name] for name in others):
             raise UsageError("with --baseline, choose runs by --candidate, --study and --experiment only")
+        if not candidate and not chosen["study"]:
+            _say_latest(chosen["tracking_uri"], chosen["experiment"])
         compare_with_baseline(
             baseline,
             candidate or (as_selector(chosen["study"] or "latest"),),
@@ -90,6 +92,8 @@ def compare(
         return
     if candidate or metric or across_environments:
         raise UsageError("--candidate, --metric and --across-environments need a --baseline")
+    if not every:
+        chosen = _latest_unless_chosen(chosen)
     compare_runs(
         every=every,
         output=Path(os.path.expanduser(output)) if output else None,
@@ -209,6 +213,7 @@ def pareto(speed: str, quality: str, memory: bool, output: Path | None, shown: L
     from llmtrack.decide.verdicts import with_samples
     from llmtrack.report.pareto import show_pareto
 
+    chosen = _latest_unless_chosen(chosen)
     runs = with_samples(_found(**chosen), chosen["tracking_uri"])
     show_pareto(runs, speed, quality, memory=memory, layout=shown, output=output)
 
@@ -226,13 +231,19 @@ def pareto(speed: str, quality: str, memory: bool, output: Path | None, shown: L
     metavar="SCENARIO",
     help="Whose perplexity counts; else the tracked baseline.",
 )
-@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "--format", "style", type=click.Choice(["table", "json", "markdown"]), default="table", show_default=True
+)
+@click.option(
+    "--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the answer to this PNG."
+)
 def recommend(
     max_perplexity_increase: str | None,
     max_memory: str | None,
     objective: str,
     baseline: str | None,
     style: str,
+    picture: Path | None,
     **chosen: Any,
 ) -> None:
     """Say in a sentence how to run the model under constraints, and what ruled the others out.
@@ -242,22 +253,50 @@ def recommend(
     from llmtrack.decide.recommending import Limits, parse_percent, parse_size
     from llmtrack.decide.recommending import recommend as choose
     from llmtrack.decide.verdicts import with_samples
+    from llmtrack.report.recommendation import draw, to_json, to_markdown
     from llmtrack.report.terminal import make_console, render_recommendation, width_of
 
     limits = Limits(
         None if max_perplexity_increase is None else parse_percent(max_perplexity_increase),
         None if max_memory is None else parse_size(max_memory),
     )
+    chosen = _latest_unless_chosen(chosen)
     runs = with_samples(_found(**chosen), chosen["tracking_uri"])
     found = choose(runs, limits, objective, baseline)
-    tell(render_recommendation(found, style, width_of(make_console())), nl=False)
+    how: list[str] = []
+    settings: list[str] = []
+    if found.run_id is not None:
+        from llmtrack.run.how import how_to_run, settings_of
+
+        best = runs[runs["run_id"] == found.run_id].iloc[0]
+        how, settings = how_to_run(best), settings_of(best)
+    if style == "table":
+        tell(render_recommendation(found, width_of(make_console())), nl=False)
+        if how:
+            tell("\n".join(["To run it that way:", *(f"  {line}".rstrip() for line in how)]))
+        if settings:
+            tell(f"Measured with {', '.join(settings)}.")
+    else:
+        tell((to_json if style == "json" else to_markdown)(found, how, settings), nl=False)
+    if picture is not None:
+        draw(found, runs, objective, picture)
+        tell(f"Written: {picture}", err=True)
     if found.scenario is None:
         sys.exit(1)
-    if style == "table":
-        from llmtrack.run.how import how_to_run
 
-        if lines := how_to_run(runs[runs["run_id"] == found.run_id].iloc[0]):
-            tell("\n".join(["To run it that way:", *(f"  {line}".rstrip() for line in lines)]))
+
+def _latest_unless_chosen(chosen: dict[str, Any]) -> dict[str, Any]:
+    """Return what chooses runs: the newest suite, or study outside of one, where a person chose nothing, which is said."""
+    if any(value for name, value in chosen.items() if name != "tracking_uri"):
+        return chosen
+    _say_latest(chosen["tracking_uri"])
+    return {**chosen, "study": "latest"}
+
+
+def _say_latest(tracking_uri: str | None, experiment: str | None = None) -> None:
+    from llmtrack.tracking.query import newest_study
+
+    tell(f"latest: {newest_study(experiment, tracking_uri)} (--study chooses another)", err=True)
 
 
 def _found(**chosen: Any) -> pd.DataFrame:

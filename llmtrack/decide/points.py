@@ -7,6 +7,7 @@ here. Only what is comparable stands in one picture: one workload, one environme
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,13 +16,23 @@ from llmtrack import metrics as schema
 from llmtrack.decide.comparability import CONVENTION, scored_key
 from llmtrack.errors import UsageError
 from llmtrack.tracking import ask
-from llmtrack.tracking.cells import LOADED, cells_of, configuration, in_order_of_time, keys, newest_of_each
+from llmtrack.tracking.cells import (
+    LOADED,
+    cells_of,
+    configuration,
+    in_order_of_time,
+    keys,
+    newest_of_each,
+    records,
+)
 from llmtrack.tracking.frame import extended
 from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
 
+# What all points have in common.
+_SAME = ("model_id", "workload_id", "environment_id")
 SPEED, QUALITY, MEMORY = "tokens_per_sec", "perplexity", "peak_memory_mib"
 
 
@@ -33,11 +44,13 @@ class Points:
         runs: a row of `llmtrack.runs` for each timed scenario, its quality joined to it, in order of time.
         notes: what was left out, and why, in words.
         scored: the runs that have the quality by the one convention, timed or not.
+        reference: the run that says of which model, workload and machine they are.
     """
 
     runs: pd.DataFrame
     notes: tuple[str, ...]
     scored: pd.DataFrame
+    reference: pd.Series | None = None
 
 
 def gather_points(runs: pd.DataFrame, speed: str = SPEED, quality: str = QUALITY) -> Points:
@@ -56,19 +69,49 @@ def gather_points(runs: pd.DataFrame, speed: str = SPEED, quality: str = QUALITY
     if timed.empty:
         raise UsageError(f"no finished run has {speed}: nothing can be chosen among")
     notes: list[str] = []
-    timed = _commonest(timed, ("workload_id",), "of another workload", notes)
-    timed = _commonest(timed, ("environment_id",), "measured in another environment", notes)
+    reference = reference_of(timed)
+    timed = _like(timed, reference, ("model_id",), "of another model", notes)
+    timed = _like(timed, reference, ("workload_id",), "of another workload", notes)
+    timed = _like(timed, reference, ("environment_id",), "measured in another environment", notes)
     scored = finished[ask.present(finished, quality)]
-    scored = _commonest(
-        newest_of_each(scored, across_work=True),
-        CONVENTION,
-        f"whose {quality} is of another convention",
-        notes,
-    )
+    scored = scored[ask.where(scored, "model_id", reference.get("model_id"))]
+    scored = newest_of_each(scored, across_work=True)
     scored = extended(scored, scored_key=[str(scored_key(run, quality)) for _, run in scored.iterrows()])
-    scored = _commonest(scored, ("scored_key",), f"whose {quality} is of other tokens or another text", notes)
+    if len(scored):
+        standard = _scored_like(scored, reference)
+        scored = _like(scored, standard, CONVENTION, f"whose {quality} is of another convention", notes)
+        scored = _like(
+            scored, standard, ("scored_key",), f"whose {quality} is of other tokens or another text", notes
+        )
     timed = _newest(timed, speed, notes)
-    return Points(_joined(timed, scored, quality, notes), tuple(notes), scored)
+    return Points(_joined(timed, scored, quality, notes), tuple(notes), scored, reference)
+
+
+def reference_of(timed: pd.DataFrame) -> pd.Series:
+    """Return the run that says of which model, workload and machine the choice is: the others are left out.
+
+    It is the baseline of the newest study that measured another loaded model beside it; else of one that measured anything
+    beside it; else of the newest; else the newest run.
+
+    Args:
+        timed: runs in order of time, at least one.
+    """
+    cells = keys(timed, ("study_id", *_SAME))
+    measured = Counter(cells)
+    loaded = Counter(cell for cell, _ in dict.fromkeys(zip(cells, keys(timed, LOADED), strict=True)))
+    base = ask.marked(timed, "baseline").tolist()
+    for counted in (loaded, measured, None):
+        rows = [row for row, cell in enumerate(cells) if base[row] and (counted is None or counted[cell] > 1)]
+        if rows:
+            # What a study is about comes first in it.
+            return timed.iloc[next(row for row in rows if cells[row][0] == cells[rows[-1]][0])]
+    return timed.iloc[-1]
+
+
+def _scored_like(scored: pd.DataFrame, reference: pd.Series) -> pd.Series:
+    """Return the run by whose text and convention the others' quality counts: the newest that scored the reference, or any."""
+    own = [run for _, run in scored.iterrows() if all(ask.equal(run, reference, name) for name in LOADED)]
+    return own[-1] if own else scored.iloc[-1]
 
 
 def _newest(timed: pd.DataFrame, speed: str, notes: list[str]) -> pd.DataFrame:
@@ -122,16 +165,15 @@ def _joined(timed: pd.DataFrame, scored: pd.DataFrame, quality: str, notes: list
     return extended(timed, **{quality: values}).reset_index(drop=True)
 
 
-def _commonest(runs: pd.DataFrame, names: Sequence[str], what: str, notes: list[str]) -> pd.DataFrame:
-    """Keep the runs that agree in some columns with the most others; of a draw, with the newest."""
-    found = keys(runs, names)
-    if len(set(found)) <= 1:
+def _like(
+    runs: pd.DataFrame, standard: pd.Series, names: Sequence[str], what: str, notes: list[str]
+) -> pd.DataFrame:
+    """Keep the runs that agree with a run in some columns; say how many are left out."""
+    kept = [all(ask.equal(run, standard, name) for name in names) for run in records(runs, names)]
+    if all(kept):
         return runs
-    last = {key: number for number, key in enumerate(found)}
-    chosen = max(last, key=lambda key: (found.count(key), last[key]))
-    kept = [key == chosen for key in found]
     left = plural(len(kept) - sum(kept), "run")
     notes.append(
-        f"{left} {what} {'is' if left.startswith('1 ') else 'are'} left out: choose runs by --study or --experiment"
+        f"{left} {what} {'is' if left.startswith('1 ') else 'are'} left out: choose runs by --study, --experiment or --model"
     )
     return runs[kept]

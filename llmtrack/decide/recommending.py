@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from llmtrack.decide.differences import Difference, in_figures
 from llmtrack.decide.family import in_context
 from llmtrack.decide.floor import say_floor
 from llmtrack.decide.points import MEMORY, QUALITY, SPEED, Points, gather_points
-from llmtrack.decide.verdicts import doubt, measure_more, own_warnings, tell
+from llmtrack.decide.verdicts import doubt, measure_more, own_warnings, score_command, tell
 from llmtrack.decide.wording import share_text
 from llmtrack.errors import UsageError
 from llmtrack.parameter import read_number
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _SIZE = re.compile(r"\s*((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*([KMGT]i?)?B?\s*", re.IGNORECASE)
 _MIB_OF = {"": 1 / MIB, "k": 1e3 / MIB, "m": 1e6 / MIB, "g": 1e9 / MIB, "t": 1e12 / MIB}
 _MIB_OF |= {"ki": 2**-10, "mi": 1.0, "gi": 2.0**10, "ti": 2.0**20}
+NOT_SCORED = "no perplexity was scored"
 _PERCENT = re.compile(r"\s*\+?(\d+(?:\.\d+)?)\s*%\s*")
 
 
@@ -171,10 +173,10 @@ def _reference(points: Points, baseline: str | None, limits: Limits, notes: list
     for runs in (known, scored):
         marked = runs[ask.marked(runs, "baseline")]
         if len(marked):
-            # Of several studies, the one that most of the choice is from.
-            counts = table["study_id"].value_counts()
-            number = marked["study_id"].map(counts).fillna(0).astype(int).argmax()
-            return marked.iloc[int(number)]
+            # Of several, that of the study which the choice is about.
+            about = None if points.reference is None else points.reference.get("study_id")
+            own = marked[ask.where(marked, "study_id", about)]
+            return (own if len(own) else marked).iloc[0]
     if len(known):
         lowest = known.sort_values(QUALITY, kind="stable").iloc[0]
         if limits.perplexity_increase is not None:
@@ -196,7 +198,7 @@ def _broken(run: pd.Series, reference: pd.Series | None, limits: Limits) -> list
     if limits.perplexity_increase is not None:
         increase, most = _increase(run, reference), limits.perplexity_increase
         if increase is None:
-            found.append(Broken("no perplexity was scored"))
+            found.append(Broken(NOT_SCORED))
         elif increase > most:
             words = f"perplexity {_change(increase)} is over {_change(most)}"
             found.append(Broken(words, (increase - most) / (1 + most)))
@@ -304,10 +306,18 @@ def _nothing(points: pd.DataFrame, broken: Sequence[Sequence[Broken]], limits: L
     ]
     if not ranked:
         lacking = dict.fromkeys(each.words for found in broken for each in found if each.excess is None)
-        return f"{start}; which is nearest is not known ({', '.join(lacking)})."
+        return f"{start}; which is nearest is not known ({', '.join(lacking)}){_to_score(points.iloc[0], lacking)}"
     index = min(ranked)[2]
     near, words = points.iloc[index], ", ".join(each.words for each in broken[index])
     return f"{start}; the nearest is {ask.name(near)}{_of_model(near)} ({words})."
+
+
+def _to_score(run: pd.Series, lacking: Iterable[str]) -> str:
+    """Return the end of a sentence that lacks perplexities: the command that scores the model, as a run was asked for."""
+    if NOT_SCORED not in lacking:
+        return "."
+    model = ask.text(run, "model_id") or ask.text(run, "model")
+    return f"; to score it run: {score_command(run)}, then ask again with --model {shlex.quote(model)}"
 
 
 def _left(runs: pd.DataFrame, points: pd.DataFrame) -> list[tuple[str, str]]:
@@ -328,8 +338,10 @@ def _how_far(run: pd.Series, behind: Difference) -> str:
 
 
 def _of_model(run: pd.Series) -> str:
-    model, device = ask.text(run, "model_id"), ask.text(run, "device")
-    return f" for {model}{f' on {device}' if device else ''}" if model else ""
+    model, device, study = (ask.text(run, key) for key in ("model_id", "device", "study_id"))
+    named = [f"for {model}"] if model else []
+    named += [f"on {device}"] if device else []
+    return "".join(f" {each}" for each in (*named, *([f"({study})"] if study else [])))
 
 
 def _change(share: float) -> str:

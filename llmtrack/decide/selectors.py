@@ -38,7 +38,7 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
             - a run id, or the 8 characters of it that `llmtrack runs` lists: that scenario's run, or all of the study
               whose run it is;
             - `study:ID`, or the id alone: the scenarios of a study, or of all studies of a suite;
-            - `latest` or `latest:EXPERIMENT`: those of the newest study;
+            - `latest`: those of the newest suite, or study outside of one; `latest:EXPERIMENT`: of the newest study of it;
             - `alias:NAME`: the run that was given the alias (`llmtrack alias`), or its study;
             - `branch:NAME`: finished runs of a git branch; a comparison takes the newest of each scenario;
             - `tag:KEY=VALUE`: finished runs that have the tag, likewise.

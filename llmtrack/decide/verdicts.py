@@ -148,6 +148,21 @@ def measure_more(run: pd.Series, repeats: int = 0) -> str:
     )
 
 
+def score_command(run: pd.Series) -> str:
+    """Return the command that scores a text with the model of a timed run, each precision of which it can be asked."""
+    told = {
+        "model": ask.text(run, "model_id") or ask.text(run, "model"),
+        "revision": ask.text(run, "revision"),
+        "backend": ask.text(run, "backend"),
+        "device": ask.text(run, "device_requested"),
+        "dtype": ask.text(run, "dtype_requested"),
+    }
+    defaults = {"backend": Variant.backend, "device": Variant.device, "dtype": "", "revision": ""}
+    given = [f"{name}={value}" for name, value in told.items() if value and value != defaults.get(name)]
+    words = ["mlflow", "run", ".", "-e", "perplexity", "--env-manager", "local"]
+    return shlex.join([*words, *(word for each in given for word in ("-P", each))])
+
+
 def each_once(commands: Iterable[str]) -> list[str]:
     """Return commands of `measure_more`; of those that differ only in how often or long they measure, one that is enough for all."""
     found: dict[str, dict[str, int]] = {}

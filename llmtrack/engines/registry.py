@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -179,4 +180,9 @@ def load_engine(
     named = {name: one_text(name, value) for name, value in texts.items()}
     told = tuple(sorted(options.items()))
     revision = text_or_none("revision", revision)
-    return load_variant(Variant(one_text("model", model), revision, dtype=dtype, options=told, **named))
+    engine = load_variant(Variant(one_text("model", model), revision, dtype=dtype, options=told, **named))
+    from llmtrack.models.load import RANDOM_WEIGHTS
+
+    if RANDOM_WEIGHTS in engine.info.warnings:
+        warnings.warn(f"{engine.info.model_id} has {RANDOM_WEIGHTS}, and so is its text", stacklevel=2)
+    return engine

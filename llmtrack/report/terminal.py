@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import textwrap
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from rich.console import Console
 from llmtrack import metrics as schema
 from llmtrack.decide.recommending import Recommendation
 from llmtrack.decide.verdicts import spread_of
-from llmtrack.output import as_json, console_of, protected, replace_unknown
+from llmtrack.output import console_of, protected, replace_unknown
 from llmtrack.report.escape import plain
 from llmtrack.tracking import ask
 
@@ -63,10 +62,8 @@ def say(console: Console, text: str) -> None:
     console.print(plain(text), soft_wrap=True)
 
 
-def render_recommendation(found: Recommendation, style: str = "table", width: int | None = None) -> str:
-    """Return a recommendation as text: a sentence and what was ruled out, or JSON."""
-    if style == "json":
-        return as_json(dataclasses.asdict(found), indent=1) + "\n"
+def render_recommendation(found: Recommendation, width: int | None = None) -> str:
+    """Return a recommendation as text: a sentence and what was ruled out."""
     lines = [hanging(found.sentence, width, 0)]
     if found.run_id is not None:
         lines.append(f"  run {found.run_id}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from llmtrack.engines.registry import backend_of
 from llmtrack.errors import LlmtrackError
@@ -17,6 +19,8 @@ from llmtrack.tracking import ask
 if TYPE_CHECKING:
     import pandas as pd
 
+# What decides how many threads compute, if it is set.
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PROMPT = "The first thing to find out is"
 
 
@@ -62,7 +66,8 @@ def command_line(variant: Variant, task: GenerateTask | None = None) -> str:
 
 
 def variant_of(run: pd.Series) -> Variant:
-    """Return the variant that a tracked run measured: the options that it used, where they are not the defaults.
+    """Return the variant that a tracked run measured: the model that was loaded, not the list that was asked for, and the options
+    that it used, where they are not the defaults.
 
     Raises:
         LlmtrackError: its backend or recipe is not there any more.
@@ -80,7 +85,7 @@ def variant_of(run: pd.Series) -> Variant:
             if value != each.default:
                 told[each.name] = value
     return Variant(
-        model=ask.text(run, "model") or Variant.model,
+        model=ask.text(run, "model_id") or ask.text(run, "model") or Variant.model,
         revision=ask.text(run, "revision") or None,
         backend=backend,
         device=ask.text(run, "device_requested") or Variant.device,
@@ -88,6 +93,32 @@ def variant_of(run: pd.Series) -> Variant:
         quantization=quantization,
         options=tuple(sorted(told.items())),
     )
+
+
+def resolved(variant: Variant, facts: Mapping[str, Any]) -> Variant:
+    """Return a variant that names the model that was loaded, and not the list that was asked for.
+
+    Args:
+        variant: what was asked for.
+        facts: of what was measured.
+    """
+    model, revision = facts.get("model_id"), facts.get("revision")
+    return replace(
+        variant, model=str(model or variant.model), revision=str(revision) if revision else variant.revision
+    )
+
+
+def settings_of(run: pd.Series) -> list[str]:
+    """Return what else a tracked run was measured with: the digest of its weights, threads, environment variables to set."""
+    found = [("weights", "env.weights_digest"), ("threads", "threads")]
+    lines = [f"{title}: {text}" for title, key in found if (text := ask.text(run, key))]
+    return lines + [f"{name}={value}" for name, value in environment_of(run).items()]
+
+
+def environment_of(run: pd.Series) -> dict[str, str]:
+    """Return the environment variables that a tracked run was measured under and that decide its speed."""
+    found = {name: ask.text(run, f"env.{name.lower()}") for name in VARIABLES}
+    return {name: value for name, value in found.items() if value}
 
 
 def how_to_run(run: pd.Series) -> list[str]:
@@ -106,7 +137,15 @@ def how_to_run(run: pd.Series) -> list[str]:
         batch_size=int(ask.number(run, "batch_size") or 1),
         pad_to_multiple=int(ask.number(run, "pad_to_multiple") or 1),
     )
-    return [command_line(variant, task), *python_lines(variant, task).splitlines()]
+    variables = environment_of(run)
+    command = command_line(variant, task)
+    lines = python_lines(variant, task).splitlines()
+    if variables:
+        command = (
+            f"{shlex.join(['env', *(f'{name}={value}' for name, value in variables.items())])} {command}"
+        )
+        lines = ["import os", "", f"os.environ.update({variables!r})", *lines]
+    return [command, *lines]
 
 
 def _call(task: GenerateTask | None) -> dict[str, Scalar]:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 STUDY_KINDS = ("study:ID", "the id of its run", "latest", "latest:EXPERIMENT", "alias:NAME")
 SUITE = "suite"
+# Experiment of the run that holds a table of `compare`, and no scenarios.
+COMPARISON = "compare"
+_STUDY, _SUITE = "llmtrack.study_id", "llmtrack.suite_id"
 _STUDIES_NAMED = 200
 
 
@@ -47,8 +50,8 @@ def runs(
 
     Args:
         experiment: name of an llmtrack experiment, or else of an MLflow experiment.
-        study: a study or suite: its id, the id of its run (or the 8 characters that are listed), `latest`,
-            `latest:EXPERIMENT` or `alias:NAME`, each also with `#SCENARIO`. Of a suite, the scenarios of all its studies.
+        study: a study or suite: its id, the id of its run (or the 8 characters that are listed), `latest` (the newest suite, or
+            study outside of one), `latest:EXPERIMENT` (the newest study of it) or `alias:NAME`, each also with `#SCENARIO`. Of a suite, the scenarios of all its studies.
         model: part of the model's name, in any case.
         kind: `scenario`, `study`, or None for both and for runs that are not llmtrack's.
         search: an MLflow filter (`params.dtype = 'float32'`), or a word that the run's name, the scenario
@@ -204,9 +207,8 @@ def _study_id(source: Source, study: str, experiment: str | None) -> str:
         study = kind
     any_study = Wanted(experiment, kind="study")
     if study == "latest":
-        for run in source.newest(any_study):
-            if "llmtrack.study_id" in run.tags:
-                return run.tags["llmtrack.study_id"]
+        if newest := _newest(source, any_study):
+            return newest
         raise UsageError(
             "there is no study" + (f" of experiment {experiment!r}" if experiment else "") + " yet"
         )
@@ -217,6 +219,31 @@ def _study_id(source: Source, study: str, experiment: str | None) -> str:
         return study
     ids = [run.tags.get("llmtrack.study_id", "") for run in source.newest(any_study, _STUDIES_NAMED)]
     raise UsageError(f"there is no study {study!r}{_nearest(study, ids)}")
+
+
+def newest_study(experiment: str | None = None, tracking_uri: str | None = None) -> str:
+    """Return the id that `latest` names; see `runs`.
+
+    Raises:
+        UsageError: nothing is tracked yet.
+        TrackingError: the store cannot be read.
+    """
+    return _study_id(Source(tracking_uri), "latest", experiment)
+
+
+def _newest(source: Source, wanted: Wanted) -> str:
+    """Return the id of the newest study that a person started, or of the newest of a name; empty if there is none.
+
+    A suite starts its studies by itself: the suite is meant, unless one of them is named.
+    """
+    tags: list[Mapping[str, str]] = []
+    for limit in (1, _STUDIES_NAMED):
+        tags = [run.tags for run in source.newest(wanted, limit) if _STUDY in run.tags]
+        for each in tags:
+            if wanted.experiment or (_SUITE not in each and each.get("llmtrack.experiment") != COMPARISON):
+                return each[_STUDY]
+    # The suite's own run may be in another store, or not be sent yet.
+    return next((each.get(_SUITE) or each[_STUDY] for each in tags), "")
 
 
 def _taken_over(source: Source, study_id: str) -> dict[str, tuple[str, bool]]:

@@ -45,7 +45,7 @@ def test_the_fastest_that_keeps_to_the_limits():
     found = recommend(RUNS, Limits(0.01, 2048))
     assert (found.scenario, found.run_id) == ("int8", "id-int8")
     assert found.sentence == (
-        "Run int8: the fastest of 5 scenarios that keeps to the limits for packaged:smollm2 on cpu, "
+        "Run int8: the fastest of 5 scenarios that keeps to the limits for packaged:smollm2 on cpu (precision-1), "
         "with 25 tokens/s, 2.5x (2.4 to 2.6) that of fp32, perplexity 20.100 (+0.5 %) and 600 MiB peak memory."
     )
     assert dict(found.ruled_out) == {
@@ -73,7 +73,7 @@ def test_nothing_fits_is_said_with_the_nearest():
     assert (found.scenario, found.run_id) == (None, None)
     assert found.sentence == (
         "Nothing fits: none of 5 scenarios keeps to perplexity +0.1 % and 100 MiB; the nearest is fp32 for "
-        "packaged:smollm2 on cpu (peak memory 2,000 MiB is over 100 MiB)."
+        "packaged:smollm2 on cpu (precision-1) (peak memory 2,000 MiB is over 100 MiB)."
     )
     assert len(found.ruled_out) == 6
 

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from llmtrack.decide.selectors import as_selector, select, select_all
 from llmtrack.errors import UsageError
 from llmtrack.tracking.aliases import set_alias
-from llmtrack.tracking.query import runs, study_run
+from llmtrack.tracking.query import newest_study, runs, study_run
 from llmtrack.tracking.tracker import Tracker
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
@@ -171,3 +171,32 @@ def test_mistakes_of_an_alias(studies, uri):
         set_alias("x", "nope", uri)
     with pytest.raises(UsageError, match="use letters"):
         set_alias("a b", studies[2]["a"], uri)
+
+
+@pytest.mark.slow(2)
+def test_latest_is_what_a_person_started(tracker, uri):
+    """A suite and not the last of its studies; a study where it was started by itself; each by its own name still."""
+    suite = tracker.start_study("suite", "q", {}, ENVIRONMENT)
+    last = None
+    for experiment in ("precision", "training"):
+        last = tracker.start_study(experiment, "q", {}, ENVIRONMENT, suite_id=suite.study_id)
+        tracker.log(last, measurement(experiment))
+        tracker.finish_study(last, "finished")
+    tracker.finish_study(suite, "finished")
+    assert newest_study(tracking_uri=uri) == suite.study_id
+    assert chosen("latest", uri) == ["precision", "training"]
+    assert chosen("latest:training", uri) == ["training"]
+    assert newest_study("training", uri) == last.study_id
+    alone = tracker.start_study("precision", "q", {}, ENVIRONMENT)
+    tracker.log(alone, measurement("alone"))
+    tracker.finish_study(alone, "finished")
+    assert chosen("latest", uri) == ["alone"]
+    assert newest_study("precision", uri) == alone.study_id
+
+
+@pytest.mark.slow(2)
+def test_a_suite_whose_own_run_is_not_there_is_still_meant(tracker, uri):
+    study = tracker.start_study("precision", "q", {}, ENVIRONMENT, suite_id="suite-20261128-014301-3f2a")
+    tracker.log(study, measurement("a"))
+    tracker.finish_study(study, "finished")
+    assert newest_study(tracking_uri=uri) == "suite-20261128-014301-3f2a"

@@ -71,10 +71,10 @@ def test_each_length_has_both_caches_and_its_own_baseline():
 
 def test_reading_tells_the_price_of_no_cache_and_which_padding_changes_the_text():
     assert cache_padding.reading(RUNS) == [
-        "Without the KV cache 32 new tokens behind 30 prompt tokens take 4.0x as long (3.00 s to 12.00 s).",
+        "Without the KV cache 32 new tokens behind 30 prompt tokens take 4.0x (4.0 to 4.0) the time (3.00 s to 12.00 s).",
         "From the first to the last quarter of the answer a token takes 90.0 ms to 99.0 ms with the cache (1.10x).",
-        "From the first to the last quarter of the answer a token takes 200.0 ms to 500.0 ms without the cache (2.50x).",
-        "One batch of 8 prompts, 40% pads, makes 2.50x (2.50x to 2.50x) the tokens/s of one prompt at a time.",
+        "From the first to the last quarter of the answer a token takes 200.0 ms to 500.0 ms without the cache (2.5x).",
+        "One batch of 8 prompts, 40% pads, makes 2.5x (2.5 to 2.5) the tokens/s of one prompt at a time.",
         "Rows whose tokens equal the unpadded ones: pad_left 100%, pad_right 12%.",
     ]
 

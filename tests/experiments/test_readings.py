@@ -68,7 +68,7 @@ def test_prompt_length():
         each.update(interval("inter_token_latency_ms", gap, gap - 2, gap + 2))
     lines = prompt_length.reading(frame(long, short))
     assert lines == [
-        "From 16 to 64 prompt tokens the call takes 20.0% longer (1.00 s to 1.20 s).",
+        "From 16 to 64 prompt tokens the call takes 1.20x (1.18 to 1.22) the time (1.00 s to 1.20 s).",
         "Each further prompt token costs 3.00 ms of the time to the first token.",
         "Per token, decoding behind the longer prompt takes 1.00x (1.00 to 1.00) the time, no significant difference "
         "(29.0 ms to 30.0 ms).",
@@ -98,7 +98,7 @@ def test_precision():
     lines = precision.reading(runs)
     assert lines[:2] == [
         "Fastest: bfloat16 with 32.00 tokens/s.",
-        "bfloat16 against float32: the call takes 50.0% less time, the weights take 50% of the memory, "
+        "bfloat16 against float32: the call takes 0.50x (0.43 to 0.58) the time, the weights take 50% of the memory, "
         "and greedy decoding gives other tokens.",
     ]
     (axes,) = precision.plots(runs, none)["tokens_per_sec"].axes
@@ -140,7 +140,7 @@ def test_perplexity():
     for part in ("protocol documents", "corpus builtin (abc)", "at most 512 tokens", "must not be compared"):
         assert part in lines[1]
     assert "Scored 6,132 tokens of 12 documents, 1,000 tokens were cut, at 350 tokens/s." in lines[2]
-    assert lines[3] == "bfloat16: perplexity +0.50% against float32."
+    assert lines[3] == "bfloat16: perplexity +0.5 % against float32."
     plots = perplexity.plots(runs, lambda run_id, name: [3.0, 2.0])
     assert set(plots) == {"batch_loss_perplexity_float32", "batch_loss_perplexity_bfloat16"}
     (axes,) = plots["batch_loss_perplexity_float32"].axes
@@ -175,7 +175,7 @@ def of_dtypes(*warnings):
 def test_the_headline_says_first_that_its_run_was_disturbed(warning, how):
     first, second, *_ = precision.reading(of_dtypes(warning, None))
     assert first == f"Fastest: float32 (in doubt: {how}) with 32.00 tokens/s."
-    assert f"takes 2.0x as long, in doubt: float32 {how}, the weights" in second
+    assert f"takes 2.00x (1.96 to 2.04) the time, in doubt: float32 {how}, the weights" in second
 
 
 def test_where_all_were_disturbed_no_ranking_is_claimed():

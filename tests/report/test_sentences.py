@@ -266,7 +266,7 @@ def scored(name: str, rate: float, perplexity: float, memory: float, **more: Any
 FP32 = scored("fp32", 10.0, 20.0, 2000.0, baseline=True)
 INT8 = scored("int8", 25.0, 20.1, 600.0)
 INT4 = scored("int4", 40.0, 24.0, 400.0)
-OF = "for packaged:smollm2 on cpu"
+OF = "for packaged:smollm2 on cpu (precision-1)"
 
 # Condition, runs, limits, objective, the sentence, and what is said of the others and beside it.
 RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Sequence[str]]] = [
@@ -334,7 +334,9 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
         [BASE],
         Limits(0.01),
         RATE,
-        "Nothing fits: none of 1 scenario keeps to perplexity +1 %; which is nearest is not known (no perplexity was scored).",
+        "Nothing fits: none of 1 scenario keeps to perplexity +1 %; which is nearest is not known (no perplexity was scored); "
+        "to score it run: mlflow run . -e perplexity --env-manager local -P model=packaged:smollm2, then ask again with "
+        "--model packaged:smollm2",
         ["float32: no perplexity was scored"],
     ),
     (

@@ -15,7 +15,15 @@ from llmtrack.cli import main
 from llmtrack.engines.text import chat_text
 from llmtrack.errors import UsageError
 from llmtrack.run.executors import InlineExecutor
-from llmtrack.run.how import PROMPT, command_line, how_to_run, python_lines, variant_of
+from llmtrack.run.how import (
+    PROMPT,
+    command_line,
+    how_to_run,
+    python_lines,
+    resolved,
+    settings_of,
+    variant_of,
+)
 from llmtrack.run.study import run_study
 from llmtrack.scenario import Variant
 from llmtrack.task import GenerateTask
@@ -143,3 +151,30 @@ def test_messages_are_put_to_a_model_by_its_chat_template():
     for wrong in ([{"content": "x"}], [*messages, "x"], [3]):
         with pytest.raises(UsageError, match="a message is"):
             chat_text(engine, wrong)
+
+
+def test_the_lines_name_the_model_that_was_loaded_and_not_the_list_that_was_asked_for(run):
+    run["model"], run["model_id"], run["revision"] = "org/gone,org/there", "org/there", "0123abc"
+    command, *lines = how_to_run(run)
+    assert "--model org/there --revision 0123abc" in command
+    assert "org/gone" not in "\n".join([command, *lines])
+    asked = Variant("org/gone,packaged:smollm2")
+    assert resolved(asked, {"model_id": "packaged:smollm2"}).model == "packaged:smollm2"
+    assert resolved(asked, {}) == asked
+
+
+def test_environment_variables_that_were_set_are_part_of_the_lines(run):
+    run["env.omp_num_threads"], run["env.weights_digest"] = "2", "safetensors:ab"
+    command, *lines = how_to_run(run)
+    assert command.startswith("env OMP_NUM_THREADS=2 llmtrack generate ")
+    assert lines[:3] == ["import os", "", "os.environ.update({'OMP_NUM_THREADS': '2'})"]
+    assert settings_of(run) == ["weights: safetensors:ab", "threads: 1", "OMP_NUM_THREADS=2"]
+
+
+def test_random_weights_are_warned_of_wherever_a_model_is_loaded_by_name():
+    with pytest.warns(UserWarning, match="synthetic:tiny has random weights"):
+        llmtrack.load_engine("synthetic:tiny", device="cpu").close()
+    said = CliRunner().invoke(main, ["generate", "--model", "synthetic:tiny", "--max-new-tokens", "2", "a"])
+    assert said.exit_code == 0
+    assert said.stderr.startswith("warning: synthetic:tiny has random weights")
+    assert "random" not in said.stdout

@@ -1,0 +1,69 @@
+"""A recommendation as a comment on a pull request, as JSON, and as one slide."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmtrack.decide.points import QUALITY, gather_points
+from llmtrack.decide.recommending import Recommendation
+from llmtrack.errors import UsageError
+from llmtrack.report.drawing import drawing, save
+from llmtrack.report.escape import in_markdown, in_plot
+from llmtrack.report.pareto import pareto_plot
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TITLE_WIDTH = 96
+
+
+def to_markdown(found: Recommendation, how: Sequence[str], settings: Sequence[str]) -> str:
+    """Return a comment: the answer, the command that runs it, what it was measured with, and a table of the others.
+
+    Args:
+        found: the recommendation.
+        how: what `run.how.how_to_run` returned.
+        settings: what `run.how.settings_of` returned.
+    """
+    lines = [f"**{in_markdown(found.sentence)}**"]
+    if how:
+        lines.append(f"Run it: `{how[0]}`")
+    if settings:
+        lines.append(f"Measured with {', '.join(map(in_markdown, settings))}.")
+    if found.ruled_out:
+        rows = (f"| {in_markdown(name)} | {in_markdown(why)} |" for name, why in found.ruled_out)
+        lines.append("\n".join(["| not | why |", "| --- | --- |", *rows]))
+    if found.notes:
+        lines.append("\n".join(f"- {in_markdown(note)}" for note in found.notes))
+    return "\n\n".join(lines) + "\n"
+
+
+def to_json(found: Recommendation, how: Sequence[str], settings: Sequence[str]) -> str:
+    """Return a recommendation with how to run it, as JSON; see `to_markdown`."""
+    told = dataclasses.asdict(found)
+    told |= {"command": how[0] if how else "", "python": "\n".join(how[1:]), "settings": list(settings)}
+    return json.dumps(told, indent=1, ensure_ascii=False) + "\n"
+
+
+def draw(found: Recommendation, runs: pd.DataFrame, objective: str, target: Path) -> None:
+    """Write one slide: the answer, and below it the Pareto plot that it is from.
+
+    Raises:
+        UsageError: no scenario has a perplexity, without which there is no plot.
+    """
+    points = gather_points(runs, objective)
+    if points.runs[QUALITY].isna().all():
+        raise UsageError(
+            "there is nothing to draw: no perplexity was scored (mlflow run . -e perplexity scores it)"
+        )
+    with drawing():
+        figure = pareto_plot(points, objective, QUALITY)
+        figure.set_size_inches(10, 5.6)
+        answer = "\n".join(textwrap.wrap(found.sentence, _TITLE_WIDTH, break_on_hyphens=False))
+        figure.suptitle(in_plot(answer), x=0.02, ha="left", fontsize=12, fontweight="bold")
+        save(figure, target)
