@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ def generate(
     from llmtrack.engines.registry import load_engine
     from llmtrack.engines.text import generate_texts
 
-    engine = load_engine(**asked, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # What the engine warns of is said below.
+        engine = load_engine(**asked, **options)
     for warning in engine.info.warnings:
         tell(f"warning: {warning}", err=True)
     try:
