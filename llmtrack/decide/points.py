@@ -100,8 +100,11 @@ def reference_of(timed: pd.DataFrame) -> pd.Series:
     measured = Counter(cells)
     loaded = Counter(cell for cell, _ in dict.fromkeys(zip(cells, keys(timed, LOADED), strict=True)))
     base = ask.marked(timed, "baseline").tolist()
-    for counted in (loaded, measured, None):
-        rows = [row for row, cell in enumerate(cells) if base[row] and (counted is None or counted[cell] > 1)]
+    tiers = [(base, loaded), (base, measured), ([True] * len(cells), loaded), (base, None)]
+    for wanted, counted in tiers:
+        rows = [
+            row for row, cell in enumerate(cells) if wanted[row] and (counted is None or counted[cell] > 1)
+        ]
         if rows:
             # What a study is about comes first in it.
             return timed.iloc[next(row for row in rows if cells[row][0] == cells[rows[-1]][0])]
@@ -110,8 +113,15 @@ def reference_of(timed: pd.DataFrame) -> pd.Series:
 
 def _scored_like(scored: pd.DataFrame, reference: pd.Series) -> pd.Series:
     """Return the run by whose text and convention the others' quality counts: the newest that scored the reference, or any."""
-    own = [run for _, run in scored.iterrows() if all(ask.equal(run, reference, name) for name in LOADED)]
-    return own[-1] if own else scored.iloc[-1]
+    keyed = keys(scored, ("scored_key", *CONVENTION))
+    shared = Counter(key for key, _ in dict.fromkeys(zip(keyed, keys(scored, LOADED), strict=True)))
+    own = [
+        row
+        for row, (_, run) in enumerate(scored.iterrows())
+        if all(ask.equal(run, reference, name) for name in LOADED)
+    ]
+    compared = [row for row in own if shared[keyed[row]] > 1]
+    return scored.iloc[(compared or own or [len(scored) - 1])[-1]]
 
 
 def _newest(timed: pd.DataFrame, speed: str, notes: list[str]) -> pd.DataFrame:
