@@ -289,11 +289,11 @@ class Costs:
             call_s: seconds of a call.
         """
         start = _READY_SHARE * self.start if self.ready else self.start
-        return self.slower * (start + self.building(way) + way.loads + way.compiles) + 3 * call_s + 0.5
+        return self.slower * (start + self.building(way) + way.loads) + way.compiles + 3 * call_s + 0.5
 
     def reload(self, way: Way) -> float:
         """Return the seconds that loading a candidate again takes that was measured before."""
-        return self.slower * (way.loads + _RECOMPILED_SHARE * way.compiles) + 1.0
+        return self.slower * way.loads + _RECOMPILED_SHARE * way.compiles + 1.0
 
     def building(self, way: Way) -> float:
         """Return the seconds of what has to be made before it can be loaded."""
@@ -306,7 +306,7 @@ class Costs:
     def succeeded(self, way: Way, took: float, call_s: float) -> None:
         """Learn from a first sample that came."""
         predicted = self.first(way, call_s) / self.slower
-        if predicted > 1.0:
+        if predicted > 1.0 and not way.compiles:
             self.slower = min(max(self.slower * (took / (predicted * self.slower)) ** 0.5, 0.8), 5.0)
         self.made |= set(way.builds)
 

@@ -274,7 +274,6 @@ class Tuning:
         return (
             self._score_challenger()
             or self._try_next(with_proof=True)
-            or self._try_promising()
             or self._take_round()
             or self._prove()
             or self._try_next(with_proof=False)
@@ -313,24 +312,11 @@ class Tuning:
         )
         if best is None:
             return False
-        room = self._left() - kept
+        expected = self.costs.first(self._way(best), self._call_s(best))
+        room = max(self._left() - kept, min(_ROOM * expected, self._left()))
         if best in afresh:
-            expected = self.costs.first(self._way(best), self._call_s(best))
             room = min(room, max(_PATIENCE * expected, _LEAST_PATIENCE, _FIRST_SHARE * self._left()))
         self._try(best, room)
-        return True
-
-    def _try_promising(self) -> bool:
-        """Try a candidate that promises far more than the best so far, although its proof does not fit into the time."""
-        top = self._top()
-        bar = -math.inf if top is None else self.race.goodness(top)
-        found = self._predictions()
-        far = math.log(self.task.rules.far)
-        names = [name for name in self._to_try() if name in found and found[name].mean > bar + far]
-        best = self._most_promising([name for name in names if name not in self._attempts], False, 0.0)
-        if best is None:
-            return False
-        self._try(best, self._left())
         return True
 
     def _most_promising(self, names: Sequence[str], with_proof: bool, kept: float) -> str | None:
@@ -338,14 +324,15 @@ class Tuning:
 
         Args:
             names: the candidates.
-            with_proof: whether its proof must fit, too.
+            with_proof: whether its proof must fit, too, unless it promises far more than the best so far.
             kept: seconds that the proof of the best so far takes.
         """
         predictions, decided, over = self._predictions(), self._decided(), self._bar()
         promises = {}
         for name in names:
             cost = self.costs.first(self._way(name), self._call_s(name))
-            after = max(kept, self._prove_s(name)) if with_proof else 0.0
+            far = name in predictions and predictions[name].mean > over + math.log(self.task.rules.far)
+            after = max(kept, self._prove_s(name)) if with_proof and not far else 0.0
             if _ROOM * (cost + after) > self._left():
                 continue
             gain = predictions[name].improvement(over) if name in predictions else 1.0
