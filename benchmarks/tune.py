@@ -64,7 +64,8 @@ def hands_for(config: Config) -> Iterator[Hands]:
             SearchProgress(Console(stderr=True), asked.seconds, began) as progress,
         ):
             journal = Journal(Path(folder) / "journal.jsonl", False)
-            yield Hands(space.candidates, asked, pool, progress, journal, Path(folder), time.monotonic, began)
+            now = time.monotonic()
+            yield Hands(space.candidates, asked, pool, progress, journal, Path(folder), time.monotonic, now)
     finally:
         pool.close()
 

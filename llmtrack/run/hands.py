@@ -87,6 +87,7 @@ class Hands:
         self._progress = progress
         self._journal = journal
         self._clock = clock
+        # Acts come one after the other: what is between them counts for the next.
         self._last_end = began
         self._gone: set[str] = set()
         self._at = Progress("", "loading")

@@ -121,8 +121,9 @@ def run_tune(
     with opened(tracker, pool, start) as study, ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with SearchProgress(console, asked.seconds, began, clock) as progress:
-            hands = Hands(space.candidates, asked, pool, progress, journal, folder, clock, began)
+            hands = Hands(space.candidates, asked, pool, progress, journal, folder, clock, clock())
             tuning = Tuning(hands.task(), hands)
+            tuning.spent = clock() - began
             try:
                 tuning.run()
                 hands.score_answer(tuning)
