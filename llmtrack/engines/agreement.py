@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
+from llmtrack.engines.eager import two_steps
 from llmtrack.engines.passes import Passes
-from llmtrack.engines.rows import differ, length_dependent_rope
+from llmtrack.engines.rounding import Noise, differ, noise_of
+from llmtrack.engines.rows import length_dependent_rope
 from llmtrack.errors import ScenarioError
 from llmtrack.onnx.lengths import check_lengths
 
@@ -21,27 +24,29 @@ _LESS = 5
 """An engine is loaded more often than an export is made: it is checked as if its model were so much larger."""
 
 
-def refuse_disagreement(model: Any, passes: Passes, generate: Steps, at_least: float = 0.0) -> None:
-    """Refuse a model that says something else with its cache than without it, before a window and behind it.
+def agreeing_passes(model: Any, pad_id: int) -> Passes:
+    """Return the passes of a model that says with its cache what it says without it, before a window and behind it.
+
+    Of one that will be quantized ask beforehand: it is a matter of its code, which rounding leaves as it is.
 
     Args:
-        model: a transformers model.
-        passes: its passes without a cache.
-        generate: generates two tokens; see `llmtrack.engines.eager.two_steps`.
-        at_least: share of the logits' standard deviation that a difference must have.
+        model: a transformers model in `eval()`.
+        pad_id: what pads hold.
 
     Raises:
-        ScenarioError: it does.
+        ScenarioError: it says something else.
     """
+    passes, generate = Passes(model), partial(two_steps, model, pad_id)
     text = model.config.get_text_config()
     config = text.to_dict()
     rope = length_dependent_rope(config)
     # Behind the length at which angles change, keys in a cache keep the ones that they were turned by.
     longest = min(passes.context_length or math.inf, rope[1] if rope else math.inf)
+    noise = noise_of(model)
     parameters = sum(weight.numel() for weight in model.parameters())
     for length in check_lengths(config, _LESS * parameters):
         if 2 < length <= longest and all(
-            _differs(passes, generate, length, text.vocab_size, seed, at_least) for seed in range(_PROBES)
+            _differs(passes, generate, length, text.vocab_size, seed, noise) for seed in range(_PROBES)
         ):
             raise ScenarioError(
                 f"transformers gives other logits of {type(model).__name__} with its cache, by which it generates, than without "
@@ -49,10 +54,11 @@ def refuse_disagreement(model: Any, passes: Passes, generate: Steps, at_least: f
                 "another model",
                 "unsupported",
             )
+    return passes
 
 
 def _differs(
-    passes: Passes, generate: Steps, length: int, vocab_size: int, seed: int, at_least: float
+    passes: Passes, generate: Steps, length: int, vocab_size: int, seed: int, noise: Noise | None
 ) -> bool:
     """Return whether the logits of a prompt's last token and of the token after it depend on the cache."""
     prompt = torch.randint(vocab_size, (1, length - 1), generator=torch.Generator().manual_seed(seed))
@@ -61,6 +67,15 @@ def _differs(
     if made is None:
         return False
     ids, steps = made
-    passes.begin()
-    whole = passes.logits(ids, torch.ones_like(ids))[0, -2:]
-    return any(differ(expected, found[0], at_least) for expected, found in zip(whole, steps, strict=True))
+
+    def whole() -> torch.Tensor:
+        passes.begin()
+        return passes.logits(ids, torch.ones_like(ids))[0, -2:]
+
+    def own(place: int) -> torch.Tensor:
+        return whole()[place]
+
+    return any(
+        differ(expected, found[0], partial(own, place), noise)
+        for place, (expected, found) in enumerate(zip(whole(), steps, strict=True))
+    )

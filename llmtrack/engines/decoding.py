@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -14,7 +15,8 @@ from llmtrack.engines.compiled import CompiledDecoding, Compiler, StepModel, tor
 from llmtrack.engines.eager import EagerDecoding
 from llmtrack.engines.fused import FusedModel, unfusible
 from llmtrack.engines.options import NO_COMPILE
-from llmtrack.engines.rows import Sharing, differ
+from llmtrack.engines.rounding import Noise, differ, noise_of
+from llmtrack.engines.rows import Sharing
 from llmtrack.engines.stamps import Stamps
 from llmtrack.engines.step import Step
 from llmtrack.errors import in_words
@@ -77,7 +79,12 @@ def choose_decoding(
             if isinstance(found, str):
                 reason = found
             elif _agrees(
-                found, forward, model.device, first_position, model.config.get_text_config().vocab_size
+                found,
+                forward,
+                model.device,
+                first_position,
+                model.config.get_text_config().vocab_size,
+                noise_of(model),
             ):
                 compiled = CompiledDecoding(
                     found,
@@ -112,7 +119,12 @@ def _fused(model: Any) -> StepModel | str:
 
 
 def _agrees(
-    model: StepModel, forward: Forward, device: torch.device, first_position: int, vocab_size: int
+    model: StepModel,
+    forward: Forward,
+    device: torch.device,
+    first_position: int,
+    vocab_size: int,
+    noise: Noise | None,
 ) -> bool:
     """Return whether a pass over a prompt and a step after it give the logits of the model's own pass.
 
@@ -121,7 +133,7 @@ def _agrees(
     ids = torch.arange(1, 1 + 2 * _PROBE_TOKENS).view(2, -1) % vocab_size
     real = torch.ones_like(ids)
     real[1, :_PROBE_PADS] = 0
-    expected = forward(ids, real)
+    own = ids, real
     ids, real = ids.to(device), real.to(device)
     positions, seen = positions_of(real, first_position), real.bool()
     slots = torch.arange(_PROBE_TOKENS, device=device)
@@ -134,6 +146,11 @@ def _agrees(
             made = model.logits(
                 ids[:, columns], positions[:, columns], slots[columns], mask[:, :, columns], cache
             )
-            if differ(expected[:, columns][:, -1], made):
+            again = partial(_column, forward, own, columns.indices(_PROBE_TOKENS)[1] - 1)
+            if differ(again(), made, again, noise):
                 return False
     return True
+
+
+def _column(forward: Forward, inputs: tuple[torch.Tensor, torch.Tensor], column: int) -> torch.Tensor:
+    return forward(*inputs)[:, column]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.host import NO_PEAK, HostEngine, told_by
 from llmtrack.engines.options import OnnxOptions
+from llmtrack.engines.rows import MIXED
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.cache import read_manifest
@@ -94,7 +95,8 @@ def load(variant: Variant) -> OnnxEngine:
         tags={**identity.digests.tags, "onnxruntime": onnxruntime().__version__},
         warnings=identity.warnings
         + tuple(manifest.get("warnings", ()))
-        + (_BATCH_WARNING if recipe and recipe.depends_on_batch else ()),
+        + (MIXED.warnings if recipe and recipe.depends_on_batch else ())
+        + (recipe.warnings if recipe else ()),
         texts=_texts(built),
         series=_series(built),
     )
@@ -107,11 +109,6 @@ _EXPERT = re.compile(r"(.*/experts)[./](\d+)/")
 
 _COS_SIN = (7, 8)
 """Inputs of `GroupQueryAttention` that are tables of rotary angles."""
-
-_BATCH_WARNING = (
-    "activations are rounded to ranges that a whole batch shares: what a row says can depend on the rows beside it and "
-    "on pads; its perplexity is that of rows scored one at a time, without pads",
-)
 
 
 def open_folder(folder: Path) -> OnnxEngine:

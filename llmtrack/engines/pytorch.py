@@ -23,15 +23,16 @@ from llmtrack.devices import (
     synchronize,
 )
 from llmtrack.engine import Engine, EngineInfo, Generated, GenerateRequest
-from llmtrack.engines.agreement import refuse_disagreement
+from llmtrack.engines.agreement import agreeing_passes
+from llmtrack.engines.batching import Batching, batching_of
 from llmtrack.engines.compiled import Compiler
 from llmtrack.engines.decoding import choose_decoding
-from llmtrack.engines.eager import EagerDecoding, step_logits, two_steps
+from llmtrack.engines.eager import EagerDecoding
 from llmtrack.engines.host import NO_PEAK
 from llmtrack.engines.layers import CompiledLayers
 from llmtrack.engines.options import NO_COMPILE, TorchOptions
 from llmtrack.engines.passes import Passes
-from llmtrack.engines.rows import HALF_TOLERANCE, sharing_of, sharing_of_generation
+from llmtrack.engines.rows import MIXED
 from llmtrack.engines.scores import Scores
 from llmtrack.engines.stamps import Stamps
 from llmtrack.engines.tokenizing import WithTokenizer
@@ -88,9 +89,20 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
     facts: dict[str, Scalar] = {**loaded.facts, "threads": told.used_threads}
     if loaded.revision:
         facts["revision"] = loaded.revision
+    warnings = loaded.warnings
+    passes: Passes | None = None
+    batching: Batching | None = None
     if recipe is not None:
+        pad_id = tokens.pad_id(loaded.tokenizer, loaded.model.config.get_text_config().vocab_size)
+        passes = agreeing_passes(loaded.model, pad_id)
+        if recipe.rounds_activations or recipe.depends_on_batch:
+            step, _ = step_of(loaded.model, passes.modules)
+            batching = batching_of(loaded.model, passes, step, pad_id)
+        if batching and recipe.depends_on_batch:
+            batching = replace(batching, scoring=MIXED)
         settled = recipe.settled(variant.options)
         facts |= {**settled, **(recipe.applied(loaded.model, options=settled) or {})}
+        warnings += recipe.warnings
         label = f"{recipe.dtype} weights ({label})"
     return TorchEngine(
         loaded.model,
@@ -101,10 +113,12 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
         file_size_bytes=loaded.file_size_bytes,
         facts=facts,
         tags=loaded.digests.tags,
-        warnings=loaded.warnings,
+        warnings=warnings,
         arithmetic=recipe.arithmetic if recipe else "",
         threads=told.threads,
         compile=told.compile,
+        passes=passes,
+        batching=batching,
     )
 
 
@@ -145,6 +159,8 @@ class TorchEngine(WithTokenizer):
         compile: whether and how decoding is compiled: `none`, `default` or `max-autotune`; on a GPU, where it is, so are the
             layers of scoring.
         compiler: compiles a function; None: `torch.compile`.
+        passes: its passes, where they were tried before it was quantized.
+        batching: which rows may share a batch, where that was tried before the model was quantized.
     """
 
     def __init__(
@@ -163,26 +179,25 @@ class TorchEngine(WithTokenizer):
         arithmetic: str = "",
         compile: str = NO_COMPILE,
         compiler: Compiler | None = None,
+        passes: Passes | None = None,
+        batching: Batching | None = None,
     ) -> None:
         self.model: Any = model
         self.tokenizer = tokenizer
         self._threads = threads
-        self._passes = Passes(model)
-        self._device = self._passes.device
         self._cards = sorted({str(each.device) for each in model.parameters() if on_gpu(each.device)})
         vocab_size = int(model.config.get_text_config().vocab_size)
         pad_id = tokens.pad_id(tokenizer, vocab_size)
+        self._passes = passes or agreeing_passes(model, pad_id)
+        self._device = self._passes.device
         self._eos_ids = tokens.eos_ids(model.generation_config, tokenizer)
         if not (self._cards or reset_peak_rss()):
             warnings += (NO_PEAK,)
         dtypes = stored_dtypes(model)
         dtype_name = next(iter(dtypes))
         step, unseen = step_of(model, self._passes.modules)
-        refuse_disagreement(
-            model, self._passes, partial(two_steps, model, pad_id), HALF_TOLERANCE if arithmetic else 0.0
-        )
-        sharing = sharing_of(model, self._passes.logits, recurrent=step.cache.constant > 0)
-        self._generating = sharing_of_generation(sharing, partial(step_logits, model, pad_id), vocab_size)
+        batching = batching or batching_of(model, self._passes, step, pad_id)
+        sharing, self._generating = batching.scoring, batching.generating
         self._decoding, less_compiled = choose_decoding(
             model,
             compile,

@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
+from llmtrack.engines.rounding import Noise, differ, noise_of
 from llmtrack.errors import ScenarioError
 from llmtrack.models.context import ropes_of, varies_with_length
 
 _PROBE_TOKENS, _PROBE_PADS = 6, 3
-# Of the logits' standard deviation: rounding in the order of sums, and in 16 bits.
-_TOLERANCES = {torch.float32: 1e-3, torch.float64: 1e-3}
-HALF_TOLERANCE = 0.3
+_STRIDES = (1, 7, 31)
+"""Of the ids of each row that is tried: what pads change in one row by rounding (the choice of an expert), they do not in all."""
 
 _ANEW = frozenset({"phi3", "phimoe", "phi4_multimodal"})
+
+Inputs = tuple[torch.Tensor, torch.Tensor]
+Generate = Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,15 @@ class Sharing:
         """What is said of it in every run."""
         if not self.reason:
             return ()
+        if self.apart:
+            return (f"{self.reason}; its perplexity is that of rows scored one at a time, without pads",)
         longer = f" of more than {self.unequal_up_to:,.0f} tokens" if self.unequal_up_to else ""
         return (f"{self.reason}: rows{longer} are computed alone, or beside rows of the same length",)
 
     def classes(self, lengths: Sequence[int]) -> list[list[int]]:
         """Return the indices of rows, by the tokens that the model reads of each, in groups that may share a batch."""
+        if self.apart:
+            return [[index] for index in range(len(lengths))]
         groups: dict[float, list[int]] = {}
         for index, length in enumerate(lengths):
             groups.setdefault(0 if length <= self.unequal_up_to else length, []).append(index)
@@ -67,6 +75,14 @@ class Sharing:
             )
 
 
+MIXED = Sharing(
+    0,
+    "activations are rounded to ranges that a whole batch shares: what a row says can depend on the rows beside it and on pads",
+    apart=True,
+)
+"""Of a model that rounds by one range for all rows: none is scored beside another."""
+
+
 def sharing_of(
     model: Any, forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], recurrent: bool
 ) -> Sharing:
@@ -79,15 +95,17 @@ def sharing_of(
     """
     if recurrent:
         return Sharing(0, "pads pass through the recurrent state of this model")
-    if changed_by_pads(forward, model.config.get_text_config().vocab_size):
+    noise, vocab_size = noise_of(model), model.config.get_text_config().vocab_size
+    if all(changed_by_pads(forward, vocab_size, noise, stride) for stride in _STRIDES):
         return Sharing(0, "left pads change what this model says")
     return sharing_by_rope(model.config.get_text_config().to_dict())
 
 
 def sharing_of_generation(
     sharing: Sharing,
-    generate: Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]],
+    generate: Generate,
     vocab_size: int,
+    noise: Noise | None = None,
 ) -> Sharing:
     """Find out which rows may share a batch while generating, which models do by a way of their own.
 
@@ -96,20 +114,41 @@ def sharing_of_generation(
             of one length are tried.
         generate: turns ids and attention mask, both (rows, length), into the logits of each step, (rows, vocabulary).
         vocab_size: number of ids.
+        noise: what changes the last bits of what is generated from; None: one row and the dtype's tolerance decide.
     """
-    (ids, real), padded = _probe(vocab_size)
-    if not sharing.unequal_up_to:
-        steps = zip(generate(ids, real), generate(ids.expand(2, -1), real.expand(2, -1)), strict=False)
-        if any(differ(alone[0], beside[0], HALF_TOLERANCE) for alone, beside in steps):
-            return Sharing(0, "a row beside it changes what this model generates", apart=True)
-    if sharing.reason:
-        return sharing
-    for alone, beside in zip(generate(ids, real), generate(*padded), strict=False):
-        if differ(alone[0], beside[0]):
-            return Sharing(0, "left pads change what this model generates")
-        if alone[0].argmax() != beside[0].argmax():  # by rounding: what follows is another text
+    found = sharing
+    for stride in _STRIDES if noise else _STRIDES[:1]:
+        found = _sharing_of_row(sharing, generate, _probe(vocab_size, stride), noise)
+        if found == sharing:
             break
+    return found
+
+
+def _sharing_of_row(
+    sharing: Sharing, generate: Generate, probe: tuple[Inputs, Inputs], noise: Noise | None
+) -> Sharing:
+    (ids, real), padded = probe
+    if not sharing.unequal_up_to:
+        beside = ids.expand(2, -1), real.expand(2, -1)
+        if _generates_otherwise(generate, (ids, real), beside, noise):
+            return Sharing(0, "a row beside it changes what this model generates", apart=True)
+    if not sharing.reason and _generates_otherwise(generate, (ids, real), padded, noise):
+        return Sharing(0, "left pads change what this model generates")
     return sharing
+
+
+def _generates_otherwise(generate: Generate, one: Inputs, other: Inputs, noise: Noise | None) -> bool:
+    """Return whether the logits of a step differ in the first row, up to where rounding chose another token."""
+
+    def again(step: int) -> torch.Tensor:
+        return generate(*one)[step][0]
+
+    for step, (alone, changed) in enumerate(zip(generate(*one), generate(*other), strict=False)):
+        if differ(alone[0], changed[0], partial(again, step), noise):
+            return True
+        if alone[0].argmax() != changed[0].argmax():  # what follows is another text
+            break
+    return False
 
 
 def sharing_by_rope(config: Mapping[str, Any]) -> Sharing:
@@ -160,7 +199,12 @@ def length_dependent_rope(config: Mapping[str, Any]) -> tuple[str, int] | None:
     return None
 
 
-def changed_by_pads(forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], vocab_size: int) -> bool:
+def changed_by_pads(
+    forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    vocab_size: int,
+    noise: Noise | None = None,
+    stride: int = 1,
+) -> bool:
     """Return whether left pads before a row change the logits of its last token.
 
     They do where a model counts positions by itself and takes pads for tokens.
@@ -168,20 +212,17 @@ def changed_by_pads(forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor
     Args:
         forward: turns ids and attention mask, both (rows, length), into logits.
         vocab_size: number of ids.
+        noise: what changes the last bits of what `forward` computes from.
+        stride: of the row's ids.
     """
-    (ids, real), padded = _probe(vocab_size)
-    return differ(forward(ids, real)[0, -1], forward(*padded)[0, -1])
+    (ids, real), padded = _probe(vocab_size, stride)
+    alone, behind_pads = (forward(*inputs)[0, -1] for inputs in ((ids, real), padded))
+    return differ(alone, behind_pads, lambda: forward(ids, real)[0, -1], noise)
 
 
-def _probe(vocab_size: int) -> tuple[tuple[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+def _probe(vocab_size: int, stride: int) -> tuple[Inputs, Inputs]:
     """Return ids and attention mask of a row, and of the same row behind pads."""
-    ids = torch.arange(1, 1 + _PROBE_TOKENS)[None] % vocab_size
+    ids = torch.arange(1, 1 + _PROBE_TOKENS)[None] * stride % vocab_size
     real = torch.ones_like(ids)
     padded = (torch.nn.functional.pad(each, (_PROBE_PADS, 0)) for each in (ids, real))
     return (ids, real), (next(padded), next(padded))
-
-
-def differ(one: torch.Tensor, other: torch.Tensor, at_least: float = 0.0) -> bool:
-    """Return whether logits differ by more than rounding does, and by so much of their standard deviation at least."""
-    tolerance = max(at_least, _TOLERANCES.get(one.dtype, HALF_TOLERANCE))
-    return bool((one - other).abs().max() > tolerance * one.float().std().clamp(min=1e-6))

@@ -116,6 +116,7 @@ RECIPES = (
         "int8",
         apply_per_token,
         PerToken,
+        rounds_activations=True,
     ),
     _recipe(
         "int8-static",
@@ -124,6 +125,7 @@ RECIPES = (
         "int8",
         partial(apply, static=True),
         Static,
+        rounds_activations=True,
         version=2,
     ),
     _recipe(

@@ -82,6 +82,8 @@ class Recipe:
         options: what it can be told: a frozen dataclass, each field with an `Option` (see `llmtrack.options`).
         calibrated: whether it needs a calibration text.
         depends_on_batch: whether what is computed for a row depends on the other rows and pads of its batch.
+        rounds_activations: whether activations are rounded in each call, which turns a difference in the last bit into a step of
+            that rounding.
         version: raised when the result changes, so that cached results are made anew.
         computes: dtype of what is not quantized, unless another is asked for.
         arithmetic: what its matrix products are computed in, as in `EngineInfo`; empty: in that dtype.
@@ -98,6 +100,7 @@ class Recipe:
     options: type = NoOptions
     calibrated: bool = False
     depends_on_batch: bool = False
+    rounds_activations: bool = False
     version: int = 1
     computes: str = "float32"
     arithmetic: str = ""
@@ -114,6 +117,16 @@ class Recipe:
     def label(self) -> str:
         """Backend and name, as the user writes it."""
         return f"{self.backend}/{self.name}"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What every run of it warns of."""
+        if not self.rounds_activations:
+            return ()
+        return (
+            f"{self.name} rounds activations, so a difference in the last bit can change the generated ids: expect other ids "
+            "with another batch, number of threads or CPU",
+        )
 
     def settled(self, given: Sequence[tuple[str, Scalar]]) -> dict[str, Scalar]:
         """Return the options with their defaults; those that belong to something else are left out.

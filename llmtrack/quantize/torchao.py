@@ -114,6 +114,7 @@ RECIPES = (
         "int8",
         partial(_apply, _int8_dynamic),
         arithmetic="int8",
+        rounds_activations=True,
     ),
     _recipe(
         "int4-weight-only",
@@ -141,6 +142,7 @@ RECIPES = (
         partial(_apply, _float8_dynamic, capability=ADA, what=_FLOAT8),
         computes="bfloat16",
         arithmetic="float8",
+        rounds_activations=True,
         capability=ADA,
     ),
 )

@@ -25,12 +25,13 @@ from llmtrack.engine import GenerateRequest
 from llmtrack.engines.registry import load_engine
 from llmtrack.quality.perplexity import score_documents
 
+UNEQUAL = ((5, 17, 99), (7, 8), (3,), tuple(range(20, 40)), (400, 2, 31, 77, 12), (90, 91, 92, 93))
 found = {}
 for quantization in ("none", "int8-weight-only", "int8-dynamic"):
     engine = load_engine("synthetic:tiny", device="cpu", quantization=quantization)
-    new = engine.generate(GenerateRequest(((5, 17, 99), (7, 8)), 4), lambda: None).new_ids
+    new = engine.generate(GenerateRequest(UNEQUAL, 4), lambda: None).new_ids
     loss = score_documents(engine, ["The harbour wakes before the town.", "By noon the crates are gone."]).loss
-    found[quantization] = {"label": engine.info.dtype_label, "rows": len(new), "loss": loss, "bytes": engine.info.model_size_bytes,
+    found[quantization] = {"label": engine.info.dtype_label, "new": [len(row) for row in new], "warnings": engine.info.warnings, "loss": loss, "bytes": engine.info.model_size_bytes,
         "arithmetic": engine.info.arithmetic, "facts": engine.info.facts, "operations": engine.info.operations.per_token}
 
 # What cards have alone is refused here, and computed all the same where torchao can: only the refusal is the card's.
@@ -71,7 +72,7 @@ def test_a_tiny_model_by_each_torchao_recipe():
     assert exact["label"] == "float32"
     for name, result in found.items():
         assert result["label"].startswith("int8 weights"), name
-        assert result["rows"] == 2
+        assert result["new"] == [4] * 6, "rows of unequal lengths share a batch"
         assert result["loss"] == pytest.approx(exact["loss"], abs=0.05)
         assert result["loss"] != exact["loss"]
         assert result["bytes"] < 0.6 * exact["bytes"]
@@ -83,6 +84,10 @@ def test_a_tiny_model_by_each_torchao_recipe():
         "float32",
         "int8",
     )
+    assert exact["warnings"] == found["int8-weight-only"]["warnings"]
+    rounds, *others = (each for each in found["int8-dynamic"]["warnings"] if each not in exact["warnings"])
+    assert not others
+    assert "expect other ids with another batch, number of threads or CPU" in rounds
     refused = told["refused"]
     for name in ("int4-weight-only", "float8-weight-only", "float8-dynamic"):
         assert "need a GPU of compute capability 8." in refused[name], name

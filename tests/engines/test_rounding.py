@@ -1,0 +1,58 @@
+"""What rounding does to a model is measured where it does more than in most: exact figures by hand."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from llmtrack.engines.rounding import differ, noise_of
+from tests.engines.models import bigram_engine, small
+
+ONE = torch.tensor([-1.0, 0.0, 1.0])  # a standard deviation of 1
+
+
+@pytest.mark.parametrize(
+    ("by", "rounding", "expected"),
+    [
+        (0.0009, 0.0, False),
+        (0.0011, 0.0, True),
+        (0.1, 0.03, True),
+        (0.1, 0.04, False),  # a third of the difference and more: rounding does the like
+        (0.1, 0.4, False),
+    ],
+)
+def test_a_difference_counts_beyond_a_thousandth_and_beyond_three_times_what_rounding_does(
+    by, rounding, expected
+):
+    changed = torch.tensor([0.0, by, 0.0])
+    drawn = []
+
+    def noise(seed):
+        drawn.append(seed)
+        return nullcontext()
+
+    def again():
+        # The largest of several draws counts.
+        return ONE + torch.tensor([0.0, 0.0, rounding / (1 if len(drawn) == 2 else 10)])
+
+    assert differ(ONE, ONE + changed, again, noise) is expected
+    assert len(drawn) == (4 if by > 0.001 else 0), "measured only where it could matter"
+    assert differ(ONE, ONE + changed, again, None) is (by > 0.001)
+
+
+def test_last_bits_are_changed_alone_and_only_for_the_while():
+    engine = small("llama")
+    noise = noise_of(engine.model)
+    embedding, ids = engine.model.get_input_embeddings(), torch.arange(1, 60)
+    with torch.inference_mode():
+        before = embedding(ids)
+        with noise(0):
+            first = embedding(ids)
+        with noise(1):
+            other = embedding(ids)
+        assert torch.equal(embedding(ids), before)
+    assert not torch.equal(first, other)
+    assert 1e-8 < ((first - before).abs() / before.abs()).max() < 1e-6
+    assert noise_of(bigram_engine(torch.zeros(4, 4)).model) is None
