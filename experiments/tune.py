@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 MORE = (
     "From a model and a machine to the answer, within `-P budget=10m`: every installed backend, recipe, precision and thread "
-    "count in one race, and the winner measured afresh against PyTorch in float32; see [docs/tune.md](docs/tune.md)"
+    "count, the most promising first, and the answer measured afresh against PyTorch in float32; see [docs/tune.md](docs/tune.md)"
 )
 # What a way of running costs in quality.
 PRICE = "reference_perplexity_ratio"
