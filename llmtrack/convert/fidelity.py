@@ -105,8 +105,8 @@ def _compare(open_folder: Open, source: str, folder: str) -> dict[str, float]:
     engine = open_folder(Path(folder))
     correlations: list[float] = []
 
-    def compare(length: int) -> Parity:
-        found, correlation = _at(model, engine, length)
+    def compare(length: int, seed: int) -> Parity:
+        found, correlation = _at(model, engine, length, seed)
         correlations.append(correlation)
         return found
 
@@ -122,14 +122,14 @@ def _compare(open_folder: Open, source: str, folder: str) -> dict[str, float]:
     }
 
 
-def _at(model: Any, engine: Decodes, length: int) -> tuple[Parity, float]:
+def _at(model: Any, engine: Decodes, length: int, seed: int) -> tuple[Parity, float]:
     """Return how far the logits of a row of so many tokens are from PyTorch's, the last of them decoded from the cache, too."""
     import torch
 
-    from llmtrack.onnx.parity import decoded
+    from llmtrack.onnx.parity import agreement, decoded, largest
 
     config = model.config.get_text_config().to_dict()
-    ids = np.random.default_rng(0).integers(0, engine.info.vocab_size, length).tolist()
+    ids = np.random.default_rng(seed).integers(0, engine.info.vocab_size, length).tolist()
     row = torch.tensor([ids])
     with torch.inference_mode():
         # Of angles that depend on the length, the keys in the cache keep the ones that they were turned by.
@@ -143,8 +143,7 @@ def _at(model: Any, engine: Decodes, length: int) -> tuple[Parity, float]:
     expected = np.concatenate([expected, expected[-1:] if last is None else last[None]])
     known = np.isfinite(expected)  # masked entries of a vocabulary may be -inf
     difference = float(np.abs(found - expected)[known].max())
-    agreement = float((found.argmax(axis=-1) == expected.argmax(axis=-1)).mean())
-    share = difference / float(np.abs(expected[known]).max())
-    return Parity(difference, share, agreement, length), float(
+    agreed = float(agreement(found, expected).mean())
+    return Parity(difference, difference / largest(expected), agreed, length), float(
         np.corrcoef(found[known], expected[known])[0, 1]
     )

@@ -279,7 +279,11 @@ PARAMS: tuple[Param, ...] = (
         float,
         "of `onnx`: the same as a share of the largest logit; over 0.001 it is refused",
     ),
-    _found("parity_top1_agreement", float, "of `onnx`: share of positions with the same most likely token"),
+    _found(
+        "parity_top1_agreement",
+        float,
+        "of `onnx`: share of positions with the same most likely token, or one as likely but for rounding",
+    ),
     Param("block_size", int, "of weight-only recipes: weights that share a scale"),
     Param(
         "head_bits", int, "of `int4-weight-only`: bits of the head, and of an embedding that is tied to it"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
 from llmtrack.errors import ScenarioError
 from llmtrack.models import load, synthetic
+from tests.engines.models import small
 from tests.quantize.conftest import MISSING
 from tests.traces import keep_traces
 
@@ -15,9 +18,11 @@ pytest.importorskip("onnx", reason=MISSING)
 pytest.importorskip("onnxruntime", reason=MISSING)
 pytest.importorskip("optimum.exporters.onnx", reason=MISSING)
 from llmtrack.onnx import export as exporting
+from llmtrack.onnx import lengths
+from llmtrack.onnx import parity as parity_module
 from llmtrack.onnx.export import export
-from llmtrack.onnx.lengths import Parity
-from llmtrack.onnx.parity import parity
+from llmtrack.onnx.lengths import LEAST_AGREEMENT, Parity
+from llmtrack.onnx.parity import agreement, parity
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 
 
@@ -50,6 +55,41 @@ def test_another_model_is_noticed(exported):
 )
 def test_the_bounds_of_parity(share, agreement, holds):
     assert Parity(1.0, share, agreement).holds is holds
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ([[5.0, 10.0, -np.inf], [1.0, 2.0, 3.0]], [True, True]),
+        (
+            [[5.0, 10.0, -np.inf], [1.0, 3.0, 2.0]],
+            [True, False],
+        ),  # PyTorch prefers its own by a tenth of the largest
+        ([[10.0, 5.0, -np.inf], [1.0, 2.0, 3.0]], [False, True]),
+        ([[5.0, 10.0, -np.inf], [3.0, 1.0, 2.0]], [True, True]),  # ... and by 1e-5 of it: a tie
+    ],
+)
+def test_the_same_token_is_one_that_pytorch_prefers_to_no_other_by_more_than_rounding(other, expected):
+    own = np.array([[5.0, 10.0, -np.inf], [2.9999, 2.0, 3.0]])
+    assert agreement(np.array(other), own).tolist() == expected
+
+
+def test_a_tie_in_one_of_48_places_is_no_other_graph():
+    own = np.tile([1.0, 2.0, 3.0], (48, 1))
+    own[7] = 1.0, 3.0 - 1e-5, 3.0
+    found = own.copy()
+    found[7] = 1.0, 3.0, 3.0 - 1e-5
+    assert (found.argmax(axis=1) == own.argmax(axis=1)).mean() < LEAST_AGREEMENT
+    assert agreement(found, own).all()
+
+
+@pytest.mark.parametrize(("shares", "holds"), [((1e-6,), True), ((2e-3, 1e-6), True), ((2e-3, 2e-3), False)])
+def test_an_export_is_refused_only_if_other_rows_differ_too(shares, holds, monkeypatch):
+    tried = iter(shares)
+    monkeypatch.setattr(lengths, "check_lengths", lambda config, parameters: [16])
+    monkeypatch.setattr(parity_module, "_parity", lambda *asked: Parity(1.0, next(tried), 1.0, 16))
+    assert parity(SimpleNamespace(model=small("llama").model), None).holds is holds
+    assert not list(tried), "no more rows than it takes"
 
 
 @pytest.mark.slow(1)
