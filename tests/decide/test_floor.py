@@ -268,3 +268,13 @@ def test_what_says_disturbed_is_what_the_measuring_side_says():
     assert f"{DISTURBED[0]} other programs" in inspect.getsource(interference)
     assert is_disturbed(frame(timed("a", 1.0, warnings="\n".join(noisy))).iloc[0])
     assert not is_disturbed(frame(timed("a", 1.0, warnings="random weights: quality is meaningless")).iloc[0])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "within"),
+    [(1.099, True), (1.101, False), (0.91, True), (0.908, False), (0.9, False), (0.0, False)],
+)
+def test_a_run_is_within_the_floor_of_another_as_that_one_is_of_it(ratio, within):
+    # At a floor of 10 % the slower one of two reaches 1 / 1.1 = 0.909 of the faster one, not 0.9.
+    assert floor.is_within(ratio, 0.1) is within
+    assert ratio <= 0 or floor.is_within(1 / ratio, 0.1) is within

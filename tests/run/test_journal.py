@@ -119,3 +119,12 @@ def test_acts_of_another_order_replace_the_rest(kept):
     third = Journal(kept, True)
     assert [third.act(["score", name], lambda: 2) for name in "axcd"] == ["A", 1, 1, 2]
     assert third.taken_over == 3
+
+
+def test_an_act_of_another_key_is_done_and_takes_the_place_of_all_that_was_kept_from_there_on(kept):
+    again = Journal(kept, True)
+    done = [again.act(["score", name], lambda name=name: f"new {name}") for name in "axc"]
+    assert done == ["A", "new x", "new c"]
+    assert again.taken_over == 1
+    last = Journal(kept, True)
+    assert [last.act(["score", name], lambda: "not done before") for name in "axc"] == done

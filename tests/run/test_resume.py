@@ -250,3 +250,25 @@ def test_another_calibration_text_of_the_same_name_is_quantized_with_again(tmp_p
     text.write_text("another text", encoding="utf-8")
     assert not resume._calibrated_alike(run, calibrated)
     assert resume._calibrated_alike(pd.Series({"calibration_digest": None}), plain)
+
+
+@pytest.mark.parametrize(
+    ("warning", "taken_over"),
+    [
+        ("", ["r1"]),
+        ("noisy", ["r1"]),
+        (f"{REPLACED}, and the newer run of the study is its baseline", ["r0"]),
+        (f"measured in 1 of 2 {CUT_SHORT}", ["r0"]),
+    ],
+)
+def test_a_run_that_was_to_be_measured_further_is_passed_over(monkeypatch, warning, taken_over):
+    (scenario,) = lengths(4).scenarios
+    ids = {
+        "scenario_id": scenario.scenario_id,
+        "workload_id": resume._workload_id(scenario),
+        "environment_id": "here",
+    }
+    newest_first = [{"run_id": "r1", "warnings": warning, **ids}, {"run_id": "r0", "warnings": "", **ids}]
+    monkeypatch.setattr(resume, "runs", lambda **asked: pd.DataFrame(newest_first))
+    found = resume.finished_already([scenario], "here", lambda scenario: {})
+    assert found["run_id"].tolist() == taken_over

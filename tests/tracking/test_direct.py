@@ -15,6 +15,7 @@ from mlflow.entities import Metric
 
 from llmtrack.errors import UsageError
 from llmtrack.tracking import direct, store
+from llmtrack.tracking.filters import Wanted
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.store import sqlite_path
 
@@ -295,3 +296,12 @@ def test_reading_writes_nothing(uri, was_direct):
     assert was_direct == [True]
     assert sqlite_path(uri).read_bytes() == before
     assert [path.name for path in sqlite_path(uri).parent.iterdir()] == ["mlflow.db"]
+
+
+def test_what_is_asked_of_the_database_leaves_deleted_runs_out():
+    condition, values = direct._condition(["1"], Wanted())
+    database = sqlite3.connect(":memory:")
+    database.execute("CREATE TABLE runs (run_uuid, lifecycle_stage, experiment_id)")
+    rows = [("kept", "active", 1), ("gone", "deleted", 1), ("elsewhere", "active", 2)]
+    database.executemany("INSERT INTO runs VALUES (?, ?, ?)", rows)
+    assert database.execute(f"SELECT run_uuid FROM runs WHERE {condition}", values).fetchall() == [("kept",)]
