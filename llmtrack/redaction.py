@@ -20,6 +20,8 @@ _SECRET_NAME = re.compile(
 )
 
 
+# What a shell calls the folder that it is in, and the one before.
+_FOLDERS = frozenset({"PWD", "OLDPWD"})
 _SHORTEST_SECRET = 8
 _NO_CREDENTIALS = ("sqlite", "file")
 
@@ -99,7 +101,7 @@ def secrets_of(environ: Mapping[str, str]) -> tuple[str, ...]:
     found = {
         value
         for name, value in environ.items()
-        if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET
+        if _SECRET_NAME.search(name) and name not in _FOLDERS and len(value) >= _SHORTEST_SECRET
     }
     for value in environ.values():
         if "://" in value:

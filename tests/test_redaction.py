@@ -122,3 +122,8 @@ def test_what_the_spool_keeps_of_a_store_holds_no_password(tmp_path):
     address = resolve_tracking_uri("postgresql://me:it's@127.0.0.1:1/db")
     delivery = Delivery(address, "x", Spool(tmp_path), print)
     assert delivery.display_uri == delivery._target().tracking_uri == f"postgresql://{HIDDEN}@127.0.0.1:1/db"
+
+
+def test_the_working_folder_is_no_password_although_shells_call_it_pwd():
+    environ = {"PWD": "/home/me/models", "OLDPWD": "/home/me/other", "DB_PWD": "s3cret-of-mine"}
+    assert secrets_of(environ) == ("s3cret-of-mine",)
