@@ -329,7 +329,10 @@ class Tuning:
         """
         predictions, decided, over = self._predictions(), self._decided(), self._bar()
         promises = {}
+        undecided = {self.model_of(name) for name in self._challengers()}
         for name in names:
+            if self.model_of(name) in undecided:
+                continue  # Of the same numbers: whether they are within the bound is known first.
             cost = self.costs.first(self._way(name), self._call_s(name))
             far = name in predictions and predictions[name].mean > over + math.log(self.task.rules.far)
             after = max(kept, self._prove_s(name)) if with_proof and not far else 0.0
@@ -360,16 +363,21 @@ class Tuning:
 
     def _score_challenger(self) -> bool:
         """Score one part more by the best candidate whose quality is open and that is better than the leader."""
-        leader = self.race.leader()
-        open_ = [name for name in self.race.tried if name in self.race.waiting and self._scorable(name)]
-        if leader is not None:
-            bar = self.race.goodness(leader)
-            open_ = [name for name in open_ if self.race.goodness(name) > bar]
-        best = self.race.leader(open_)
+        best = self.race.leader(self._challengers())
         if best is None or self._part_cost(best) > self._left():
             return False
         self._score(best)
         return True
+
+    def _challengers(self) -> list[str]:
+        """Return the candidates that are better than the leader and whose quality is open."""
+        leader = self.race.leader()
+        bar = -math.inf if leader is None else self.race.goodness(leader)
+        return [
+            name
+            for name in self.race.tried
+            if name in self.race.waiting and self._scorable(name) and self.race.goodness(name) > bar
+        ]
 
     def _take_round(self) -> bool:
         """Take a sample of each candidate among which the answer is open."""
