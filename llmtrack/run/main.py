@@ -166,7 +166,7 @@ def open_executors(settings: RunOptions) -> Iterator[Sequence[Executor]]:
 
 def _kept_loaded(executor: Executor, settings: RunOptions) -> Executor:
     """Return a pool of process executors, so that what is compared stays loaded; any other executor as it is."""
-    if not isinstance(executor, ProcessExecutor):
+    if settings.executor != "process":
         return executor
     first = [executor]
     return Pool(lambda: first.pop() if first else make_executor(settings))

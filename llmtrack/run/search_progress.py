@@ -8,6 +8,7 @@ from collections.abc import Callable
 from rich.console import Console
 
 from llmtrack.decide.tuning import State
+from llmtrack.decide.wording import ratio_text
 from llmtrack.run.progress import StudyProgress
 from llmtrack.words import clock_text
 
@@ -61,10 +62,9 @@ def best_text(state: State) -> str:
     if not state.leader:
         return ""
     if state.ratio is not None and state.ratio.high < _WIDEST * state.ratio.low:
-        ratio = state.ratio
-        told = f" {ratio.value:.1f}x ({ratio.low:.1f} to {ratio.high:.1f})"
+        told = f" {ratio_text(state.ratio)}"
     elif state.ratio is not None:
-        told = f" about {state.ratio.value:.1f}x"
+        told = f" about {ratio_text(state.ratio.value)}"
     else:
         told = f" {state.value:,.4g}" if state.value is not None else ""
     return f"best so far: {state.leader}{told}, {state.alive} may win"
