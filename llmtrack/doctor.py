@@ -233,10 +233,9 @@ def _optional(package: str, missed: str, used: str = "") -> Finding:
 
 
 def _llamacpp() -> str:
-    from llmtrack.llamacpp.library import instruction_sets
+    from llmtrack.llamacpp.library import instruction_sets, library
 
-    compiled = ", ".join(instruction_sets())
-    return f"llama-cpp-python {installed_version('llama-cpp-python')}, compiled for {compiled}"
+    return f"{library().package} {library().version}, compiled for {', '.join(instruction_sets())}"
 
 
 def _recipes() -> Finding:

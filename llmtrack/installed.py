@@ -16,10 +16,13 @@ OWN_RECIPES: Mapping[str, tuple[str, ...]] = {"onnx": ("onnx_ir",), "torch": ("t
 
 RUNTIMES: Mapping[str, tuple[str, ...]] = {
     "genai": ("onnxruntime_genai", "onnx"),
-    "llamacpp": ("llama_cpp",),
+    "llamacpp": ("llama_cpp",),  # or what stands in for it: `_PREBUILT`
     "openvino": ("openvino",),
 }
 """What the backends need that convert a model by a tool of their own: each is an extra of its name."""
+
+_PREBUILT, _PREBUILT_GLIBC = {"llama_cpp": "llama_cpp_py_sync"}, (2, 38)
+"""A module that runs a backend without compiling, and the glibc that its libraries need, whatever its wheel says."""
 
 _BEFOREHAND = {
     "onnx": " (brings transformers 4.57)",
@@ -88,4 +91,19 @@ def installed_version(package: str) -> str:
 
 def _importable(name: str) -> bool:
     # Optimum's part for ONNX is a package of a shared namespace, whose parent would be imported by a search for it.
-    return bool(installed_version(name)) if "-" in name else find_spec(name) is not None
+    if "-" in name:
+        return bool(installed_version(name))
+    return find_spec(name) is not None or (name in _PREBUILT and _loadable(_PREBUILT[name]))
+
+
+def _loadable(prebuilt: str) -> bool:
+    return find_spec(prebuilt) is not None and (sys.platform != "linux" or _glibc() >= _PREBUILT_GLIBC)
+
+
+def _glibc() -> tuple[int, ...]:
+    """Return the version of glibc; nothing where the C library is another."""
+    try:
+        told = os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (AttributeError, ValueError, OSError):
+        return ()
+    return tuple(int(part) for part in told.removeprefix("glibc ").split(".") if part.isdigit())

@@ -53,7 +53,7 @@ def load(variant: Variant) -> LlamacppEngine:
     Options of the variant: `LlamacppOptions`.
 
     Raises:
-        MissingDependencyError: llama-cpp-python, or what converts, is not installed.
+        MissingDependencyError: llama.cpp, or what converts, is not installed.
         UsageError: the device, dtype, quantization or an option is not there.
         ModelLoadError: no candidate could be loaded.
         ScenarioError: llama.cpp cannot run the file.
@@ -79,7 +79,7 @@ def load(variant: Variant) -> LlamacppEngine:
         read_facts(source.path),
         load_time_s=seconds,
         settings=settings,
-        version=str(cpp.__version__),
+        package=(cpp.package, cpp.version),
     )
 
 
@@ -112,7 +112,7 @@ class LlamacppEngine(HostEngine):
         facts: what the file says of itself.
         load_time_s: seconds that loading took.
         settings: params to track, of them `cache_type`: what keys and values are stored as.
-        version: of llama-cpp-python.
+        package: what brings llama.cpp, and its version.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class LlamacppEngine(HostEngine):
         *,
         load_time_s: float,
         settings: Mapping[str, Scalar],
-        version: str,
+        package: tuple[str, str],
     ) -> None:
         super().__init__(source.folder)
         self._decoder = decoder
@@ -150,7 +150,7 @@ class LlamacppEngine(HostEngine):
                 "architecture": self.architecture,
                 "parameters": decoder.parameters,
             },
-            tags={**source.tags, "llama-cpp-python": version},
+            tags={**source.tags, **dict([package])},
             warnings=warnings,
             special_tokens=tokens.special_tokens(self.tokenizer),
             pads=False,

@@ -12,11 +12,6 @@ from llmtrack.plain import digest
 from llmtrack.quantize.apart import run_apart
 from llmtrack.system import cpu_flags
 
-CRASHED = (
-    ": it was compiled for another CPU, or by a compiler that gets AMX wrong (GCC 12 does): compile it anew by "
-    "CMAKE_ARGS='-DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8' pip install --force-reinstall "
-    "--no-cache-dir --no-deps llama-cpp-python"
-)
 TRIED_TOKENS = 33
 """More than one, so that the kernels of prompts are tried, and those of single tokens after them."""
 
@@ -31,15 +26,14 @@ def try_once(path: Path) -> None:
         ScenarioError: it ended so.
     """
     cpp = library()
-    parts = sorted(Path(cpp.__file__).parent.glob("lib/*"))
-    build = [cpp.__version__, [[part.name, part.stat().st_size, part.stat().st_mtime_ns] for part in parts]]
+    build = [cpp.version, [[part.name, part.stat().st_size, part.stat().st_mtime_ns] for part in cpp.files]]
     note = cache_root() / "tried" / digest([file_digest(path), build, sorted(cpu_flags())])
     if note.exists():
         return
     try:
         run_apart("trying it", _try, str(path))
     except ScenarioError as error:
-        how = CRASHED if "SIGILL" in str(error) else ""
+        how = f": {cpp.remedy}" if "SIGILL" in str(error) else ""
         raise ScenarioError(f"llama.cpp cannot run {path.name} here: {error}{how}", "unsupported") from error
     keep_note(note, "")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +59,7 @@ class LlamaDecoder:
         cache_type: what keys and values are stored as, of `CACHE_TYPES`.
 
     Raises:
-        MissingDependencyError: llama-cpp-python is not installed.
+        MissingDependencyError: llama.cpp is not installed.
         ScenarioError: llama.cpp cannot run the file.
     """
 
@@ -77,9 +76,7 @@ class LlamaDecoder:
         self._threads, self._ubatch = threads, ubatch
         self._flash_attention, self._cache_type = flash_attention, cache_type
         settings = cpp.llama_model_default_params()
-        # An empty list of devices: without one a build with GPU code takes what it finds.
-        self._no_devices = (ctypes.c_void_p * 1)(None)
-        settings.devices = ctypes.cast(self._no_devices, ctypes.c_void_p)
+        settings.devices = cpp.no_devices()
         settings.n_gpu_layers = 0
         last_error()
         self._model = cpp.llama_model_load_from_file(str(path).encode(), settings)
@@ -148,7 +145,7 @@ class LlamaDecoder:
         self._decode()
         kept = count if keep == "all" else len(rows)
         logits = self._cpp.llama_get_logits(self._context)
-        return np.ctypeslib.as_array(logits, shape=(kept, self.vocab_size))
+        return self._cpp.floats(logits, (kept, self.vocab_size))
 
     def step(self, tokens: Sequence[int], begins: Sequence[int], rows: Sequence[int]) -> NDArray[np.float32]:
         """Go on with each row by one token; see `run`."""
@@ -167,9 +164,9 @@ class LlamaDecoder:
     def tokenize(self, text: str) -> list[int]:
         """Return the token ids of a text by the file's own tokenizer as llama.cpp reads it, without special tokens."""
         data = text.encode()
-        room = (self._cpp.llama_token * (len(data) + 2))()
+        room = self._cpp.tokens(len(data) + 2)
         count = self._cpp.llama_tokenize(self.vocab, data, len(data), room, len(room), False, False)
-        return list(room[: max(count, 0)])
+        return list(room[0 : max(count, 0)])
 
     def close(self) -> None:
         """Free the model and all memory."""

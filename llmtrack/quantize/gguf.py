@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
-from llmtrack.installed import installed_version
+from llmtrack.installed import install, installed_version
 from llmtrack.models.cache import build_once, entry_stem
 from llmtrack.models.folder import ModelFolder
 from llmtrack.models.packaged import download_command, fetch
@@ -80,6 +80,10 @@ def converter() -> Path:
         MissingDependencyError: it cannot be had.
     """
     version = installed_version(_PACKAGE)
+    if not version:
+        raise MissingDependencyError(
+            f"llama.cpp's converter comes with {_PACKAGE}: {install('llamacpp')}, or give a .gguf file in place of a model folder"
+        )
     requirement = f"{_PACKAGE}=={version}"
 
     def build(folder: Path) -> dict[str, Any]:
@@ -212,12 +216,19 @@ def store(kind: str, source: Path, target: Path) -> None:
     settings = cpp.llama_model_quantize_default_params()
     settings.ftype = getattr(cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     last_error()
-    if cpp.llama_model_quantize(str(source).encode(), str(target).encode(), settings):
+    if cpp.llama_model_quantize(str(source).encode(), str(target).encode(), cpp.reference(settings)):
         raise ScenarioError(f"llama.cpp cannot store this model as {kind}: {last_error()}", "unsupported")
 
 
 RECIPES = tuple(
-    Recipe(kind.lower(), "llamacpp", f"weights, {bits} (llama.cpp)", kind, partial(store, kind))
+    Recipe(
+        kind.lower(),
+        "llamacpp",
+        f"weights, {bits} (llama.cpp)",
+        kind,
+        partial(store, kind),
+        needs=(_PACKAGE,),
+    )
     for kind, bits in (
         ("F16", "16 bits"),
         ("Q8_0", "8 bits, a scale for 32"),

@@ -30,6 +30,7 @@ PACKAGES = (
     "optimum-onnx",
     "onnxruntime",
     "llama-cpp-python",
+    "llama-cpp-py-sync",
 )
 
 

@@ -13,6 +13,8 @@ from llmtrack.models.folder import ModelFolder
 from llmtrack.onnx.session import MODEL_FILE
 from llmtrack.plain import digest
 
+NO_LLAMACPP = "neither llama-cpp-python is installed, which takes ten minutes to compile, nor llama-cpp-py-sync, which needs glibc 2.38"
+
 
 def genai_converted(
     converter: Converter, source: ModelFolder, arguments: Sequence[str], label: str, check: object
@@ -106,3 +108,59 @@ def _keep_cache(graph: Any) -> None:
             empty = ops.concat([rows, heads, zero, width], axis=0)
             node.set_arguments([ops.broadcast(ops.constant(np.float32(0)), empty)])
     graph.validate_nodes_and_infer_types()
+
+
+def gguf_converted(source: ModelFolder, quantization: str) -> Path:
+    """Return a GGUF file in float32 that llama.cpp runs: the weights of a Llama or GPT-2 by their names there."""
+    assert quantization == "none"
+
+    def build(folder: Path) -> dict[str, str]:
+        _write_gguf(source.path, folder / "model.gguf")
+        return {}
+
+    return build_once(f"gguf-{digest([source.tags])}", build) / "model.gguf"
+
+
+def _write_gguf(source: Path, target: Path) -> None:
+    from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
+    from safetensors.numpy import load_file
+
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    llama = config["model_type"] == "llama"
+    layers, width, heads = (
+        config[long if llama else short]
+        for long, short in (
+            ("num_hidden_layers", "n_layer"),
+            ("hidden_size", "n_embd"),
+            ("num_attention_heads", "n_head"),
+        )
+    )
+    writer = GGUFWriter(str(target), config["model_type"])
+    writer.add_tokenizer_model("none")
+    writer.add_vocab_size(config["vocab_size"])
+    writer.add_block_count(layers)
+    writer.add_context_length(config["max_position_embeddings" if llama else "n_positions"])
+    writer.add_embedding_length(width)
+    writer.add_feed_forward_length(config["intermediate_size"] if llama else 4 * width)
+    writer.add_head_count(heads)
+    writer.add_file_type(0)
+    if llama:
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        writer.add_rope_freq_base(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
+    else:
+        writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA if llama else MODEL_ARCH.GPT2, layers)
+    for name, weights in load_file(source / "model.safetensors").items():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            # llama.cpp turns neighbouring pairs of a head, transformers its halves.
+            count = heads if "q_proj" in name else config["num_key_value_heads"]
+            halves = weights.reshape(count, 2, -1, width)
+            weights = halves.swapaxes(1, 2).reshape(weights.shape)
+        elif not llama and weights.ndim == 2 and ".h." in name:
+            weights = weights.T  # GPT-2's layers multiply from the other side
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), weights.copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

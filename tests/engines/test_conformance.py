@@ -10,11 +10,12 @@ import pytest
 
 from llmtrack.convert import conversion
 from llmtrack.engine import Engine
+from llmtrack.engines import llamacpp
 from llmtrack.engines.registry import load_engine
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.installed import available
+from llmtrack.installed import available, installed_version
 from llmtrack.testing import EngineConformance
-from tests.engines.stand_ins import genai_converted, openvino_converted
+from tests.engines.stand_ins import NO_LLAMACPP, genai_converted, gguf_converted, openvino_converted
 
 pytestmark = pytest.mark.usefixtures("kept_exports")
 
@@ -75,10 +76,18 @@ class TestOpenvinoWithLearnedPositions(TestOpenvino):
     model = "synthetic:tiny-gpt2"
 
 
-@pytest.mark.skipif(
-    not available("llamacpp"), reason="llama-cpp-python is not installed: it takes ten minutes to compile"
-)
+@pytest.mark.skipif(not available("llamacpp"), reason=NO_LLAMACPP)
+@pytest.mark.slow(1)
 class TestLlamacpp(EngineConformance):
+    """By llama.cpp's own converter where llama-cpp-python brings it."""
+
+    @pytest.fixture(scope="class", autouse=True)
+    def _converted_here(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            if not installed_version("llama-cpp-python"):
+                patch.setattr(llamacpp, "gguf_of", gguf_converted)
+            yield
+
     def load(self, model: str) -> Engine:
         return load_engine(model, backend="llamacpp", device="cpu", threads=1)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import llama_bench
-from llmtrack import load_engine
+from llmtrack import installed, load_engine
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines import trial
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
@@ -26,11 +26,12 @@ from llmtrack.quantize import gguf as conversion
 from llmtrack.quantize.recipe import recipes
 from llmtrack.scenario import Variant
 from llmtrack.tensors.padding import pad_rows
+from tests.engines.stand_ins import NO_LLAMACPP
 from tests.models.test_gguf import BEGIN, END, HEADS, LAYERS, VOCABULARY, WIDTH, write_gguf
 
-needs_llamacpp = pytest.mark.skipif(
-    not available("llamacpp"), reason="llama-cpp-python is not installed: it takes ten minutes to compile"
-)
+
+def needs_llamacpp(test):
+    return pytest.mark.slow(1)(pytest.mark.skipif(not available("llamacpp"), reason=NO_LLAMACPP)(test))
 
 
 @pytest.fixture
@@ -146,13 +147,41 @@ def test_only_what_is_no_gguf_file_is_converted(file):
 
 
 def test_a_missing_installation_is_one_line_with_the_command(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llama_cpp", None)
+    for module in ("llama_cpp", "llama_cpp_py_sync"):
+        monkeypatch.setitem(sys.modules, module, None)
     library.library.cache_clear()
     with pytest.raises(MissingDependencyError) as caught:
         load_engine("synthetic:tiny", backend="llamacpp", device="cpu")
     library.library.cache_clear()
     assert install("llamacpp") in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("packages", "platform", "glibc", "there"),
+    [
+        ({"llama_cpp"}, "linux", "glibc 2.17", True),
+        ({"llama_cpp_py_sync"}, "linux", "glibc 2.38", True),
+        ({"llama_cpp_py_sync"}, "linux", "glibc 2.41", True),
+        ({"llama_cpp_py_sync"}, "linux", "glibc 2.36", False),
+        ({"llama_cpp_py_sync"}, "linux", None, False),
+        ({"llama_cpp_py_sync"}, "darwin", None, True),
+        (set(), "linux", "glibc 2.41", False),
+    ],
+)
+def test_a_prebuilt_library_stands_in_where_the_system_can_load_it(
+    monkeypatch, packages, platform, glibc, there
+):
+    monkeypatch.setattr(installed, "find_spec", lambda name: name if name in packages else None)
+    monkeypatch.setattr(installed.sys, "platform", platform)
+    monkeypatch.setattr(installed.os, "confstr", lambda name: glibc, raising=False)
+    assert available("llamacpp") is there
+
+
+def test_without_the_package_that_brings_the_converter_a_file_is_asked_for(monkeypatch):
+    monkeypatch.setattr(conversion, "installed_version", lambda package: "")
+    with pytest.raises(MissingDependencyError, match=r"comes with llama-cpp-python.*give a \.gguf file"):
+        conversion.converter()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +196,7 @@ def test_what_is_not_there_is_refused_before_anything_is_made(asked, error):
     from llmtrack.engines.llamacpp import load
 
     if "quantization" in asked and not available("llamacpp"):
-        pytest.skip("llama-cpp-python is not installed, which is told first")
+        pytest.skip("llama.cpp is not installed, which is told first")
     with pytest.raises(error) as caught:
         load(replace(Variant("synthetic:tiny", backend="llamacpp", device="cpu"), **asked))
     assert "\n" not in str(caught.value)
@@ -249,7 +278,7 @@ def test_a_library_that_kills_the_process_is_told_before_it_does(file, monkeypat
     from llmtrack.quantize.apart import run_apart as real
 
     with pytest.raises(
-        ScenarioError, match=r"cannot run a model\.gguf here: .*SIGILL.*compile it anew by CMAKE_ARGS"
+        ScenarioError, match=r"cannot run a model\.gguf here: .*SIGILL.*compiled for .*pip install "
     ) as caught:
         trial.try_once(file)
     assert caught.value.kind == "unsupported"
