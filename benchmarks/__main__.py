@@ -26,7 +26,7 @@ def main(names: tuple[str, ...], small: bool) -> None:
         click.secho(f"\n{name}", bold=True)
         begun = time.perf_counter()
         command = [sys.executable, "-m", f"benchmarks.{name}"]
-        command += ["--small"] if small else ["--json", str(RESULTS / f"{name}.json")]
+        command += ["--small"] if small else ["--keep", str(RESULTS)]
         if subprocess.run(command, check=False).returncode:
             failed.append(name)
         click.echo(f"{name} took {time.perf_counter() - begun:.0f} s")

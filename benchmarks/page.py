@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.results import RESULTS, Result, load, section
+from benchmarks.results import RESULTS, Result, load, machine_id, sections
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 _PART = re.compile(
@@ -15,12 +15,15 @@ _PART = re.compile(
 MACHINE = "machine"
 
 
-def results(folder: Path = RESULTS) -> dict[str, Result]:
-    """Return the results that are kept, by name."""
-    return {path.stem: load(path) for path in sorted(folder.glob("*.json"))}
+def results(folder: Path = RESULTS) -> dict[str, list[Result]]:
+    """Return the results that are kept, one of each machine, by name."""
+    found: dict[str, list[Result]] = {}
+    for path in sorted(folder.glob("*/*.json"), key=lambda path: (path.stem, path.parent.name)):
+        found.setdefault(path.stem, []).append(load(path))
+    return found
 
 
-def filled(page: str, found: Mapping[str, Result]) -> str:
+def filled(page: str, found: Mapping[str, Sequence[Result]]) -> str:
     """Return a page with what is between its markers made anew: `machine`, or the name of a result.
 
     A result that is not there leaves its part as it is; an empty part says so.
@@ -31,7 +34,7 @@ def filled(page: str, found: Mapping[str, Result]) -> str:
         if name == MACHINE and found:
             text = machines(found)
         elif name in found:
-            text = section(found[name])
+            text = sections(found[name])
         else:
             text = match["body"].rstrip("\n") or f"Not measured yet: `python -m benchmarks {name}`."
         return f"{match[1]}{text}\n{match['end']}"
@@ -39,14 +42,16 @@ def filled(page: str, found: Mapping[str, Result]) -> str:
     return _PART.sub(part, page)
 
 
-def machines(found: Mapping[str, Result]) -> str:
+def machines(found: Mapping[str, Sequence[Result]]) -> str:
     """Return where the results were made: one table, a column for each machine and set of versions."""
     alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
-    for name, result in found.items():
-        alike.setdefault(tuple(sorted(result.machine.items())), []).append(name)
+    for name, results in found.items():
+        for result in results:
+            alike.setdefault(tuple(sorted(result.machine.items())), []).append(name)
     columns = [dict(facts) for facts in alike]
     lines = [f"| | {' | '.join(', '.join(names) for names in alike.values())} |"]
     lines.append(f"| --- |{' --- |' * len(columns)}")
+    lines.append(f"| machine | {' | '.join(map(machine_id, columns))} |")
     for key in sorted({key for column in columns for key in column}):
         lines.append(f"| {key} | {' | '.join(column.get(key, '') for column in columns)} |")
     return "\n".join(lines)

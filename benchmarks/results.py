@@ -4,7 +4,8 @@ A benchmark is a module with `main = benchmark(title)(measure)`, where `measure(
 
     python -m benchmarks.plain_loop                   # prints the table
     python -m benchmarks.plain_loop --small           # of seconds: whether it works, not what is true
-    python -m benchmarks.plain_loop --json FILE       # and keeps it, for `python -m benchmarks.page`
+    python -m benchmarks.plain_loop --json FILE       # and writes it there
+    python -m benchmarks.plain_loop --keep FOLDER     # and keeps it as this machine's, for `python -m benchmarks.page`
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import logging
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +25,15 @@ import click
 
 from llmtrack.measure.statistics import summarize
 from llmtrack.outcome import Summary
-from llmtrack.plain import from_json, kept, to_json
+from llmtrack.plain import digest, from_json, kept, to_json
 from llmtrack.tracking.environment import environment
 from llmtrack.worker.machine import describe
 
 RESULTS = Path(__file__).with_name("results")
-"""Where the JSON files are that docs/benchmarks.md is made of."""
+"""Where the JSON files are that docs/benchmarks.md is made of: a folder for each machine."""
+
+HARDWARE = ("cpu", "cpu_cores", "cpu_threads", "cpu_instruction_sets", "gpu")
+"""Facts that make another machine; versions and memory do not."""
 
 SETTLE_S = 0.3
 """Seconds between two arms that compute by several threads in this process: the threads of a runtime, and of PyTorch, go on looking for work after a call, and take a core from
@@ -228,6 +233,23 @@ def rounds(
     return samples
 
 
+def machine_title(facts: Mapping[str, str]) -> str:
+    """Return what to call a machine: its processor, cores and GPU."""
+    parts = [facts.get("cpu", "unknown CPU"), f"{facts.get('cpu_cores', '?')} cores", facts.get("gpu", "")]
+    return ", ".join(filter(None, parts))
+
+
+def machine_id(facts: Mapping[str, str]) -> str:
+    """Return a machine's name as a folder's: its title, and a digest that tells two of one title apart."""
+    words = re.findall(r"[a-z0-9]+", machine_title(facts).lower())
+    return "-".join([*words, digest([facts.get(key, "") for key in HARDWARE])[:4]])
+
+
+def kept_path(folder: Path, name: str, facts: Mapping[str, str]) -> Path:
+    """Return where a machine's result is kept: it replaces the one before of the same machine, and no other."""
+    return folder / machine_id(facts) / f"{name}.json"
+
+
 def load(path: Path) -> Result:
     """Read a result.
 
@@ -281,9 +303,12 @@ def benchmark(
         @click.command(help=title)
         @click.option("--small", is_flag=True, help="Of seconds: whether it works, not what is true.")
         @click.option(
-            "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="Where it is kept."
+            "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="File to write it to."
         )
-        def main(small: bool, file: Path | None, **more: str | None) -> None:
+        @click.option(
+            "--keep", type=click.Path(file_okay=False, path_type=Path), help="Folder of results by machine."
+        )
+        def main(small: bool, file: Path | None, keep: Path | None, **more: str | None) -> None:
             logging.basicConfig(level=logging.WARNING, format="%(message)s")
             command = f"python -m benchmarks.{name}" + (" --small" if small else "")
             command += "".join(f" --{name} {Path(value).name}" for name, value in more.items() if value)
@@ -301,9 +326,10 @@ def benchmark(
                 machine(),
                 found,
             )
-            if file:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(json.dumps(to_json(result), indent=1) + "\n", encoding="utf-8")
+            own = kept_path(keep, name, result.machine) if keep else None
+            for path in filter(None, (file, own)):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(to_json(result), indent=1) + "\n", encoding="utf-8")
             click.echo(section(result))
 
         for option in options:
@@ -315,17 +341,68 @@ def benchmark(
 
 def section(result: Result) -> str:
     """Return a result as Markdown: what it was, its table, what was left out."""
-    parts = [
-        f"`{result.command}`, {result.begun} UTC, {result.wall_s:.0f} s, load {result.load:g} when it began."
+    return sections([result])
+
+
+def sections(results: Sequence[Result]) -> str:
+    """Return the results of one benchmark, one of each machine, as Markdown; those of several in a column each."""
+    titles = [machine_title(result.machine) for result in results]
+    # Two machines of one title: the digest tells them apart.
+    titles = [
+        title if titles.count(title) == 1 else f"{title} ({machine_id(result.machine)[-4:]})"
+        for title, result in zip(titles, results, strict=True)
     ]
-    if result.small:
+    parts = [
+        "\n".join(f"{'- ' * (len(results) > 1)}{_taken(*pair)}" for pair in zip(titles, results, strict=True))
+    ]
+    if any(result.small for result in results):
         parts.append("A trial: these figures say nothing.")
-    if result.found.rows:
-        parts.append(table(result.found.rows))
-    said = [*result.found.notes, *(f"Left out: {reason}" for reason in result.found.left_out)]
-    if said:
-        parts.append("\n".join(f"- {each}" for each in said))
+    if len(results) == 1 and results[0].found.rows:
+        parts.append(table(results[0].found.rows))
+    elif len(results) > 1:
+        parts.append(columns({title: each.found.rows for title, each in zip(titles, results, strict=True)}))
+    said: dict[str, list[str]] = {}
+    for title, found in zip(titles, (result.found for result in results), strict=True):
+        for each in (*found.notes, *(f"Left out: {reason}" for reason in found.left_out)):
+            said.setdefault(each, []).append(title)
+    lines = [
+        f"- {each}" + (f" ({'; '.join(of)})" if len(of) < len(results) else "") for each, of in said.items()
+    ]
+    if lines:
+        parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def _taken(title: str, result: Result) -> str:
+    return (
+        f"`{result.command}` on {title}, {result.begun} UTC, {result.wall_s:.0f} s, load {result.load:g} when it "
+        "began."
+    )
+
+
+def columns(of: Mapping[str, Sequence[Row]]) -> str:
+    """Return the rows of several machines as a Markdown table with a column for each machine.
+
+    Args:
+        of: each machine's rows, by its title.
+    """
+    merged: dict[tuple[str, str, str, str], dict[str, str]] = {}
+    for title, rows in of.items():
+        for each in rows:
+            key = (each.what, each.where, each.peer, each.goal)
+            merged.setdefault(key, {})[title] = _in_short(each)
+    lines = [f"| figure | under | peer | goal | {' | '.join(of)} |", f"| --- |{' --- |' * (3 + len(of))}"]
+    lines += [
+        f"| {' | '.join(key)} | {' | '.join(cells.get(title, '') for title in of)} |"
+        for key, cells in merged.items()
+    ]
+    return "\n".join(lines)
+
+
+def _in_short(found: Row) -> str:
+    """Return a row in one cell: our figure, the peer's, the ratio, and whether the goal is met."""
+    theirs = f" against {_text(found.theirs, found.unit)}, ratio {_text(found.ratio)}" if found.theirs else ""
+    return _text(found.ours, found.unit) + theirs + (f": {found.verdict}" if found.verdict else "")
 
 
 def machine() -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,10 +104,20 @@ def _line(cells: list[str]) -> str:
 
 
 def filled(page: str, made: str) -> str:
-    """Return a page with what is between its markers made anew."""
+    """Return a page with the table of one machine made anew, or added below those of others."""
     before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + made + END + after
+    inside, _, after = rest.partition(END)
+    tables = {_machine(each): each.strip("\n") for each in _TABLE.findall(inside)}
+    tables[_machine(made)] = made.strip("\n")
+    return before + BEGIN + "\n\n".join(tables.values()) + "\n" + END + after
+
+
+_TABLE = re.compile(r"^Taken on .*?(?=^Taken on |\Z)", re.DOTALL | re.MULTILINE)
+
+
+def _machine(made: str) -> str:
+    """Return the machine that a table's first line names."""
+    return made.partition(": ")[2].partition(". Speeds in ")[0]
 
 
 @click.command(help=__doc__)

@@ -128,7 +128,7 @@ def test_what_was_left_out_and_that_it_was_a_trial_are_said(kept):
 
 
 def test_a_page_is_made_between_its_markers_and_keeps_the_rest(kept):
-    found = {"made": load(kept)}
+    found = {"made": [load(kept)]}
     given = "\n".join(
         f"{word}\n<!-- made by `make bench`: {name} -->\nold\n<!-- end -->"
         for word, name in [("before", "made"), ("between", "absent"), ("after", "machine")]
@@ -138,6 +138,92 @@ def test_a_page_is_made_between_its_markers_and_keeps_the_rest(kept):
     assert "0.5000 [0.5000, 0.5000]" in text
     assert "| version.torch |" in text
     assert page.filled(text, found) == text
+
+
+INTEL = {"cpu": "Intel(R) Xeon(R) Processor", "cpu_cores": "2", "cpu_instruction_sets": "avx2 amx_int8"}
+AMD = {"cpu": "AMD EPYC", "cpu_cores": "2", "cpu_instruction_sets": "avx2"}
+OLDER_AMD = {**AMD, "cpu_instruction_sets": ""}
+
+
+def keep(folder, monkeypatch, facts, ours, where="2 threads", note="A note."):
+    """Run a benchmark on a machine of these facts, as `make bench` does."""
+    monkeypatch.setattr(results, "machine", lambda: facts)
+
+    def measure(small: bool) -> Found:
+        return Found(
+            (row("decode", "tok/s", ours, [50.0, 50.0], where=where, peer="theirs", goal=Goal(least=1)),),
+            notes=(note,),
+        )
+
+    done = CliRunner().invoke(benchmark("Made up")(measure), ["--keep", str(folder)], catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.output
+
+
+def kept_files(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.json"))
+
+
+def test_a_machine_is_its_hardware_and_not_its_versions(monkeypatch):
+    assert results.machine_title(INTEL) == "Intel(R) Xeon(R) Processor, 2 cores"
+    assert results.machine_title({**AMD, "gpu": "NVIDIA H200"}) == "AMD EPYC, 2 cores, NVIDIA H200"
+    same = results.machine_id({**AMD, "version.torch": "9", "memory_gib": "64", "os": "another"})
+    assert same == results.machine_id(AMD)
+    assert results.machine_id(AMD).startswith("amd-epyc-2-cores-")
+    others = [INTEL, OLDER_AMD, {**AMD, "cpu_threads": "4"}, {**AMD, "gpu": "NVIDIA H200"}]
+    assert len({results.machine_id(facts) for facts in (AMD, *others)}) == 5
+
+
+def test_a_result_replaces_that_of_its_own_machine_only(tmp_path, monkeypatch):
+    for facts, ours in (
+        (INTEL, [40.0, 40.0]),
+        (AMD, [60.0, 60.0]),
+        ({**INTEL, "version.torch": "9"}, [45.0, 45.0]),
+    ):
+        keep(tmp_path, monkeypatch, facts, ours)
+    assert len(kept_files(tmp_path)) == 2
+    (amd, intel) = page.results(tmp_path)["test_results"]
+    assert (amd.machine["cpu"], amd.found.rows[0].ours.median) == ("AMD EPYC", 60.0)
+    assert (intel.machine["version.torch"], intel.found.rows[0].ours.median) == ("9", 45.0)
+
+
+def test_two_machines_stand_in_a_column_each(tmp_path, monkeypatch):
+    keep(tmp_path, monkeypatch, INTEL, [40.0, 40.0])
+    keep(tmp_path, monkeypatch, AMD, [60.0, 60.0], note="Another note.")
+    place = "<!-- made by `make bench`: test_results -->\n<!-- end -->\n"
+    text = page.filled(place, page.results(tmp_path))
+    assert "- `python -m benchmarks.test_results` on AMD EPYC, 2 cores, " in text
+    assert "- `python -m benchmarks.test_results` on Intel(R) Xeon(R) Processor, 2 cores, " in text
+    assert (
+        "| figure | under | peer | goal | AMD EPYC, 2 cores | Intel(R) Xeon(R) Processor, 2 cores |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| decode | 2 threads | theirs | ≥ 1 "
+        "| 60.00 [60.00, 60.00] tok/s against 50.00 [50.00, 50.00] tok/s, ratio 1.200 [1.200, 1.200]: met "
+        "| 40.00 [40.00, 40.00] tok/s against 50.00 [50.00, 50.00] tok/s, ratio 0.8000 [0.8000, 0.8000]: missed |\n"
+    ) in text
+    assert "- Another note. (AMD EPYC, 2 cores)\n- A note. (Intel(R) Xeon(R) Processor, 2 cores)\n" in text
+    assert page.filled(text, page.results(tmp_path)) == text
+
+
+def test_what_only_one_machine_measured_leaves_the_others_cell_empty(tmp_path, monkeypatch):
+    keep(tmp_path, monkeypatch, INTEL, [40.0, 40.0])
+    keep(tmp_path, monkeypatch, AMD, [60.0, 60.0], where="8 threads")
+    lines = results.sections(page.results(tmp_path)["test_results"]).splitlines()
+    (alone,) = (line for line in lines if "8 threads" in line)
+    (other,) = (line for line in lines if "2 threads" in line)
+    assert alone.endswith(": met |  |")
+    assert "| ≥ 1 |  | 40.00" in other
+    assert lines[-1] == "- A note.", "what holds of both is said once"
+
+
+def test_two_machines_of_one_title_are_told_apart(tmp_path, monkeypatch):
+    keep(tmp_path, monkeypatch, AMD, [60.0, 60.0])
+    keep(tmp_path, monkeypatch, OLDER_AMD, [30.0, 30.0])
+    found = page.results(tmp_path)["test_results"]
+    head = next(line for line in results.sections(found).splitlines() if line.startswith("| figure"))
+    for facts in (AMD, OLDER_AMD):
+        assert f"| AMD EPYC, 2 cores ({results.machine_id(facts)[-4:]}) |" in head
+        assert results.machine_id(facts) in page.machines({"made": found})
 
 
 def test_a_part_that_was_never_measured_says_so():
@@ -150,7 +236,7 @@ def test_a_part_that_was_never_measured_says_so():
 def test_the_page_is_what_the_kept_results_make_of_it():
     text = page.PAGE.read_text(encoding="utf-8")
     found = page.results()
-    assert not [name for name, result in found.items() if result.small]
+    assert not [name for name, results in found.items() if any(each.small for each in results)]
     assert page.filled(text, found) == text, "run python -m benchmarks.page"
 
 
@@ -161,7 +247,7 @@ def test_each_kept_result_has_its_place_on_the_page():
 
 
 def test_a_kept_result_is_small():
-    for path in Path(page.RESULTS).glob("*.json"):
+    for path in Path(page.RESULTS).rglob("*.json"):
         assert path.stat().st_size < 100_000
         json.loads(path.read_text(encoding="utf-8"))
 

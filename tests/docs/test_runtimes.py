@@ -41,4 +41,20 @@ def test_only_what_is_between_the_markers_changes():
     page = PAGE.read_text(encoding="utf-8")
     assert (page.count(BEGIN), page.count(END)) == (1, 1)
     before, _, rest = page.partition(BEGIN)
-    assert filled(page, "a table\n") == f"{before}{BEGIN}a table\n{END}{rest.partition(END)[2]}"
+    inside, _, after = rest.partition(END)
+    made = table(pd.DataFrame(RUNS[::-1]))
+    assert filled(page, made) == f"{before}{BEGIN}{inside}\n{made}{END}{after}", (
+        "another machine's stands below"
+    )
+
+
+def test_a_table_replaces_that_of_its_own_machine_only():
+    first, second, again = (
+        table(pd.DataFrame([{**each, "env.cpu": cpu, "decode_tokens_per_sec": speed} for each in RUNS[::-1]]))
+        for cpu, speed in (("An Intel", 20.0), ("An AMD", 30.0), ("An Intel", 40.0))
+    )
+    page = f"before {BEGIN}{END} after"
+    assert filled(page, first) == f"before {BEGIN}{first}{END} after"
+    both = filled(filled(page, first), second)
+    assert both == f"before {BEGIN}{first}\n{second}{END} after"
+    assert filled(both, again) == f"before {BEGIN}{again}\n{second}{END} after"

@@ -295,7 +295,7 @@ def test_a_benchmark_is_a_module_and_its_place_on_the_page(tmp_path, monkeypatch
     monkeypatch.setattr(benchmarks, "__path__", [*benchmarks.__path__, str(tmp_path)])
     main = importlib.import_module("benchmarks.tasting").main
     monkeypatch.delitem(sys.modules, "benchmarks.tasting")
-    done = CliRunner().invoke(main, ["--small", "--json", str(tmp_path / "results" / "tasting.json")])
+    done = CliRunner().invoke(main, ["--small", "--keep", str(tmp_path / "results")])
     assert "`python -m benchmarks.tasting --small`" in done.output
     found = benchmarks_page.results(tmp_path / "results")
     place = "<!-- made by `make bench`: tasting -->\n<!-- end -->\n"
