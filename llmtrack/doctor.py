@@ -17,7 +17,16 @@ from importlib.metadata import EntryPoint
 from llmtrack.convert.environment import BuildEnvironment, pinned
 from llmtrack.engines.registry import BUILTIN, backends, load_variant
 from llmtrack.errors import ExtensionError, LlmtrackError, in_words
-from llmtrack.extensions import ENGINE_POINTS, RECIPE_POINTS, broken, extensions, title_of
+from llmtrack.extensions import (
+    ENGINE_POINTS,
+    EXECUTOR_POINTS,
+    EXPERIMENT_POINTS,
+    RECIPE_POINTS,
+    broken,
+    extensions,
+    load_extension,
+    title_of,
+)
 from llmtrack.installed import (
     RUNTIMES,
     available,
@@ -28,6 +37,7 @@ from llmtrack.installed import (
     why_kept_out,
 )
 from llmtrack.models.named import PACKAGED, PackagedModel
+from llmtrack.modules import experiment_of
 from llmtrack.quantize.recipe import extension_recipes, recipes
 from llmtrack.redaction import redact
 from llmtrack.report.terminal import hanging
@@ -74,7 +84,7 @@ def examine() -> list[Finding]:
         _recipes,
         _int8,
         *(_packaged_model(name, model) for name, model in PACKAGED.items()),
-        *(_extension(point) for group in (ENGINE_POINTS, RECIPE_POINTS) for point in extensions(group)),
+        *(_extension(point) for group in _EXTENSIONS for point in extensions(group)),
         *(_environment_manager(tool, use) for tool, use in MANAGERS.items()),
     ]
     return [_safely(check) for check in checks]
@@ -269,17 +279,15 @@ def _packaged_model(name: str, model: PackagedModel) -> Callable[[], Finding]:
 
 
 def _extension(point: EntryPoint) -> Callable[[], Finding]:
-    """Return what looks at an engine or at recipes of another package; an engine is tried on a tiny model."""
+    """Return what looks at an entry point of another package; an engine is tried on a tiny model."""
 
     def check() -> Finding:
         topic = title_of(point)
         try:
             with contextlib.redirect_stdout(sys.stderr):  # what a package prints is no finding
-                return Finding(
-                    topic, "ok", _try_engine(point) if point.group == ENGINE_POINTS else _read(point)
-                )
+                return Finding(topic, "ok", _EXTENSIONS[point.group](point))
         except ExtensionError as error:
-            return Finding(topic, "broken", in_words(error), "the other backends and recipes work without it")
+            return Finding(topic, "broken", in_words(error), "everything else works without it")
         except Exception as error:
             return Finding(topic, "missing", f"{TRIED} could not be loaded: {in_words(error)}")
 
@@ -296,6 +304,19 @@ def _try_engine(point: EntryPoint) -> str:
 
 def _read(point: EntryPoint) -> str:
     return ", ".join(recipe.label for recipe in extension_recipes(point)) or "none"
+
+
+def _imported(point: EntryPoint) -> str:
+    load_extension(point)
+    return point.value
+
+
+_EXTENSIONS: dict[str, Callable[[EntryPoint], str]] = {
+    ENGINE_POINTS: _try_engine,
+    RECIPE_POINTS: _read,
+    EXECUTOR_POINTS: _imported,
+    EXPERIMENT_POINTS: lambda point: str(experiment_of(point).DECLARED.question),
+}
 
 
 def _environment_manager(tool: str, use: str) -> Callable[[], Finding]:

@@ -1,4 +1,4 @@
-"""Engines and recipes of other packages: found by their entry points, and named in one line where they cannot be used."""
+"""Engines, recipes, executors and experiments of other packages: found by their entry points, and named in one line where they cannot be used."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ from typing import Any
 from llmtrack.errors import ExtensionError, in_words
 
 ENGINE_POINTS, RECIPE_POINTS = "llmtrack.engines", "llmtrack.recipes"
+EXECUTOR_POINTS, EXPERIMENT_POINTS = "llmtrack.executors", "llmtrack.experiments"
 
-_NOUNS = {ENGINE_POINTS: "backend", RECIPE_POINTS: "recipes"}
+_NOUNS = {
+    ENGINE_POINTS: "backend",
+    RECIPE_POINTS: "recipes",
+    EXECUTOR_POINTS: "executor",
+    EXPERIMENT_POINTS: "experiment",
+}
 
 
 def extensions(group: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of a group, those that are installed twice once; none of them is imported."""
     return tuple({(point.name, point.value): point for point in entry_points(group=group)}.values())
+
+
+def names_of(group: str) -> tuple[str, ...]:
+    """Return the names that other packages give in a group."""
+    return tuple(point.name for point in extensions(group))
 
 
 def load_extension(point: EntryPoint) -> Any:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from inspect import Signature, signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from llmtrack.extensions import EXPERIMENT_POINTS, broken, extensions, load_extension
 
 EXPERIMENTS = "experiments"
 
@@ -37,7 +40,10 @@ def named_experiment(name: str) -> ModuleType | None:
     """Return the module of an experiment, or None if there is none of that name.
 
     It is looked for in the checkout that llmtrack is part of, in `experiments/` of the folder where the program was
-    started, and in the installed package (`llmtrack.experiments`).
+    started, in the installed package (`llmtrack.experiments`), and among the entry points of other packages.
+
+    Raises:
+        ExtensionError: it is another package's, and cannot be used.
     """
     for folder in (Path(__file__).parents[1], Path.cwd()):
         if name.isidentifier() and (folder / EXPERIMENTS / f"{name}.py").is_file():
@@ -47,4 +53,22 @@ def named_experiment(name: str) -> ModuleType | None:
     installed = f"llmtrack.{EXPERIMENTS}"
     if name.isidentifier() and find_spec(installed) and find_spec(f"{installed}.{name}"):
         return import_module(f"{installed}.{name}")
+    for point in extensions(EXPERIMENT_POINTS):
+        if point.name == name:
+            return experiment_of(point)
     return None
+
+
+def experiment_of(point: EntryPoint) -> ModuleType:
+    """Return the module of another package's experiment.
+
+    Raises:
+        ExtensionError: it cannot be used.
+    """
+    module = load_extension(point)
+    for needed in ("DECLARED", "main"):
+        if not isinstance(module, ModuleType) or not hasattr(module, needed):
+            raise broken(point, f"it is no module with {needed}")
+    if module.DECLARED.name != point.name:
+        raise broken(point, f"it declares an experiment of another name, {module.DECLARED.name}")
+    return module

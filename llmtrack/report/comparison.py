@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from llmtrack.decide.comparing import as_runs, compare_pairs, runs_of, with_samp
 from llmtrack.decide.floor import say_floor
 from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.verdicts import with_samples
-from llmtrack.errors import UsageError
+from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.modules import named_experiment
 from llmtrack.output import emit
 from llmtrack.report.columns import cell, column_of, shared_conditions, with_differing_params
@@ -82,7 +83,9 @@ def compare_runs(
     if layout.columns is None and tracked["experiment"].nunique() == 1:
         on_page = layout.style in PAGES and not layout.wide
         if on_page and tracked["study_id"].nunique() == 1:
-            module = named_experiment(str(tracked["experiment"].iloc[0]))
+            module = None
+            with suppress(ExtensionError):  # its package is broken: what was tracked is shown all the same
+                module = named_experiment(str(tracked["experiment"].iloc[0]))
             declared = getattr(module, "DECLARED", None)
             own = declared.table if declared else None
             table = with_floor_told(summary_table(tracked, among=found, own=own), tracked)

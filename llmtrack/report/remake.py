@@ -94,8 +94,10 @@ def _suite(own: pd.Series, place: Place) -> Written:
 def _experiment(own: pd.Series, parts: Parts) -> Experiment:
     """Return an experiment as far as a report needs it: what drew and read its runs."""
     name = str(own["experiment"])
-    module = named_experiment(name)
-    if module is None:
+    module = None
+    with parts.part("plots and reading"):
+        module = named_experiment(name)
+    if module is None and not parts.problems:
         parts.problems.append(
             f"plots and reading: {EXPERIMENTS}/{name}.py is not here; run it in the project's folder"
         )

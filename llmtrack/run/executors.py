@@ -45,6 +45,10 @@ class Executor(Protocol):
         ...
 
 
+METHODS = ("machine", "check", "identify", "run", "close")
+"""What every executor has."""
+
+
 @runtime_checkable
 class ManyAtOnce(Executor, Protocol):
     """Measures several groups at once, each in a thread that calls `run`."""

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from llmtrack.errors import LlmtrackError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
+from llmtrack.extensions import EXECUTOR_POINTS, broken, extensions, load_extension
 from llmtrack.garbage import uncollected
 from llmtrack.measure.beside import Beside
 from llmtrack.output import on_one_line, protected_output, tell
@@ -23,7 +24,7 @@ from llmtrack.processes import when_launcher_ends
 from llmtrack.report import drawing
 from llmtrack.report.html import page_template
 from llmtrack.report.terminal import make_console, say
-from llmtrack.run.executors import Executor, InlineExecutor, ManyAtOnce
+from llmtrack.run.executors import METHODS, Executor, InlineExecutor, ManyAtOnce
 from llmtrack.run.patience import Patience
 from llmtrack.run.pool import Pool
 from llmtrack.run.process_executor import ProcessExecutor
@@ -122,7 +123,24 @@ def make_executors(settings: HereOptions) -> Sequence[Executor]:
 
     A worker of this machine is on its way.
     """
-    return EXECUTORS[settings.executor](settings, Patience(settings.time_limit))
+    if settings.executor in EXECUTORS:
+        return EXECUTORS[settings.executor](settings, Patience(settings.time_limit))
+    return [_of_another_package(settings)]
+
+
+def _of_another_package(settings: HereOptions) -> Executor:
+    """Return the executor that an entry point makes of the settings.
+
+    Raises:
+        ExtensionError: it cannot be used.
+    """
+    point = next(each for each in extensions(EXECUTOR_POINTS) if each.name == settings.executor)
+    made = load_extension(point)(settings)
+    lacking = [name for name in METHODS if not callable(getattr(made, name, None))]
+    if lacking:
+        raise broken(point, f"the executor has no {' and no '.join(lacking)}")
+    executor: Executor = made
+    return executor
 
 
 def _processes(settings: HereOptions, patience: Patience) -> Sequence[Executor]:
@@ -146,7 +164,7 @@ EXECUTORS: dict[str, Callable[[Any, Patience], Sequence[Executor]]] = {
     "inline": _inline,
     "ray": _on_a_cluster,
 }
-"""What makes executors, by the name that settings choose them by."""
+"""What makes executors, by the name that settings choose them by; entry points name others."""
 
 
 @contextmanager

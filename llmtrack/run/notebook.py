@@ -16,6 +16,7 @@ from rich.console import Console
 
 from llmtrack.errors import TrackingError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
+from llmtrack.extensions import EXPERIMENT_POINTS, names_of
 from llmtrack.given import one_text
 from llmtrack.modules import named_experiment
 from llmtrack.options import parameters
@@ -155,5 +156,6 @@ def near_names(experiment: str) -> str:
     """Return `: did you mean precision?`, for an experiment that is not there."""
     known = named_experiment("baseline")
     names = list(import_module(str(known.__package__)).declarations()) if known is not None else []
+    names += names_of(EXPERIMENT_POINTS)
     near = difflib.get_close_matches(experiment, names, n=2) or names
     return f": did you mean {' or '.join(near)}?" if near else ""

@@ -10,6 +10,7 @@ from llmtrack.devices import DEVICE_HELP, canonical_dtype
 from llmtrack.engines.options import CompileOption, DevicesOption, ThreadOption
 from llmtrack.engines.registry import told
 from llmtrack.errors import UsageError
+from llmtrack.extensions import EXECUTOR_POINTS, names_of
 from llmtrack.options import Checked, Option, changed, parameters, taken
 from llmtrack.parameter import written
 from llmtrack.scenario import QualityCheck, Variant
@@ -176,7 +177,7 @@ class RunOptions(ClusterOptions, HereOptions):
         str,
         Option(
             "Measure in a worker process per variant, in this one, or on a Ray cluster (docs/ray.md).",
-            choices=("process", "inline", "ray"),
+            choices=tuple(dict.fromkeys(("process", "inline", "ray", *names_of(EXECUTOR_POINTS)))),
         ),
     ] = HereOptions.executor
 

@@ -1,0 +1,186 @@
+"""An executor and an experiment of another package: found by their entry points, tried by the kit, named where broken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import llmtrack
+from llmtrack import doctor
+from llmtrack.cli import main as command
+from llmtrack.errors import ExtensionError, ScenarioError, UsageError
+from llmtrack.modules import named_experiment
+from llmtrack.run import main as entry
+from llmtrack.run.executors import Executor, InlineExecutor
+from llmtrack.run.settings import RunOptions
+from llmtrack.testing import EngineConformance, ExecutorConformance, ExperimentConformance
+from tests.extensions import install
+
+TESTS = Path(__file__).parents[1]
+POINTS = {
+    "plugin_experiment": "[llmtrack.experiments]\nplugin_words = plugin_experiment\n",
+    "plugin_executor": "[llmtrack.executors]\nelsewhere = plugin_executor:make\n",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def site(tmp_path_factory):
+    """Both packages, on the path of imports."""
+    place = tmp_path_factory.mktemp("site")
+    for package, points in POINTS.items():
+        install(place, package, (TESTS / f"{package}.py").read_text(encoding="utf-8"), points)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(place))
+        yield place
+    for package in POINTS:
+        sys.modules.pop(package, None)
+
+
+class Chosen(RunOptions):
+    """Settings as a process has them that was started where the package is installed: choices are read once."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+@pytest.mark.slow(2)
+class TestExecutor(ExecutorConformance):
+    def make(self) -> Executor:
+        return entry.make_executor(Chosen(executor="elsewhere"))
+
+
+@pytest.mark.slow(2)
+class TestInline(ExecutorConformance):
+    def make(self) -> Executor:
+        return InlineExecutor()
+
+
+class TestExperiment(ExperimentConformance):
+    @property
+    def module(self):
+        return import_module("plugin_experiment")
+
+
+class TestBaseline(ExperimentConformance):
+    module = import_module("experiments.baseline")
+
+
+def test_the_executor_is_that_of_the_package():
+    executor = entry.make_executor(Chosen(executor="elsewhere"))
+    assert type(executor).__name__ == "Elsewhere"
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("raise ImportError('no such scheduler')", "ImportError: no such scheduler"),
+        ("def make(settings): return object()", "the executor has no machine and no check and no identify"),
+    ],
+)
+def test_a_broken_executor_is_named_in_one_line(tmp_path, monkeypatch, module, why):
+    monkeypatch.syspath_prepend(
+        str(
+            install(
+                tmp_path, "broken_executor", module, "[llmtrack.executors]\nbroken = broken_executor:make\n"
+            )
+        )
+    )
+    monkeypatch.delitem(sys.modules, "broken_executor", raising=False)
+    with pytest.raises(ExtensionError, match=why) as caught:
+        entry.make_executor(Chosen(executor="broken"))
+    assert "executor broken (broken_executor:make of the package broken_executor 1.0)" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_experiment_is_found_by_its_name_and_near_names_know_it():
+    assert named_experiment("plugin_words").DECLARED.question == "Does the word matter?"
+    assert named_experiment("baseline").__name__ == "experiments.baseline", (
+        "a built-in name is not given away"
+    )
+    with pytest.raises(UsageError, match="did you mean plugin_words"):
+        llmtrack.run("plugin_word")
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("raise RuntimeError('half installed')", "RuntimeError: half installed"),
+        ("main = 1", "it is no module with DECLARED"),
+        ("DECLARED = 1", "it is no module with main"),
+        (
+            "from plugin_experiment import DECLARED, main",
+            "it declares an experiment of another name, plugin_words",
+        ),
+    ],
+)
+def test_a_broken_experiment_is_named_in_one_line(tmp_path, monkeypatch, module, why):
+    monkeypatch.syspath_prepend(
+        str(install(tmp_path, "broken_words", module, "[llmtrack.experiments]\nwords = broken_words\n"))
+    )
+    monkeypatch.delitem(sys.modules, "broken_words", raising=False)
+    with pytest.raises(ExtensionError, match=why) as caught:
+        named_experiment("words")
+    assert "experiment words (broken_words of the package broken_words 1.0)" in str(caught.value)
+    told = CliRunner().invoke(command, ["run", "words"])
+    assert (told.exit_code, told.output.count("\n")) == (2, 1)
+    (found,) = (each for each in looked_at() if each.topic == "experiment words")
+    assert (found.state, why in found.text) == ("broken", True)
+
+
+def looked_at():
+    points = [point for group in doctor._EXTENSIONS for point in doctor.extensions(group)]
+    return [doctor._extension(point)() for point in points if point.group != doctor.ENGINE_POINTS]
+
+
+def test_the_doctor_names_both():
+    found = {each.topic: (each.state, each.text) for each in looked_at()}
+    assert found["experiment plugin_words"] == ("ok", "Does the word matter?")
+    assert found["executor elsewhere"] == ("ok", "plugin_executor:make")
+
+
+@pytest.mark.slow(20)
+def test_the_experiment_runs_on_the_executor_from_the_command_line(site, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    given = {"model": "synthetic:tiny", "executor": "elsewhere", "tracking_uri": uri, "device": "cpu"}
+    given |= {"max_new_tokens": "2", "min_repeats": "1", "min_seconds": "0", "warmup": "0"}
+    options = [part for name, value in given.items() for part in ("-P", f"{name}={value}")]
+    done = subprocess.run(
+        [sys.executable, "-m", "llmtrack", "run", "plugin_words", *options],
+        cwd=tmp_path, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 words were measured." in done.stdout
+    found = llmtrack.runs(tracking_uri=uri)
+    assert set(found["scenario"]) == {"sea", "harbour"}
+    assert set(found["experiment"]) == {"plugin_words"}
+    assert set(found["env.elsewhere"]) == {"yes"}
+
+
+class OneAtATime:
+    """An engine that takes one row at a time."""
+
+    def __init__(self, engine):
+        self._engine = engine
+
+    def __getattr__(self, name):
+        return getattr(self._engine, name)
+
+    def generate(self, request, on_step):
+        if len(request.prompt_ids) > 1:
+            raise ScenarioError("this engine takes one row at a time: use batch_size=1", "unsupported")
+        return self._engine.generate(request, on_step)
+
+
+@pytest.mark.slow(2)
+class TestOneRowAtATime(EngineConformance):
+    """The kit excuses it."""
+
+    def load(self, model: str):
+        return OneAtATime(llmtrack.load_engine(model, device="cpu"))
