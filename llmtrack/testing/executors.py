@@ -50,7 +50,7 @@ class ExecutorConformance:
 
     def test_it_refuses_no_backend_that_is_there(self, executor: Executor) -> None:
         """Before a study, `check` raises nothing for what can be measured."""
-        executor.check((self.variant,))
+        executor.check((self.scenario("a"),))
 
     def test_it_identifies_the_model_of_a_scenario(self, executor: Executor) -> None:
         """Texts by name, the same each time: `resume` goes by them."""
