@@ -18,7 +18,7 @@ from llmtrack.command_options import Commands, key_values, optional, tracking_ur
 from llmtrack.devices import DEVICE_HELP
 from llmtrack.errors import UsageError
 from llmtrack.output import tell
-from llmtrack.parameter import flag_of
+from llmtrack.parameter import flag_of, unexpected
 from llmtrack.scenario import Variant
 from llmtrack.task import GenerateTask
 from llmtrack.tracked_commands import COMMANDS
@@ -29,7 +29,7 @@ from llmtrack.tracked_commands import COMMANDS
 def main() -> None:
     """Measure how to run a causal language model on this machine, tracked in MLflow.
 
-    Experiments run through MLflow: mlflow run . -e baseline --env-manager local
+    Experiments run through MLflow: mlflow run . -e baseline --env-manager local --experiment-name llmtrack
     """
 
 
@@ -141,7 +141,7 @@ def alias(name: str, selector: str, tracking_uri: str | None) -> None:
     tell(f"alias:{name} is {run_id}{moved}")
 
 
-@main.command()
+@main.command(context_settings={"allow_extra_args": True})
 @click.argument("experiment")
 @click.option(
     "-P",
@@ -151,8 +151,11 @@ def alias(name: str, selector: str, tracking_uri: str | None) -> None:
     metavar="NAME=VALUE",
     help="A parameter, as `mlflow run -P` takes it; docs/commands.md lists them.",
 )
-def run(experiment: str, parameters: dict[str, str]) -> None:
+@click.pass_context
+def run(ctx: click.Context, experiment: str, parameters: dict[str, str]) -> None:
     """Run EXPERIMENT (baseline, precision, suite ...), from a checkout or an installed package, in any folder."""
+    if ctx.args:
+        raise UsageError(unexpected(ctx.args[0], "-P 'recipes=onnx/int4-hqq block_size=64'"))
     from llmtrack.modules import named_experiment
     from llmtrack.run.notebook import near_names
 
@@ -170,7 +173,7 @@ def init(folder: Path) -> None:
 
     written = write_project(Path(os.path.expanduser(folder)))
     tell(f"Written: {', '.join(map(str, written))}")
-    tell(f"Next: mlflow run {folder} -e baseline --env-manager local")
+    tell(f"Next: mlflow run {folder} -e baseline --env-manager local --experiment-name llmtrack")
 
 
 @main.command()

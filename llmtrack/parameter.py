@@ -216,6 +216,18 @@ def whole_number(name: str, value: Any, least: int = 1) -> int:
     return number
 
 
+def unexpected(word: str, example: str) -> str:
+    """Say what is wrong with a word that belongs to no option: mostly the rest of a value whose quotes the shell took.
+
+    Args:
+        word: the word.
+        example: how a value that holds a space is given.
+    """
+    if "=" in word:
+        return f"unexpected {word!r}: quote a value that holds spaces, such as {example}"
+    return f"unexpected {word!r}: give parameters as NAME=VALUE, such as {example}"
+
+
 def readable(text: str) -> str:
     """Return a text as it is.
 

@@ -30,10 +30,10 @@ def write_project(folder: Path) -> list[Path]:
     if not PROJECT.is_dir():
         root = Path(__file__).parents[1]
         raise UsageError(
-            f"this llmtrack runs from a checkout, which is such a folder: mlflow run {root} -e baseline"
+            f"this llmtrack runs from a checkout, which is such a folder: mlflow run {root} -e baseline --env-manager local"
         )
     texts = {
-        "MLproject": (PROJECT / "MLproject").read_text(encoding="utf-8"),
+        "MLproject": _HEAD + _without_comments((PROJECT / "MLproject").read_text(encoding="utf-8")),
         "conda.yaml": _with_llmtrack((PROJECT / "conda.yaml").read_text(encoding="utf-8")),
         CORPUS: "".join(f'{{"text": "{text}"}}\n' for text in _TEXTS),
     }
@@ -46,6 +46,17 @@ def write_project(folder: Path) -> list[Path]:
     except OSError as error:
         raise UsageError(f"the folder cannot be written ({in_words(error)}): choose another one") from error
     return [folder / name for name in texts]
+
+
+_HEAD = """# The experiments of llmtrack as entry points of MLflow. `none` stands for nothing, since MLflow passes no empty parameter.
+# Without --experiment-name, `mlflow run` puts its run into "Default".
+"""
+
+
+def _without_comments(project: str) -> str:
+    """Return an MLproject without its first lines, which are for whoever works on llmtrack."""
+    lines = project.splitlines(keepends=True)
+    return "".join(lines[next(place for place, line in enumerate(lines) if not line.startswith("#")) :])
 
 
 def _with_llmtrack(conda: str) -> str:

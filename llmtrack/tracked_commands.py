@@ -300,9 +300,12 @@ def _say_latest(tracking_uri: str | None, experiment: str | None = None) -> None
 
 
 def _found(**chosen: Any) -> pd.DataFrame:
-    from llmtrack.tracking.query import runs
+    from llmtrack.tracking.query import runs, why_empty
 
-    return runs(progress=sys.stderr.isatty(), **chosen)
+    found = runs(progress=sys.stderr.isatty(), **chosen)
+    if found.empty and (running := why_empty(chosen.get("study"), chosen.get("tracking_uri"))):
+        raise UsageError(running)
+    return found
 
 
 COMMANDS = (compare, runs, gate, pareto, recommend)

@@ -11,7 +11,7 @@ from llmtrack.given import texts
 from llmtrack.tracking import ask
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.ids import is_study_id, may_be_id
-from llmtrack.tracking.query import of_scenario, runs, runs_of_id, study_run
+from llmtrack.tracking.query import of_scenario, runs, runs_of_id, study_run, why_empty
 from llmtrack.tracking.source import Source
 
 if TYPE_CHECKING:
@@ -54,7 +54,12 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
     named, _, scenario = selector.strip().partition("#")
     found = _found(named, experiment, tracking_uri)
     if found.empty:
-        raise UsageError(f"no tracked scenario run is meant by {selector!r}{_hint(selector)}")
+        running = (
+            why_empty(named, tracking_uri)
+            if is_study_id(named.removeprefix("study:")) or named.startswith("latest")
+            else ""
+        )
+        raise UsageError(running or f"no tracked scenario run is meant by {selector!r}{_hint(selector)}")
     return of_scenario(found, scenario, named) if scenario else found
 
 

@@ -29,7 +29,7 @@ from llmtrack.report.write import write_report
 from llmtrack.tracking import ask
 from llmtrack.tracking.cells import in_order_of_time, newest_of_each, params_in
 from llmtrack.tracking.frame import pick
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.query import runs, why_empty
 from llmtrack.words import plural
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ def compare_runs(
     found = runs(experiment, study, model, "scenario", search, None, tracking_uri, **more)
     if found.empty:
         raise UsageError(
-            "no tracked run matches: widen the filters, or run an experiment first (mlflow run . -e baseline)"
+            why_empty(study, tracking_uri)
+            or "no tracked run matches: widen the filters, or run an experiment first (mlflow run . -e baseline)"
         )
     found = with_samples(found, tracking_uri)
     tracked = _sorted(in_order_of_time(found if every else newest_of_each(found)), layout.sort)

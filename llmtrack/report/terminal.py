@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import textwrap
 from typing import TYPE_CHECKING
@@ -34,13 +35,19 @@ def make_console(outlive: bool = False, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     stream = protected(stream) if outlive else stream
     replace_unknown(stream)
-    width = None if console_of(file=stream).is_terminal else LOG_WIDTH
+    width = None if console_of(file=stream).is_terminal else width_asked() or LOG_WIDTH
     return console_of(file=stream, stderr=stderr, highlight=False, emoji=False, width=width)
 
 
 def width_of(console: Console) -> int | None:
-    """Return the columns that there are room for, or None in a log or pipe, which has no width."""
-    return console.width if console.is_terminal else None
+    """Return the columns that there are room for, or None in a log or pipe, which has no width unless COLUMNS says one."""
+    return console.width if console.is_terminal else width_asked()
+
+
+def width_asked() -> int | None:
+    """Return the width that COLUMNS asks for, in a pipe too; None where it asks for none."""
+    asked = os.environ.get("COLUMNS", "").strip()
+    return int(asked) if asked.isdecimal() and int(asked) > 0 else None
 
 
 def hanging(text: str, width: int | None, indent: int = 2) -> str:

@@ -19,6 +19,7 @@ from llmtrack.report.html import Report, render_report
 from llmtrack.report.parts import Parts
 from llmtrack.report.picture import to_figure
 from llmtrack.report.table import Table, to_csv
+from llmtrack.report.terminal import width_of
 from llmtrack.words import plural
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 MORE = "--wide, or --columns NAME,NAME"
 """What shows the columns that a terminal has no room for."""
+
+_NAMED = 6
+"""So many of them are named."""
 
 
 def print_report(
@@ -47,7 +51,7 @@ def print_report(
         wide: every column, however wide the terminal is; as in a pipe or a file.
         more: how to see the columns that are left out.
     """
-    whole = wide or not console.is_terminal
+    whole = wide or width_of(console) is None
     fitted = None if whole else fit_to_width(table, console.width)
     shown = fitted.table if fitted else table if whole else without_constants(table)
     console.print()
@@ -67,7 +71,9 @@ def print_report(
         console.print(to_rich(shown, widths=fitted.widths))
         if fitted.left_out:
             console.print(plain(f"+{plural(len(fitted.left_out), 'column')}: {more}", "dim"))
-            console.print(plain(f"({', '.join(fitted.left_out)})", "dim"))
+            first = fitted.left_out[:_NAMED]
+            others = len(fitted.left_out) - len(first)
+            console.print(plain(f"({', '.join(first)}{f' and {others} more' if others else ''})", "dim"))
     else:
         for line in blocks(shown, console.width):
             console.print(plain(line), no_wrap=True, overflow="ignore", crop=False)

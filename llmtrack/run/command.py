@@ -10,6 +10,7 @@ import click
 
 from llmtrack.experiment import Declaration
 from llmtrack.output import tell
+from llmtrack.parameter import unexpected
 from llmtrack.report.terminal import make_console
 from llmtrack.run.flags import click_options
 from llmtrack.run.main import USAGE, exit_codes, run_experiment
@@ -35,8 +36,12 @@ class ConfigCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line."""
         given = tuple(args)
+        ctx.allow_extra_args = True
         try:
-            return super().parse_args(ctx, args)
+            left = super().parse_args(ctx, args)
+            if not left:
+                return left
+            reason = unexpected(left[0], "--backend 'llamacpp cache_type=f32'")
         except click.NoSuchOption as error:
             reason = self._unknown(error.option_name, given)
         except click.UsageError as error:

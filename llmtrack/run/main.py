@@ -40,6 +40,8 @@ from llmtrack.tracking.tracker import Study, Tracker
 from llmtrack.tracking.views import kept_views, run_link, runs_link
 
 USAGE = 2
+DEFAULT, USUAL = "Default", "llmtrack"
+"""The MLflow experiments that `mlflow run` and llmtrack choose where none is named."""
 
 
 @dataclass(frozen=True)
@@ -265,19 +267,25 @@ def say_where(console: Console, tracker: Tracker, study: Study) -> None:
         )
         return
     uri = tracker.delivery.display_uri
-    say(console, f"Tracked in {uri}")
+    place = tracker.delivery.experiment
+    say(console, f"Tracked in {uri}, MLflow experiment {place}")
+    if place == DEFAULT:
+        say(
+            console,
+            f"mlflow run put it there: with --experiment-name {USUAL} it is beside what `llmtrack run` tracks",
+        )
     server = uri if uri.startswith("http") else "http://127.0.0.1:5000"
     if server != uri:
         say(console, f"See the runs: mlflow ui --backend-store-uri {shlex.quote(uri)}")
-    place, views = server.rstrip("/"), kept_views(study.experiment_id or "", tracker.tracking_uri)
+    root, views = server.rstrip("/"), kept_views(study.experiment_id or "", tracker.tracking_uri)
     number, opened = str(tracker.delivery.experiment_id), study.study_id if study.study_id in views else ""
-    link = runs_link(place, number, opened)
+    link = runs_link(root, number, opened)
     say(console, f"{'  and open' if server != uri else 'See the runs:'} {link}")
     if opened:
-        say(console, f"Its charts: {runs_link(place, number, study.study_id, charts=True)}")
+        say(console, f"Its charts: {runs_link(root, number, study.study_id, charts=True)}")
     if study.run_id is not None:
-        say(console, f"Its page: {run_link(place, number, study.run_id)}")
+        say(console, f"Its page: {run_link(root, number, study.run_id)}")
     if study.run_id is not None and not tracker.delivery.waiting(study.study_id):
         report = local_artifact(study.run_id, "report.html", tracker.tracking_uri)
-        remote = run_link(place, number, study.run_id, "report.html")
+        remote = run_link(root, number, study.run_id, "report.html")
         say(console, f"Its report: {remote if report is None else report}")

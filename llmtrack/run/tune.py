@@ -39,6 +39,7 @@ from llmtrack.tracking.aliases import set_alias
 from llmtrack.tracking.checkpoints import fetch_checkpoints
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.tracker import Study, Tracker
+from llmtrack.words import plural
 
 CHAMPION = "champion"
 MOST_NAMED = 3
@@ -131,7 +132,7 @@ def run_tune(
                 with stop_in_order():
                     tracked = _track(study, tracker, hands, tuning)
             taken = sum(map(len, tuning.race.samples.values()))
-            progress.line(f"  {taken} samples, {tuning.spent:.0f} of {asked.seconds:.0f} s")
+            progress.line(f"  {plural(taken, 'sample')}, {spent_text(tuning.spent, asked.seconds)}")
             for outcome in tracked.values():
                 progress.ended(outcome.scenario.name, _line(outcome))
         failed = tuning.ending == "none"
@@ -231,6 +232,12 @@ def _with_fresh(whole: Measurement, objective: str, values: Sequence[float]) -> 
         summaries={**whole.summaries, objective: summary},
         metrics={**whole.metrics, objective: summary.median},
     )
+
+
+def spent_text(spent: float, budget: float) -> str:
+    """Say how much of a budget was spent; a call that was under way when it ended is over it."""
+    over = f", {spent - budget:.0f} s over it by the last call" if round(spent) > round(budget) else ""
+    return f"{min(spent, budget):.0f} of {budget:.0f} s{over}"
 
 
 def vars_of(task: Any) -> dict[str, Scalar]:

@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from llmtrack.errors import UsageError
+from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.given import text_or_none, texts
 from llmtrack.output import console_of
 from llmtrack.tracking import ask, direct
@@ -161,6 +161,25 @@ def study_run(study: str, tracking_uri: str | None = None) -> pd.Series:
     if found.empty:
         raise UsageError(f"the run of study {study!r} is not in this store: send it with llmtrack sync")
     return found.iloc[0]
+
+
+def why_empty(study: str | None, tracking_uri: str | None = None) -> str:
+    """Say that a study which has no scenario runs yet is running; empty where that is not so, or no study is named.
+
+    Args:
+        study: as in `runs`.
+        tracking_uri: as in `runs`.
+    """
+    if not study:
+        return ""
+    try:
+        own = study_run(study.partition("#")[0], tracking_uri)
+    except LlmtrackError:
+        return ""
+    if ask.text(own, "status") != ask.RUNNING:
+        return ""
+    since = f"{own['start_time']:%Y-%m-%d %H:%M} UTC"
+    return f"{ask.text(own, 'experiment')} is running since {since}, nothing measured yet: try again when its first scenario has ended"
 
 
 def _gather(

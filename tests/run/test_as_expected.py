@@ -1,0 +1,89 @@
+"""What a new user met: a width that is asked for, a value whose quotes the shell took, a study that has only begun, an MLproject for users."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from click.testing import CliRunner
+
+from experiments import baseline
+from llmtrack import starting
+from llmtrack.cli import main
+from llmtrack.decide.selectors import select
+from llmtrack.errors import UsageError
+from llmtrack.output import console_of
+from llmtrack.report.table import Table
+from llmtrack.report.terminal import width_of
+from llmtrack.report.write import print_report
+from llmtrack.run.tune import spent_text
+
+WIDE = Table(
+    (), ("scenario", *(f"title {n}" for n in range(30))), (False,) * 31, (("a", *map(str, range(30))), ("b", *map(str, range(100, 130)))), ("1", "2"),
+    keys=("scenario", *(f"key_{n}" for n in range(30))),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "width"), [("80", 80), ("", None), ("0", None), ("-3", None), ("x", None), (None, None)]
+)
+def test_columns_is_the_width_in_a_pipe_too(monkeypatch, asked, width):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("COLUMNS", asked)
+    assert width_of(console_of(file=io.StringIO())) == width
+
+
+def test_of_the_columns_that_are_left_out_a_few_are_named(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    console = console_of(file=io.StringIO(), width=80)
+    print_report(console, "wide", WIDE)
+    lines = console.file.getvalue()
+    assert max(map(len, lines.splitlines())) <= 80
+    assert " more)" in lines
+    assert lines.count("key_") == 6
+
+
+def test_a_value_whose_quotes_the_shell_took_is_explained(capsys):
+    done = CliRunner().invoke(main, ["run", "quantization", "-P", "recipes=onnx/int4-hqq", "block_size=64"])
+    assert done.exit_code == 2
+    assert "unexpected 'block_size=64': quote a value that holds spaces, such as -P 'recipes=" in done.output
+    with pytest.raises(SystemExit) as ended:
+        baseline.main(["--backend", "llamacpp", "cache_type=f32"])
+    assert ended.value.code == 2
+    assert "unexpected 'cache_type=f32': quote a value that holds spaces" in capsys.readouterr().err
+
+
+def test_a_study_that_has_only_begun_is_said_to_be_running(tracker, uri):
+    study = tracker.start_study("precision", "Why?", {}, {})
+    for selector in ("latest:precision", "latest", f"study:{study.study_id}"):
+        with pytest.raises(UsageError, match=r"precision is running since .* UTC, nothing measured yet"):
+            select(selector, tracking_uri=uri)
+    for command in (["compare"], ["recommend"], ["pareto"]):
+        done = CliRunner().invoke(main, [*command, "--study", "latest:precision", "--tracking-uri", uri])
+        assert (done.exit_code, "nothing measured yet" in done.output) == (2, True), done.output
+    tracker.finish_study(study, "finished")
+    with pytest.raises(UsageError, match="no tracked scenario run is meant by"):
+        select("latest:precision", tracking_uri=uri)
+
+
+def test_the_project_that_init_writes_speaks_to_its_user(tmp_path, monkeypatch):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "MLproject").write_text(
+        "# Made by `make docs`; a test keeps the two equal.\n# More.\nname: llmtrack\n"
+    )
+    (project / "conda.yaml").write_text("name: llmtrack\n")
+    monkeypatch.setattr(starting, "PROJECT", project)
+    starting.write_project(tmp_path / "mine")
+    text = (tmp_path / "mine" / "MLproject").read_text("utf-8")
+    assert "test" not in text
+    assert text.endswith("name: llmtrack\n")
+
+
+@pytest.mark.parametrize(
+    ("spent", "told"),
+    [(361.9, "360 of 360 s, 2 s over it by the last call"), (100.2, "100 of 360 s"), (360.2, "360 of 360 s")],
+)
+def test_no_more_is_spent_of_a_budget_than_there_is(spent, told):
+    assert spent_text(spent, 360.0) == told
