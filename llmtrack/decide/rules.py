@@ -132,7 +132,7 @@ def check_samples(
     less, greater = (mann_whitney_p(moved, candidate, side) for side in ("less", "greater"))
     p_broken, p_kept = (less, greater) if rule.below else (greater, less)
     sizes = (len(baseline), len(candidate))
-    change = comparison_text(rule.metric, ratio)
+    change = comparison_text(rule.metric, ratio, interval=max(sizes) > 1)
     return Check(rule, "cannot tell", change, "", p_broken, p_kept, sizes, ratio.value, floor)
 
 

@@ -69,6 +69,11 @@ def test_a_change_is_set_against_the_limit_and_not_against_zero(slower, outcome)
     assert found.outcome == outcome, found
 
 
+def test_one_sample_each_shows_a_ratio_and_no_interval():
+    assert check_samples(SLOWER, [10.0], [9.0]).change == "0.90x"
+    assert check_samples(SLOWER, [10.0], [9.0, 9.0]).change == "0.90x (0.90 to 0.90)"
+
+
 def test_three_repeats_cannot_break_a_gate():
     (found,) = decide([check_samples(SLOWER, [10.0, 10.1, 10.2], [5.0, 5.1, 5.2])])
     assert (found.outcome, found.why) == (
