@@ -16,6 +16,9 @@ from llmtrack.scenario import Scenario
 from llmtrack.task import GenerateTask
 from llmtrack.tracking import ask
 
+# What rounds to 0 % is not worth a sentence.
+_SOME_PADS = 0.005
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
@@ -95,10 +98,10 @@ def reading(runs: pd.DataFrame) -> list[str]:
             f"{first['batch_latency_s']:.2f} s, and its text grows by {best['tokens_per_sec_per_sample']:.1f} tokens/s "
             f"instead of {first['tokens_per_sec_per_sample']:.1f}."
         )
-    if ask.has(best, "pad_share"):
+    if ask.has(best, "pad_share") and best["pad_share"] >= _SOME_PADS:
         lines.append(
-            f"Pads are {best['pad_share']:.0%} of the prompt positions at batch size {best['batch_size']}: "
-            "sorting requests by length makes that less."
+            f"Padding takes {best['pad_share']:.0%} of the prompt positions at batch size {best['batch_size']}: sort requests by "
+            "length to reduce it."
         )
     return lines + say.doubts(runs)
 

@@ -56,9 +56,11 @@ _across_environments = click.option(
 )
 @click.option("--metric", multiple=True, help="Compare this metric with --baseline; else the headline ones.")
 @_across_environments
+@click.option("--warnings", is_flag=True, help="List the warnings of each run below the table.")
 @layout(sort=True)
 def compare(
     every: bool,
+    warnings: bool,
     output: str | None,
     baseline: tuple[str, ...],
     candidate: tuple[str, ...],
@@ -76,7 +78,7 @@ def compare(
 
     if baseline:
         others = ("model", "search", "tags", "since", "until")
-        if every or output or any(chosen[name] for name in others):
+        if every or output or warnings or any(chosen[name] for name in others):
             raise UsageError("with --baseline, choose runs by --candidate, --study and --experiment only")
         if not candidate and not chosen["study"]:
             _say_latest(chosen["tracking_uri"], chosen["experiment"])
@@ -96,6 +98,7 @@ def compare(
         chosen = _latest_unless_chosen(chosen)
     compare_runs(
         every=every,
+        warnings=warnings,
         output=Path(os.path.expanduser(output)) if output else None,
         layout=shown,
         progress=sys.stderr.isatty(),

@@ -14,7 +14,8 @@ from llmtrack.decide.differences import Difference, in_figures
 from llmtrack.decide.family import in_context
 from llmtrack.decide.floor import say_floor
 from llmtrack.decide.points import MEMORY, QUALITY, SPEED, Points, gather_points
-from llmtrack.decide.verdicts import doubt, measure_more, own_warnings, score_command, tell
+from llmtrack.decide.verdicts import doubt, measure_more, score_command, tell
+from llmtrack.decide.warned import grouped
 from llmtrack.decide.wording import share_text
 from llmtrack.errors import UsageError
 from llmtrack.parameter import read_number
@@ -121,7 +122,8 @@ def recommend(
     near = [run for run, each in zip(others, behind, strict=True) if not each.told]
     weighed = [best, *([] if reference is None else [reference]), *near]
     notes += say_floor(table, objective)
-    notes += dict.fromkeys(f"read with care: {line}" for run in weighed for line in own_warnings(run))
+    warned = [(ask.name(run), line) for run in weighed for line in ask.lines(run, "warnings")]
+    notes += [f"read with care: {line}" for line in grouped(warned, len(table))]
     told = ("better", "worse", "same")
     open_ones = [each for each in (*([lead] if lead else []), *behind) if each.verdict not in told]
     if open_ones:

@@ -58,7 +58,7 @@ def check_context(info: EngineInfo, prompt_tokens: int, new_tokens: int = 0) -> 
         )
     if context is not None and prompt_tokens + new_tokens > context:
         raise ScenarioError(
-            f"a prompt of {prompt_tokens} tokens and {new_tokens} new ones exceed the context of {context} "
+            f"a prompt of {prompt_tokens} tokens and {new_tokens} new {'one' if new_tokens == 1 else 'ones'} exceed the context of {context} "
             f"tokens of {info.model_id}: ask for at most {context - new_tokens} prompt tokens",
             "too_long",
         )

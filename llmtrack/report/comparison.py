@@ -14,7 +14,8 @@ from llmtrack.decide.comparability import differing_facts
 from llmtrack.decide.comparing import as_runs, compare_pairs, runs_of, with_samples_of
 from llmtrack.decide.floor import say_floor
 from llmtrack.decide.matching import Pair, match
-from llmtrack.decide.verdicts import with_samples
+from llmtrack.decide.verdicts import own_warnings, with_samples
+from llmtrack.decide.warned import grouped
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.modules import named_experiment
 from llmtrack.output import emit
@@ -25,7 +26,7 @@ from llmtrack.report.table import DASH, Column, Table, summary_table, with_floor
 from llmtrack.report.takeaways import headline
 from llmtrack.report.tasks import split_by_task
 from llmtrack.report.terminal import make_console, say
-from llmtrack.report.write import write_report
+from llmtrack.report.write import print_lines, write_report
 from llmtrack.tracking import ask
 from llmtrack.tracking.cells import in_order_of_time, newest_of_each, params_in
 from llmtrack.tracking.frame import pick
@@ -50,6 +51,7 @@ def compare_runs(
     search: str | None = None,
     tracking_uri: str | None = None,
     every: bool = False,
+    warnings: bool = False,
     output: Path | None = None,
     layout: Layout = AS_TABLE,
     **more: Any,
@@ -63,6 +65,7 @@ def compare_runs(
         search: a word, or an MLflow filter string.
         tracking_uri: the store.
         every: every run, not only the newest of each scenario.
+        warnings: list the warnings of each run below the table.
         output: folder for table.csv, table.md and table.png.
         layout: how the table is shown.
         more: further filters of `llmtrack.runs`.
@@ -103,6 +106,10 @@ def compare_runs(
             show(console, f"{title}: {name}", table_of_part, layout)
     else:
         show(console, title, table, layout, tracked)
+    if warnings:
+        # Programs read csv and json.
+        beside = make_console(stderr=True) if layout.style in ("csv", "json") else console
+        print_lines(beside, [line for _, run in tracked.iterrows() for line in own_warnings(run)])
     if output is not None:
         files = write_report(output, "llmtrack compare", table, tracked)
         if layout.style == "table":
@@ -213,7 +220,7 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
             *(f"{name} has no counterpart in the baseline" for name in unmatched),
             *_other_machines(found),
             *say_floor(runs, *dict.fromkeys(found["metric"])),
-            *(f"read with care: {line}" for line in _doubts(found)),
+            *(f"read with care: {line}" for line in _doubts(found, len(runs))),
         ),
         keys=tuple(title.replace(" ", "_") for title in titles),
     )
@@ -256,9 +263,11 @@ def _what_differs(pair: Pair, columns: Sequence[Column]) -> list[str]:
     return found
 
 
-def _doubts(found: pd.DataFrame) -> list[str]:
-    """Return the warnings of the runs that are compared, each once."""
-    return list(dict.fromkeys(line for text in found["doubts"].dropna() for line in text.split("\n")))
+def _doubts(found: pd.DataFrame, runs: int) -> list[str]:
+    """Return the warnings of the runs that are compared, each kind once."""
+    lines = dict.fromkeys(line for text in found["doubts"].dropna() for line in text.split("\n"))
+    warned = [(name, line) for name, _, line in (each.partition(": ") for each in lines)]
+    return grouped(warned, runs)
 
 
 def _same_baseline(pairs: Sequence[Pair]) -> list[str]:

@@ -12,7 +12,8 @@ from llmtrack.decide.comparing import known_metric
 from llmtrack.decide.family import in_context
 from llmtrack.decide.pareto import Position, Standing, pareto_front
 from llmtrack.decide.points import MEMORY, Points, gather_points
-from llmtrack.decide.verdicts import each_once, own_warnings
+from llmtrack.decide.verdicts import each_once
+from llmtrack.decide.warned import grouped
 from llmtrack.errors import UsageError
 from llmtrack.report.columns import cell, column_of, shared_conditions
 from llmtrack.report.drawing import drawing, save
@@ -21,8 +22,8 @@ from llmtrack.report.plots import COLOR, OTHER, canvas
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.table import Table
 from llmtrack.report.terminal import make_console, say
+from llmtrack.tracking import ask
 from llmtrack.tracking.frame import extended
-from llmtrack.words import some_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,12 +118,9 @@ def pareto_table(points: Points, respects: Sequence[str]) -> Table:
 
 def _doubts(runs: pd.DataFrame) -> list[str]:
     """Return the warnings of the runs that are on the front or may be, each once, with some of the runs that carry it."""
-    found: dict[str, dict[str, None]] = {}
-    for _, run in runs[runs["_place"].isin(["on", "open"])].iterrows():
-        for line in own_warnings(run):
-            name, _, what = line.partition(": ")
-            found.setdefault(what, {})[name] = None
-    return [f"read with care: {some_of(list(names))}: {what}" for what, names in found.items()]
+    shown = [run for _, run in runs[runs["_place"].isin(["on", "open"])].iterrows()]
+    warned = [(ask.name(run), line) for run in shown for line in ask.lines(run, "warnings")]
+    return [f"read with care: {line}" for line in grouped(warned, len(shown))]
 
 
 def _measure_more(standings: Sequence[Standing]) -> tuple[str, ...]:

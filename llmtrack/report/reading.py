@@ -9,14 +9,17 @@ from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference, in_figures
 from llmtrack.decide.verdicts import disturbance, is_disturbed, measure_more, tell
 from llmtrack.decide.verdicts import doubt as doubt
+from llmtrack.decide.warned import grouped
 from llmtrack.tracking import ask
-from llmtrack.words import plural, some_of
+from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MEMORY_BOUND = 0.6
 FAR_FROM_BOUND = 0.3
+# So many kinds of warnings stand in a reading.
+_MOST_WARNINGS = 4
 # No difference was shown, and the interval of the ratio leaves no room for one that anybody would feel.
 ALIKE = 1.5
 
@@ -133,8 +136,8 @@ def speed(run: pd.Series) -> str:
     count = "" if repeats is None else f", median of {plural(int(repeats), 'repeat')}"
     return (
         f"{run['model_id']} on {run['device']} in {run['dtype']}: {run['tokens_per_sec']:.2f} tokens/s, "
-        f"{run['avg_latency_per_token_ms']:.1f} ms/token ({run['prompt_tokens_total']} prompt tokens, "
-        f"{run['max_new_tokens']} new ones{count}){doubt(run)}."
+        f"{run['avg_latency_per_token_ms']:.1f} ms/token ({plural(run['prompt_tokens_total'], 'prompt token')}, "
+        f"{plural(run['max_new_tokens'], 'new one')}{count}){doubt(run)}."
     )
 
 
@@ -190,13 +193,17 @@ def memory(run: pd.Series) -> list[str]:
 
 
 def doubts(runs: pd.DataFrame) -> list[str]:
-    """Say which runs are not finished, and the warnings that runs carry; nothing if there are none."""
+    """Say which runs are not finished, and the warnings that runs carry, a line for each kind; nothing if there are none."""
     lines = ask.unfinished(runs)
-    warned: dict[str, list[str]] = {}
-    for run in ask.rows(runs, "warnings", *ask.NAMES):
-        for line in ask.lines(run, "warnings"):
-            warned.setdefault(line, []).append(ask.name(run))
-    if warned:
-        told = "; ".join(f"{some_of(names)}: {line}" for line, names in warned.items())
-        lines.append(f"Read with care, for the runs carried warnings: {told}.")
+    rows = ask.rows(runs, "warnings", "study_id", *ask.NAMES)
+    warned = [(ask.name(run), line) for run in rows for line in ask.lines(run, "warnings")]
+    found = grouped(warned, len(rows))
+    lines += [f"Warning: {line}" for line in found[:_MOST_WARNINGS]]
+    if len(found) < len(dict.fromkeys(warned)) or len(found) > _MOST_WARNINGS:
+        studies = list(dict.fromkeys(filter(None, (ask.text(run, "study_id") for run in rows))))
+        which = f" --study {studies[0]}" if len(studies) == 1 else ""
+        left = plural(len(found) - _MOST_WARNINGS, "other kind") if len(found) > _MOST_WARNINGS else ""
+        lines.append(
+            f"Warnings{f' ({left} of them not shown)' if left else ''} run by run: llmtrack compare{which} --warnings"
+        )
     return lines

@@ -191,8 +191,8 @@ def _changed(gain: Gain) -> list[str]:
 def _where(gain: Gain) -> str:
     run = gain.run
     return (
-        f"experiment {run['experiment']}: {run['model_id']} on {run['device']}, {run['prompt_tokens']} prompt tokens, "
-        f"{run['max_new_tokens']} new ones"
+        f"experiment {run['experiment']}: {run['model_id']} on {run['device']}, {plural(run['prompt_tokens'], 'prompt token')}, "
+        f"{plural(run['max_new_tokens'], 'new one')}"
     )
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from llmtrack.decide.warned import kind_of
 from llmtrack.events import Event, Log, Warn
 from llmtrack.events import Progress as Step
 from llmtrack.output import on_one_line
@@ -192,9 +193,9 @@ class StudyProgress:
             say(self._console, f"    quiet for {clock_text(quiet)}, still at: {self._at}")
 
     def warn(self, text: str) -> None:
-        """Print a warning, the first time that it is given."""
-        if text not in self._warned:
-            self._warned.add(text)
+        """Print a warning, the first of its kind; the reading has all runs that carry it."""
+        if (kind := kind_of(text)) not in self._warned:
+            self._warned.add(kind)
             self.line(f"    warning: {text}")
 
     def step(self, step: Step) -> None:

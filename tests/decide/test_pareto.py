@@ -333,7 +333,7 @@ def test_the_warnings_of_the_runs_on_the_front_are_said_with_it():
 def test_a_warning_of_many_and_a_command_that_would_tell_of_many_are_each_said_once():
     runs = frame(*(repeated(name, 10.0, 20.0, warnings="the machine was busy") for name in "abcdefg"))
     (said, *_) = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity")).notes
-    assert said == "read with care: a, b and 5 others: the machine was busy"
+    assert said == "read with care: all 7 runs: the machine was busy"
     command = "mlflow run . -e precision -P dtypes=float32 -P min_repeats={} -P max_new_tokens=4"
     assert each_once(
         [

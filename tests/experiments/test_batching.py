@@ -61,7 +61,7 @@ def test_reading_names_the_batch_size_and_its_price():
     assert lines == [
         "Throughput grows up to a batch size of 4: 20.0 tokens/s, 2.00x (1.97 to 2.03) the rate of batch size 1.",
         "A sample then waits 6.40 s for its batch instead of 3.20 s, and its text grows by 5.0 tokens/s instead of 10.0.",
-        "Pads are 25% of the prompt positions at batch size 4: sorting requests by length makes that less.",
+        "Padding takes 25% of the prompt positions at batch size 4: sort requests by length to reduce it.",
     ]
 
 

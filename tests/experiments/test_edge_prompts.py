@@ -215,7 +215,7 @@ def test_reading():
         "beyond_context: truncated from 250 tokens to the last 200: why.",
         "special_tokens: 4 of its 30 tokens are special: the tokenizer reads their text as the tokens themselves, so "
         "a user's text can end a turn unless it is escaped.",
-        "Read with care, for the runs carried warnings: beyond_context: prompt truncated.",
+        "Warning: beyond_context: prompt truncated",
     ]
 
 

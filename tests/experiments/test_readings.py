@@ -212,6 +212,6 @@ def test_each_sentence_of_a_single_run_that_was_disturbed_says_so():
             )
         )
     )
-    of_speed = [line for line in told if not line.startswith(("Peak memory", "Read with care"))]
+    of_speed = [line for line in told if not line.startswith(("Peak memory", "Warning"))]
     assert len(of_speed) == 4
     assert all("(in doubt: varied by 72 %)" in line for line in of_speed)

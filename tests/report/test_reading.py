@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmtrack.decide.family import in_context
+from llmtrack.decide.warned import grouped
 from llmtrack.report import reading
 from tests.report.frames import frame, interval, run
 
@@ -105,12 +106,62 @@ def test_memory():
 
 def test_doubts():
     runs = frame(run("a", warnings="noisy"), run("b", status="FAILED"), run("c"), run("d", warnings=""))
-    assert reading.doubts(runs) == [
-        "1 of 4 scenarios failed: b.",
-        "Read with care, for the runs carried warnings: a: noisy.",
-    ]
+    assert reading.doubts(runs) == ["1 of 4 scenarios failed: b.", "Warning: a: noisy"]
     assert reading.doubts(frame(run("c"))) == []
-    many = frame(*(run(name, warnings="noisy") for name in "abcde"))
+    many = frame(*(run(name, warnings="noisy") for name in "abcde"), run("f"))
     assert reading.doubts(many) == [
-        "Read with care, for the runs carried warnings: a, b and 3 others: noisy."
+        "Warning: a, b and 3 others: noisy",
+        "Warnings run by run: llmtrack compare --study precision-1 --warnings",
     ]
+
+
+BUSY = "the machine was busy: other programs took {}% of its CPU time: close them and measure again"
+
+
+def test_warnings_that_differ_in_their_numbers_only_are_one_line():
+    """Four busy runs, of which one carries the same line twice, and two whose memory differs."""
+    runs = frame(
+        *(
+            run(f"prompt_{share}", warnings="\n".join([BUSY.format(share)] * times))
+            for share, times in ((92, 1), (87, 2), (90, 1), (88, 1))
+        )
+    )
+    assert reading.doubts(runs) == [
+        f"Warning: all 4 runs: {BUSY.format('87 to 92')}",
+        "Warnings run by run: llmtrack compare --study precision-1 --warnings",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["took 9.5 s", "took 10.25 s"], ["a, b: took 9.5 to 10.25 s"]),
+        (["1,200 MiB", "900 MiB"], ["a, b: 900 to 1,200 MiB"]),
+        (["no tokenizer of model-1", "no tokenizer of model-2"], None),
+        (["see prompt_16", "see prompt_64"], None),
+        (["version 4.57.1", "version 5.0.0"], None),
+    ],
+)
+def test_only_numbers_that_stand_alone_make_a_range(lines, told):
+    found = grouped(list(zip("ab", lines, strict=True)), runs=3)
+    assert found == (told or [f"{name}: {line}" for name, line in zip("ab", lines, strict=True)])
+
+
+def test_of_many_kinds_of_warnings_the_first_are_told():
+    runs = frame(*(run(name, warnings=f"kind {name}") for name in "abcdef"))
+    assert reading.doubts(runs)[-2:] == [
+        "Warning: d: kind d",
+        "Warnings (2 other kinds of them not shown) run by run: llmtrack compare --study precision-1 --warnings",
+    ]
+
+
+def test_one_token_is_told_as_one():
+    text = reading.speed(
+        row(tokens_per_sec=16.0, avg_latency_per_token_ms=62.5, prompt_tokens_total=1, max_new_tokens=1)
+    )
+    assert "(1 prompt token, 1 new one)" in text
+
+
+def test_no_warning_is_said_of_all_runs_where_some_carry_none():
+    assert grouped([("a", "busy: 87%"), ("b", "busy: 92%")], runs=3) == ["a, b: busy: 87 to 92%"]
+    assert grouped([("a", "busy: 87%"), ("b", "busy: 92%")], runs=2) == ["all 2 runs: busy: 87 to 92%"]

@@ -1,0 +1,48 @@
+"""Warnings of several runs in few lines: those that differ in their numbers only are one, with the range of each number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from llmtrack.words import some_of
+
+# A number that stands alone: those in names (prompt_16, smollm2-135m, v1.2) are part of the name.
+_NUMBER = re.compile(r"(?<![\w.:/#-])\d[\d,]*(?:\.\d+)?(?![\w.:/-]*[A-Za-z_/])")
+
+
+def kind_of(warning: str) -> str:
+    """Return what warnings have in common that differ in their numbers only."""
+    return _NUMBER.sub("#", warning)
+
+
+def grouped(warned: Iterable[tuple[str, str]], runs: int) -> list[str]:
+    """Return a line for each kind of warning: `all 4 runs: the machine was busy: other programs took 87 to 92% ...`.
+
+    Args:
+        warned: name of a run and one of its warnings, in order.
+        runs: how many runs there are in all, with and without warnings.
+    """
+    kinds: dict[str, list[tuple[str, str]]] = {}
+    for name, line in dict.fromkeys(warned):
+        kinds.setdefault(kind_of(line), []).append((name, line))
+    return [
+        f"{_who([name for name, _ in found], runs)}: {_ranged([line for _, line in found])}"
+        for found in kinds.values()
+    ]
+
+
+def _who(names: list[str], runs: int) -> str:
+    several = list(dict.fromkeys(names))
+    return f"all {runs} runs" if len(several) == runs > 1 else some_of(several)
+
+
+def _ranged(lines: list[str]) -> str:
+    """Return lines of one kind as one, with the lowest and highest of each number."""
+    first = lines[0]
+    ranges = [
+        sorted(set(each), key=lambda text: float(text.replace(",", "")))
+        for each in zip(*map(_NUMBER.findall, lines), strict=True)
+    ]
+    numbers = iter(each[0] if len(each) == 1 else f"{each[0]} to {each[-1]}" for each in ranges)
+    return _NUMBER.sub(lambda found: next(numbers), first)
