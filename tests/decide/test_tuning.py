@@ -374,10 +374,13 @@ def test_whatever_is_measured_the_budget_is_kept_and_what_is_proven_keeps_to_the
     if tuning.ending == "proven":
         assert tuning.winner is not None
         assert hands.perplexity[tuning.winner] <= 1.01
-    # Whatever measured better than the answer is out for a reason other than want of time.
-    for name in tuning.race.tried:
-        if tuning.winner is not None and tuning.ending == "proven":
-            assert tuning.race.goodness(name) <= tuning.race.goodness(tuning.winner) + math.log(1.06)
+    # Whatever measured better than the answer is out for a reason other than want of time. What was not told from the baseline
+    # afresh, by more samples than the race has, is no better, whatever it measured there.
+    if tuning.ending == "proven":
+        fresh = tuning.fresh if tuning.winner == "c0" else ()
+        best = max(map(tuning.race.goodness, {tuning.winner, *fresh}))
+        for name in tuning.race.tried:
+            assert tuning.race.goodness(name) <= best + math.log(1.06)
 
 
 @settings(max_examples=20, deadline=None)
