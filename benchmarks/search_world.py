@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from llmtrack.decide.goal import Goal, PartScore, Seen, State
 from llmtrack.decide.promise import Way
-from llmtrack.decide.tuning import Goal, PartScore, Seen, State, Tuning
+from llmtrack.decide.tuning import Tuning
 
 NEW_TOKENS, PARTS, BOUND = 32, 12, 1.01
 BASE_SPEED = 20.0

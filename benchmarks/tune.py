@@ -25,7 +25,8 @@ from rich.console import Console
 from benchmarks.search_world import World, search
 from experiments.tune import Config, asked_of, space_of
 from llmtrack.decide.bounded import ComparedPart, perplexity_ratio
-from llmtrack.decide.tuning import PartScore, Tuning
+from llmtrack.decide.goal import PartScore
+from llmtrack.decide.tuning import Tuning
 from llmtrack.run.hands import Hands
 from llmtrack.run.journal import Journal
 from llmtrack.run.plan import device_of

@@ -1,4 +1,4 @@
-"""Predict candidates before they are measured: what each may reach, what trying it costs, and so which one to try next.
+"""Predict candidates before they are measured: what each may reach, and whether it keeps its quality.
 
 The time of a decode step is predicted from the baseline's: the weights that must be read over the bandwidth of the machine, and a
 fixed cost of launching the step's operations, each by a built-in factor of the runtime. What is measured corrects the
@@ -258,65 +258,3 @@ def _kinship(ways: Sequence[Way]) -> np.ndarray:
     width = _WIDTH**2 * alike([way.bits for way in ways])
     model = _MODEL**2 * alike([way.model for way in ways])
     return np.asarray(shared + kind * (_KIND**2 + width + model))
-
-
-# Share of a worker's start that is left where it was started in advance, and of a compilation where its parts are cached.
-_READY_SHARE, _RECOMPILED_SHARE = 0.3, 0.5
-
-
-@dataclass
-class Costs:
-    """Predicts what trying a candidate takes, and learns from what was seen.
-
-    Args:
-        start: seconds that a worker process takes to start.
-        ready: whether the next worker is started meanwhile.
-    """
-
-    start: float = 5.0
-    ready: bool = False
-    made: set[str] = field(default_factory=set)
-    broken: dict[str, float] = field(default_factory=dict)
-    slower: float = 1.0
-    """How many times the predicted seconds first tries took."""
-    _timeouts: dict[str, int] = field(default_factory=dict)
-
-    def first(self, way: Way, call_s: float) -> float:
-        """Return the seconds of a first sample: start, conversion, loading, compiling, a warm-up and a few calls.
-
-        Args:
-            way: the candidate.
-            call_s: seconds of a call.
-        """
-        start = _READY_SHARE * self.start if self.ready else self.start
-        return self.slower * (start + self.building(way) + way.loads) + way.compiles + 3 * call_s + 0.5
-
-    def reload(self, way: Way) -> float:
-        """Return the seconds that loading a candidate again takes that was measured before."""
-        return self.slower * way.loads + _RECOMPILED_SHARE * way.compiles + 1.0
-
-    def building(self, way: Way) -> float:
-        """Return the seconds of what has to be made before it can be loaded."""
-        return math.fsum(
-            max(seconds, 2 * self.broken.get(what, 0.0))
-            for what, seconds in way.builds.items()
-            if what not in self.made
-        )
-
-    def succeeded(self, way: Way, took: float, call_s: float) -> None:
-        """Learn from a first sample that came."""
-        predicted = self.first(way, call_s) / self.slower
-        if predicted > 1.0 and not way.compiles:
-            self.slower = min(max(self.slower * (took / (predicted * self.slower)) ** 0.5, 0.8), 5.0)
-        self.made |= set(way.builds)
-
-    def timed_out(self, way: Way, at: str, after: float) -> None:
-        """Learn from a first sample that did not come in time; after two in one phase all are expected to take longer."""
-        self._timeouts[at] = self._timeouts.get(at, 0) + 1
-        for what in way.builds:
-            if what not in self.made:
-                self.broken[what] = max(self.broken.get(what, 0.0), after)
-                break
-        if self._timeouts[at] >= 2:
-            self.slower = min(2 * self.slower, 5.0)
-            self._timeouts[at] = 0

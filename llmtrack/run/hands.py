@@ -9,9 +9,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from llmtrack.decide.goal import Goal, PartScore, Seen, State
 from llmtrack.decide.promise import Way
 from llmtrack.decide.racing import Rules
-from llmtrack.decide.tuning import Goal, PartScore, Seen, State, Tuning
+from llmtrack.decide.tuning import Tuning
 from llmtrack.events import Event, Log, Progress
 from llmtrack.metrics import metric
 from llmtrack.outcome import Failure, Measurement, Outcome
@@ -21,7 +22,7 @@ from llmtrack.run.journal import Journal
 from llmtrack.run.pool import Pool
 from llmtrack.run.search_progress import SearchProgress
 from llmtrack.run.space import Candidate
-from llmtrack.run.ways import plain, way_of
+from llmtrack.run.ways import uncompiled, way_of
 from llmtrack.scenario import Scalar, Scenario
 from llmtrack.task import PerplexityTask, RepeatPolicy
 
@@ -152,7 +153,10 @@ class Hands:
         task = replace(self.asked.scoring, corpus=str(self._parts[part]))
         # Compiling changes no number that is scored, and takes long.
         outcome, took = self._act(
-            ["score", name, part], Scenario(name, plain(self.of[name].variant), task), seconds, quiet=True
+            ["score", name, part],
+            Scenario(name, uncompiled(self.of[name].variant), task),
+            seconds,
+            quiet=True,
         )
         if isinstance(outcome, Failure):
             return PartScore(0.0, 0, took, outcome.reason, late=outcome.kind == "timeout")
@@ -169,7 +173,7 @@ class Hands:
             room = tuning.task.seconds - tuning.spent
             if room < tuning.scoring_s(name) or not self.rounds[name]:
                 return
-            scenario = Scenario(name, plain(self.of[name].variant), self.asked.scoring)
+            scenario = Scenario(name, uncompiled(self.of[name].variant), self.asked.scoring)
             outcome, took = self._act(["answer", name], scenario, room, quiet=True)
             tuning.spent += took
             if isinstance(outcome, Measurement):

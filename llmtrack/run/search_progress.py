@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from llmtrack.decide.tuning import State
+from llmtrack.decide.goal import State
 from llmtrack.decide.wording import ratio_text
 from llmtrack.run.progress import StudyProgress
 from llmtrack.words import clock_text

@@ -46,7 +46,7 @@ def numbers_of(variant: Variant) -> str:
     return "/".join([variant.backend, variant.dtype, variant.quantization, *told])
 
 
-def plain(variant: Variant) -> Variant:
+def uncompiled(variant: Variant) -> Variant:
     """Return the variant of the same numbers that needs no compilation."""
     told = tuple((name, value) for name, value in variant.options if name != "compile")
     return replace(variant, options=told)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from benchmarks.search_world import World, search
 from experiments.tune import OBJECTIVES, Config, space_of
+from llmtrack.decide.goal import Goal, PartScore, Seen, State
 from llmtrack.decide.promise import Way
-from llmtrack.decide.tuning import CANNOT_WIN, Goal, PartScore, Seen, State, Tuning, budget_text
+from llmtrack.decide.tuning import CANNOT_WIN, Tuning, budget_text
 from llmtrack.errors import UsageError
 from llmtrack.metrics import metric
 
