@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llmtrack.decide.goal import Goal, PartScore, Seen, State
+from llmtrack.decide.goal import Goal, PartScore, SearchState, Seen
 from llmtrack.decide.promise import Way
 from llmtrack.decide.tuning import Tuning
 
@@ -150,7 +150,7 @@ class World:
     def dropped(self, name: str) -> None:
         """Need not know."""
 
-    def show(self, state: State) -> None:
+    def show(self, state: SearchState) -> None:
         """Need not know."""
 
 

@@ -17,7 +17,7 @@ import llmtrack
 from llmtrack.command_options import Commands, key_values, optional, tracking_uri_option
 from llmtrack.devices import DEVICE_HELP
 from llmtrack.errors import UsageError
-from llmtrack.output import tell
+from llmtrack.output import print_text
 from llmtrack.parameter import flag_of, unexpected
 from llmtrack.scenario import Variant
 from llmtrack.task import GenerateTask
@@ -88,10 +88,10 @@ def generate(
         warnings.simplefilter("ignore", UserWarning)  # What the engine warns of is said below.
         engine = load_engine(**asked, **options)
     for warning in engine.info.warnings:
-        tell(f"warning: {warning}", err=True)
+        print_text(f"warning: {warning}", err=True)
     try:
         put = [[{"role": "user", "content": each}] if chat else each for each in prompts]
-        tell("\n".join(generate_texts(engine, put, max_new_tokens, not no_cache, pad_to_multiple)))
+        print_text("\n".join(generate_texts(engine, put, max_new_tokens, not no_cache, pad_to_multiple)))
     finally:
         engine.close()
 
@@ -117,7 +117,7 @@ def report(study: str, output: Path | None, tracking_uri: str | None) -> None:
         raise UsageError("STUDY is empty: give its id, the id of its run, latest or latest:EXPERIMENT")
     problems = remake_report(study, make_console(), tracking_uri, output)
     for problem in problems:
-        tell(f"warning: {problem}", err=True)
+        print_text(f"warning: {problem}", err=True)
     if problems:
         sys.exit(1)
 
@@ -138,7 +138,7 @@ def alias(name: str, selector: str, tracking_uri: str | None) -> None:
     run_id = run_named(selector, tracking_uri)
     before = set_alias(name, run_id, tracking_uri)
     moved = f" (before: {before})" if before is not None and not before.startswith(run_id) else ""
-    tell(f"alias:{name} is {run_id}{moved}")
+    print_text(f"alias:{name} is {run_id}{moved}")
 
 
 @main.command(context_settings={"allow_extra_args": True})
@@ -172,8 +172,8 @@ def init(folder: Path) -> None:
     from llmtrack.starting import write_project
 
     written = write_project(Path(os.path.expanduser(folder)))
-    tell(f"Written: {', '.join(map(str, written))}")
-    tell(f"Next: mlflow run {folder} -e baseline --env-manager local --experiment-name llmtrack")
+    print_text(f"Written: {', '.join(map(str, written))}")
+    print_text(f"Next: mlflow run {folder} -e baseline --env-manager local --experiment-name llmtrack")
 
 
 @main.command()
@@ -191,7 +191,7 @@ def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
         from llmtrack.words import plural
 
         closed = close_abandoned(tracking_uri)
-        tell(f"{plural(len(closed), 'run')} ended as killed{': ' if closed else ''}{', '.join(closed)}")
+        print_text(f"{plural(len(closed), 'run')} ended as killed{': ' if closed else ''}{', '.join(closed)}")
         return
     if tracking_uri is not None:
         raise UsageError(
@@ -201,7 +201,7 @@ def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
     from llmtrack.report.terminal import make_console, width_of
 
     findings = examine()
-    tell(render_findings(findings, style, width_of(make_console())), nl=False)
+    print_text(render_findings(findings, style, width_of(make_console())), nl=False)
     if any(finding.state == "broken" for finding in findings):
         sys.exit(1)
 
@@ -216,9 +216,9 @@ def sync(tracking_uri: str | None, spool: Path | None) -> None:
     from llmtrack.tracking.sync import sync as send
 
     result = send(spool, tracking_uri)
-    tell(f"{result.sent} sent, {result.left} still kept")
+    print_text(f"{result.sent} sent, {result.left} still kept")
     for problem in result.problems:
-        tell(problem, err=True)
+        print_text(problem, err=True)
     if result.left or result.corrupt:
         sys.exit(1)
 

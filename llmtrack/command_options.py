@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from llmtrack.errors import LlmtrackError, UsageError, refused_by_system
-from llmtrack.output import keep_text, make_folder, on_one_line, replace_unknown, tell
+from llmtrack.output import keep_text, make_folder, on_one_line, print_text, replace_unknown
 from llmtrack.parameter import NONE, readable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -32,7 +32,7 @@ class Commands(click.Group):
         except OSError as error:
             if error.errno is None:
                 raise
-            tell(f"error: {refused_by_system(error)}", err=True)
+            print_text(f"error: {refused_by_system(error)}", err=True)
             _forget_output()
             sys.exit(2)
 
@@ -41,7 +41,7 @@ class Commands(click.Group):
         try:
             return super().parse_args(ctx, [readable(each) for each in args])
         except UsageError as error:
-            tell(f"error: {error}", err=True)
+            print_text(f"error: {error}", err=True)
             ctx.exit(2)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -55,17 +55,17 @@ class Commands(click.Group):
                 try:
                     return super().invoke(ctx)
                 finally:
-                    # What is still buffered would fail when Python ends, where nobody can tell of it.
+                    # What is still buffered would fail when Python ends, where nobody can print_text of it.
                     if sys.stdout is not None:
                         sys.stdout.flush()
         except KeyboardInterrupt:
-            tell("interrupted", err=True)
+            print_text("interrupted", err=True)
             ctx.exit(128 + signal.SIGINT)
         except Terminated as ended:
-            tell("terminated", err=True)
+            print_text("terminated", err=True)
             ctx.exit(128 + ended.number)
         except LlmtrackError as error:
-            tell(f"error: {on_one_line(str(error))}", err=True)
+            print_text(f"error: {on_one_line(str(error))}", err=True)
             ctx.exit(2)
         except BrokenPipeError:
             # The reader of a pipe has seen enough, as `head` does; nothing must be written at exit either.

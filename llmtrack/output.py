@@ -67,7 +67,7 @@ def emit(console: Console, text: str) -> None:
     console.file.write(shown(text))
 
 
-def tell(text: str, err: bool = False, nl: bool = True) -> None:
+def print_text(text: str, err: bool = False, nl: bool = True) -> None:
     """Print a text; to standard error without credentials, and no more of a line than a person reads."""
     import click
 

@@ -21,7 +21,7 @@ from llmtrack.command_options import (
     write_text,
 )
 from llmtrack.errors import UsageError
-from llmtrack.output import tell
+from llmtrack.output import print_text
 from llmtrack.parameter import CHANCE, read_number
 from llmtrack.tracking.ask import STATUSES
 
@@ -138,7 +138,7 @@ def runs(kind: str, status: str | None, shown: Layout, **chosen: Any) -> None:
 )
 @click.option("--experiment", callback=optional, help="Only runs of this llmtrack or MLflow experiment.")
 @_across_environments
-@click.option("--strict", is_flag=True, help="Fail also where the samples cannot tell.")
+@click.option("--strict", is_flag=True, help="Fail also where the samples cannot print_text.")
 @click.option(
     "--allow-missing", is_flag=True, help="Accept that a side has no figure, or one that is not a number."
 )
@@ -194,10 +194,10 @@ def gate(
     show(make_console(), "", gate_table(result), shown)
     if shown.style in ("csv", "json"):
         for note in result.notes:
-            tell(note, err=True)
+            print_text(note, err=True)
     # A gate that could not check everything is a mistake to mend, and said where mistakes are.
     told, mistaken = gate_summary(result), result.exit_code == NOT_CHECKED
-    tell(f"error: {told}" if mistaken else told, err=mistaken or shown.style in ("csv", "json"))
+    print_text(f"error: {told}" if mistaken else told, err=mistaken or shown.style in ("csv", "json"))
     sys.exit(result.exit_code)
 
 
@@ -256,7 +256,7 @@ def recommend(
     from llmtrack.decide.recommending import Limits, parse_percent, parse_size
     from llmtrack.decide.recommending import recommend as choose
     from llmtrack.decide.verdicts import with_samples
-    from llmtrack.report.recommendation import draw, to_json, to_markdown
+    from llmtrack.report.recommendation import draw, recommendation_json, recommendation_markdown
     from llmtrack.report.terminal import make_console, render_recommendation, width_of
 
     limits = Limits(
@@ -269,21 +269,24 @@ def recommend(
     how: list[str] = []
     settings: list[str] = []
     if found.run_id is not None:
-        from llmtrack.run.how import how_to_run, settings_of
+        from llmtrack.run.how import how_to_run, run_settings
 
         best = runs[runs["run_id"] == found.run_id].iloc[0]
-        how, settings = how_to_run(best), settings_of(best)
+        how, settings = how_to_run(best), run_settings(best)
     if style == "table":
-        tell(render_recommendation(found, width_of(make_console())), nl=False)
+        print_text(render_recommendation(found, width_of(make_console())), nl=False)
         if how:
-            tell("\n".join(["To run it that way:", *(f"  {line}".rstrip() for line in how)]))
+            print_text("\n".join(["To run it that way:", *(f"  {line}".rstrip() for line in how)]))
         if settings:
-            tell(f"Measured with {', '.join(settings)}.")
+            print_text(f"Measured with {', '.join(settings)}.")
     else:
-        tell((to_json if style == "json" else to_markdown)(found, how, settings), nl=False)
+        print_text(
+            (recommendation_json if style == "json" else recommendation_markdown)(found, how, settings),
+            nl=False,
+        )
     if picture is not None:
         draw(found, runs, objective, picture)
-        tell(f"Written: {picture}", err=True)
+        print_text(f"Written: {picture}", err=True)
     if found.scenario is None:
         sys.exit(1)
 
@@ -299,7 +302,7 @@ def _latest_unless_chosen(chosen: dict[str, Any]) -> dict[str, Any]:
 def _say_latest(tracking_uri: str | None, experiment: str | None = None) -> None:
     from llmtrack.tracking.query import newest_study
 
-    tell(f"latest: {newest_study(experiment, tracking_uri)} (--study chooses another)", err=True)
+    print_text(f"latest: {newest_study(experiment, tracking_uri)} (--study chooses another)", err=True)
 
 
 def _found(**chosen: Any) -> pd.DataFrame:

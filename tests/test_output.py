@@ -11,7 +11,7 @@ import pytest
 from rich.table import Table as RichTable
 
 import llmtrack
-from llmtrack.output import as_json, console_of, emit, keep_text, make_folder, shown, tell
+from llmtrack.output import as_json, console_of, emit, keep_text, make_folder, print_text, shown
 from llmtrack.report.formats import render
 from tests.report.test_escape import table_of
 
@@ -35,7 +35,7 @@ CHARACTERS = set(HOSTILE) - set("[31m0;titleabc")
 
 @pytest.mark.parametrize("err", [False, True])
 def test_what_is_told_is_shown(capsys, err):
-    tell(f"run {HOSTILE}\tname\nend", err=err)
+    print_text(f"run {HOSTILE}\tname\nend", err=err)
     out = "".join(capsys.readouterr())
     assert not CHARACTERS & set(out)
     assert out.startswith("run \N{REPLACEMENT CHARACTER}[31m")
@@ -44,7 +44,7 @@ def test_what_is_told_is_shown(capsys, err):
 
 def test_what_is_told_of_an_error_holds_no_credentials(capsys, monkeypatch):
     monkeypatch.setenv("MY_TOKEN", "abcdefgh12345")
-    tell("error: abcdefgh12345 is refused", err=True)
+    print_text("error: abcdefgh12345 is refused", err=True)
     assert capsys.readouterr().err == "error: *** is refused\n"
 
 

@@ -52,7 +52,7 @@ class PartScore:
 
 
 @dataclass(frozen=True)
-class State:
+class SearchState:
     """How far a search is.
 
     Attributes:
@@ -93,7 +93,7 @@ class Measurer(Protocol):
         """Be told that a candidate is out."""
         ...
 
-    def show(self, state: State) -> None:
+    def show(self, state: SearchState) -> None:
         """Be told how far the search is."""
         ...
 

@@ -22,7 +22,7 @@ from statistics import median
 from llmtrack.decide.bounded import ComparedPart, judge_bound, perplexity_ratio
 from llmtrack.decide.costs import Costs
 from llmtrack.decide.differences import Difference, difference, judge
-from llmtrack.decide.goal import Ending, Goal, Measurer, PartScore, Seen, State
+from llmtrack.decide.goal import Ending, Goal, Measurer, PartScore, SearchState, Seen
 from llmtrack.decide.promise import Base, Prediction, Predictor, Way, keeps_quality
 from llmtrack.decide.racing import Race, Sample, duel
 from llmtrack.decide.significance import Ratio
@@ -679,7 +679,9 @@ class Tuning:
                 self.race.ratio(top, self.task.baseline) if self.race.samples[self.task.baseline] else None
             )
         samples = sum(map(len, self.race.samples.values()))
-        self.hands.show(State(doing, self.spent, top or "", value, ratio, len(self.race.alive), samples))
+        self.hands.show(
+            SearchState(doing, self.spent, top or "", value, ratio, len(self.race.alive), samples)
+        )
 
     def _tell_dropped(self) -> None:
         for name in self.race.dropped:

@@ -171,7 +171,7 @@ def weight_files(folder: Path) -> tuple[str, list[Path]]:
     return "none", []
 
 
-def weights_of(folder: Path) -> tuple[str, list[Path]]:
+def weights_in(folder: Path) -> tuple[str, list[Path]]:
     """Return the same of a folder that must be a whole model.
 
     Raises:

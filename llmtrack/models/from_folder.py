@@ -12,7 +12,7 @@ from llmtrack.models.attention import implementation, use_whole_attention
 from llmtrack.models.cached import forget_stray_windows, share_keys
 from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.decoder import refuse_adapter, refuse_incomplete, refuse_other_architectures
-from llmtrack.models.digests import weights_of
+from llmtrack.models.digests import weights_in
 from llmtrack.models.reasons import code_explained, explained, quantized_explained, tokenizer_explained
 from llmtrack.models.stored import refuse_unscaled
 from llmtrack.models.view import LOCAL, view
@@ -44,7 +44,7 @@ def load_folder(
 
     refuse_damaged(folder)
     refuse_adapter(folder)
-    kind, files = weights_of(folder)
+    kind, files = weights_in(folder)
     seen = str(view(folder))
     with explained("config.json describes no model that transformers knows"), code_explained(folder):
         config = AutoConfig.from_pretrained(seen, **LOCAL)

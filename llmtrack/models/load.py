@@ -14,7 +14,7 @@ from llmtrack.models.attention import slower_attention
 from llmtrack.models.cache import read_manifest
 from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.decoder import headless, refuse_adapter, refuse_peeking
-from llmtrack.models.digests import ModelDigests, model_digests, weight_files, weights_of
+from llmtrack.models.digests import ModelDigests, model_digests, weight_files, weights_in
 from llmtrack.models.from_folder import clean_generation, load_folder
 from llmtrack.models.reasons import explained, reason_of
 from llmtrack.models.source import ModelSource, missing_path, parse_candidates
@@ -110,7 +110,7 @@ def _identify(source: ModelSource, revision: str | None, device: str, as_gguf: b
         return ModelIdentity(source, None, None, digests, (*ignored, RANDOM_WEIGHTS))
     refuse_damaged(folder)
     refuse_adapter(folder)
-    weights_of(folder)
+    weights_in(folder)
     return ModelIdentity(source, folder, commit, _digests(source, folder), ignored)
 
 

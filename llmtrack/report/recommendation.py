@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _TITLE_WIDTH = 96
 
 
-def to_markdown(found: Recommendation, how: Sequence[str], settings: Sequence[str]) -> str:
+def recommendation_markdown(found: Recommendation, how: Sequence[str], settings: Sequence[str]) -> str:
     """Return a comment: the answer, the command that runs it, what it was measured with, and a table of the others.
 
     Args:
@@ -43,8 +43,8 @@ def to_markdown(found: Recommendation, how: Sequence[str], settings: Sequence[st
     return "\n\n".join(lines) + "\n"
 
 
-def to_json(found: Recommendation, how: Sequence[str], settings: Sequence[str]) -> str:
-    """Return a recommendation with how to run it, as JSON; see `to_markdown`."""
+def recommendation_json(found: Recommendation, how: Sequence[str], settings: Sequence[str]) -> str:
+    """Return a recommendation with how to run it, as JSON; see `recommendation_markdown`."""
     told = dataclasses.asdict(found)
     told |= {"command": how[0] if how else "", "python": "\n".join(how[1:]), "settings": list(settings)}
     return json.dumps(told, indent=1, ensure_ascii=False) + "\n"

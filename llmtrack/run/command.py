@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from llmtrack.experiment import Declaration
-from llmtrack.output import tell
+from llmtrack.output import print_text
 from llmtrack.parameter import unexpected
 from llmtrack.report.terminal import make_console
 from llmtrack.run.flags import click_options
@@ -46,7 +46,7 @@ class ConfigCommand(click.Command):
             reason = self._unknown(error.option_name, given)
         except click.UsageError as error:
             reason = error.format_message()
-        tell(f"error: {reason}", err=True)
+        print_text(f"error: {reason}", err=True)
         explain_refusal(reason)
         raise click.exceptions.Exit(USAGE)
 

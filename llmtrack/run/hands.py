@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmtrack.decide.goal import Goal, PartScore, Seen, State
+from llmtrack.decide.goal import Goal, PartScore, SearchState, Seen
 from llmtrack.decide.promise import Way
 from llmtrack.decide.racing import Rules
 from llmtrack.decide.tuning import Tuning
@@ -126,7 +126,7 @@ class Hands:
 
         return dict(from_json(self._journal.act(["ways", bool(measured)], look), dict[str, Way]))
 
-    def show(self, state: State) -> None:
+    def show(self, state: SearchState) -> None:
         """Show how far the search is."""
         self._progress.at(state)
 

@@ -95,7 +95,7 @@ def variant_of(run: pd.Series) -> Variant:
     )
 
 
-def resolved(variant: Variant, facts: Mapping[str, Any]) -> Variant:
+def as_loaded(variant: Variant, facts: Mapping[str, Any]) -> Variant:
     """Return a variant that names the model that was loaded, and not the list that was asked for.
 
     Args:
@@ -108,7 +108,7 @@ def resolved(variant: Variant, facts: Mapping[str, Any]) -> Variant:
     )
 
 
-def settings_of(run: pd.Series) -> list[str]:
+def run_settings(run: pd.Series) -> list[str]:
     """Return what else a tracked run was measured with: the digest of its weights, threads, environment variables to set."""
     found = [("weights", "env.weights_digest"), ("threads", "threads")]
     lines = [f"{title}: {text}" for title, key in found if (text := ask.text(run, key))]

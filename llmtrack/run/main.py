@@ -19,7 +19,7 @@ from llmtrack.experiment import Experiment
 from llmtrack.extensions import EXECUTOR_POINTS, broken, extensions, load_extension
 from llmtrack.garbage import uncollected
 from llmtrack.measure.beside import Beside
-from llmtrack.output import on_one_line, protected_output, tell
+from llmtrack.output import on_one_line, print_text, protected_output
 from llmtrack.processes import when_launcher_ends
 from llmtrack.report import drawing
 from llmtrack.report.html import page_template
@@ -253,7 +253,7 @@ def end_early(console: Console, word: str, number: int) -> NoReturn:
 def fail(error: LlmtrackError) -> NoReturn:
     """Print a user's error to standard error and exit with code 2."""
     with contextlib.suppress(OSError):  # nobody may be there to read it
-        tell(f"error: {on_one_line(str(error))}", err=True)
+        print_text(f"error: {on_one_line(str(error))}", err=True)
     sys.exit(USAGE)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from llmtrack.decide.goal import State
+from llmtrack.decide.goal import SearchState
 from llmtrack.decide.wording import ratio_text
 from llmtrack.run.progress import StudyProgress
 from llmtrack.words import clock_text
@@ -43,7 +43,7 @@ class SearchProgress(StudyProgress):
         """The time that has passed, and the budget."""
         return f"{clock_text(self._search_clock() - self._began)} of {clock_text(self._seconds)}"
 
-    def at(self, state: State) -> None:
+    def at(self, state: SearchState) -> None:
         """Show what is done next, and the best so far."""
         self._best = best_text(state)
         step = state.doing.partition(", part")[0]
@@ -57,7 +57,7 @@ class SearchProgress(StudyProgress):
         self._bar.update(self._task, total=1.0, completed=share, where=self._best)
 
 
-def best_text(state: State) -> str:
+def best_text(state: SearchState) -> str:
     """Return `best so far: NAME 3.1x (2.8 to 3.4), 12 may win`; empty where there is none yet."""
     if not state.leader:
         return ""

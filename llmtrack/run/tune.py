@@ -24,7 +24,7 @@ from llmtrack.outcome import Failure, Measurement, Outcome
 from llmtrack.plain import digest
 from llmtrack.report.terminal import say
 from llmtrack.run.hands import FRESH, SAMPLE, Asked, Hands, scenario_of
-from llmtrack.run.how import command_line, python_lines, resolved
+from llmtrack.run.how import as_loaded, command_line, python_lines
 from llmtrack.run.journal import Journal
 from llmtrack.run.merged import merged
 from llmtrack.run.plan import model_folders
@@ -209,7 +209,7 @@ def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
         json.dumps({"race": tuning.race.samples[name], "fresh": tuning.fresh.get(name, [])}) + "\n"
     )
     if name == tuning.winner:
-        variant = resolved(candidate.variant, whole.facts)
+        variant = as_loaded(candidate.variant, whole.facts)
         texts["run_it.py"] = python_lines(variant, candidate.task)
         texts["run_it.sh"] = command_line(variant, candidate.task) + "\n"
     return replace(

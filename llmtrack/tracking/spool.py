@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import TrackingError
-from llmtrack.output import tell
+from llmtrack.output import print_text
 from llmtrack.plain import UnknownFieldsError, from_json, kept, to_json
 from llmtrack.tracking.records import RunRecord
 
@@ -46,7 +46,7 @@ class NewerEntryError(TrackingError):
 
 def to_stderr(message: str) -> None:
     """Print a message for the user."""
-    tell(f"llmtrack: {message}", err=True)
+    print_text(f"llmtrack: {message}", err=True)
 
 
 @kept()

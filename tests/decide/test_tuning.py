@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.search_world import World, search
 from experiments.tune import OBJECTIVES, Config, space_of
-from llmtrack.decide.goal import Goal, PartScore, Seen, State
+from llmtrack.decide.goal import Goal, PartScore, SearchState, Seen
 from llmtrack.decide.promise import Way
 from llmtrack.decide.tuning import CANNOT_WIN, Tuning, budget_text
 from llmtrack.errors import UsageError
@@ -40,7 +40,7 @@ class Table:
     seed: int = 0
     said: list[Seen | PartScore] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
-    shown: list[State] = field(default_factory=list)
+    shown: list[SearchState] = field(default_factory=list)
     spent: float = 0.0
     loaded: set[str] = field(default_factory=set)
 
@@ -89,7 +89,7 @@ class Table:
     def dropped(self, name: str) -> None:
         pass
 
-    def show(self, state: State) -> None:
+    def show(self, state: SearchState) -> None:
         self.shown.append(state)
 
 

@@ -17,11 +17,11 @@ from llmtrack.errors import UsageError
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.how import (
     PROMPT,
+    as_loaded,
     command_line,
     how_to_run,
     python_lines,
-    resolved,
-    settings_of,
+    run_settings,
     variant_of,
 )
 from llmtrack.run.study import run_study
@@ -159,8 +159,8 @@ def test_the_lines_name_the_model_that_was_loaded_and_not_the_list_that_was_aske
     assert "--model org/there --revision 0123abc" in command
     assert "org/gone" not in "\n".join([command, *lines])
     asked = Variant("org/gone,packaged:smollm2")
-    assert resolved(asked, {"model_id": "packaged:smollm2"}).model == "packaged:smollm2"
-    assert resolved(asked, {}) == asked
+    assert as_loaded(asked, {"model_id": "packaged:smollm2"}).model == "packaged:smollm2"
+    assert as_loaded(asked, {}) == asked
 
 
 def test_environment_variables_that_were_set_are_part_of_the_lines(run):
@@ -168,7 +168,7 @@ def test_environment_variables_that_were_set_are_part_of_the_lines(run):
     command, *lines = how_to_run(run)
     assert command.startswith("env OMP_NUM_THREADS=2 llmtrack generate ")
     assert lines[:3] == ["import os", "", "os.environ.update({'OMP_NUM_THREADS': '2'})"]
-    assert settings_of(run) == ["weights: safetensors:ab", "threads: 1", "OMP_NUM_THREADS=2"]
+    assert run_settings(run) == ["weights: safetensors:ab", "threads: 1", "OMP_NUM_THREADS=2"]
 
 
 def test_random_weights_are_warned_of_wherever_a_model_is_loaded_by_name():
