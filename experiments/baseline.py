@@ -43,7 +43,11 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
         return {}
     title = "Time before each token (the first one includes the prefill)"
     values = series(done.iloc[0]["run_id"], "token_latency_ms")
-    return {"token_latency": step_plot(values, title=title, x_label="new token", y_label="ms")}
+    return {
+        "token_latency": step_plot(
+            values, title=title, x_label="new token", y_label="time before the token (ms)"
+        )
+    }
 
 
 def reading(runs: pd.DataFrame) -> list[str]:

@@ -153,7 +153,7 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
             "scenario",
             "prefill_share",
             title="Share of the call until the first token (prefill) by prompt",
-            y_label="% of the call",
+            y_label="prefill share (% of the call)",
         ),
     }
     for figure in figures.values():

@@ -58,7 +58,7 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
             series(run["run_id"], "batch_loss"),
             title=f"Loss of each batch, {run['dtype']} (mean {run['loss']:.4f} nats)",
             x_label="batch",
-            y_label="nats per token",
+            y_label="loss (nats per token)",
         )
         for _, run in measured(runs, "loss").iterrows()
     }

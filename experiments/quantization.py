@@ -281,7 +281,7 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
             f"{phase}_tokens_per_sec",
             "perplexity",
             title=f"{title} against perplexity: the lower right is better",
-            x_label=f"{phase} tokens/s",
+            x_label=f"{phase} throughput (tokens/s)",
             y_label="perplexity",
         )
         for phase, title in (("decode", "Speed of decoding"), ("prefill", "Speed of prefill"))
@@ -298,8 +298,8 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
         figures["layer_errors"] = curves_plot(
             curves,
             title="What rounding each linear layer alone does to its output",
-            x_label="layer, worst first",
-            y_label="signal to noise, dB",
+            x_label="layer (worst first)",
+            y_label="signal-to-noise ratio (dB)",
         )
     return figures
 

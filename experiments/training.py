@@ -95,10 +95,13 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
             },
             title=f"Loss of {run['model_id']} on {run['corpus']} (best after step {run['best_step']:.0f})",
             x_label="step",
-            y_label="nats per token",
+            y_label="loss (nats per token)",
         )
         figures[f"learning_rate_{run['scenario']}"] = step_plot(
-            series(run["run_id"], "learning_rate"), title="Learning rate", x_label="step", y_label=""
+            series(run["run_id"], "learning_rate"),
+            title="Learning rate",
+            x_label="step",
+            y_label="learning rate",
         )
     return figures
 

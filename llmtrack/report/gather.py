@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llmtrack.experiment import Experiment, OwnTable
@@ -90,8 +90,8 @@ def study_report(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Repor
         question=study.experiment.question,
         run_id=study.run_id or "",
         conditions=conditions(study.runs),
-        takeaways=(),
-        sections=(section(study, plots, text_of),),
+        takeaways=tuple(study.reading),
+        sections=(section(replace(study, reading=()), plots, text_of),),
         call=call_of(study.runs),
     )
 
@@ -204,7 +204,7 @@ def samples(runs: pd.DataFrame, text_of: TextOf) -> tuple[GeneratedText, ...]:
 
 def plot_of(name: str, figure: Figure) -> Plot:
     """Draw a figure; its titles are the words for it."""
-    titles = [axes.get_title(loc) for axes in figure.axes for loc in ("left", "center")]
+    titles = [axes.get_title(loc).replace("\n", " ") for axes in figure.axes for loc in ("left", "center")]
     buffer = io.BytesIO()
     save(figure, buffer)
     return Plot(name, ". ".join(filter(None, titles)) or name, buffer.getvalue())

@@ -1,7 +1,7 @@
 """The HTML report: one self-contained file, from plain data, that shows where no network is.
 
-MLflow shows an HTML artifact in a sandboxed frame: nothing can be loaded and links lead nowhere, so plots are
-embedded and runs are named by their ids.
+Nothing is loaded from elsewhere, so plots are embedded. MLflow shows an HTML artifact in a sandboxed frame, where a link opens
+nothing: a run is named by its id, which is a link wherever else the page is opened.
 """
 
 from __future__ import annotations
@@ -93,6 +93,8 @@ class Report:
         summary: all runs, a table for each task under its title; none where a section's table is all there is.
         call: the timed call that the diagram of prefill and decoding is drawn from, if one was timed.
         remarks: what the reader must know of how it was measured, such as what a quick run leaves out.
+        runs_at: the address to which a run's id is added for its page; empty: no id is a link.
+        start: the command that starts MLflow there; empty where a server runs.
     """
 
     title: str
@@ -104,6 +106,8 @@ class Report:
     summary: Mapping[str, Rows] = field(default_factory=dict)
     call: Call | None = None
     remarks: tuple[str, ...] = ()
+    runs_at: str = ""
+    start: str = ""
 
 
 GLOSSARY = (

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from llmtrack.report.drawing import BEATEN
 from llmtrack.report.escape import as_label
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def _place(
             label.xy,
             xytext=offset,
             textcoords="offset points",
-            arrowprops={"arrowstyle": "-", "color": "#9aa5b1", "linewidth": 0.6, "shrinkB": 4},
+            arrowprops={"arrowstyle": "-", "color": BEATEN, "linewidth": 0.6, "shrinkB": 4},
         )
     return box
 

@@ -16,9 +16,9 @@ from llmtrack.decide.verdicts import each_once
 from llmtrack.decide.warned import grouped
 from llmtrack.errors import UsageError
 from llmtrack.report.columns import cell, column_of, shared_conditions
-from llmtrack.report.drawing import drawing, save
+from llmtrack.report.drawing import BEATEN, COLOR, drawing, save
 from llmtrack.report.labels import label_points
-from llmtrack.report.plots import COLOR, OTHER, canvas
+from llmtrack.report.plots import add_note, axis_label, canvas, widen
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.table import Table
 from llmtrack.report.terminal import make_console, say
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 COLORS: dict[Position, tuple[str, str]] = {
     "on": (COLOR, "white"),
     "open": ("white", COLOR),
-    "off": (OTHER, "white"),
-    "missing": (OTHER, "white"),
+    "off": (BEATEN, "white"),
+    "missing": (BEATEN, "white"),
 }
 
 
@@ -140,11 +140,10 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
     places = [each.place for each in pareto_front(drawn.runs, (speed, quality))]
     runs = extended(drawn.runs, _place=places).sort_values(speed)
     figure, axes = canvas(
-        "\n".join([f"{quality} against {speed}", *_key(places), *_memory_range(runs)]),
-        _axis(speed),
-        _axis(quality),
+        f"{_named(quality).capitalize()} against {_named(speed)}", _axis(speed), _axis(quality)
     )
-    axes.grid(axis="x", color="#e3e6ea", linewidth=0.8)
+    axes.grid(visible=True, axis="x")
+    add_note(figure, *_key(places), *_memory_range(runs))
     front = runs[runs["_place"] == "on"]
     axes.plot(front[speed], front[quality], color=COLOR, linewidth=1.2, zorder=2)
     inside, edges = zip(*(COLORS[each] for each in runs["_place"]), strict=True)
@@ -152,6 +151,7 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
         runs[speed], runs[quality], s=_sizes(runs), c=inside, zorder=3, edgecolors=edges, linewidths=0.8
     )
     axes.margins(x=0.22, y=0.18)
+    widen(axes, list(runs[quality]))
     label_points(
         figure, axes, list(runs[speed]), list(runs[quality]), _short(list(map(str, runs["scenario"])))
     )
@@ -169,8 +169,12 @@ def _short(names: Sequence[str]) -> Sequence[str]:
 
 def _axis(metric: str) -> str:
     entry = schema.metric(metric)
-    arrow = {"higher": " (more is better)", "lower": " (less is better)"}.get(entry.better, "")
-    return f"{metric}{'' if entry.unit == '-' else f', {entry.unit}'}{arrow}"
+    arrow = {"higher": ", more is better", "lower": ", less is better"}.get(entry.better, "")
+    return f"{axis_label(metric)}{arrow}"
+
+
+def _named(metric: str) -> str:
+    return axis_label(metric).partition(" (")[0]
 
 
 def _sizes(runs: pd.DataFrame) -> list[float]:
@@ -183,14 +187,15 @@ def _sizes(runs: pd.DataFrame) -> list[float]:
 
 def _key(places: Sequence[Position]) -> list[str]:
     """Return what line and hollow points stand for, where there are any."""
-    line = ["the line joins what no other beats in both"] if "on" in places else []
-    hollow = ["hollow: it cannot be told whether another beats it in both"] if "open" in places else []
-    return [f"({'; '.join([*line, *hollow])})"] if line or hollow else []
+    line = ["The line joins what no other beats in both."] if "on" in places else []
+    hollow = ["Hollow: inconclusive whether another beats it in both."] if "open" in places else []
+    grey = ["Grey: another beats it in both."] if "off" in places else []
+    return [*line, *hollow, *grey]
 
 
 def _memory_range(runs: pd.DataFrame) -> list[str]:
     if len(set(_sizes(runs))) <= 1:
         return []
     return [
-        f"(a point is as large as its peak memory: {runs[MEMORY].min():,.0f} to {runs[MEMORY].max():,.0f} MiB)"
+        f"The area of a point is its peak memory: {runs[MEMORY].min():,.0f} to {runs[MEMORY].max():,.0f} MiB."
     ]

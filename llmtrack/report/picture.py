@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.output import on_one_line
 from llmtrack.report.drawing import new_figure
 from llmtrack.report.escape import in_plot
+from llmtrack.report.fit import fit_to_width
 from llmtrack.report.table import Table
 from llmtrack.words import cut
 
@@ -17,17 +19,20 @@ if TYPE_CHECKING:
 
 # Characters of a cell: as many as the longest change from the baseline in three metrics takes.
 WIDEST = 110
+# Characters of a whole row: some 1,600 pixels.
+MOST_ACROSS = 100
 # Rows; a longer picture is over what Matplotlib draws, and nobody would read it.
 MOST_DRAWN = 100
 
 
 def to_figure(table: Table | Mapping[str, Table], title: str) -> Figure:
     """Return a table as a picture, or several below each other under their titles."""
-    tables = (
+    whole = (
         {title: table}
         if isinstance(table, Table)
         else {f"{title}: {name}": each for name, each in table.items()}
     )
+    tables = {name: _that_fits(each) for name, each in whole.items()}
     sizes = [_picture_size(each, name) for name, each in tables.items()]
     height = sum(size[1] for size in sizes)
     figure = new_figure(figsize=(max(size[0] for size in sizes), height), dpi=150)
@@ -38,6 +43,12 @@ def to_figure(table: Table | Mapping[str, Table], title: str) -> Figure:
         _draw_table(axes, each, name)
     figure.tight_layout()
     return figure
+
+
+def _that_fits(table: Table) -> Table:
+    """Return as much of a table as a screen shows without shrinking it; table.csv has all of it."""
+    fitted = fit_to_width(table, MOST_ACROSS)
+    return table if fitted is None else fitted.table
 
 
 def _column_widths(table: Table, rows: Sequence[Sequence[str]]) -> list[int]:
@@ -74,4 +85,5 @@ def _draw_table(axes: Axes, table: Table, title: str) -> None:
             cell.set_facecolor("#eef2f7")
     more = f"the first {MOST_DRAWN} of {len(table.rows)} rows; table.csv has all" if left_out > 0 else ""
     head = filter(None, (title, " · ".join(table.conditions), more))
-    axes.set_title("\n".join(in_plot(on_one_line(line)) for line in head), fontsize=9, loc="left")
+    lines = [line for text in head for line in textwrap.wrap(on_one_line(text), MOST_ACROSS)]
+    axes.set_title("\n".join(map(in_plot, lines)), fontsize=9, loc="left")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 from rich.console import Console
 
+from llmtrack.redaction import redact
+from llmtrack.report.html import Report
 from llmtrack.report.parts import Parts
 from llmtrack.tracking.artifacts import artifact_text, series
 from llmtrack.tracking.views import run_link
@@ -33,6 +37,13 @@ class Place:
     console: Console
     parts: Parts
 
+    def linked(self, page: Report) -> Report:
+        """Return a page whose runs are links to where MLflow shows them."""
+        if self.experiment_id is None:
+            return page
+        server, start = server_of(self.tracking_uri)
+        return replace(page, runs_at=f"{server}/#/experiments/{quote(self.experiment_id)}/runs/", start=start)
+
     def series(self, run_id: str, metric: str) -> list[float]:
         """Return a metric's values per step of a run."""
         return series(run_id, metric, self.tracking_uri)
@@ -45,3 +56,13 @@ class Place:
 def links_to(experiment_id: str | None, run_ids: Sequence[str]) -> tuple[str, ...]:
     """Return where MLflow shows each run, from within its pages."""
     return tuple(run_link("", str(experiment_id), run_id) for run_id in run_ids)
+
+
+def server_of(tracking_uri: str) -> tuple[str, str]:
+    """Return the address of MLflow's pages, without credentials, and the command that starts them where no server runs."""
+    parts = urlsplit(tracking_uri)
+    if parts.scheme in ("http", "https") and parts.hostname:
+        host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        port = f":{parts.port}" if parts.port else ""
+        return f"{parts.scheme}://{host}{port}{parts.path.rstrip('/')}", ""
+    return "http://127.0.0.1:5000", f"mlflow ui --backend-store-uri {shlex.quote(redact(tracking_uri))}"

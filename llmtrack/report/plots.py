@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
-from llmtrack.report.drawing import new_figure
+from llmtrack.report.drawing import BASELINE, COLOR, LINE_COLORS, drawing, new_figure
 from llmtrack.report.escape import as_label, in_plot
 from llmtrack.report.labels import label_points
 from llmtrack.tracking import ask
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOR = "#2563a8"
-OTHER = "#9aa5b1"
-LINE_COLORS = (COLOR, "#c2571a", "#3a7d44", "#7b4ea3")
+# Characters of a title that a line of the usual width has room for, and of a note below the plot.
+_TITLE, _NOTE = 78, 118
+_INTERVALS = "Points and bars are medians over repeats; whiskers are 95 % intervals of the median."
+_BASELINE = "Amber: the baseline."
+# A range of a share smaller than this is no range to fill a plot with: noise would look like a difference.
+LEAST_SPAN = 0.05
 
 
 def measured(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -40,9 +44,9 @@ def line_plot(
 ) -> Figure:
     """Draw a metric against a param, each point with its 95 % interval; a line for each value of `group`.
 
-    Where no `y_label` is given, it is the metric's unit.
+    Where no `y_label` is given, it is the metric's name and unit.
     """
-    figure, axes = canvas(title, x_label, y_label or schema.metric(y).unit)
+    figure, axes = canvas(title, x_label, y_label or axis_label(y))
     points = measured(runs, y).sort_values(x)
     lines = points.groupby(group, sort=False) if group else [(None, points)]
     for (name, line), color in zip(lines, cycle(LINE_COLORS)):
@@ -51,13 +55,13 @@ def line_plot(
             line[y].to_numpy(),
             yerr=_error_bars(line, y),
             marker="o",
-            capsize=4,
             color=color,
-            linewidth=1.5,
             label=as_label(str(name)),
         )
     if group and len(points):
-        axes.legend(frameon=False)
+        axes.legend(title=as_label(group))
+    if _has_intervals(points, y):
+        add_note(figure, _INTERVALS)
     xs = sorted(set(points[x].astype(float)))
     if log_x:
         axes.set_xscale("log", base=2)
@@ -68,35 +72,36 @@ def line_plot(
 
 
 def bar_plot(runs: pd.DataFrame, label: str, y: str, *, title: str, y_label: str = "") -> Figure:
-    """Draw a bar per run, with its 95 % interval and its value; the baseline is grey.
+    """Draw a bar per run, with its 95 % interval and its value; the baseline has a color of its own.
 
-    Where no `y_label` is given, it is the metric's unit.
+    Where no `y_label` is given, it is the metric's name and unit.
     """
-    figure, axes = canvas(title, "", y_label or schema.metric(y).unit)
+    figure, axes = canvas(title, label, y_label or axis_label(y))
     bars = measured(runs, y)
     names = [as_label(str(name)) for name in bars[label]]
-    colors = [OTHER if base else COLOR for base in ask.marked(bars, "baseline")]
+    colors = [BASELINE if base else COLOR for base in ask.marked(bars, "baseline")]
     # By position: bars of one name would stand on top of each other.
-    drawn = axes.bar(
-        range(len(bars)), bars[y].to_numpy(), yerr=_error_bars(bars, y), capsize=4, color=colors, width=0.6
-    )
+    drawn = axes.bar(range(len(bars)), bars[y].to_numpy(), yerr=_error_bars(bars, y), color=colors, width=0.6)
     axes.set_xticks(range(len(bars)), names)
     axes.bar_label(drawn, labels=[f"{value:.3g}" for value in bars[y]], padding=3, fontsize=9)
     axes.margins(y=0.15)
     if max((len(name) for name in names), default=0) > 12:
         axes.tick_params(axis="x", labelrotation=20)
+    add_note(figure, *([_INTERVALS] if _has_intervals(bars, y) else []), *_told_baseline(bars))
     return figure
 
 
 def scatter_plot(runs: pd.DataFrame, x: str, y: str, *, title: str, x_label: str, y_label: str) -> Figure:
-    """Draw a metric against another, a named point per run; the baseline is grey."""
+    """Draw a metric against another, a named point per run; the baseline has a color of its own."""
     figure, axes = canvas(title, x_label, y_label)
     points = measured(runs, y)
     points = points[points[x].notna()].sort_values(y)
-    colors = [OTHER if base else COLOR for base in ask.marked(points, "baseline")]
+    colors = [BASELINE if base else COLOR for base in ask.marked(points, "baseline")]
     xs, ys = points[x].astype(float).tolist(), points[y].astype(float).tolist()
     axes.scatter(xs, ys, color=colors, zorder=3)
     axes.margins(x=0.12, y=0.12)
+    widen(axes, ys)
+    add_note(figure, *_told_baseline(points))
     label_points(figure, axes, xs, ys, [str(name) for name in points["scenario"]])
     return figure
 
@@ -105,7 +110,7 @@ def step_plot(values: Sequence[float], *, title: str, x_label: str, y_label: str
     """Draw a value per step, such as the loss of each batch."""
     figure, axes = canvas(title, x_label, y_label)
     marker = "o" if len(values) <= 100 else ""
-    axes.plot(range(1, len(values) + 1), values, marker=marker, color=COLOR, linewidth=1.5)
+    axes.plot(range(1, len(values) + 1), values, marker=marker, color=COLOR)
     return figure
 
 
@@ -119,22 +124,53 @@ def curves_plot(
         axes.plot(
             xs, ys, marker="o" if few else "", color=color, linewidth=2 if few else 1, label=as_label(name)
         )
-    axes.legend(frameon=False)
+    axes.legend()
     return figure
 
 
 def canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
     """Return an empty plot in the style of all others."""
-    figure = new_figure(figsize=(7, 4.2), dpi=130, layout="constrained")
-    axes = figure.subplots()
-    axes.set_title(in_plot(title), fontsize=11, loc="left")
-    axes.set_xlabel(in_plot(x_label))
-    axes.set_ylabel(in_plot(y_label))
-    axes.grid(axis="y", color="#e3e6ea", linewidth=0.8)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    with drawing():
+        figure = new_figure(figsize=(7, 4.2), layout="constrained")
+        axes = figure.subplots()
+        axes.set_title(in_plot(textwrap.fill(title, _TITLE)), loc="left")
+        axes.set_xlabel(in_plot(x_label))
+        axes.set_ylabel(in_plot(y_label))
     return figure, axes
+
+
+def add_note(figure: Figure, *sentences: str) -> None:
+    """Say below a plot what its marks stand for, after what is said there already."""
+    told = " ".join(filter(None, (figure.get_supxlabel().replace("\n", " "), *map(in_plot, sentences))))
+    if told:
+        figure.supxlabel(textwrap.fill(told, _NOTE), x=0.01, ha="left", fontsize=7.5, color="#5a6475")
+
+
+def axis_label(metric: str) -> str:
+    """Return a metric's name and unit: `total latency (s)`, `decode throughput (tokens/s)`."""
+    entry = schema.metric(metric)
+    words = metric.replace("tokens_per_sec", "throughput")
+    for ending in ("_s", "_ms", "_mib"):
+        words = words.removesuffix(ending)
+    return words.replace("_", " ") + ("" if entry.unit == "-" else f" ({entry.unit})")
+
+
+def widen(axes: Axes, values: Sequence[float]) -> None:
+    """Let an axis span at least a share of its values, so that what is next to nothing looks like it."""
+    if not values or min(values) <= 0:
+        return
+    low, high = min(values), max(values)
+    if high / low - 1 < LEAST_SPAN:
+        middle = (low + high) / 2
+        axes.set_ylim(middle * (1 - LEAST_SPAN / 2), middle * (1 + LEAST_SPAN / 2))
+
+
+def _has_intervals(points: pd.DataFrame, y: str) -> bool:
+    return any(high > 0 for ends in _error_bars(points, y) or () for high in ends)
+
+
+def _told_baseline(points: pd.DataFrame) -> tuple[str, ...]:
+    return (_BASELINE,) if ask.marked(points, "baseline").any() else ()
 
 
 def _error_bars(points: pd.DataFrame, y: str) -> list[list[float]] | None:

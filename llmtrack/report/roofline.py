@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from llmtrack.report.drawing import LINE_COLORS
 from llmtrack.report.escape import as_label
 from llmtrack.report.labels import label_points
-from llmtrack.report.plots import LINE_COLORS, canvas
+from llmtrack.report.plots import canvas
 from llmtrack.tracking import ask
 from llmtrack.units import MIB
 
@@ -112,9 +113,9 @@ def roofline_plots(runs: pd.DataFrame) -> Mapping[str, Figure]:
         return {}
     unit, size = ("TFLOP/s", 1e12) if max(line.rate for line in lines) >= 1e12 else ("GFLOP/s", 1e9)
     figure, axes = canvas(
-        "Roofline: share of the floor that each stage reaches",
-        "operations per byte that must be moved",
-        unit,
+        "Roofline: the rate of each stage, and its share of what the roof above it allows",
+        "arithmetic intensity (FLOP per byte that must be moved)",
+        f"rate of computing ({unit})",
     )
     if len(marks) > FEW:
         figure.set_size_inches(10, 6.5)

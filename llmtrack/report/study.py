@@ -89,7 +89,7 @@ def write_study(experiment: Experiment, tracked: pd.DataFrame, place: Place) -> 
             drawn.append(plot)
     with parts.part("report.html"):
         page = study_report(Member(experiment, place.run_id, tracked, told, table), drawn, place.text)
-        files["report.html"] = write_html(folder, page)
+        files["report.html"] = write_html(folder, place.linked(page))
     note = ""
     with parts.part("note"):
         tables = {"": table or summary_table(tracked, own=experiment.table)}

@@ -77,7 +77,7 @@ def write_suite(
                 files[f"plots/{each.name}/{plot.name}.png"] = path
     with parts.part("report.html"):
         page = suite_report(question, place.run_id, tracked, lines, sections, remarks)
-        files["report.html"] = write_html(folder, page)
+        files["report.html"] = write_html(folder, place.linked(page))
     figures: dict[str, float] = {}
     with parts.part("headline"):
         figures = headline(tracked)

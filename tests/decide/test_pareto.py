@@ -81,8 +81,8 @@ def test_what_cannot_be_told_is_said_with_what_would_tell():
     assert "min_repeats=4" in once.measure
     table = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity"))
     assert table.notes == (f"what cannot be told: measure more: {once.measure}",)
-    axes = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity").axes[0]
-    assert "hollow: it cannot be told" in axes.get_title(loc="left")
+    figure = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity")
+    assert "Hollow: inconclusive" in figure.get_supxlabel()
 
 
 @pytest.mark.slow(1)
@@ -98,11 +98,9 @@ def test_a_plot_leaves_out_what_all_names_end_with():
 def test_many_arms_need_more_repeats_to_be_told():
     few = [repeated(f"a{n}", 10.0 + n, 20.0, n=5) for n in range(8)]
     assert set(places(*few).values()) == {"open"}
-    title = (
-        pareto_plot(gather_points(frame(*few)), "tokens_per_sec", "perplexity").axes[0].get_title(loc="left")
-    )
-    assert "line" not in title, "there is none"
-    assert max(map(len, title.splitlines())) <= 72, "longer lines leave the picture"
+    note = pareto_plot(gather_points(frame(*few)), "tokens_per_sec", "perplexity").get_supxlabel()
+    assert "line" not in note, "there is none"
+    assert max(map(len, note.splitlines())) <= 118, "longer lines leave the picture"
     enough = [repeated(f"a{n}", 10.0 + n, 20.0, n=6) for n in range(8)]
     assert [name for name, where in places(*enough).items() if where == "on"] == ["a7"]
 
@@ -244,13 +242,15 @@ def test_the_plot_joins_the_front():
         repeated("b", 20.0, 21.0, peak_memory_mib=50.0),
         repeated("c", 15.0, 22.0, peak_memory_mib=400.0),
     )
-    axes = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity").axes[0]
+    figure = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity")
+    (axes,) = figure.axes
     (line,) = axes.lines
     assert list(line.get_xdata()) == [10.0, 20.0]
-    assert "the line joins what no other beats in both" in axes.get_title(loc="left")
+    note = figure.get_supxlabel().replace("\n", " ")
+    assert "The line joins what no other beats in both. Grey: another beats it in both." in note
     assert {text.get_text() for text in axes.texts} - {""} == {"a", "b", "c"}
-    assert "50 to 400 MiB" in axes.get_title(loc="left")
-    assert axes.get_xlabel() == "tokens_per_sec, tokens/s (more is better)"
+    assert "50 to 400 MiB" in note
+    assert axes.get_xlabel() == "throughput (tokens/s), more is better"
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from llmtrack.report.gather import (
 )
 from llmtrack.report.html import GeneratedText, Plot, Report, Section, render_report
 from llmtrack.report.phases import MOST_STEPS, WIDTH, Call, timeline
+from llmtrack.report.place import server_of
 from tests.report.frames import frame, interval, run
 
 ATTACK = "<script>alert(1)</script>"
@@ -200,7 +201,7 @@ def test_a_report_without_timed_calls_or_plots_or_samples():
     assert "Prefill and decode" not in page.text
     assert "All runs" not in page.text
     assert not page.all("img")
-    assert not page.all("details")
+    assert [each.get("class") for each in page.all("details")] == ["conditions"]
 
 
 CALL = Call("plain", prompt_tokens=16, new_tokens=5, first_token_ms=100.0, inter_token_ms=25.0)
@@ -297,3 +298,44 @@ def test_the_report_of_one_study_has_one_table():
     )
     assert len(page.all("table")) == 1
     assert "It is fast." in page.text
+
+
+@pytest.mark.slow(1)
+def test_the_answer_comes_first_and_conditions_are_folded_away():
+    text = render_report(report())
+    order = [
+        text.index(word) for word in ("Takeaways", "Conditions: model", "All runs", 'class="experiment"')
+    ]
+    assert order == sorted(order)
+    assert text.index("<details") < text.index('<dl class="facts">')
+    study = study_report(Member(EXPERIMENT, "fedcba", RUNS, ("Take float32.",)), (), lambda *of: "")
+    text = render_report(study)
+    assert text.index("<h2>Answer</h2>") < text.index("Take float32.") < text.index("<table>")
+    assert text.count("Take float32.") == 1
+
+
+@pytest.mark.slow(1)
+def test_runs_are_links_to_where_mlflow_shows_them():
+    page = Page(
+        render_report(report(runs_at="http://127.0.0.1:5000/#/experiments/1/runs/", start="mlflow ui"))
+    )
+    links = [attributes["href"] for attributes in page.all("a")]
+    assert f"http://127.0.0.1:5000/#/experiments/1/runs/{RUNS['run_id'].iloc[0]}" in links
+    assert all(str(link).startswith("http://127.0.0.1:5000/#/experiments/1/runs/") for link in links)
+    assert all(attributes["rel"] == "noopener noreferrer" for attributes in page.all("a"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "found"),
+    [
+        ("http://user:secret@host:8080/path/", ("http://host:8080/path", "")),
+        ("https://host", ("https://host", "")),
+        ("http://[::1]:5000", ("http://[::1]:5000", "")),
+        (
+            "sqlite:////tmp/a b.db",
+            ("http://127.0.0.1:5000", "mlflow ui --backend-store-uri 'sqlite:////tmp/a b.db'"),
+        ),
+    ],
+)
+def test_a_link_holds_no_credentials(uri, found):
+    assert server_of(uri) == found

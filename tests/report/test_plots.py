@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from matplotlib.colors import to_hex
 
-from llmtrack.report.plots import COLOR, OTHER, bar_plot, line_plot, measured, step_plot
+from llmtrack.report.drawing import BASELINE, COLOR
+from llmtrack.report.plots import axis_label, bar_plot, line_plot, measured, scatter_plot, step_plot
 from tests.report.frames import frame, interval, run
 
 RUNS = frame(
@@ -59,11 +60,13 @@ def test_a_line_with_intervals():
 
 def test_bars_with_intervals_values_and_a_grey_baseline():
     (axes,) = bar_plot(RUNS, "dtype", "tokens_per_sec", title="T").axes
-    assert axes.get_ylabel() == "tokens/s", "the metric's unit, where nothing else is said"
+    assert axes.get_ylabel() == "throughput (tokens/s)", (
+        "the metric's name and unit, where nothing else is said"
+    )
     (bars,) = [c for c in axes.containers if type(c).__name__ == "BarContainer"]
     assert [bar.get_height() for bar in bars] == [8.0, 10.0]
     assert segments(axes) == [(7.5, 9.5), (9.0, 10.25)]
-    assert [to_hex(bar.get_facecolor()) for bar in bars] == [COLOR, OTHER]
+    assert [to_hex(bar.get_facecolor()) for bar in bars] == [COLOR, BASELINE]
     assert {"8", "10"} <= {text.get_text() for text in axes.texts}
     assert [label.get_text() for label in axes.get_xticklabels()] == ["bfloat16", "float32"]
 
@@ -99,3 +102,56 @@ def test_nothing_measured_is_an_empty_picture(runs, tmp_path):
 def test_steps_count_from_one():
     (axes,) = step_plot([3.0, 1.0, 2.0], title="T", x_label="step", y_label="ms").axes
     assert axes.get_lines()[0].get_xydata().tolist() == [[1, 3], [2, 1], [3, 2]]
+
+
+def named(*values, metric="tokens_per_sec"):
+    return frame(
+        *(
+            run(
+                f"s{n}", baseline=n == 0, perplexity=20.0 + n, **interval(metric, value, value - 1, value + 1)
+            )
+            for n, value in enumerate(values)
+        )
+    )
+
+
+@pytest.mark.slow(1)
+def test_whiskers_and_the_color_of_the_baseline_are_explained_where_they_are_drawn():
+    bars = bar_plot(named(8.0, 10.0), "scenario", "tokens_per_sec", title="T").get_supxlabel()
+    assert "95 % intervals" in bars
+    assert "Amber: the baseline." in bars
+    one = frame(run("a", tokens_per_sec=8.0))
+    assert bar_plot(one, "scenario", "tokens_per_sec", title="T").get_supxlabel() == ""
+
+
+@pytest.mark.slow(1)
+def test_what_is_next_to_nothing_does_not_fill_a_plot():
+    """Perplexities of 20 and 20.1, 0.5 % apart, take a tenth of an axis of 5 %; 20 and 22 take theirs."""
+    runs = frame(
+        *(run(f"s{n}", tokens_per_sec=5.0 + n, perplexity=value) for n, value in enumerate((20.0, 20.1)))
+    )
+    figure = scatter_plot(runs, "tokens_per_sec", "perplexity", title="T", x_label="X", y_label="Y")
+    assert figure.axes[0].get_ylim() == pytest.approx((20.05 * 0.975, 20.05 * 1.025))
+    runs.loc[1, "perplexity"] = 22.0
+    figure = scatter_plot(runs, "tokens_per_sec", "perplexity", title="T", x_label="X", y_label="Y")
+    assert figure.axes[0].get_ylim()[1] < 22.5
+
+
+@pytest.mark.parametrize(
+    ("metric", "label"),
+    [
+        ("total_latency_s", "total latency (s)"),
+        ("time_to_first_token_ms", "time to first token (ms)"),
+        ("decode_tokens_per_sec", "decode throughput (tokens/s)"),
+        ("peak_memory_mib", "peak memory (MiB)"),
+        ("perplexity", "perplexity"),
+    ],
+)
+def test_an_axis_has_a_name_and_a_unit(metric, label):
+    assert axis_label(metric) == label
+
+
+@pytest.mark.slow(1)
+def test_a_long_title_is_wrapped_and_not_clipped():
+    title = step_plot([1.0, 2.0], title="word " * 40, x_label="X", y_label="Y").axes[0].get_title(loc="left")
+    assert max(map(len, title.splitlines())) <= 78

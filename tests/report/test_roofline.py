@@ -71,7 +71,7 @@ def test_the_plot_has_a_line_for_each_roof_and_a_mark_for_each_stage():
         "decode",
     ]
     assert {text.get_text() for text in axes.texts} - {""} == {"one 50%", "one 12%", "two 50%", "two 12%"}
-    assert axes.get_ylabel() == "TFLOP/s"
+    assert axes.get_ylabel() == "rate of computing (TFLOP/s)"
     figure.draw_without_rendering()
     assert axes.get_legend().get_window_extent().y1 < axes.get_window_extent().y0, "it lies on no point"
     for axis in (axes.xaxis, axes.yaxis):
