@@ -55,7 +55,7 @@ class Commands(click.Group):
                 try:
                     return super().invoke(ctx)
                 finally:
-                    # What is still buffered would fail when Python ends, where nobody can print_text of it.
+                    # What is still buffered would fail when Python ends, where nobody can tell of it.
                     if sys.stdout is not None:
                         sys.stdout.flush()
         except KeyboardInterrupt:

@@ -138,7 +138,7 @@ def runs(kind: str, status: str | None, shown: Layout, **chosen: Any) -> None:
 )
 @click.option("--experiment", callback=optional, help="Only runs of this llmtrack or MLflow experiment.")
 @_across_environments
-@click.option("--strict", is_flag=True, help="Fail also where the samples cannot print_text.")
+@click.option("--strict", is_flag=True, help="Fail also where the samples cannot tell.")
 @click.option(
     "--allow-missing", is_flag=True, help="Accept that a side has no figure, or one that is not a number."
 )
