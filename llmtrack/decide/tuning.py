@@ -108,6 +108,7 @@ class Tuning:
         self._scores: dict[str, list[PartScore]] = {}
         self._part_s: dict[str, float] = {}
         self._duelled: dict[str, Difference | None] = {}
+        self._afresh_of: dict[str, dict[str, list[float]]] = {}
         self._rounds = 0
         self._told: set[str] = set()
         if task.most_perplexity is not None:
@@ -286,9 +287,8 @@ class Tuning:
         self._show(f"proving {name} afresh against {base}")
         most = fits[0] if self._to_try() else _MOST_FRESH
         samples = duel((base, name), self._afresh, self._left() / _ROOM, fits[0], most)
-        self._duelled[name] = claim = self._compare(base, name, samples)
-        if claim is not None and (self.claim is None or claim.verdict == "better"):
-            self.claim, self.fresh = claim, samples
+        self._duelled[name] = self._compare(base, name, samples)
+        self._afresh_of[name] = samples
         return True
 
     # --- measuring and scoring
@@ -328,9 +328,11 @@ class Tuning:
         if seen.late and name != self.task.baseline:
             self.untried[name] = f"given up after {_duration(seen.seconds)} of {seen.late}"
             return
-        self.race.drop(name, seen.why)
         if name == self.task.baseline:
+            late = f"the baseline was not measured in time ({seen.late}): use budget={budget_text(3 * self.spent)}"
+            self.race.drop(name, late if seen.late else seen.why)
             return
+        self.race.drop(name, seen.why)
         kind = self._way(name).kind
         failed = self._failed.setdefault(kind, [])
         failed.append(seen.why)
@@ -582,7 +584,8 @@ class Tuning:
                 and base in self.race.alive
             ):
                 # It was not told from the baseline: the simpler of both is recommended.
-                self.claim, answer = self._duelled[answer], base
+                self._claim_of(answer)
+                answer = base
                 self.equal = list(dict.fromkeys([base, *self.equal]))
             else:
                 return self._unproven(answer)
@@ -590,9 +593,15 @@ class Tuning:
         if promising is not None:
             return self._unproven(answer, promising)
         self.winner, self.ending = answer, "proven"
+        if answer in self._duelled:
+            self._claim_of(answer)
         if answer != base and self.race.exact:
             self.claim = self._exact_claim(answer)
         return None
+
+    def _claim_of(self, name: str) -> None:
+        """Claim what was measured afresh of a candidate, and nothing of another one."""
+        self.claim, self.fresh = self._duelled[name], self._afresh_of[name]
 
     def _exact_claim(self, answer: str) -> Difference | None:
         samples = [self.race.samples[name] for name in (self.task.baseline, answer)]

@@ -172,6 +172,23 @@ def test_where_the_baseline_cannot_be_measured_the_best_of_the_others_is_named_w
     assert "the baseline could not be measured" in tuning.missing
 
 
+def test_a_budget_too_small_for_the_baseline_ends_with_one_that_would_do():
+    tuning = tuned(Table({"base": 0.02, "fast": 1.0}, first=40.0), 60.0)
+    assert (tuning.ending, tuning.winner) == ("none", None)
+    assert tuning.race.dropped["base"].why == "the baseline was not measured in time (loading): use budget=3m"
+
+
+def test_what_is_claimed_is_of_the_answer_where_two_were_measured_afresh():
+    """After `good` is proven there is time for `best`, of which the claim and the samples are then."""
+    best = Way("onnx", "best", 32.0, loads=60.0)
+    hands = Table({"base": 1.0, "good": 2.0, "best": 4.0}, known={"best": best})
+    tuning = tuned(hands, 300.0, most_perplexity=None)
+    assert (tuning.ending, tuning.winner) == ("proven", "best")
+    assert set(tuning.fresh) == {"base", "best"}
+    assert tuning.claim is not None
+    assert tuning.claim.candidate == pytest.approx(4.0)
+
+
 def test_what_is_measured_to_be_better_after_a_proof_is_named_before_what_is_proven():
     hands = Table({"base": 1.0, "good": 2.0, "best": 4.0}, unscorable={"best"})
     tuning = tuned(hands, 200.0, parts=2)
