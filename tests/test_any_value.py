@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from experiments import declarations, suite
 from llmtrack.cli import main as llmtrack_command
+from llmtrack.options import parameters
 from llmtrack.parameter import LARGEST
 from llmtrack.run import command as entry
 from llmtrack.tracking.tracker import Tracker
@@ -112,7 +113,7 @@ def test_an_experiment_takes_or_refuses_any_value(name, data):
 )
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_no_number_of_an_experiment_is_without_bounds(name, value):
-    for parameter in entry.parameters(EXPERIMENTS[name].config):
+    for parameter in parameters(EXPERIMENTS[name].config):
         if parameter.kind in (int, float):
             result = CliRunner().invoke(EXPERIMENTS[name], [parameter.flag, value])
             assert (result.exit_code, result.output.count("\n")) == (2, 1), (parameter.name, result.output)

@@ -112,4 +112,4 @@ def test_a_chance_that_is_none_is_refused(alpha):
     from llmtrack.decide.comparing import compare_pairs
 
     with pytest.raises(UsageError, match="alpha"):
-        compare_pairs([], [], samples={}, alpha=alpha)
+        compare_pairs([], [], alpha=alpha)

@@ -11,7 +11,7 @@ from llmtrack.words import some_of
 _NUMBER = re.compile(r"(?<![\w.:/#-])\d[\d,]*(?:\.\d+)?(?![\w.:/-]*[A-Za-z_/])")
 
 
-def kind_of(warning: str) -> str:
+def warning_kind(warning: str) -> str:
     """Return what warnings have in common that differ in their numbers only."""
     return _NUMBER.sub("#", warning)
 
@@ -25,7 +25,7 @@ def grouped(warned: Iterable[tuple[str, str]], runs: int) -> list[str]:
     """
     kinds: dict[str, list[tuple[str, str]]] = {}
     for name, line in dict.fromkeys(warned):
-        kinds.setdefault(kind_of(line), []).append((name, line))
+        kinds.setdefault(warning_kind(line), []).append((name, line))
     return [
         f"{_who([name for name, _ in found], runs)}: {_ranged([line for _, line in found])}"
         for found in kinds.values()

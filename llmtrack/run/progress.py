@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from llmtrack.decide.warned import kind_of
+from llmtrack.decide.warned import warning_kind
 from llmtrack.events import Event, Log, Warn
 from llmtrack.events import Progress as Step
 from llmtrack.output import on_one_line
@@ -194,7 +194,7 @@ class StudyProgress:
 
     def warn(self, text: str) -> None:
         """Print a warning, the first of its kind; the reading has all runs that carry it."""
-        if (kind := kind_of(text)) not in self._warned:
+        if (kind := warning_kind(text)) not in self._warned:
             self._warned.add(kind)
             self.line(f"    warning: {text}")
 

@@ -21,7 +21,8 @@ from llmtrack.options import Checked, Option, chosen
 from llmtrack.outcome import Measurement
 from llmtrack.plain import to_json
 from llmtrack.run.executors import InlineExecutor
-from llmtrack.scenario import Variant
+from llmtrack.scenario import Scenario, Variant
+from llmtrack.task import GenerateTask
 from llmtrack.tracking.records import StudyContext, params_of, scenario_record
 from llmtrack.worker.machine import describe
 from tests.extensions import install
@@ -80,7 +81,11 @@ class Told(Checked):
     ],
 )
 def test_what_nobody_declared_is_refused_before_anything_is_loaded(variant, message):
-    for refuse in (check_variant, load_variant, lambda each: InlineExecutor().check([each])):
+    for refuse in (
+        check_variant,
+        load_variant,
+        lambda each: InlineExecutor().check([Scenario("x", each, GenerateTask(("a",)))]),
+    ):
         with pytest.raises(UsageError, match=message) as caught:
             refuse(variant)
         assert "\n" not in str(caught.value)
