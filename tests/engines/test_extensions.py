@@ -19,6 +19,7 @@ from llmtrack.engines.registry import load_engine
 from llmtrack.errors import ExtensionError, ScenarioError, UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.models.folder import model_folder
+from llmtrack.models.view import view
 from llmtrack.options import NoOptions
 from llmtrack.quantize import recipe
 from llmtrack.run.executors import InlineExecutor
@@ -68,9 +69,11 @@ def test_a_synthetic_model_is_a_folder_of_the_same_weights(spec):
     assert model_folder(spec).path == folder.path
 
 
-def test_what_is_a_folder_stays_where_it_is(tiny_model_dir):
+def test_what_is_a_folder_stays_where_it_is_and_a_view_of_it_is_given(tiny_model_dir):
     found = model_folder(f"no/such/folder,{tiny_model_dir}")
-    assert (found.path, found.model_id) == (tiny_model_dir, str(tiny_model_dir))
+    assert (found.path, found.model_id) == (view(tiny_model_dir), str(tiny_model_dir))
+    weights = tiny_model_dir / "model.safetensors"
+    assert (found.path / weights.name).samefile(weights)
     assert found.warnings[0].startswith("passed over no/such/folder")
     assert found.tags["weights_digest"].startswith("safetensors:")
 

@@ -157,7 +157,10 @@ def test_causal_decoders_load(save, architecture):
     }
     loaded = load(save(architecture, **settings.get(architecture, {})))
     assert loaded.model.get_output_embeddings() is not None
-    assert loaded.warnings == ()
+    ignored = "the faster implementation of transformers ignores attn_logit_softcapping"
+    # Version 5 has no faster one of gemma2.
+    slowed = architecture == "gemma2" and loaded.model._supports_sdpa
+    assert loaded.warnings == ((f"attention is eager, and slower: {ignored}",) if slowed else ())
 
 
 @pytest.mark.parametrize(
