@@ -211,7 +211,7 @@ def test_runs_that_tell_no_digest_are_compared_within_a_model_only(compared):
 @pytest.mark.slow(1)
 def test_bits_per_byte_are_compared_across_tokenizers_and_machines(compared):
     (found,) = compared("scored", "with more bits", "bits_per_byte").to_dict("records")
-    assert (found["verdict"], found["words"]) == ("worse", "higher: 1.10x")
+    assert (found["verdict"], found["words"]) == ("worse", "higher: +10 %")
 
 
 @pytest.mark.slow(1)

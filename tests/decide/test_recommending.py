@@ -16,6 +16,7 @@ from llmtrack.decide.points import gather_points
 from llmtrack.decide.recommending import Limits, parse_percent, parse_size, recommend
 from llmtrack.decide.verdicts import measure_more
 from llmtrack.errors import UsageError
+from llmtrack.tracking.query import newest_study
 from tests.decide.test_pareto import timed as timed_run
 from tests.decide.test_pareto import tracked  # noqa: F401 - fixture
 from tests.report.frames import frame, interval, run
@@ -261,12 +262,15 @@ def test_the_command():
     arguments = ["recommend", "--max-perplexity-increase", "1%", "--max-memory", "2GiB"]
     told = CliRunner().invoke(main, arguments)
     assert told.exit_code == 0, told.output
-    assert told.output.startswith("Run int8: the fastest of 3 scenarios")
-    assert "int4  perplexity +30 % is over +1 %" in told.output
-    assert json.loads(CliRunner().invoke(main, [*arguments, "--format", "json"]).output)["scenario"] == "int8"
+    assert told.stdout.startswith("Run int8: the fastest of 3 scenarios")
+    assert "int4  perplexity +30 % is over +1 %" in told.stdout
+    (latest,) = told.stderr.splitlines()
+    assert latest == f"latest: {newest_study()} (--study chooses another)"
+    as_data = CliRunner().invoke(main, [*arguments, "--format", "json"])
+    assert (json.loads(as_data.stdout)["scenario"], as_data.stderr) == ("int8", told.stderr)
     nothing = CliRunner().invoke(main, ["recommend", "--max-memory", "1MiB"])
     assert nothing.exit_code == 1
-    assert nothing.output.startswith("Nothing fits")
+    assert nothing.stdout.startswith("Nothing fits")
     assert CliRunner().invoke(main, ["recommend", "--max-memory", "1"]).exit_code == 2
 
 
@@ -276,6 +280,6 @@ def test_a_recommendation_ends_with_the_lines_that_run_it(monkeypatch):
     # The lines themselves are run in tests/run/test_how.py.
     monkeypatch.setattr("llmtrack.run.how.how_to_run", lambda run: [f"llmtrack generate {run['scenario']}"])
     told = CliRunner().invoke(main, ["recommend", "--search", "fp32"]).output
-    assert told.endswith("To run it that way:\n  llmtrack generate fp32\n")
+    assert told.endswith("To run it that way:\n  llmtrack generate fp32\nMeasured with weights: abc.\n")
     as_data = CliRunner().invoke(main, ["recommend", "--search", "fp32", "--format", "json"]).output
     assert json.loads(as_data)["scenario"] == "fp32"
