@@ -74,7 +74,8 @@ def gather_points(runs: pd.DataFrame, speed: str = SPEED, quality: str = QUALITY
     timed = _like(timed, reference, ("workload_id",), "of another workload", notes)
     timed = _like(timed, reference, ("environment_id",), "measured in another environment", notes)
     scored = finished[ask.present(finished, quality)]
-    scored = scored[ask.where(scored, "model_id", reference.get("model_id"))]
+    # Runs that name no model, such as of an earlier version, are of one: that of the reference.
+    scored = _like(scored, reference, ("model_id",), "of another model", [])
     scored = newest_of_each(scored, across_work=True)
     scored = extended(scored, scored_key=[str(scored_key(run, quality)) for _, run in scored.iterrows()])
     if len(scored):

@@ -21,6 +21,7 @@ from llmtrack.errors import UsageError
 from llmtrack.report.labels import label_points
 from llmtrack.report.pareto import pareto_plot, pareto_table
 from llmtrack.report.plots import canvas
+from llmtrack.tracking.query import newest_study
 from tests.report.frames import frame, interval, run
 from tests.tracking.samples import ENVIRONMENT, measurement
 
@@ -119,6 +120,14 @@ def scored(name, perplexity, **values):
     return run(
         name, perplexity=perplexity, workload_id="q", **{"environment_id": "e", **convention, **values}
     )
+
+
+def test_runs_that_name_no_model_keep_their_quality():
+    runs = frame(
+        timed("fp32", 10.0, model_id=None, perplexity=20.0),
+        timed("int8", 30.0, model_id=None, quantization="int8", perplexity=25.0),
+    )
+    assert list(gather_points(runs).runs["perplexity"]) == [20.0, 25.0]
 
 
 def test_quality_is_joined_by_variant_or_is_the_runs_own():
@@ -276,10 +285,11 @@ def test_the_command_prints_and_draws(tmp_path):
     path = tmp_path / "front.png"
     told = CliRunner().invoke(main, ["pareto", "--output", str(path), "--memory"])
     assert told.exit_code == 0, told.output
-    assert told.output.count("on the front") == 3
+    assert told.stdout.count("on the front") == 3
     assert path.read_bytes()[:4] == b"\x89PNG"
-    rows = json.loads(CliRunner().invoke(main, ["pareto", "--format", "json"]).output)
-    assert [row["scenario"] for row in rows] == ["int4", "int8", "fp32"]
+    as_data = CliRunner().invoke(main, ["pareto", "--format", "json"])
+    assert [row["scenario"] for row in json.loads(as_data.stdout)] == ["int4", "int8", "fp32"]
+    assert as_data.stderr == f"latest: {newest_study()} (--study chooses another)\n"
 
 
 @pytest.mark.slow(1)
@@ -293,10 +303,15 @@ def test_the_command_prints_and_draws(tmp_path):
     ],
 )
 def test_mistakes_are_one_line(arguments, message):
-    told = CliRunner().invoke(main, ["pareto", *arguments])
-    assert told.exit_code == 2
-    assert message in told.stderr
-    assert len(told.stderr.splitlines()) == 1
+    told = CliRunner().invoke(main, ["pareto", "--study", "latest", *arguments])
+    assert (told.exit_code, told.stdout) == (2, "")
+    (mistake,) = told.stderr.splitlines()
+    assert mistake.startswith("error: ")
+    assert message in mistake
+    # Where nothing chooses the runs, a line before it says which were looked at.
+    unchosen = CliRunner().invoke(main, ["pareto", *arguments])
+    assert (unchosen.exit_code, unchosen.stdout) == (2, "")
+    assert unchosen.stderr.splitlines() == [f"latest: {newest_study()} (--study chooses another)", mistake]
 
 
 @pytest.mark.parametrize(
