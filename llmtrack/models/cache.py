@@ -29,6 +29,7 @@ MANIFEST = "llmtrack-manifest.json"
 LOCK_SECONDS = 1800.0  # a slow download and a conversion by another process
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_SPARE_BYTES = 64 * MIB  # a disk with less has no room
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 # As the system, Rust's libraries and installers say it.
 _FULL = (
@@ -82,7 +83,9 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int =
                     )
                 if needed > shutil.disk_usage(models).free:
                     raise ModelLoadError(why_full(models, needed))
-                _build(entry, build)
+                _build(entry, build, needed)
+    except ModelLoadError:
+        raise
     except Timeout:
         raise ModelLoadError(
             f"another process has held {lock} for {LOCK_SECONDS / 60:.0f} minutes: "
@@ -115,15 +118,19 @@ def why_full(folder: Path, needed: int = 0) -> str:
         folder: of the cache.
         needed: bytes; 0: not known.
     """
-    places = {folder: "LLMTRACK_CACHE", Path(tempfile.gettempdir()): "TMPDIR"}
-    free = {place: shutil.disk_usage(_there(place)).free for place in places}
+    free = _free(folder)
     # Where the cache has no room for what is known to be needed, it is the cache.
-    full = folder if needed > free[folder] else min(places, key=free.__getitem__)
+    full = folder if needed > free[folder] else min(free, key=free.__getitem__)
     amount = f", and {needed / MIB:,.0f} MiB are needed" if needed else ""
     return (
         f"the disk of {full} is full: {free[full] / MIB:,.0f} MiB are free{amount}: free some space there, or set "
-        f"{places[full]} to a folder on another disk"
+        f"{'LLMTRACK_CACHE' if full == folder else 'TMPDIR'} to a folder on another disk"
     )
+
+
+def _free(folder: Path) -> dict[Path, int]:
+    """Return the free bytes of the disks of the cache and of temporary files."""
+    return {place: shutil.disk_usage(_there(place)).free for place in (folder, Path(tempfile.gettempdir()))}
 
 
 def _there(path: Path) -> Path:
@@ -218,7 +225,7 @@ def entry_stem(name: str) -> str:
     return "".join(each if each.isalnum() or each in "-_" else "-" for each in name)[:60]
 
 
-def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> None:
+def _build(entry: Path, build: Callable[[Path], dict[str, Any]], needed: int) -> None:
     scratch = entry.with_name(f".{entry.name}.new")
     discarded = entry.with_name(f".{entry.name}.old")
     # Left by a process that was killed: nobody else is at work here while we hold the lock.
@@ -238,6 +245,11 @@ def _build(entry: Path, build: Callable[[Path], dict[str, Any]]) -> None:
         if entry.exists():
             os.replace(entry, discarded)  # a folder cannot be renamed over one that is not empty
         os.replace(scratch, entry)
+    except ModelLoadError as error:
+        # Asked before the scratch folder is removed, which makes room. With room here it is another disk, such as the server's.
+        if is_full(error) and min(_free(entry.parent).values()) < _SPARE_BYTES:
+            raise ModelLoadError(why_full(entry.parent, needed)) from error
+        raise
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         shutil.rmtree(discarded, ignore_errors=True)

@@ -59,6 +59,29 @@ def test_another_error_is_none_of_a_full_disk(cache):
         build_once("b", raising(ZeroDivisionError()))
 
 
+@pytest.mark.parametrize(
+    ("while_built", "afterwards", "said"),
+    [
+        (10, 90_000, "the disk of .* is full: 10 MiB are free"),  # what was written is removed
+        (90_000, 90_000, "^its files cannot be fetched$"),  # such as of the server's disk
+    ],
+)
+def test_a_line_of_its_own_is_kept_where_the_disk_has_room(cache, monkeypatch, while_built, afterwards, said):
+    def build(folder):
+        raise ModelLoadError("its files cannot be fetched") from OSError(
+            errno.ENOSPC, "No space left on device"
+        )
+
+    scratch = cache / ".a.new"
+    monkeypatch.setattr(
+        shutil,
+        "disk_usage",
+        lambda path: Usage(0, 0, (while_built if scratch.exists() else afterwards) * MIB),
+    )
+    with pytest.raises(ModelLoadError, match=said):
+        build_once("a", build)
+
+
 def test_what_is_known_to_be_too_large_is_not_begun(cache):
     with pytest.raises(ModelLoadError, match=r"10 MiB are free, and 11 MiB are needed: .* LLMTRACK_CACHE"):
         build_once("a", raising(AssertionError("begun")), needed=11 * MIB)
