@@ -93,7 +93,7 @@ def test_version():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["compare"], "no tracked run matches"),
+        (["compare"], "there is no study yet: `llmtrack run baseline` makes one"),
         (["runs", "--study", "nope"], "there is no study 'nope'"),
         (["runs", "--experiment", "nope"], "there is no experiment 'nope'"),
         (["runs", "--tracking-uri", "mlruns"], "old file store"),

@@ -229,7 +229,9 @@ def _study_id(source: Source, study: str, experiment: str | None) -> str:
         if newest := _newest(source, any_study):
             return newest
         raise UsageError(
-            "there is no study" + (f" of experiment {experiment!r}" if experiment else "") + " yet"
+            "there is no study"
+            + (f" of experiment {experiment!r}" if experiment else "")
+            + " yet: `llmtrack run baseline` makes one"
         )
     named = run_of_id(source, study)
     if named is not None and "llmtrack.study_id" in named.tags:
