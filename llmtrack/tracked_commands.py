@@ -80,8 +80,7 @@ def compare(
         others = ("model", "search", "tags", "since", "until")
         if every or output or warnings or any(chosen[name] for name in others):
             raise UsageError("with --baseline, choose runs by --candidate, --study and --experiment only")
-        if not candidate and not chosen["study"]:
-            _say_latest(chosen["tracking_uri"], chosen["experiment"])
+        latest = None if candidate or chosen["study"] else _latest(chosen["tracking_uri"], chosen["experiment"])
         compare_with_baseline(
             baseline,
             candidate or (as_selector(chosen["study"] or "latest"),),
@@ -91,11 +90,11 @@ def compare(
             layout=shown,
             tracking_uri=chosen["tracking_uri"],
         )
+        _tell_latest(latest)
         return
     if candidate or metric or across_environments:
         raise UsageError("--candidate, --metric and --across-environments need a --baseline")
-    if not every:
-        chosen = _latest_unless_chosen(chosen)
+    chosen, latest = (chosen, None) if every else _latest_unless_chosen(chosen)
     compare_runs(
         every=every,
         warnings=warnings,
@@ -104,6 +103,7 @@ def compare(
         progress=sys.stderr.isatty(),
         **chosen,
     )
+    _tell_latest(latest)
 
 
 @click.command()
@@ -216,9 +216,10 @@ def pareto(speed: str, quality: str, memory: bool, output: Path | None, shown: L
     from llmtrack.decide.verdicts import with_samples
     from llmtrack.report.pareto import show_pareto
 
-    chosen = _latest_unless_chosen(chosen)
+    chosen, latest = _latest_unless_chosen(chosen)
     runs = with_samples(_found(**chosen), chosen["tracking_uri"])
     show_pareto(runs, speed, quality, memory=memory, layout=shown, output=output)
+    _tell_latest(latest)
 
 
 @click.command()
@@ -263,7 +264,7 @@ def recommend(
         None if max_perplexity_increase is None else parse_percent(max_perplexity_increase),
         None if max_memory is None else parse_size(max_memory),
     )
-    chosen = _latest_unless_chosen(chosen)
+    chosen, latest = _latest_unless_chosen(chosen)
     runs = with_samples(_found(**chosen), chosen["tracking_uri"])
     found = choose(runs, limits, objective, baseline)
     how: list[str] = []
@@ -287,22 +288,28 @@ def recommend(
     if picture is not None:
         draw(found, runs, objective, picture)
         print_text(f"Written: {picture}", err=True)
+    _tell_latest(latest)
     if found.scenario is None:
         sys.exit(1)
 
 
-def _latest_unless_chosen(chosen: dict[str, Any]) -> dict[str, Any]:
-    """Return what chooses runs: the newest suite, or study outside of one, where a person chose nothing, which is said."""
+def _latest_unless_chosen(chosen: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Return what chooses runs, and the newest study (or suite) where the user chose nothing."""
     if any(value for name, value in chosen.items() if name != "tracking_uri"):
-        return chosen
-    _say_latest(chosen["tracking_uri"])
-    return {**chosen, "study": "latest"}
+        return chosen, None
+    return {**chosen, "study": "latest"}, _latest(chosen["tracking_uri"])
 
 
-def _say_latest(tracking_uri: str | None, experiment: str | None = None) -> None:
+def _latest(tracking_uri: str | None, experiment: str | None = None) -> str:
     from llmtrack.tracking.query import newest_study
 
-    print_text(f"latest: {newest_study(experiment, tracking_uri)} (--study chooses another)", err=True)
+    return newest_study(experiment, tracking_uri)
+
+
+def _tell_latest(study: str | None) -> None:
+    """Print which study an answer is about, after the answer: an error stays one line."""
+    if study is not None:
+        print_text(f"latest: {study} (--study chooses another)", err=True)
 
 
 def _found(**chosen: Any) -> pd.DataFrame:

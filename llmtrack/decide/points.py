@@ -67,7 +67,11 @@ def gather_points(runs: pd.DataFrame, speed: str = SPEED, quality: str = QUALITY
     finished = in_order_of_time(ask.finished(runs[ask.where(runs, "kind", "scenario")]))
     timed = finished[ask.present(finished, speed)]
     if timed.empty:
-        raise UsageError(f"no finished run has {speed}: nothing can be chosen among")
+        of = " and ".join(sorted(set(filter(None, finished.get("experiment", [])))))
+        raise UsageError(
+            f"no finished run{f' of {of}' if of else ''} has {speed}: choose a study that measured it, such as "
+            "--study latest:precision, or measure one: mlflow run . -e precision"
+        )
     notes: list[str] = []
     reference = reference_of(timed)
     timed = _like(timed, reference, ("model_id",), "of another model", notes)

@@ -62,7 +62,7 @@ def mixed_runs(tracker):
 
 @pytest.mark.slow(5)
 def test_against_a_baseline(studies):
-    told = run("--baseline", studies[0], "--metric", "tokens_per_sec").output
+    told = run("--baseline", studies[0], "--metric", "tokens_per_sec").stdout
     assert "model: scripted" in told
     assert "differs in" not in told, "nothing was asked differently"
     lines = [line for line in told.splitlines() if "prompt_" in line]
@@ -72,7 +72,7 @@ def test_against_a_baseline(studies):
     assert set(rows[0]) == set(COLUMNS)
     chosen = run(
         "--baseline", studies[0], "--columns", "scenario,ratio", "--sort", "-ratio", "--format", "csv"
-    ).output
+    ).stdout
     ratios = [float(row["ratio"]) for row in csv.DictReader(io.StringIO(chosen))]
     assert ratios == sorted(ratios, reverse=True)
 
@@ -97,7 +97,7 @@ def test_what_differs_is_shown_and_what_does_not_is_said_once(mixed):
 def test_formats_of_the_table_side_by_side(mixed):
     own = run("--format", "html").output
     assert "block_size" not in own, "the columns of the study's own table"
-    page = run("--format", "html", "--wide").output
+    page = run("--format", "html", "--wide").stdout
     assert "int8 &lt;weights&gt;" in page
     assert "block_size" in page
     assert "<weights>" not in page
@@ -105,11 +105,11 @@ def test_formats_of_the_table_side_by_side(mixed):
     latex = run("--format", "latex", "--columns", "dtype,tokens_per_sec").output
     assert r"\begin{tabular}{llrl}" in latex
     assert r"out of memory" in latex
-    rows = list(csv.DictReader(io.StringIO(run("--format", "csv", "--sort", "-tokens_per_sec").output)))
+    rows = list(csv.DictReader(io.StringIO(run("--format", "csv", "--sort", "-tokens_per_sec").stdout)))
     assert [row["scenario"] for row in rows] == ["int8", "plain", "int4"]
     assert rows[1]["run_id"] == mixed["plain"]
     assert rows[0]["perplexity"] == "–", "a run without a metric shows a dash"
-    named = {row["scenario"]: row for row in json.loads(run("--format", "json").output)}
+    named = {row["scenario"]: row for row in json.loads(run("--format", "json").stdout)}
     assert named["int4"]["against baseline"] == "FAILED (out_of_memory)"
     assert "| int8 |" in run("--format", "markdown").output
 

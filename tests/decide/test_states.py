@@ -63,8 +63,8 @@ COMMANDS = [
     (["compare", "--all", "--sort", "-tokens_per_sec"], "on_KILLED was killed"),
     (["compare", "--format", "json"], '"against baseline": "SCHEDULED"'),
     (["compare", "--baseline", "latest#prompt_8", "--candidate", "latest"], "is still running"),
-    (["pareto", "--quality", "peak_memory_mib"], "prompt_8"),
-    (["recommend"], "prompt_8"),
+    (["pareto", "--quality", "peak_memory_mib"], "1 run of another workload is left out"),
+    (["recommend"], "Run prompt_4"),
     (["gate", "--baseline", "latest#prompt_8", "--candidate", "latest", "--fail-if", "model_size_mib > 1%"], "kept"),
 ]  # fmt: skip
 

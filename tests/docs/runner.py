@@ -55,7 +55,8 @@ def comes_to(command: str) -> str:
 
 def entry_point(words: list[str]) -> None:
     """Run the command of an entry point as `mlflow run` would; tests/e2e runs them by `mlflow run` itself."""
-    check(run_here(*entry_point_of(words)))
+    name, values = entry_point_of(words)
+    check(run_here(name, values), EXIT_CODES.get(name, {0}))
 
 
 def entry_point_of(words: list[str]) -> tuple[str, dict[str, str]]:

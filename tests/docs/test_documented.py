@@ -36,7 +36,7 @@ LINES = [
 
 @pytest.fixture(scope="session")
 def reader(tmp_path_factory: pytest.TempPathFactory, template_database: Path) -> Path:
-    """The working directory of a reader who has run some experiments: a store, and files of their own."""
+    """The working directory of a reader who has run some experiments, a suite last: a store, and files of their own."""
 
     def measure(folder: Path) -> None:
         shutil.copyfile(template_database, folder / "mlflow.db")
@@ -45,7 +45,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory, template_database: Path) ->
         store = f"sqlite:///{folder / 'mlflow.db'}"
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
-            for experiment in ("prompt_length", "precision", "perplexity"):
+            for experiment in ("prompt_length", "suite"):
                 runner.module_command([f"experiments.{experiment}", "--tracking-uri", store])
 
     return made_once(tmp_path_factory, "reader", measure)

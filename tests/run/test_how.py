@@ -14,6 +14,7 @@ from experiments import baseline
 from llmtrack.cli import main
 from llmtrack.engines.text import chat_text
 from llmtrack.errors import UsageError
+from llmtrack.output import shown
 from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.how import (
     PROMPT,
@@ -62,7 +63,7 @@ def test_the_python_lines_and_the_command_say_the_same_text(task, capsys):
     said = CliRunner().invoke(main, words, catch_exceptions=False)
     assert said.exit_code == 0
     assert printed.strip()
-    assert said.stdout == printed
+    assert said.stdout == shown(printed)
 
 
 def test_a_tracked_run_tells_the_variant_that_it_measured(run):
@@ -102,14 +103,17 @@ def test_the_lines_that_recommend_prints_of_a_tracked_run_run_the_model(
     run_study(experiment, tracker=tracker, executor=InlineExecutor(), console=console)
     told = CliRunner().invoke(main, ["recommend", "--tracking-uri", uri], catch_exceptions=False)
     assert told.exit_code == 0
-    lines = [line[2:] for line in told.output.partition("To run it that way:\n")[2].splitlines()]
+    how = told.stdout.partition("To run it that way:\n")[2]
+    lines = [line[2:] for line in how.splitlines() if line.startswith("  ") or not line]
     command, program = lines[0], "\n".join(lines[1:])
     assert "--dtype bfloat16 --option threads=1" in command
     capsys.readouterr()
     exec(program, {})
     printed = capsys.readouterr().out
-    said = CliRunner().invoke(main, shlex.split(command)[1:], catch_exceptions=False)
-    assert said.stdout == printed
+    words = shlex.split(command)
+    said = CliRunner().invoke(main, words[words.index("llmtrack") + 1 :], catch_exceptions=False)
+    assert said.exit_code == 0
+    assert said.stdout == shown(printed)
     assert printed.strip()
 
 

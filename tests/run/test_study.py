@@ -156,16 +156,16 @@ def test_a_run_that_was_set_aside_is_kept_and_is_no_scenarios_run(tracker, uri, 
 
 
 class Interrupted(InlineExecutor):
-    """Measures one group, and is interrupted in the second."""
+    """Measures groups, the first by default, and is interrupted in the next one."""
 
-    def __init__(self, error):
+    def __init__(self, error, measured=1):
         clock = FakeClock()
         super().__init__(lambda v: ScriptedEngine(clock, Script(0.03, 0.005)), clock)
-        self.error, self.groups, self.closed = error, 0, False
+        self.error, self.measured, self.groups, self.closed = error, measured, 0, False
 
     def run(self, scenarios, emit):
         self.groups += 1
-        if self.groups == 2:
+        if self.groups > self.measured:
             raise self.error
         super().run(scenarios, emit)
 
@@ -277,10 +277,10 @@ def test_a_report_that_fails_in_a_suite_is_named_and_costs_no_measurement(tracke
 
 @pytest.mark.slow(1)
 def test_a_suite_of_which_nothing_runs_says_so(tracker, uri, console):
-    result = suite(tracker, console, lengths(4), executor=Interrupted(RuntimeError("broken")))
+    result = suite(tracker, console, lengths(4), executor=Interrupted(RuntimeError("broken"), measured=0))
     assert result.exit_code == 1
-    (own,) = studies(tracking_uri=uri).to_dict("records")
-    assert own["status"] == "FAILED"
+    own = studies(tracking_uri=uri).set_index("experiment")["status"]
+    assert dict(own) == {"suite": "FAILED", "prompt_length": "FAILED"}
 
 
 def test_a_suite_of_which_nothing_can_be_planned_opens_none(tracker, uri, console):
