@@ -88,7 +88,6 @@ def test_prompt_length_meets_its_targets_and_a_scenario_that_fails_is_a_failed_r
     study = study_of(tracked, "prompt_length")
     assert tracked.artifacts(study["run_id"], "plots") == plots_of(runs, "latency", "tokens_per_sec")
     told = tracked.text(study["run_id"], "reading.md").splitlines()
-    print(told)
     assert 3 <= sum(not line.startswith("- Warning") for line in told) <= 6
     assert (study["status"], study["outcome"]) == ("FAILED", "failed")
     assert "prompt_100000 failed" in tracked.text(study["run_id"], "table.md")
