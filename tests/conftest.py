@@ -8,6 +8,7 @@ import gc
 import getpass
 import math
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +44,16 @@ HANG_S = 3600
 
 LONG_PATH = 70
 """The path of a folder in which a socket of multiprocessing has no room."""
+
+
+def heed_interrupts() -> None:
+    """Let Ctrl-C end this process, and what it starts, by default: what a script starts in the background ignores SIGINT."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure() -> None:
+    heed_interrupts()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,6 +28,7 @@ QUOTA = 1.5
 MACHINES = {
     "old": (
         "ATEN_CPU_CAPABILITY=default", "ONEDNN_MAX_CPU_ISA=SSE41", "LC_ALL=C", "one core", "no Chromium",
+        "in the background",
     ),
     "avx2": (
         "ATEN_CPU_CAPABILITY=avx2", "ONEDNN_MAX_CPU_ISA=AVX2", "PYTHONDONTWRITEBYTECODE=1", "CPU quota",
@@ -70,6 +71,11 @@ def no_chromium(run: Run, stack: ExitStack) -> None:
                 (folder / program.name).unlink(missing_ok=True)
                 (folder / program.name).symlink_to(program)
     run.environment["PATH"] = str(folder)
+
+
+def in_the_background(run: Run, stack: ExitStack) -> None:
+    """Ignore what a script's background job and `nohup` ignore, as all does that such a process starts."""
+    run.wrapper += ["sh", "-c", 'trap "" INT QUIT HUP && exec "$@"', "sh"]
 
 
 def cpu_quota(run: Run, stack: ExitStack) -> None:
@@ -158,6 +164,7 @@ def newest_transformers(run: Run, stack: ExitStack) -> None:
 TRAITS: dict[str, Trait] = {
     "one core": one_core,
     "no Chromium": no_chromium,
+    "in the background": in_the_background,
     "CPU quota": cpu_quota,
     "read-only home": read_only_home,
     "path with a space": path_with_a_space,

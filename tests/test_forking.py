@@ -1,12 +1,14 @@
-"""Workers and measuring processes are forks: CUDA is of no use to a fork of a process that has asked for it."""
+"""Workers and measuring processes are forks: what the process that they are forked off has done to itself holds for them."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from tests.conftest import heed_interrupts
 from tests.forking import ROOT
 
 # A machine with a GPU, as far as an import can see: the first look at it ends the process with its traceback.
@@ -54,3 +56,20 @@ def test_a_look_for_a_gpu_is_noticed(ask):
     done = look(ask)
     assert done.returncode == 3, done.stderr
     assert "found" in done.stderr
+
+
+@pytest.mark.parametrize("before", [signal.SIG_IGN, signal.SIG_DFL])
+def test_tests_that_a_script_runs_in_the_background_heed_ctrl_c(before):
+    """Only what is ignored is changed: pytest's own handler, or a debugger's, stays."""
+    kept = signal.signal(signal.SIGINT, before)
+    try:
+        heed_interrupts()
+        now = signal.getsignal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, kept)
+    assert now is (signal.default_int_handler if before is signal.SIG_IGN else before)
+
+
+def test_this_test_heeds_ctrl_c():
+    """Whatever has started it."""
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN

@@ -69,8 +69,6 @@ def test_a_command_that_a_signal_ends_leaves_nothing_running(tmp_path, uri, monk
         path=[site],
         cwd=tmp_path,
         start_new_session=True,
-        # In the background of a script SIGINT is ignored, by all that is started there.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not (tmp_path / "once long").exists() and process.poll() is None:
         time.sleep(0.05)

@@ -163,8 +163,6 @@ def started(address, uri, model, folder):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        # In the background of a script SIGINT is ignored, by all that is started there.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     until = time.monotonic() + HANG_S
     while statuses(uri) != [("one", "FINISHED")]:
