@@ -80,7 +80,9 @@ def compare(
         others = ("model", "search", "tags", "since", "until")
         if every or output or warnings or any(chosen[name] for name in others):
             raise UsageError("with --baseline, choose runs by --candidate, --study and --experiment only")
-        latest = None if candidate or chosen["study"] else _latest(chosen["tracking_uri"], chosen["experiment"])
+        latest = (
+            None if candidate or chosen["study"] else _latest(chosen["tracking_uri"], chosen["experiment"])
+        )
         compare_with_baseline(
             baseline,
             candidate or (as_selector(chosen["study"] or "latest"),),

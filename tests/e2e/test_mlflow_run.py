@@ -61,7 +61,11 @@ def test_baseline_from_a_git_url_measures_the_real_model(mlflow_run, tracked, ch
     study = study_of(tracked, "baseline")
     # The study is the run that `mlflow run` opened, and it is the only other one.
     everything = tracked.client.search_runs([tracked.client.get_run(study["run_id"]).info.experiment_id])
-    others = [each.info.run_id for each in everything if each.data.tags.get("llmtrack.kind") not in ("scenario", "set_aside")]
+    others = [
+        each.info.run_id
+        for each in everything
+        if each.data.tags.get("llmtrack.kind") not in ("scenario", "set_aside")
+    ]
     assert others == [study["run_id"]]
     assert tracked.artifacts(study["run_id"]) >= REPORT
     assert tracked.artifacts(study["run_id"], "plots") == plots_of(tracked.runs(), "token_latency")
