@@ -49,6 +49,8 @@ class Untracked:
 
     offline = True
     tracking_uri = "sqlite://"
+    # Only studies that measure several models in turn keep what they measured beside the spool.
+    spool = SimpleNamespace(folder=Path(os.devnull) / "spool")
 
     def start_study(self, *arguments: object, **settings: object) -> Study:
         """Begin nothing."""
