@@ -54,6 +54,8 @@ def heed_interrupts() -> None:
 
 def pytest_configure() -> None:
     heed_interrupts()
+    # Where an environment says PYTHONDONTWRITEBYTECODE, each of a hundred processes would compile PyTorch and more for 15 seconds.
+    sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(wrapper=True)

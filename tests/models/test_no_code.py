@@ -155,6 +155,7 @@ def test_code_does_not_run_even_if_a_library_is_told_to_trust_it(planted, refusa
     """What stands behind the view: no module of a model can be loaded at all."""
     program = f"""
 import contextlib, sys
+sys.modules.update(sklearn=None, scipy=None)  # transformers would import both for seconds
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 if {refusal == "hook"}:
     from llmtrack.compat import code_refused
