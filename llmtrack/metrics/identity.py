@@ -22,6 +22,10 @@ TAGS: tuple[Tag, ...] = (
         "llmtrack.process",
         "machine, its start, process id and start of the process that writes the run: by it a run that was left RUNNING is closed",
     ),
+    Tag(
+        "llmtrack.work",
+        "digest of all that a study measures and where: `resume=true` refuses what another process of the machine is at",
+    ),
     Tag("llmtrack.failure", "kind of a failure, one word"),
     Tag("llmtrack.reason", "why a scenario failed, or was not measured twice, in one line"),
     Tag(

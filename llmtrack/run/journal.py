@@ -9,14 +9,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from filelock import Timeout
+
 from llmtrack.tracking.spool import Notify, to_stderr
+from llmtrack.tracking.store import own_lock
 
 
 class Journal:
     """Acts that are done once, even by several processes one after the other.
 
     The file is only ever appended to, or replaced as a whole by a rename: a failed write costs no act that is in it.
-    Where it cannot be read or written, all goes on without it, and a line says so.
+    Where it cannot be read or written, or another process writes it, all goes on without it, and a line says so.
 
     Args:
         path: the file; its folder is made.
@@ -33,6 +36,14 @@ class Journal:
         self._notify = notify
         self._writable = True
         self._known: list[dict[str, Any]] = []
+        self._lock = own_lock("journal", str(path))
+        self._ours = self._locked()
+        if not self._ours:
+            self._writable = False
+            notify(
+                f"another process measures the same and writes {path}: this one keeps nothing that resume=true could go on from"
+            )
+            return
         with self._if_possible("read"):
             self._known = _acts(path) if resume else []
         if self._writable:
@@ -71,8 +82,20 @@ class Journal:
 
     def done(self) -> None:
         """Forget all: nothing is to be resumed."""
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
+        if self._ours:
+            with contextlib.suppress(OSError):
+                self.path.unlink(missing_ok=True)
+            self._lock.release(force=True)
+
+    def _locked(self) -> bool:
+        """Return whether no other process writes it; the system ends the lock with this process."""
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            return False
+        except OSError:
+            return True  # no folder for temporary files: nobody can tell
+        return True
 
     def _replace(self, acts: Sequence[dict[str, Any]]) -> None:
         if not self._writable:

@@ -34,6 +34,7 @@ from llmtrack.run.support import say_support
 from llmtrack.run.together import run_groups
 from llmtrack.stopping import stop_in_order
 from llmtrack.tracking.checkpoints import fetch_checkpoints
+from llmtrack.tracking.claim import WORK_TAG, open_claimed
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.taken_over import link_to, taken_over_tag
@@ -149,6 +150,7 @@ def run_study(
     if suite_id is None and afresh:
         words = plan_of([experiment], number, {} if took is None else {experiment.name: took})
         say(console, hanging(words, width_of(console)))
+    work = digest([sorted(each.scenario_id for each in experiment.scenarios), environment_id(facts)])
     start = partial(
         tracker.start_study,
         experiment.name,
@@ -157,9 +159,10 @@ def run_study(
         facts,
         suite_id=suite_id,
         asked=experiment.asked,
-        tags={} if earlier is None else taken_over_tag(earlier),
+        tags={WORK_TAG: work} | ({} if earlier is None else taken_over_tag(earlier)),
     )
-    with opened(tracker, executor, start) as study:
+    claim = partial(open_claimed, tracker, work, resume, partial(say, console), start)
+    with opened(tracker, executor, claim) as study:
         with StudyProgress(console, number, suite_progress, took) as progress:
 
             def on_event(event: Event) -> None:

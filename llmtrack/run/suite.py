@@ -14,6 +14,7 @@ from rich.console import Console
 from llmtrack.decide.verdicts import with_samples
 from llmtrack.errors import LlmtrackError, in_words
 from llmtrack.experiment import Experiment
+from llmtrack.plain import digest
 from llmtrack.redaction import redact, secrets_of
 from llmtrack.report.gather import Member
 from llmtrack.report.place import Place
@@ -30,6 +31,7 @@ from llmtrack.run.study import Reported, StudyResult, in_order, opened, run_stud
 from llmtrack.run.support import say_support
 from llmtrack.scenario import Scalar
 from llmtrack.tracking.checkpoints import fetch_checkpoints
+from llmtrack.tracking.claim import WORK_TAG, open_claimed
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.store_errors import one_line
@@ -105,7 +107,10 @@ def run_suite(
     machine = executor.machine()
     _check(experiments, tracker, executor, machine)
     facts = environment(machine)
-    start = partial(tracker.start_study, "suite", question, settings, facts)
+    asked = [sorted(each.scenario_id for each in experiment.scenarios) for experiment in experiments]
+    work = digest(["suite", asked, environment_id(facts)])
+    start = partial(tracker.start_study, "suite", question, settings, facts, tags={WORK_TAG: work})
+    claim = partial(open_claimed, tracker, work, resume, partial(say, console), start)
     results: dict[str, StudyResult | None] = {}
     reasons: dict[str, str] = {}
     common = Common(same, experiments, machine)
@@ -116,7 +121,7 @@ def run_suite(
     for line in (plan_of(experiments, progress.total, took), *remarks):
         say(console, hanging(line, width_of(console)))
     run: list[Experiment] = []
-    with opened(tracker, executor, start) as suite:
+    with opened(tracker, executor, claim) as suite:
         for planned in experiments:
             experiment = planned
             say(console, f"\n{progress.begin(experiment.name)}")

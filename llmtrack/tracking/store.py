@@ -30,6 +30,7 @@ from llmtrack.tracking.store_errors import (
 )
 
 if TYPE_CHECKING:
+    from filelock import BaseFileLock
     from mlflow import MlflowClient
 
 DEFAULT_EXPERIMENT = "llmtrack"
@@ -167,11 +168,9 @@ def initialise(uri: str) -> None:
     """
     if not _is_database(uri):
         return
-    from filelock import FileLock, Timeout
+    from filelock import Timeout
 
-    # The lock is not put beside the database: that folder may be shared, or read-only.
-    user = getattr(os, "getuid", int)()
-    lock = FileLock(Path(tempfile.gettempdir()) / f"llmtrack-store-{user}-{digest(uri)}.lock")
+    lock = own_lock("store", uri)
     try:
         import_module("mlflow.store.tracking.sqlalchemy_store")
         with _quiet_migrations():
@@ -187,6 +186,16 @@ def initialise(uri: str) -> None:
     except Exception as error:
         kind = UnreachableError if sqlite_path(uri) is None and is_cut_off(error) else TrackingError
         raise kind(f"cannot open {redact(uri)}: {one_line(error)}") from error
+
+
+def own_lock(purpose: str, *of: str) -> BaseFileLock:
+    """Return a lock between this user's processes on this machine; a thread that holds it may acquire it again."""
+    from filelock import FileLock
+
+    # It is not put beside what it guards: that folder may be shared, or read-only.
+    user = getattr(os, "getuid", int)()
+    name = f"llmtrack-{purpose}-{user}-{digest(of)}.lock"
+    return FileLock(Path(tempfile.gettempdir()) / name, is_singleton=True)
 
 
 def _has_tables(uri: str) -> bool:

@@ -1,0 +1,168 @@
+"""Two processes at the same work: to resume what another one is at is refused, and nothing is measured or kept twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from mlflow import MlflowClient
+
+from llmtrack.errors import UsageError
+from llmtrack.measure import arithmetic, bandwidth
+from llmtrack.run.journal import Journal
+from llmtrack.tracking import owner
+from llmtrack.tracking.claim import WORK_TAG, open_claimed
+from llmtrack.tracking.query import runs
+from tests.conftest import HANG_S, draw_nothing
+from tests.forked import Forked
+
+ARGUMENTS = [
+    *("--model", "synthetic:tiny", "--executor", "inline", "--device", "cpu", "--max-new-tokens", "2"),
+    *("--min-repeats", "1", "--max-seconds", "0.2", "--resume", "true"),
+]
+WAYS = {"baseline": [], "suite": ["--experiments", "baseline", "--quick", "true"]}
+
+
+def measure(experiment: str, uri: str, hold: str) -> None:
+    """As the command does; a process that is to hold stops in the middle of what it measures."""
+    from importlib import import_module
+
+    from llmtrack.run.executors import InlineExecutor
+
+    os.dup2(1, 2)
+    patch = pytest.MonkeyPatch()
+    draw_nothing(patch)
+    patch.setattr(bandwidth, "copy_bandwidth", lambda device: 1e10)
+    patch.setattr(arithmetic, "matrix_rate", lambda device, of: 1e11)
+    if hold:
+        run = InlineExecutor.run
+
+        def held(executor, scenarios, emit):
+            print("at it", flush=True)
+            time.sleep(HANG_S)
+            run(executor, scenarios, emit)
+
+        patch.setattr(InlineExecutor, "run", held)
+    import_module(f"experiments.{experiment}").main([*ARGUMENTS, *WAYS[experiment], "--tracking-uri", uri])
+
+
+@pytest.fixture
+def start(tmp_path, template_database, monkeypatch):
+    """Start the command of an experiment in a process of its own, with a spool of its own."""
+    shutil.copyfile(template_database, tmp_path / "mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    number = 0
+
+    def started(experiment: str, hold: str = "") -> Forked:
+        nonlocal number
+        number += 1
+        environment = os.environ | {"LLMTRACK_SPOOL": str(tmp_path / f"spool{number}")}
+        return Forked(
+            measure, experiment, f"sqlite:///{tmp_path / 'mlflow.db'}", hold, environment=environment
+        )
+
+    return started
+
+
+def line_of(process: Forked, part: str) -> str:
+    return next(line for line in process.stdout if part in line)
+
+
+@pytest.mark.slow(20)
+@pytest.mark.parametrize("experiment", WAYS)
+def test_what_another_process_is_at_is_not_resumed_until_that_is_gone(start, experiment, tmp_path):
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    first = start(experiment, hold="yes")
+    line_of(first, "at it")
+    before = len(runs(kind=None, tracking_uri=uri))
+    second = start(experiment)
+    said = second.stdout.read()
+    assert second.wait(HANG_S) == 2, said
+    (error,) = (line for line in said.splitlines() if line.startswith("error:"))
+    assert f"error: process {first.pid} measures this very study already (" in error
+    assert len(runs(kind=None, tracking_uri=uri)) == before, "nothing was opened"
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait(HANG_S)
+    third = start(experiment)
+    said = third.stdout.read()
+    assert third.wait(HANG_S) == 0, said
+    assert len(runs(status="FINISHED", tracking_uri=uri)) == 1
+
+
+class Opening:
+    """Opens runs as a study does, and counts them."""
+
+    def __init__(self, tracker, uri):
+        self.tracker, self.uri, self.said = tracker, uri, []
+
+    def __call__(self, process=None, resume=True, work="w"):
+        def start():
+            study = self.tracker.start_study("baseline", "?", {}, {}, tags={WORK_TAG: work})
+            if process:
+                MlflowClient(tracking_uri=self.uri).set_tag(study.run_id, owner.TAG, process)
+            return study
+
+        return open_claimed(self.tracker, work, resume, self.said.append, start)
+
+
+@pytest.fixture
+def opening(tracker, uri):
+    return Opening(tracker, uri)
+
+
+def test_work_is_claimed_by_what_lives_on_this_machine(opening, uri):
+    opening()
+    with pytest.raises(UsageError, match=rf"process {os.getpid()} measures this very study already"):
+        opening()
+    opening(work="other")
+    opening(resume=False)
+    assert opening.said == []
+    assert len(runs(kind="study", tracking_uri=uri)) == 3
+
+
+def test_a_machine_that_may_be_lost_keeps_no_work_and_a_line_tells_of_it(opening):
+    study = opening(process="elsewhere boot 12 34")
+    opening()
+    (line,) = opening.said
+    assert line.startswith(
+        f"  another machine measures this very study, or was lost while it did ('{study.name}"
+    )
+
+
+def test_what_has_ended_or_whose_process_is_gone_claims_nothing(opening, tracker):
+    tracker.finish_study(opening(), "finished")
+    host, boot, pid, since = owner.this_process().split()
+    opening(process=f"{host} {boot} {pid} {since}0")
+    opening()
+    assert opening.said == []
+
+
+def test_a_journal_is_written_by_one_process(tmp_path):
+    path = tmp_path / "a.jsonl"
+    code = (
+        "import sys, pathlib; from llmtrack.run.journal import Journal\n"
+        "journal = Journal(pathlib.Path(sys.argv[1]), False)\n"
+        "print(journal.act(['a'], lambda: 1), flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        kept = path.read_bytes()
+        for resume in (True, False):
+            said: list[str] = []
+            here = Journal(path, resume, said.append)
+            assert here.act(["a"], lambda: 2) == 2
+            here.done()
+            assert path.read_bytes() == kept
+            assert said == [
+                f"another process measures the same and writes {path}: this one keeps nothing that resume=true could go on from"
+            ]
+        other.kill()
+    assert Journal(path, True).act(["a"], lambda: 3) == 1, "what a killed process kept is taken over"
