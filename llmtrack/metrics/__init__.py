@@ -22,6 +22,7 @@ from llmtrack.metrics.names import ASKED_TAG as ASKED_TAG
 from llmtrack.metrics.names import DIGEST_PREFIX as DIGEST_PREFIX
 from llmtrack.metrics.names import ENV_TAG_PREFIX as ENV_TAG_PREFIX
 from llmtrack.metrics.names import REFERENCE_TAG_PREFIX as REFERENCE_TAG_PREFIX
+from llmtrack.metrics.names import SEARCHED_FACTS as SEARCHED_FACTS
 from llmtrack.metrics.names import SERIES_PREFIX as SERIES_PREFIX
 from llmtrack.metrics.names import SETTING_PREFIX as SETTING_PREFIX
 from llmtrack.metrics.names import SPREAD_PREFIX as SPREAD_PREFIX

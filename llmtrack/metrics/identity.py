@@ -40,6 +40,10 @@ TAGS: tuple[Tag, ...] = (
     Tag("llmtrack.scenario_id", "digest of what was asked"),
     Tag("llmtrack.workload_id", "digest of the prompts and lengths, or of the corpus and convention"),
     Tag("llmtrack.environment_id", "digest of what affects speed: hardware, versions, threads"),
+    Tag(
+        "llmtrack.environment",
+        "JSON: the facts of the environment and the model's digests, also the artifact `environment.json`; read back as `env.KEY`",
+    ),
     Tag("llmtrack.record_id", "identity of the record that was pushed; no two runs have the same"),
     Tag("llmtrack.omitted", "what was shortened or left out to fit MLflow's limits"),
     Tag(

@@ -54,11 +54,12 @@ def page() -> str:
         f"`_digest` is kept as a tag, `{schema.DIGEST_PREFIX}NAME`, so that no table or plot of MLflow shows it unasked.",
         "## Tags",
         _table(("tag", "meaning"), tag_rows),
-        f"Facts about the machine, the versions and the model's origin (`weights_digest`, `config_digest`, `tokenizer_digest`, and the reference's under `{schema.REFERENCE_TAG_PREFIX}`) are tags "
-        f"`{schema.ENV_TAG_PREFIX}KEY`, of a package `{schema.ENV_TAG_PREFIX}version.PACKAGE`, such as "
-        f"`{schema.ENV_TAG_PREFIX}version.transformers`. `{schema.ENV_TAG_PREFIX}git_branch`, `git_commit` and `git_dirty` are of the "
+        f"Facts about the machine, the versions and the model's origin (`weights_digest`, `config_digest`, `tokenizer_digest`, and the reference's under `{schema.REFERENCE_TAG_PREFIX}`) are the keys of "
+        "`llmtrack.environment`; of a package the key is `version.PACKAGE`, such as `version.transformers`. Those that runs are searched by "
+        f"are tags of their own, too: {', '.join(f'`{schema.ENV_TAG_PREFIX}{name}`' for name in schema.SEARCHED_FACTS)}. "
+        "`git_branch`, `git_commit` and `git_dirty` are of the "
         f"user's repository (where the program was started, or else where the model lies), those of llmtrack's own code "
-        f"are `{schema.ENV_TAG_PREFIX}llmtrack_version` and `{schema.ENV_TAG_PREFIX}llmtrack_git_commit`. An alias that was given by `llmtrack alias` is a tag `{schema.ALIAS_PREFIX}NAME`, its value "
+        f"are `llmtrack_version` and `llmtrack_git_commit`. An alias that was given by `llmtrack alias` is a tag `{schema.ALIAS_PREFIX}NAME`, its value "
         "the time in nanoseconds.",
     ]
     return "\n\n".join(parts) + "\n"

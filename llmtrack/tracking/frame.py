@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.tracking import spreads
+from llmtrack.tracking import facts, spreads
 from llmtrack.tracking.ask import KILLED, RUNNING
 from llmtrack.tracking.owner import REASON, TAG, is_gone
 
@@ -155,6 +155,8 @@ class FrameBuilder:
                 yield from self._left(run_id, text)
             elif key in _TAGS_WITH_COLUMN or key.startswith(schema.ENV_TAG_PREFIX):
                 yield each
+            elif key == facts.TAG:
+                yield from ((run_id, tag, fact) for tag, fact in facts.joined(text).items())
             elif key == spreads.TAG:
                 self._put_metrics((run_id, *item) for item in spreads.joined({key: text}).items())
             elif key.startswith(schema.DIGEST_PREFIX):

@@ -16,6 +16,7 @@ from llmtrack.errors import TrackingError
 from llmtrack.metrics import DIGEST_PREFIX, series_key
 from llmtrack.outcome import StepValues
 from llmtrack.redaction import redact
+from llmtrack.tracking import facts
 from llmtrack.tracking.ask import RUNNING
 from llmtrack.tracking.files import safe_path
 from llmtrack.tracking.limits import Fitted, fit_limits, shorten
@@ -186,7 +187,7 @@ def _create(client: MlflowClient, experiment_id: str, record: RunRecord) -> str:
 
 
 def _fit(record: RunRecord) -> Fitted:
-    tags = {**record.tags, _RECORD_ID: record.record_id}
+    tags = facts.split({**record.tags, _RECORD_ID: record.record_id})
     return fit_limits(record.params, record.metrics, record.series, tags, record.run_name)
 
 
@@ -231,9 +232,11 @@ def _size(texts: Mapping[str, str]) -> int:
 
 
 def _log_artifacts(client: MlflowClient, run_id: str, record: RunRecord, files: Path | None) -> None:
-    if record.texts:
+    # A run that goes on tells it at its end.
+    texts = {**({} if record.status == RUNNING else facts.artifact(record.tags)), **record.texts}
+    if texts:
         with tempfile.TemporaryDirectory(prefix="llmtrack-") as folder:
-            for name, text in record.texts.items():
+            for name, text in texts.items():
                 path = Path(folder) / safe_path(name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8", errors="replace")
