@@ -25,7 +25,7 @@ from tests.run.test_study import artifacts, lengths, study, suite
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
 
-FULL = {
+REPORT = {
     "plots/latency.png",
     "plots/tokens_per_sec.png",
     "reading.md",
@@ -34,6 +34,7 @@ FULL = {
     "table.md",
     "table.png",
 }
+FULL = REPORT | {"environment.json"}
 
 
 def breaks(*_: object, **__: object) -> None:
@@ -54,8 +55,8 @@ def full_disk(*_: object, **__: object) -> None:
         ("llmtrack.report.write.to_csv", {"table.csv"}),
         ("llmtrack.report.study.plot_of", {"plots/latency.png", "plots/tokens_per_sec.png"}),
         ("llmtrack.report.study.study_report", {"report.html"}),
-        ("llmtrack.run.study.runs", FULL),
-        ("tempfile.TemporaryDirectory", FULL),
+        ("llmtrack.run.study.runs", REPORT),
+        ("tempfile.TemporaryDirectory", REPORT),
     ],
 )
 def test_a_part_of_the_report_that_fails_is_named_and_the_rest_is_kept(
@@ -97,7 +98,7 @@ def test_a_report_is_made_again_from_the_tracked_runs(tracker, uri, console, mon
     monkeypatch.setattr("llmtrack.run.study.write_study", breaks)
     result = study(tracker, console, lengths(4, 8))
     monkeypatch.undo()
-    assert artifacts(uri, result.study.run_id) == []
+    assert artifacts(uri, result.study.run_id) == ["environment.json"]
     done = report(result.study.study_id, "--tracking-uri", uri, "--output", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
     assert "prompt_4" in done.output

@@ -70,6 +70,7 @@ def test_a_study_that_works(tracker, uri, console, tmp_path):
     (own,) = studies(tracking_uri=uri).to_dict("records")
     assert (own["run_id"], own["status"], own["outcome"]) == (result.study.run_id, "FINISHED", "finished")
     assert artifacts(uri, own["run_id"]) == [
+        "environment.json",
         "plots/latency.png",
         "plots/tokens_per_sec.png",
         "reading.md",

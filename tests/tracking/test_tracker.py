@@ -382,7 +382,7 @@ def test_a_study_that_starts_offline_is_whole_after_sync(uri, tmp_path, said):
     assert runs[ended].info.status == "FINISHED"
     assert runs[ended].data.params["cfg.warmup"] == "1"
     names = [item.path for item in MlflowClient(uri).list_artifacts(runs[ended].info.run_id)]
-    assert names == ["plot.png"]
+    assert names == ["environment.json", "plot.png"]
 
 
 @pytest.mark.slow(2)
