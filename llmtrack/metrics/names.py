@@ -6,7 +6,7 @@ SPREAD_STATS = ("n", "ci_low", "ci_high", "mean", "sd", "p90", "p99")
 SPREAD_PREFIX = "spread/"
 SERIES_PREFIX = "series/"
 ENV_TAG_PREFIX = "llmtrack.env."
-SEARCHED_FACTS = ("cpu", "git_branch", "git_commit", "gpu")
+SEARCHED_FACTS = ("cpu", "git_branch", "git_commit", "gpu", "node")
 """Facts of the environment that are tags of their own, since runs are searched by them."""
 REFERENCE_TAG_PREFIX = "reference_"
 SETTING_PREFIX = "cfg."

@@ -28,6 +28,19 @@ def split(tags: Mapping[str, str]) -> dict[str, str]:
     return {**own, **kept, TAG: text} if facts else {**own, **kept}
 
 
+def unsearched(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return those of the tags that runs have no tag of their own for any more."""
+    named = {key: value for key, value in tags.items() if isinstance(key, str) and value}
+    return {
+        key: value for key, value in named.items() if key.startswith(ENV_TAG_PREFIX) and key not in SEARCHED
+    }
+
+
+def column(tag: str) -> str:
+    """Return the column that a fact is read back as."""
+    return f"env.{tag.removeprefix(ENV_TAG_PREFIX)}"
+
+
 def artifact(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the facts as the artifact that a person reads, by its path; nothing where none are known."""
     facts = {

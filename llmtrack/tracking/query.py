@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.given import text_or_none, texts
 from llmtrack.output import console_of
-from llmtrack.tracking import ask, direct
+from llmtrack.tracking import ask, direct, facts
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.filters import Moment, Wanted, quoted
 from llmtrack.tracking.frame import FrameBuilder, pick
@@ -83,7 +83,10 @@ def runs(
     if study_id and kind == "scenario" and study_id.startswith(f"{SUITE}-"):
         of_tags = {**of_tags, "llmtrack.suite_id": study_id}
         study_id = None
-    wanted = Wanted(experiment, study_id, model, kind, search, status, of_tags, since, until)
+    # Only older versions have a tag of each fact: those are asked of the table.
+    of_facts = facts.unsearched(of_tags) if isinstance(of_tags, Mapping) else {}
+    left = {key: of_tags[key] for key in of_tags if key not in of_facts} if of_facts else of_tags
+    wanted = Wanted(experiment, study_id, model, kind, search, status, left, since, until)
     with _progress(progress) as on_page:
         found = _gather(source, everywhere, wanted, on_page)
         if not len(found) and experiment is not None:
@@ -102,6 +105,8 @@ def runs(
                     found.add(run)
     table = found.frame()
     table = as_own(table, study_id, held) if study_id and held else table
+    for key, value in of_facts.items():
+        table = table[ask.where(table, facts.column(key), value)].reset_index(drop=True)
     table = of_scenario(table, scenario, named) if scenario else table
     return table if columns is None else pick(table, texts("column", columns))
 

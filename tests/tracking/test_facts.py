@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -60,6 +61,20 @@ def test_a_tracked_study_has_few_tags_its_facts_as_an_artifact_and_their_columns
     found = runs(kind="study", tags={"llmtrack.env.git_branch": "main"}, tracking_uri=uri)
     assert list(found["run_id"]) == [study.run_id]
     assert len(studies(tracking_uri=uri)) == 1
+
+
+def test_runs_are_found_by_any_fact_whichever_version_tracked_them(tracker, uri):
+    new = tracker.start_study("precision", "Why?", {}, FACTS)
+    old = tracker.start_study("precision", "Why?", {}, {})
+    client = MlflowClient(tracking_uri=uri)
+    client.set_tag(old.run_id, "llmtrack.env.version.torch", "2.13.0")
+    for search in (None, "attributes.run_name != ''"):
+        found = partial(runs, kind="study", tracking_uri=uri, search=search)
+        assert set(found(tags={"llmtrack.env.version.torch": "2.13.0"})["run_id"]) == {new.run_id, old.run_id}
+        both = {"llmtrack.env.version.torch": "2.13.0", "llmtrack.env.cpu": FACTS["cpu"]}
+        assert list(found(tags=both)["run_id"]) == [new.run_id]
+        assert found(tags={"llmtrack.env.version.torch": "2.14.0"}).empty
+        assert found(tags={"llmtrack.env.of_no_run": "x"}).empty
 
 
 def test_a_store_of_an_older_version_is_read_as_before(tracker, uri):
