@@ -8,6 +8,7 @@ import sys
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from llmtrack.bytecode import keep_bytecode
 from llmtrack.stopping import interrupt_in_a_line
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 # As long as Python looks for the module that `python -m` is to run.
 if sys.argv[:1] == ["-m"]:
     interrupt_in_a_line()
+    keep_bytecode()
 
 
 def declarations() -> dict[str, Declaration[Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 import llmtrack
+from llmtrack.bytecode import keep_bytecode
 from llmtrack.command_options import Commands, key_values, optional, tracking_uri_option
 from llmtrack.devices import DEVICE_HELP
 from llmtrack.errors import UsageError
@@ -31,6 +32,7 @@ def main() -> None:
 
     Experiments run through MLflow: mlflow run . -e baseline --env-manager local --experiment-name llmtrack
     """
+    keep_bytecode()
 
 
 for each in COMMANDS:

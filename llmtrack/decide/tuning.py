@@ -163,7 +163,7 @@ class Tuning:
     def _try_next(self, with_proof: bool) -> bool:
         """Try the most promising candidate that fits into the time; one that was given up comes after all others."""
         top = self._top()
-        kept = self._prove_s(top) if top is not None and with_proof else 0.0
+        kept = self._answer_s(top) if top is not None and with_proof else 0.0
         names = self._to_try()
         given_up = [name for name in names if name in self._attempts]
         afresh = [name for name in names if name not in self._attempts]
@@ -185,7 +185,7 @@ class Tuning:
         Args:
             names: the candidates.
             with_proof: whether its proof must fit, too, unless it promises far more than the best so far.
-            kept: seconds that the proof of the best so far takes.
+            kept: seconds that the answer by what was tried takes.
         """
         predictions, decided, over = self._predictions(), self._decided(), self._bar()
         promises = {}
@@ -308,8 +308,9 @@ class Tuning:
         if first:
             # What was made before it was loaded is there when it is loaded again.
             made = self.costs.building(way) > 0 or way.compiles > 0
-            usual = self._reload.get(self.task.baseline, seen.seconds) + self.costs.reload(way)
-            self._reload[name] = min(seen.seconds, usual) if made else seen.seconds
+            loading = max(seen.seconds - self._again[name], 0.0)
+            usual = self._reload.get(self.task.baseline, loading) + self.costs.reload(way)
+            self._reload[name] = min(loading, usual) if made else loading
             self.costs.succeeded(way, seen.seconds, self._again[name])
         value = seen.values.get(self.task.objective)
         if value is None:
@@ -519,6 +520,11 @@ class Tuning:
     def _prove_s(self, name: str) -> float:
         """Return the seconds that deciding a candidate's quality and measuring it afresh take."""
         return self._decide_s(name) + self._duel_s(name, _LEAST_FRESH)
+
+    def _answer_s(self, top: str) -> float:
+        """Return the seconds that an answer by what was tried takes: each model that is better than the leader may be over the bound."""
+        models = {self.model_of(name): name for name in self._challengers()}
+        return math.fsum(map(self._decide_s, models.values())) + self._duel_s(top, _LEAST_FRESH)
 
     def _decide_s(self, name: str) -> float:
         if name not in self.race.waiting or not self._scorable(name):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +67,34 @@ class Asked:
     start: float = 5.0
 
 
+@dataclass(frozen=True)
+class Act:
+    """What was done in a search, and how long it took.
+
+    Attributes:
+        what: `measure`, `fresh` (the comparison at the end), `score` or `answer` (all of the text).
+        name: the candidate.
+        began_s: seconds after the search began.
+        seconds: how long it took, with loading and what had to be made.
+        value: the objective, of a measurement; NaN: none.
+        why: reason of a failure, else empty.
+    """
+
+    what: str
+    name: str
+    began_s: float
+    seconds: float
+    value: float
+    why: str = ""
+
+
 class Hands:
-    """Measures and scores candidates in a pool, and keeps what came of it."""
+    """Measures and scores candidates in a pool, and keeps what came of it.
+
+    Attributes:
+        acts: what was done, in order of time.
+        before_s: seconds of the budget that were gone before the first act.
+    """
 
     def __init__(
         self,
@@ -90,6 +119,8 @@ class Hands:
         self._clock = clock
         # Acts come one after the other: what is between them counts for the next.
         self._last_end = began
+        self.acts: list[Act] = []
+        self.before_s = 0.0
         self._gone: set[str] = set()
         self._at = Progress("", "loading")
         self._text_digests: dict[int, Scalar] = {}
@@ -211,7 +242,25 @@ class Hands:
         found: tuple[Outcome, float] = self._journal.act(key, do, _read)
         if self._journal.taken_over > before:
             self._last_end = self._clock()
+        self._remember(str(key[0]), *found)
         return found
+
+    def _remember(self, what: str, outcome: Outcome, took: float) -> None:
+        name = outcome.scenario.name
+        measured = {} if isinstance(outcome, Failure) else outcome.metrics
+        value = measured.get(self.asked.objective, math.nan)
+        began = self.acts[-1].began_s + self.acts[-1].seconds if self.acts else self.before_s
+        why = outcome.reason if isinstance(outcome, Failure) else ""
+        self.acts.append(Act(what, name, began, took, value, why))
+
+    def timeline(self) -> str:
+        """Return what was done when, as CSV."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(each.name for each in fields(Act))
+        for act in self.acts:
+            writer.writerow(f"{value:.2f}" if isinstance(value, float) else value for value in astuple(act))
+        return buffer.getvalue()
 
     def _outcome(self, scenario: Scenario, seconds: float, quiet: bool) -> Outcome:
         found: list[Outcome] = []

@@ -124,7 +124,7 @@ def run_tune(
         with SearchProgress(console, asked.seconds, began, clock) as progress:
             hands = Hands(space.candidates, asked, pool, progress, journal, folder, clock, clock())
             tuning = Tuning(hands.task(), hands)
-            tuning.spent = clock() - began
+            tuning.spent = hands.before_s = clock() - began
             try:
                 tuning.run()
                 hands.score_answer(tuning)
@@ -205,6 +205,7 @@ def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
         told, every = _left_out(tuning)
         facts |= told
         texts["not_tried.json"] = json.dumps(every, indent=1) + "\n"
+        texts["timeline.csv"] = hands.timeline()
     texts["race.json"] = (
         json.dumps({"race": tuning.race.samples[name], "fresh": tuning.fresh.get(name, [])}) + "\n"
     )

@@ -14,6 +14,7 @@ import threading
 import time
 from typing import Any
 
+from llmtrack.bytecode import bytecode_environment
 from llmtrack.child import SCRATCH, child_environment, unused_folder
 from llmtrack.processes import kill_tree
 
@@ -34,7 +35,9 @@ class WorkerProcess:
     def __init__(self, threads: int = 0) -> None:
         told = {"OMP_NUM_THREADS": str(threads)} if threads else {}
         self._scratch = unused_folder()
-        self._process = self._start({**told, **child_environment(), SCRATCH: self._scratch})
+        self._process = self._start(
+            {**told, **child_environment(), **bytecode_environment(), SCRATCH: self._scratch}
+        )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="llmtrack-listen", daemon=True).start()
 
