@@ -293,6 +293,7 @@ def test_what_is_terminated_leaves_no_temporary_files(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow(1)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
 def test_output_that_cannot_be_written_is_said_in_a_line(arguments):

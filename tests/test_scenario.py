@@ -117,6 +117,7 @@ def test_a_digest_is_stable():
     assert digest(["x"]) == "cd65ea2c2ad99e94"
 
 
+@pytest.mark.slow(1)
 def test_ids_are_the_same_in_every_process():
     code = (
         "import sys; from llmtrack.scenario import *; from llmtrack.task import *;"

@@ -150,6 +150,7 @@ def test_the_front_is_of_the_same_verdicts_in_table_and_picture(kept, made):
                 )
 
 
+@pytest.mark.slow(1)
 @given(
     st.lists(st.floats(0.1, 10), min_size=1, max_size=6), st.lists(st.floats(0.1, 10), min_size=1, max_size=6)
 )

@@ -52,6 +52,7 @@ def test_exact_with_ties(baseline, candidate):
     assert mann_whitney_p(candidate, baseline) == pytest.approx(both)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("ties", [False, True])
 def test_many_samples_as_scipy_has_it(ties):
     stats = pytest.importorskip("scipy.stats", reason="a dependency of mlflow")

@@ -159,6 +159,7 @@ def test_each_shape_is_prepared_once_and_the_oldest_is_given_up():
     assert engine.prepare(requests[0]) > 0
 
 
+@pytest.mark.slow(1)
 def test_compiling_is_timed_apart_and_what_is_compiled_again_is_said():
     class Slow:
         """Compiles for two seconds whenever the other shape was there before."""

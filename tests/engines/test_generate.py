@@ -56,6 +56,7 @@ def test_the_cache_changes_no_token(engine):
     assert generate(engine, PROMPTS, use_cache=True) == generate(engine, PROMPTS, use_cache=False)
 
 
+@pytest.mark.slow(1)
 def test_right_padding_runs_and_only_the_longest_row_is_as_alone(engine):
     """Short rows go on from their pads: that can be timed, and must not be passed off as the model's text."""
     ids, steps = generate(engine, PROMPTS, padding_side="right")

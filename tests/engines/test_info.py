@@ -33,6 +33,7 @@ def test_a_step_reads_the_head_once_and_one_row_of_the_embedding(tied):
     assert small("llama", tie_word_embeddings=tied).info.step_weight_bytes == 4 * (EMBEDDING + BODY)
 
 
+@pytest.mark.slow(1)
 def test_a_step_reads_one_row_of_learned_positions_too():
     engine = pytorch.load(Variant("synthetic:tiny-gpt2", device="cpu"))
     positions = 512 * 128

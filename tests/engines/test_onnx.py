@@ -75,6 +75,7 @@ def test_it_scores_the_same(pair, padding_side):
     assert same_counts.tolist() == counts.tolist() == [4, 1, 6]
 
 
+@pytest.mark.slow(3)
 def test_only_what_counts_is_scored(pair):
     ids, mask = pad_rows(PROMPTS, 0, "left")
     scored = torch.zeros_like(mask, dtype=torch.bool)

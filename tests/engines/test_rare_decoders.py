@@ -117,6 +117,7 @@ def test_positions_are_counted_as_the_model_counts_them(architecture, side):
     assert engine.info.context_length == (62 if beyond_the_pad else 64)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize(
     "architecture", ["roberta", "camembert", "data2vec-text", "roberta-prelayernorm", "xlm-roberta", "bert"]
 )
@@ -139,6 +140,7 @@ def test_what_is_generated_is_what_a_plain_loop_says(architecture, use_cache):
         assert [tuple(row) for row in done.new_ids] == [expected[at] for at in said]
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("pad", [300, 5000, -1])
 def test_a_pad_that_the_model_has_no_row_for(folder_of, pad):
     tokenizer = byte_tokenizer()

@@ -110,6 +110,7 @@ def test_both_protocols_and_drift_agree_at_any_batch(name):
     assert drift.kl_divergence == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_generation_does_not_depend_on_what_was_said_before(name):
     # Within the original context of some, and beyond it.
@@ -248,6 +249,7 @@ def test_a_family_that_generates_in_its_own_way_is_refused_unequal_rows_and_scor
         assert together == each_alone(engine, rows, 4)
 
 
+@pytest.mark.slow(1)
 def test_a_family_whose_rows_change_each_other_is_refused_all_batches_and_scores_them():
     engine = small("rwkv", attention_hidden_size=8)
     rows = (tuple(ROWS[4]), tuple(ROWS[8]))  # of one length

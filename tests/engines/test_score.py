@@ -149,6 +149,7 @@ def test_a_plain_model_is_scored_in_chunks(architecture):
     assert engine._scores._head is engine.model.lm_head
 
 
+@pytest.mark.slow(1)
 def test_half_precision_sums_are_near_the_full_ones(tiny):
     from llmtrack.engines import pytorch
     from llmtrack.scenario import Variant

@@ -160,6 +160,7 @@ def test_a_cache_that_cannot_be_written_says_what_to_do(tmp_path, monkeypatch):
         cache.build_once("x", Builder())
 
 
+@pytest.mark.slow(1)
 def test_two_processes_build_an_entry_once(own_cache):
     code = """
 import time

@@ -71,6 +71,7 @@ def write_gguf(path, pre="smollm", **metadata):
     return path
 
 
+@pytest.mark.slow(1)
 def test_a_gguf_file_becomes_an_ordinary_model_once(tmp_path, monkeypatch):
     path = write_gguf(tmp_path / "my model.gguf")
     loaded = load(path)

@@ -74,6 +74,7 @@ def as_snapshot(planted, tmp_path, monkeypatch):
     return "org/name"
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("place", [as_folder, as_checkpoint, as_snapshot])
 def test_code_of_a_model_does_not_run_wherever_it_comes_from(planted, tmp_path, monkeypatch, place):
     engine = load_engine(place(planted, tmp_path, monkeypatch), device="cpu")
@@ -140,6 +141,7 @@ def test_a_pickle_does_not_run(planted, mark):
         load(planted)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("pre", ["smollm", "something-new"])
 def test_code_beside_a_gguf_file_does_not_run(planted, mark, pre):
     template = "{{ cycler.__init__.__globals__.os.mkdir('" + str(mark) + "') }}"

@@ -57,6 +57,7 @@ def test_special_tokens_are_those_of_the_metadata(smollm2):
     assert smollm2.model.generation_config.eos_token_id == 2
 
 
+@pytest.mark.slow(4)
 def test_it_is_the_real_model(smollm2):
     assert smollm2.digests.weights == f"gguf:{packaged.PACKAGED['smollm2'].gguf_sha256}"
     assert smollm2.facts["parameters"] == 134515008

@@ -121,6 +121,7 @@ def test_a_layer_of_it_has_half_the_operators(exported):
     assert sum(counts.values()) < 0.6 * sum(before.values())
 
 
+@pytest.mark.slow(1)
 def test_products_with_offsets_are_merged_with_them(exported, tmp_path):
     """Zero points by half-quadratic quantization cost a layer one product and one sum for each distinct input."""
     model = graph.load(exported / MODEL_FILE)

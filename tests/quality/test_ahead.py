@@ -54,6 +54,7 @@ def test_the_result_is_equal_to_the_last_digit(request, asked):
     assert told[-1].number == told[-1].of == len(told)
 
 
+@pytest.mark.slow(1)
 def test_what_a_wrong_beginning_said_is_forgotten(begun, monkeypatch):
     engine = small("llama")
     told = []

@@ -50,6 +50,7 @@ def test_bytes_merged_across_characters_are_told_apart() -> None:
     assert [encode_text(engine, "中文", "none", keep).bytes for keep in (1, 2, 3, 4, 5)] == [0, 1, 3, 4, 5]
 
 
+@pytest.mark.slow(1)
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20), st.integers(1, 80))
 def test_bytes_of_a_byte_level_tokenizer_are_its_tokens(text: str, keep: int) -> None:
     encoded = encode_text(BYTE_LEVEL, text, "model", keep)
@@ -78,6 +79,7 @@ def test_byte_fallback_covers_its_bytes_and_a_space_that_is_not_there_none(keep:
     assert encode_text(FALLBACK, "中 a", "model", keep).text == covered
 
 
+@pytest.mark.slow(1)
 @given(st.text(alphabet="ab é中\U0001f600", min_size=1, max_size=12), st.integers(2, 30))
 def test_what_is_cut_and_what_is_kept_make_the_text(text: str, keep: int) -> None:
     whole = encode_text(FALLBACK, text, "model")

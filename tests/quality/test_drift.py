@@ -129,6 +129,7 @@ def compared_alone():
     return compare_distributions(engine, reference, texts, max_tokens=11), sums
 
 
+@pytest.mark.slow(1)
 @settings(max_examples=25)
 @given(data=st.data())
 def test_any_cut_in_any_order_gives_what_one_worker_does(data):

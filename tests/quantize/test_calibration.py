@@ -43,6 +43,7 @@ def test_what_the_vocabulary_or_the_corpus_lacks_is_said(make, unk, text, unknow
     assert [line.split(" of ")[0] for line in more] == ([str(300 * unknown)] if unknown else [])
 
 
+@pytest.mark.slow(1)
 @given(st.integers(8, 2000), st.integers(1, 3000), st.integers(1, 2))
 def test_rows_do_not_overlap(length, tokens, width):
     rows = calibration_rows(range(length), tokens, width)

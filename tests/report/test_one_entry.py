@@ -95,6 +95,7 @@ def test_what_it_needs_says_what_forbids_a_comparison():
     assert why_not(base, cand, "size") == ""
 
 
+@pytest.mark.slow(1)
 def test_a_gate_and_a_front_know_it():
     rule = parse_rule("requests_per_sec < -5%")
     assert check_values(rule, 10, 9).outcome == "cannot tell"

@@ -54,6 +54,7 @@ def test_a_value_whose_quotes_the_shell_took_is_explained(capsys):
     assert "unexpected 'cache_type=f32': quote a value that holds spaces" in capsys.readouterr().err
 
 
+@pytest.mark.slow(1)
 def test_a_study_that_has_only_begun_is_said_to_be_running(tracker, uri):
     study = tracker.start_study("precision", "Why?", {}, {})
     for selector in ("latest:precision", "latest", f"study:{study.study_id}"):

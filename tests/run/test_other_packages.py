@@ -145,9 +145,8 @@ def test_the_doctor_names_both():
 
 
 @pytest.mark.slow(20)
-def test_the_experiment_runs_on_the_executor_from_the_command_line(site, tmp_path, monkeypatch):
+def test_the_experiment_runs_on_the_executor_from_the_command_line(site, tmp_path, uri, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(site))
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
     given = {"model": "synthetic:tiny", "executor": "elsewhere", "tracking_uri": uri, "device": "cpu"}
     given |= {"max_new_tokens": "2", "min_repeats": "1", "min_seconds": "0", "warmup": "0"}
     options = [part for name, value in given.items() for part in ("-P", f"{name}={value}")]

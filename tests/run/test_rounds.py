@@ -137,6 +137,7 @@ def test_a_drift_that_tells_the_wrong_order_one_after_the_other_tells_the_right_
     assert right["a"].expected / right["c"].expected == pytest.approx(1.0 / 0.98, rel=1e-3)
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("at", [0.5, 3.0, 5.5, 8.0, 10.0, 12.0, 15.0, 18.0])
 def test_a_machine_that_becomes_slow_at_once_does_not_change_the_order_whenever_it_does(at):
     events = in_turn(Machine(lambda now: 3.0 if now > at else 1.0))
@@ -144,6 +145,7 @@ def test_a_machine_that_becomes_slow_at_once_does_not_change_the_order_whenever_
     assert found["a"] > found["b"] > found["c"]
 
 
+@pytest.mark.slow(1)
 def test_what_is_not_narrow_yet_is_measured_on_by_all_of_them():
     """The machine becomes slow between a and b: what is measured of b alone is steady, and as wrong as what is measured of a."""
     machine = Machine(lambda now: 3.0 if now > 3.5 else 1.0)
@@ -155,6 +157,7 @@ def test_what_is_not_narrow_yet_is_measured_on_by_all_of_them():
     assert by_name(events)["a"].warnings[0].startswith("disturbed at first and repeated further")
 
 
+@pytest.mark.slow(1)
 def test_a_machine_that_never_calms_down_is_said_to_be_and_the_laps_end():
     turn = iter(range(10_000))
     events = in_turn(
@@ -258,6 +261,7 @@ def test_interrupted_all_that_was_measured_is_told_with_its_rounds(call, rounds)
         assert each.warnings == (("measured in 1 of 2 rounds: it was interrupted",) if once else ())
 
 
+@pytest.mark.slow(1)
 @pytest.mark.parametrize("tail", ["", '{"key": [2, ["x"]], "ga'], ids=["whole", "torn"])
 def test_what_was_killed_goes_on_from_the_round_that_it_was_in(tmp_path, tail):
     path = tmp_path / "rounds.jsonl"
@@ -289,6 +293,7 @@ def test_rounds_of_a_model_that_was_replaced_meanwhile_do_not_count(tmp_path):
     assert "old" not in by_name(events)["a"].tags.values()
 
 
+@pytest.mark.slow(1)
 def test_quality_is_scored_after_all_timing():
     machine = Machine()
     check = QualityCheck(replace(scoring("x").task, corpus="builtin", max_length=16))
@@ -305,6 +310,7 @@ def test_quality_is_scored_after_all_timing():
     assert machine.loaded == ["a", "b", "c"]
 
 
+@pytest.mark.slow(1)
 def test_a_text_is_scored_there_and_back_and_its_speed_is_that_of_both():
     clock, seconds = FakeClock(), {"a": [1.0, 4.0], "b": [2.0, 2.0]}
 

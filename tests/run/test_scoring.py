@@ -79,6 +79,7 @@ def run(executor, asked):
     return found
 
 
+@pytest.mark.slow(1)
 def test_figures_beside_a_timed_scenario_are_those_of_one_worker():
     clock = FakeClock()
     alone = run(InlineExecutor(timed_engine(clock), clock), scenario(workers=1))

@@ -39,6 +39,7 @@ def test_a_key_becomes_one_that_mlflow_accepts(key, fitted):
     assert fit_key(key) == fitted
 
 
+@pytest.mark.slow(2)
 @given(st.text())
 def test_fitting_a_key_twice_changes_nothing_more(key):
     assert fit_key(fit_key(key)) == fit_key(key)

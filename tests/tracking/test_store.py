@@ -83,6 +83,7 @@ def test_a_kind_of_store_that_mlflow_has_not_is_a_clear_error(given):
     assert "geheim" not in str(caught.value)
 
 
+@pytest.mark.slow(4)
 def test_a_new_experiment_keeps_its_artifacts_beside_the_database(uri):
     client = store.open_store(uri)
     number = store.ensure_experiment(client, "my experiment/1")

@@ -273,6 +273,7 @@ def test_a_store_that_fails_for_a_while_loses_nothing(tracker, monkeypatch, spoo
     assert spooled() == []
 
 
+@pytest.mark.slow(1)
 def test_a_record_that_mlflow_refuses_does_not_keep_back_the_others(tracker, monkeypatch, said, spooled):
     study = start(tracker)
     real = MlflowClient.log_batch

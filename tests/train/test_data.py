@@ -9,6 +9,7 @@ from llmtrack.train.data import IGNORED, WindowDataset, batches, sample_order
 from llmtrack.train.windows import plan_training_windows
 
 
+@pytest.mark.slow(1)
 @given(size=st.integers(1, 30), seed=st.integers(0, 5), start=st.integers(0, 100))
 def test_an_order_can_be_taken_up_anywhere(size, seed, start):
     whole = list(islice(sample_order(size, seed), start + 40))

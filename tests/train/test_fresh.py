@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from llmtrack.models.digests import tokenizer_digest
 from llmtrack.task import TrainTask
 from llmtrack.train.scratch import fresh_engine
 from llmtrack.train.split import Split
 
 
+@pytest.mark.slow(1)
 def test_a_fresh_model_has_all_three_digests(tmp_path):
     def fresh(text, seed=0):
         split = Split((text * 40,), (text,), "document")

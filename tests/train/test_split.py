@@ -9,6 +9,7 @@ from llmtrack.train.windows import input_and_target, plan_training_windows
 TEXT = st.text("ab \n", min_size=1, max_size=40).filter(str.strip)
 
 
+@pytest.mark.slow(1)
 @given(st.lists(TEXT, min_size=2, max_size=12, unique=True), st.floats(0.01, 0.99))
 def test_documents_fall_on_one_side_and_keep_their_order(texts, share):
     split = split_texts(texts, share, "document")
@@ -19,6 +20,7 @@ def test_documents_fall_on_one_side_and_keep_their_order(texts, share):
     assert [text for text in texts if text in split.train] == list(split.train)
 
 
+@pytest.mark.slow(1)
 @given(st.lists(TEXT, min_size=1, max_size=6), st.integers(1, 5))
 def test_equal_documents_never_stand_on_both_sides(texts, copies):
     texts = [*texts * copies, "one that is different"]

@@ -118,6 +118,7 @@ def test_the_figures_are_those_of_the_perplexity_protocol(finished):
     assert by_loop[0] == pytest.approx(done.metrics["loss_before"], rel=1e-12)
 
 
+@pytest.mark.slow(2)
 def test_a_checkpoint_is_an_ordinary_model_folder(finished):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
