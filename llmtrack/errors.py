@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Literal, get_args
 
 
@@ -69,14 +70,14 @@ class ScenarioError(LlmtrackError):
         kind: one word for the tag `llmtrack.failure`.
     """
 
-    def __init__(self, message: str, kind: FailureKind = "error") -> None:
+    def __init__(self, message: str, *, kind: FailureKind = "error") -> None:
         if kind not in get_args(FailureKind):
             raise TypeError(
-                f"the kind of a ScenarioError is its second argument, one of {', '.join(get_args(FailureKind))}: not {kind!r}"
+                f"the kind of a ScenarioError is one of {', '.join(get_args(FailureKind))}: not {kind!r}"
             )
         super().__init__(message)
         self.kind: FailureKind = kind
 
-    def __reduce__(self) -> tuple[type[ScenarioError], tuple[str, FailureKind]]:
+    def __reduce__(self) -> tuple[partial[ScenarioError], tuple[str]]:
         """Cross a process border with its kind."""
-        return type(self), (str(self), self.kind)
+        return partial(type(self), kind=self.kind), (str(self),)

@@ -168,6 +168,13 @@ def _what_mlflow_sets_is_undone() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _no_asked_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print as on a terminal of no known size: shells export theirs, and a test that wants another asks for it."""
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Let nothing measured in this process notice what else runs here: what a test sees must not depend on it."""
     # What asks is imported by name, and often not before the test: the limit is the one place for all.

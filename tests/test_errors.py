@@ -12,14 +12,20 @@ from llmtrack.errors import FailureKind, ScenarioError
 
 @pytest.mark.parametrize("kind", get_args(FailureKind))
 def test_an_error_crosses_a_process_border_with_its_kind(kind):
-    found = pickle.loads(pickle.dumps(ScenarioError("it is too long", kind)))
+    found = pickle.loads(pickle.dumps(ScenarioError("it is too long", kind=kind)))
     assert (str(found), found.kind) == ("it is too long", kind)
 
 
 @pytest.mark.parametrize("kind", ["it is too long", "", "oom", None])
 def test_swapped_arguments_and_unknown_kinds_are_refused(kind):
-    with pytest.raises(TypeError, match="second argument, one of out_of_memory, unsupported, "):
-        ScenarioError("unsupported", kind)
+    with pytest.raises(TypeError, match="a ScenarioError is one of out_of_memory, unsupported, "):
+        ScenarioError("unsupported", kind=kind)
+
+
+@pytest.mark.parametrize("arguments", [("it is too long", "too_long"), ("too_long", "it is too long")])
+def test_a_kind_is_named_whichever_comes_first(arguments):
+    with pytest.raises(TypeError, match="positional argument"):
+        ScenarioError(*arguments)
 
 
 def test_an_error_is_of_no_kind_by_default():

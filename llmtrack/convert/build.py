@@ -105,4 +105,4 @@ def known_to(converter: Converter, source: Path) -> Iterator[None]:
         config = json.loads((source / "config.json").read_text(encoding="utf-8"))
         architecture = str(config.get("model_type") or "?")
         said = tool_failed(converter.tool, architecture, str(error), "use backend=torch or onnx")
-        raise ScenarioError(said, "unsupported") from error
+        raise ScenarioError(said, kind="unsupported") from error

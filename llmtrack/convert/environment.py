@@ -105,7 +105,7 @@ class BuildEnvironment:
         if code:
             kind: FailureKind = "out_of_memory" if code < 0 else "unsupported"
             why = "it was killed, most likely for want of memory" if code < 0 else error_line(said)
-            raise ScenarioError(f"{what} failed: {why}", kind)
+            raise ScenarioError(f"{what} failed: {why}", kind=kind)
 
     @property
     def _what(self) -> str:

@@ -92,7 +92,7 @@ def _refused(why: str) -> ScenarioError:
     return ScenarioError(
         f"what the runtime's own tool made of this model does not say what PyTorch says ({why}): it is not used, take "
         "backend=torch",
-        "unsupported",
+        kind="unsupported",
     )
 
 
@@ -137,7 +137,7 @@ def _at(model: Any, engine: Decodes, length: int, seed: int) -> tuple[Parity, fl
         last = decoded(model, row, torch.ones_like(row))[0] if own else None
         expected = model(input_ids=row).logits[0, -_KEPT:].double().numpy()
     if not np.isfinite(expected.max(axis=-1)).all():
-        raise ScenarioError("the logits are not finite in float32: look for damaged weights", NON_FINITE)
+        raise ScenarioError("the logits are not finite in float32: look for damaged weights", kind=NON_FINITE)
     found = engine.next_token_logits(ids)[-_KEPT:].double().numpy()
     found = np.concatenate([found, engine.decoded_logits(ids).double().numpy()[None]])
     expected = np.concatenate([expected, expected[-1:] if last is None else last[None]])

@@ -91,7 +91,7 @@ def _standing(run: pd.Series, others: Sequence[pd.Series], respects: Sequence[st
     unclear = [each for index in which for each in found[index] if each.verdict not in ("better", "same")]
     needed = max(each.repeats_needed for each in unclear)
     command = measure_more(run, needed) if needed else ""
-    return Standing(where, f"cannot be told from {names} ({unclear[0].metric}: {unclear[0].words})", command)
+    return Standing(where, f"inconclusive against {names} ({unclear[0].metric}: {unclear[0].words})", command)
 
 
 def _tell(run: pd.Series, others: Sequence[pd.Series], metric: str) -> list[Difference]:

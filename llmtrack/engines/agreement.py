@@ -52,7 +52,7 @@ def agreeing_passes(model: Any, pad_id: int) -> Passes:
                 f"transformers gives other logits of {type(model).__name__} with its cache, by which it generates, than without "
                 f"it, by which it is scored, at {length} tokens: use another version of transformers, another backend, or "
                 "another model",
-                "unsupported",
+                kind="unsupported",
             )
     return passes
 

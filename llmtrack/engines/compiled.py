@@ -94,7 +94,7 @@ def compiling() -> Iterator[None]:
     except torch._dynamo.exc.TorchDynamoException as error:
         raise ScenarioError(
             f"torch.compile cannot compile this model here ({in_words(error)[:200]}): use compile=none",
-            "unsupported",
+            kind="unsupported",
         ) from error
 
 
@@ -166,10 +166,11 @@ class CompiledDecoding:
             ScenarioError: no static cache can serve the request, or it cannot be compiled here.
         """
         if not request.use_cache:
-            raise ScenarioError("compiled decoding needs the KV cache: use compile=none", "unsupported")
+            raise ScenarioError("compiled decoding needs the KV cache: use compile=none", kind="unsupported")
         if request.padding_side != "left" and len(set(map(len, request.prompt_ids))) > 1:
             raise ScenarioError(
-                "compiled decoding pads on the left: use padding_side=left or compile=none", "unsupported"
+                "compiled decoding pads on the left: use padding_side=left or compile=none",
+                kind="unsupported",
             )
         shape = Shape.of(request)
         if shape in self._loops:

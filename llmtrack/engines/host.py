@@ -46,7 +46,7 @@ def require_cpu(variant: Variant) -> None:
     if variant.dtype != "float32":
         raise ScenarioError(
             f"the {variant.backend} backend has no {variant.dtype}: use dtype=float32, with a quantization to store less",
-            "unsupported",
+            kind="unsupported",
         )
 
 
@@ -54,7 +54,7 @@ def cannot_run(runtime: str, error: Exception) -> ScenarioError:
     """Return the error that says in one line what a runtime raised, and what to use instead."""
     kind: FailureKind = "out_of_memory" if is_out_of_memory(error) else "unsupported"
     remedy = "use a smaller batch or model" if kind == "out_of_memory" else "use backend=torch"
-    return ScenarioError(f"{runtime} cannot run it: {reason_of(error)[:300]} ({remedy})", kind)
+    return ScenarioError(f"{runtime} cannot run it: {reason_of(error)[:300]} ({remedy})", kind=kind)
 
 
 @contextmanager

@@ -169,7 +169,7 @@ class LlamacppEngine(HostEngine):
             raise ScenarioError(
                 "llama.cpp computes rows of unequal lengths without pads, so there are none to go on from: use "
                 "padding_side=left",
-                "unsupported",
+                kind="unsupported",
             )
         banned = [each for each in self._eos_ids if request.ignore_eos and each < self._decoder.vocab_size]
         longest = max(map(len, rows)) + request.max_new_tokens

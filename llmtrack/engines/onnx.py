@@ -58,7 +58,7 @@ def load(variant: Variant) -> OnnxEngine:
     if variant.dtype != "float32":
         raise ScenarioError(
             f"the onnx backend has no {variant.dtype}: use dtype=float32, with a quantization to store less",
-            "unsupported",
+            kind="unsupported",
         )
     recipe = None if variant.quantization == NONE else find_recipe("onnx", variant.quantization)
     identity = identify_model(variant.model, variant.revision)

@@ -107,7 +107,7 @@ class OpenvinoEngine(HostEngine):
         if self._inputs - _KNOWN or not cached:
             raise ScenarioError(
                 f"this is no decoder with a KV cache that llmtrack can run: inputs {', '.join(sorted(self._inputs))}",
-                "unsupported",
+                kind="unsupported",
             )
         if not reset_peak_rss():
             warnings += (NO_PEAK,)

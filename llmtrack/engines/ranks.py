@@ -168,7 +168,7 @@ class Ranks:
         failed = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if isinstance(answer, str)]
         if failed:
             self.tell("close", self._loaded)
-            raise ScenarioError(f"the model could not be shared out: {'; '.join(failed)}", "unsupported")
+            raise ScenarioError(f"the model could not be shared out: {'; '.join(failed)}", kind="unsupported")
         return self._loaded, engine, answers
 
     def tell(self, *message: Any) -> None:

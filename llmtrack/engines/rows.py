@@ -64,14 +64,14 @@ class Sharing:
             ScenarioError: a row has pads, and rows with pads may not be so long; or there are several, and none may share.
         """
         if self.apart and len(lengths) > 1:
-            raise ScenarioError(f"{self.reason}: use batch_size=1", "unsupported")
+            raise ScenarioError(f"{self.reason}: use batch_size=1", kind="unsupported")
         if any(length != padded_length for length in lengths) and (
             padded_length + new_tokens > self.unequal_up_to
         ):
             raise ScenarioError(
                 f"{self.reason}, so rows of unequal lengths cannot be generated from in one batch: use batch_size=1 and "
                 "pad_to_multiple=1, or prompts of one length (prompt_tokens)",
-                "unsupported",
+                kind="unsupported",
             )
 
 

@@ -34,7 +34,9 @@ def try_once(path: Path) -> None:
         run_apart("trying it", _try, str(path))
     except ScenarioError as error:
         how = f": {cpp.remedy}" if "SIGILL" in str(error) else ""
-        raise ScenarioError(f"llama.cpp cannot run {path.name} here: {error}{how}", "unsupported") from error
+        raise ScenarioError(
+            f"llama.cpp cannot run {path.name} here: {error}{how}", kind="unsupported"
+        ) from error
     keep_note(note, "")
 
 

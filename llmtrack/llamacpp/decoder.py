@@ -81,10 +81,12 @@ class LlamaDecoder:
         last_error()
         self._model = cpp.llama_model_load_from_file(str(path).encode(), settings)
         if not self._model:
-            raise ScenarioError(f"llama.cpp cannot run {path.name}: {last_error()}", "unsupported")
+            raise ScenarioError(f"llama.cpp cannot run {path.name}: {last_error()}", kind="unsupported")
         if cpp.llama_model_has_encoder(self._model) or not cpp.llama_model_has_decoder(self._model):
             cpp.llama_model_free(self._model)
-            raise ScenarioError(f"{path.name} is no decoder: choose a causal language model", "unsupported")
+            raise ScenarioError(
+                f"{path.name} is no decoder: choose a causal language model", kind="unsupported"
+            )
         self.vocab = cpp.llama_model_get_vocab(self._model)
         self.vocab_size = int(cpp.llama_vocab_n_tokens(self.vocab))
         self.context_length = int(cpp.llama_model_n_ctx_train(self._model))
@@ -108,7 +110,7 @@ class LlamaDecoder:
         if rows > MOST_ROWS:
             raise ScenarioError(
                 f"llama.cpp keeps {MOST_ROWS} sequences apart at most, not {rows}: use a smaller batch_size",
-                "unsupported",
+                kind="unsupported",
             )
         asked = Room(rows, tokens, max(rows * tokens, outputs), outputs)
         if not self._room.holds(asked):
@@ -197,7 +199,7 @@ class LlamaDecoder:
         if not self._context:
             raise ScenarioError(
                 f"llama.cpp makes no room for {room.rows} rows of {room.tokens:,} tokens: {last_error()}",
-                "unsupported",
+                kind="unsupported",
             )
         self._batch = self._cpp.llama_batch_init(room.batch, 0, 1)
         self._room = room
@@ -213,7 +215,7 @@ class LlamaDecoder:
         code = self._cpp.llama_decode(self._context, self._batch)
         if code:
             kind: FailureKind = "out_of_memory" if code == _OUT_OF_SPACE else "error"
-            raise ScenarioError(f"llama.cpp failed with code {code}: {last_error()}", kind)
+            raise ScenarioError(f"llama.cpp failed with code {code}: {last_error()}", kind=kind)
 
 
 def _sizes(room: Room) -> tuple[int, int, int, int]:

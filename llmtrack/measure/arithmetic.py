@@ -57,7 +57,7 @@ def measure_rate(device: str, arithmetic: str) -> float:
     """
     if arithmetic not in DTYPES:
         raise ScenarioError(
-            f"no matrix product in {arithmetic or 'an unknown arithmetic'} is known", "unsupported"
+            f"no matrix product in {arithmetic or 'an unknown arithmetic'} is known", kind="unsupported"
         )
     side, largest = FIRST, largest_side(free_memory(device), device)
     while True:
@@ -75,7 +75,9 @@ def largest_side(free: int, device: str) -> int:
     """
     side = min(SIDE_ON_GPU if on_gpu(device) else SIDE, math.isqrt(free // (SHARE * 3 * 4)))
     if side < FIRST:
-        raise ScenarioError(f"too little memory is free for matrices of {FIRST} x {FIRST}", "out_of_memory")
+        raise ScenarioError(
+            f"too little memory is free for matrices of {FIRST} x {FIRST}", kind="out_of_memory"
+        )
     return side
 
 

@@ -52,7 +52,7 @@ def measure_bandwidth(device: str) -> float:
         except (RuntimeError, MemoryError) as error:
             if size // 2 < SMALLEST:
                 raise ScenarioError(
-                    f"no memory for two buffers of {SMALLEST // MIB} MiB", "out_of_memory"
+                    f"no memory for two buffers of {SMALLEST // MIB} MiB", kind="out_of_memory"
                 ) from error
             size //= 2
 
@@ -89,7 +89,7 @@ def buffer_bytes(free: int, largest: int) -> int:
     if size < SMALLEST:
         raise ScenarioError(
             f"only {free // MIB} MiB are free: two buffers of {SMALLEST // MIB} MiB would crowd what runs",
-            "out_of_memory",
+            kind="out_of_memory",
         )
     return size
 

@@ -56,7 +56,7 @@ def not_finite(what: str, engine: Engine) -> ScenarioError:
     label = engine.info.dtype_label
     # float16 alone has so small a range that sound weights can leave it.
     remedy = "use dtype=float32 or bfloat16, or " if "float16" in label.replace("bfloat16", "") else ""
-    return ScenarioError(f"{what} not finite in {label}: {remedy}look for damaged weights", NON_FINITE)
+    return ScenarioError(f"{what} not finite in {label}: {remedy}look for damaged weights", kind=NON_FINITE)
 
 
 def _check_prompt(engine: Engine, ids: Sequence[int]) -> None:

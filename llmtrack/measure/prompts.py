@@ -124,7 +124,7 @@ def _fill(engine: Engine, task: GenerateTask, text: str, room: int | None, limit
     if limit is None or task.prompt_share is None:
         raise ScenarioError(
             f"{engine.info.model_id} does not say how long its context is: give max_prompt_tokens",
-            "unsupported",
+            kind="unsupported",
         )
     length = math.ceil(task.prompt_share * (limit.tokens if room is None else room))
     if task.prompt_share <= 1:
@@ -142,13 +142,13 @@ def _start(engine: Engine, task: GenerateTask, text: str, ids: tuple[int, ...]) 
         return _Row(ids, f"empty: starts from {name}, which the tokenizer puts in front of every text")
     if task.empty_prompt != "bos":
         raise ScenarioError(
-            f"prompt {text!r} has no tokens: a causal model needs at least one", "unsupported"
+            f"prompt {text!r} has no tokens: a causal model needs at least one", kind="unsupported"
         )
     if special.start_id is None:
         raise ScenarioError(
             f"prompt {text!r} has no tokens, and the tokenizer of {engine.info.model_id} has neither a BOS nor an "
             "EOS to start from",
-            "unsupported",
+            kind="unsupported",
         )
     start = special.start_id
     role = "the EOS, for want of a BOS" if start == special.eos_id != special.bos_id else "the BOS"
@@ -170,7 +170,8 @@ def _too_long(engine: Engine, task: GenerateTask, length: int, limit: _Limit) ->
     """Return why a prompt is too long: for the context, which is raised, or for what the task allows."""
     check_context(engine.info, length, task.max_new_tokens)
     return ScenarioError(
-        f"a prompt of {length} tokens is longer than the {limit.tokens} allowed: {limit.reason}", "too_long"
+        f"a prompt of {length} tokens is longer than the {limit.tokens} allowed: {limit.reason}",
+        kind="too_long",
     )
 
 
@@ -178,7 +179,7 @@ def _repeat_to(engine: Engine, text: str, length: int) -> list[int]:
     """Repeat a text until it has `length` tokens, and cut the tokens there."""
     if not text.strip():
         raise ScenarioError(
-            "cannot repeat a blank text to a length in tokens: give some words", "unsupported"
+            "cannot repeat a blank text to a length in tokens: give some words", kind="unsupported"
         )
     copies = 1 + length // max(len(engine.encode(text)), 1)
     while len(ids := engine.encode(" ".join([text] * copies))) < length:

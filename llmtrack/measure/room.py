@@ -54,13 +54,13 @@ def check_context(info: EngineInfo, prompt_tokens: int, new_tokens: int = 0) -> 
         raise ScenarioError(
             f"{new_tokens:,} new tokens leave no room for a prompt in the context of {context:,} tokens of "
             f"{info.model_id}: ask for fewer than {context:,} new tokens",
-            "too_long",
+            kind="too_long",
         )
     if context is not None and prompt_tokens + new_tokens > context:
         raise ScenarioError(
             f"a prompt of {prompt_tokens} tokens and {new_tokens} new {'one' if new_tokens == 1 else 'ones'} exceed the context of {context} "
             f"tokens of {info.model_id}: ask for at most {context - new_tokens} prompt tokens",
-            "too_long",
+            kind="too_long",
         )
 
 
@@ -94,7 +94,7 @@ def check_memory(
         raise ScenarioError(
             f"a batch of {rows:,} rows of {length:,} tokens takes {needed / GIB:,.1f} GiB of memory at least, and "
             f"{there / GIB:,.1f} GiB are free on {info.device}: ask for fewer rows or tokens",
-            "out_of_memory",
+            kind="out_of_memory",
         )
 
 

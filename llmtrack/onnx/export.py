@@ -59,7 +59,7 @@ def export(spec: str, revision: str | None, folder: Path) -> dict[str, Any]:
             }
     raise ScenarioError(
         f"the ONNX export of {loaded.model_id} does not say what PyTorch says ({found}): it is not used, take backend=torch",
-        "unsupported",
+        kind="unsupported",
     )
 
 
@@ -99,7 +99,7 @@ def _export(loaded: LoadedModel, folder: Path) -> None:
             said = f"optimum's exporter does not know {loaded.model.config.get_text_config().model_type}"
         raise ScenarioError(
             f"{type(loaded.model).__name__} cannot be exported to ONNX: {said[:300]} (use backend=torch)",
-            "unsupported",
+            kind="unsupported",
         ) from error
 
 

@@ -99,7 +99,7 @@ def _expected(loaded: LoadedModel, ids: torch.Tensor, mask: torch.Tensor) -> NDA
     if not np.isfinite(expected[real].max(axis=-1)).all():  # masked entries of a vocabulary may be -inf
         raise ScenarioError(
             f"the logits of {loaded.model_id} are not finite in float32: look for damaged weights",
-            "non_finite",
+            kind="non_finite",
         )
     return expected
 

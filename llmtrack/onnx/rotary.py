@@ -59,7 +59,7 @@ def traceable_rope(model: Any) -> Iterator[None]:
         raise ScenarioError(
             f"{type(model).__name__} cannot be exported to ONNX: its {kind} rotary positions depend on the length in a "
             "way that a graph cannot be made to say (use backend=torch)",
-            "unsupported",
+            kind="unsupported",
         )
     for module in changed:
         module.forward = _traceable(module)

@@ -160,7 +160,7 @@ class OnnxDecoder:
         except Exception as error:
             raise ScenarioError(
                 f"ONNX Runtime cannot run {self._path.name}: {in_words(error)[:300]}",
-                "unsupported",
+                kind="unsupported",
             ) from error
         self._pads = made is None
         self._vocabulary = self.session.get_outputs()[0].shape[-1]
@@ -183,7 +183,7 @@ class OnnxDecoder:
         if unknown or not self._past:
             raise ScenarioError(
                 f"the graph is not a decoder with a KV cache that llmtrack can run: inputs {', '.join(inputs)}",
-                "unsupported",
+                kind="unsupported",
             )
         self._outputs = ["logits", *(name.replace("past_key_values", "present") for name in self._past)]
 

@@ -65,7 +65,7 @@ def rows_to_compare(
         raise ScenarioError(
             f"the reference has {reference.info.vocab_size} tokens in its vocabulary and this model "
             f"{engine.info.vocab_size}: their distributions cannot be compared",
-            "unsupported",
+            kind="unsupported",
         )
     rows: list[Encoded] = []
     tokens = 0
@@ -77,14 +77,14 @@ def rows_to_compare(
         if encode_text(reference, text, bos_rule, keep).ids != row.ids:
             raise ScenarioError(
                 "the reference's tokenizer makes other tokens of the text: their distributions cannot be compared",
-                "unsupported",
+                kind="unsupported",
             )
         rows.append(row)
         tokens += row.predicted
         if tokens >= max_tokens:
             break
     if not rows:
-        raise ScenarioError("no text has two tokens, so there is nothing to compare", "unsupported")
+        raise ScenarioError("no text has two tokens, so there is nothing to compare", kind="unsupported")
     return rows
 
 

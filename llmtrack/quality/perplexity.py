@@ -117,7 +117,7 @@ def prepare_documents(engine: Engine, texts: Sequence[str], max_length: int, bos
     scorable = [each for each in encoded if each.predicted]
     if not scorable:
         raise ScenarioError(
-            "no document has two tokens, so there is nothing to predict: use longer texts", "unsupported"
+            "no document has two tokens, so there is nothing to predict: use longer texts", kind="unsupported"
         )
     order = sorted(range(len(scorable)), key=lambda index: -len(scorable[index].ids))
     rows: list[Row] = [
@@ -295,7 +295,7 @@ def tokens_of(row: Row) -> int:
 
 
 def _nothing_to_predict() -> ScenarioError:
-    return ScenarioError("the text has no token to predict: use a longer one", "unsupported")
+    return ScenarioError("the text has no token to predict: use a longer one", kind="unsupported")
 
 
 def _collate(rows: Sequence[Row], side: str) -> tuple[torch.Tensor, ...]:

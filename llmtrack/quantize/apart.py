@@ -72,14 +72,16 @@ def _death(what: str, code: int, said: str) -> ScenarioError:
     if code == -signal.SIGKILL:
         return ScenarioError(
             f"{what}: the process was killed, most likely for want of memory: use a smaller model, or free memory",
-            "out_of_memory",
+            kind="out_of_memory",
         )
     if code < 0:
         return ScenarioError(
-            f"{what}: the process was ended by signal {signal.Signals(-code).name}", "unsupported"
+            f"{what}: the process was ended by signal {signal.Signals(-code).name}", kind="unsupported"
         )
     last = (said.strip().splitlines() or ["it said nothing"])[-1]
-    return ScenarioError(f"{what}: the process ended with exit code {code} ({last[:300]})", "unsupported")
+    return ScenarioError(
+        f"{what}: the process ended with exit code {code} ({last[:300]})", kind="unsupported"
+    )
 
 
 def main() -> None:

@@ -194,16 +194,16 @@ def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *argum
     except LlmtrackError:
         raise
     except MemoryError as error:
-        raise ScenarioError(f"{what}: out of memory", "out_of_memory") from error
+        raise ScenarioError(f"{what}: out of memory", kind="out_of_memory") from error
     except Exception as error:
         free = shutil.disk_usage(folder).free
         if (isinstance(error, OSError) and error.errno == errno.ENOSPC) or free < _SPARE_BYTES:
             raise ScenarioError(
                 f"{what}: the disk is full ({free / GIB:.1f} GiB free): free some, or set LLMTRACK_CACHE to a "
                 "folder on another disk",
-                "unsupported",
+                kind="unsupported",
             ) from error
-        raise ScenarioError(f"{what} failed: {reason_of(error)[:300]}", "unsupported") from error
+        raise ScenarioError(f"{what} failed: {reason_of(error)[:300]}", kind="unsupported") from error
 
 
 def _corpus_digest(corpus: str) -> str:

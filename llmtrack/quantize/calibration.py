@@ -48,7 +48,7 @@ def calibration_rows(ids: Sequence[int], tokens: int, width: int = ROW_TOKENS) -
     if there < LEAST_ROWS:
         raise ScenarioError(
             f"the calibration text has {len(ids)} tokens and {LEAST_ROWS * width} are needed: give a longer one",
-            "unsupported",
+            kind="unsupported",
         )
     starts = (index * there // rows * width for index in range(rows))
     return tuple(tuple(ids[start : start + width]) for start in starts)

@@ -157,7 +157,7 @@ def convert(tool: Path, source: Path, target: Path, kind: str) -> None:
         runpy.run_path(str(tool / _SCRIPT), run_name="__main__")
     except SystemExit as end:
         if end.code:
-            raise ScenarioError(f"llama.cpp's converter: {complaints.last}", "unsupported") from end
+            raise ScenarioError(f"llama.cpp's converter: {complaints.last}", kind="unsupported") from end
     finally:
         sys.path[:], sys.argv = before
         logging.getLogger().removeHandler(complaints)
@@ -217,7 +217,9 @@ def store(kind: str, source: Path, target: Path) -> None:
     settings.ftype = getattr(cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     last_error()
     if cpp.llama_model_quantize(str(source).encode(), str(target).encode(), cpp.reference(settings)):
-        raise ScenarioError(f"llama.cpp cannot store this model as {kind}: {last_error()}", "unsupported")
+        raise ScenarioError(
+            f"llama.cpp cannot store this model as {kind}: {last_error()}", kind="unsupported"
+        )
 
 
 RECIPES = tuple(

@@ -160,7 +160,7 @@ def instruction_set(machine: str, flags: frozenset[str]) -> str:
     raise ScenarioError(
         f"no int8 configuration fits this CPU ({machine}): it needs AVX2, AVX-512 or ARM64; "
         "use a weight-only recipe",
-        "unsupported",
+        kind="unsupported",
     )
 
 

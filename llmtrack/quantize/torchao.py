@@ -41,7 +41,7 @@ def check_card(model: Any, capability: tuple[int, int], what: str) -> None:
         raise ScenarioError(
             f"{what} need a GPU of compute capability {capability[0]}.{capability[1]} or more, which {here} is not: "
             "choose another recipe",
-            "unsupported",
+            kind="unsupported",
         )
 
 
@@ -65,7 +65,7 @@ def _apply(
     linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     left = [module for module in linear if not is_traceable_wrapper_subclass(module.weight)]
     if len(left) == len(linear):
-        raise ScenarioError("no linear layer has a shape that this recipe can quantize", "unsupported")
+        raise ScenarioError("no linear layer has a shape that this recipe can quantize", kind="unsupported")
     return {"linear_layers": len(linear), "quantized_layers": len(linear) - len(left)}
 
 

@@ -40,10 +40,11 @@ def check_blocks(options: Mapping[str, Scalar]) -> None:
     size = options.get("block_size", Blocks.block_size)
     if size not in BLOCK_SIZES:
         raise ScenarioError(
-            f"block_size {size} is not possible: use one of {', '.join(map(str, BLOCK_SIZES))}", "unsupported"
+            f"block_size {size} is not possible: use one of {', '.join(map(str, BLOCK_SIZES))}",
+            kind="unsupported",
         )
     if (bits := options.get("head_bits", 8)) not in HEAD_BITS:
-        raise ScenarioError(f"head_bits {bits} is not possible: use 8 or 4", "unsupported")
+        raise ScenarioError(f"head_bits {bits} is not possible: use 8 or 4", kind="unsupported")
 
 
 def _apply(job: Job, bits: int, method: str = NEAREST) -> Built:

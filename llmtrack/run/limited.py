@@ -45,7 +45,7 @@ class Limited:
                 self._at = event
                 if late := self._late.pop(event.scenario, ""):
                     raise ScenarioError(
-                        f"{late}: find out what takes so long, or raise time_limit", "timeout"
+                        f"{late}: find out what takes so long, or raise time_limit", kind="timeout"
                     )
             elif isinstance(event, Measurement) and (late := self._late.pop(event.scenario.name, "")):
                 # Nothing is left to be ended, so what is measured is kept.

@@ -168,7 +168,7 @@ class _Arm:
             # It was not the cap on time that left some out.
             warnings = tuple(line for line in warnings if not line.startswith("only "))
             of = rounds if self.cut else len(self.visits) + 1
-            told = (f"measured in {len(self.visits)} of {of} rounds: {self.cut or cut}",)
+            told = (f"measured in {len(self.visits)} of {plural(of, 'round')}: {self.cut or cut}",)
         elif self.timed and len(self.visits) < VISITS:
             told = (f"{ONCE}: raise max_seconds",)
         return replace(whole, warnings=(*warnings, *told))

@@ -192,7 +192,7 @@ def fit(
         )
         seconds = clock() - begin
         if not (math.isfinite(loss) and math.isfinite(norm)):
-            raise ScenarioError(_not_finite(state, loss, norm, rate), "non_finite")
+            raise ScenarioError(_not_finite(state, loss, norm, rate), kind="non_finite")
         state.step += 1
         state.tokens += (tokens := sum(part.tokens for part in parts))
         state.seconds += seconds

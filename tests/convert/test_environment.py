@@ -190,7 +190,7 @@ def test_the_line_that_says_most(said, line):
 def test_a_tool_that_does_not_know_a_model_is_told_in_words(tmp_path, said, told):
     (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
     with pytest.raises(ScenarioError) as caught, known_to(CONVERTER, tmp_path):
-        raise ScenarioError(f"trying failed: {said}", "unsupported")
+        raise ScenarioError(f"trying failed: {said}", kind="unsupported")
     assert told in str(caught.value)
     assert caught.value.kind == "unsupported"
     assert "5.5.4" not in str(caught.value)
@@ -198,5 +198,5 @@ def test_a_tool_that_does_not_know_a_model_is_told_in_words(tmp_path, said, told
 
 def test_a_tool_that_ran_out_of_memory_did_not_stumble_over_a_model(tmp_path):
     with pytest.raises(ScenarioError, match=r"^killed$") as caught, known_to(CONVERTER, tmp_path):
-        raise ScenarioError("killed", "out_of_memory")
+        raise ScenarioError("killed", kind="out_of_memory")
     assert caught.value.kind == "out_of_memory"

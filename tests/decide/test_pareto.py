@@ -78,7 +78,7 @@ def test_what_cannot_be_told_is_said_with_what_would_tell():
     runs = frame(repeated("plain", 10.0, 20.0), repeated("once", 30.0, 21.0, n=1))
     plain, once = pareto_front(runs, ("tokens_per_sec", "perplexity"))
     assert (plain.place, once.place) == ("on", "open"), "the perplexity of the one is better for sure"
-    assert "cannot be told from plain (tokens_per_sec: too few repeats to tell, 1 against 8" in once.why
+    assert "inconclusive against plain (tokens_per_sec: too few repeats to tell, 1 against 8" in once.why
     assert "min_repeats=4" in once.measure
     table = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity"))
     assert table.notes == (f"what cannot be told: measure more: {once.measure}",)
@@ -156,8 +156,8 @@ def test_quality_is_joined_by_variant_or_is_the_runs_own():
     table = pareto_table(points, ("tokens_per_sec", "perplexity"))
     last = {row[0]: row[-1] for row in table.rows}
     assert last == {
-        "int8": "cannot be told from fp32, bf16 (tokens_per_sec: 0.33x, one value each: noise unknown)",
-        "bf16": "cannot be told from fp32 (tokens_per_sec: 0.50x, one value each: noise unknown)",
+        "int8": "inconclusive against fp32, bf16 (tokens_per_sec: 0.33x, one value each: noise unknown)",
+        "bf16": "inconclusive against fp32 (tokens_per_sec: 0.50x, one value each: noise unknown)",
         "fp32": "on the front",
         "alone": "no perplexity",
     }
@@ -215,7 +215,7 @@ def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_and_said(other
 
 
 def test_nothing_to_choose_among():
-    with pytest.raises(UsageError, match="no finished run has tokens_per_sec"):
+    with pytest.raises(UsageError, match="no finished run of precision has tokens_per_sec"):
         gather_points(frame(scored("ppl", 20.0)))
 
 

@@ -90,7 +90,7 @@ def test_its_recipe_is_found_and_applied():
 
 def test_what_its_recipe_refuses_is_refused_before_a_model_is_loaded(monkeypatch):
     def check(options):
-        raise ScenarioError("no such rounding here", "unsupported")
+        raise ScenarioError("no such rounding here", kind="unsupported")
 
     refusing = tuple(replace(each, check=check) for each in recipe.recipes())
     monkeypatch.setattr(registry, "recipes", lambda: refusing)

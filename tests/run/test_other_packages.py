@@ -173,7 +173,7 @@ class OneAtATime:
 
     def generate(self, request, on_step):
         if len(request.prompt_ids) > 1:
-            raise ScenarioError("this engine takes one row at a time: use batch_size=1", "unsupported")
+            raise ScenarioError("this engine takes one row at a time: use batch_size=1", kind="unsupported")
         return self._engine.generate(request, on_step)
 
 

@@ -240,7 +240,7 @@ def test_warnings_of_an_engine_are_told_once_and_tracked_with_each():
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
-        (ScenarioError("x", "too_long"), "too_long"),
+        (ScenarioError("x", kind="too_long"), "too_long"),
         (ScenarioError("x"), "error"),
         (MemoryError(), "out_of_memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "out_of_memory"),
@@ -318,7 +318,7 @@ def test_a_reference_that_cannot_be_loaded_leaves_a_warning():
 
 def test_a_scenario_error_on_loading_keeps_its_kind():
     failures = by_name(
-        measure(Loader(error=ScenarioError("no such operator", "unsupported")), generating("one"))
+        measure(Loader(error=ScenarioError("no such operator", kind="unsupported")), generating("one"))
     )
     assert failures["one"].kind == "unsupported"
 
