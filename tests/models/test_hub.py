@@ -1,12 +1,12 @@
 import hashlib
 import shutil
 import threading
-import time
 
 import pytest
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models import hub
+from tests.conftest import HANG_S
 from tests.models.folders import load
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -71,12 +71,10 @@ def test_no_network_is_one_line_with_a_remedy(no_network):
 
 def test_an_answer_that_never_comes_is_left_behind(monkeypatch):
     never = threading.Event()
-    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_args, **_kwargs: never.wait(60))
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_args, **_kwargs: never.wait(HANG_S))
     monkeypatch.setattr(hub, "RESOLVE_SECONDS", 0.1)
-    begin = time.monotonic()
     with pytest.raises(ModelLoadError, match="TimeoutError"):
         hub.snapshot("org/tiny")
-    assert time.monotonic() - begin < 30
     never.set()
 
 

@@ -11,6 +11,7 @@ from llmtrack.quality import ahead, perplexity
 from llmtrack.quality.encoding import Encoded
 from llmtrack.quality.perplexity import score_rolling
 from llmtrack.quality.windows import plan_windows
+from tests.conftest import HANG_S
 from tests.engines.models import small
 from tests.quality.engines import scripted
 
@@ -77,7 +78,7 @@ def test_the_first_windows_are_there_while_the_rest_is_read(monkeypatch):
 
     def encode(text):
         if len(text) == ahead.SHORTEST:
-            assert reading.wait(10)
+            assert reading.wait(HANG_S)
         return Encoded(list(text.encode()), 1, text.encode(), 0)
 
     text = "ab" * (ahead.SHORTEST // 2)

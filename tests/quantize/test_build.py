@@ -30,6 +30,7 @@ from llmtrack.quantize.apart import run_apart
 from llmtrack.quantize.options import SmallBlocks
 from llmtrack.quantize.recipe import Recipe, recipes
 from llmtrack.scenario import Variant
+from tests.conftest import HANG_S
 
 
 def full_disk(*arguments):
@@ -106,11 +107,11 @@ run_apart("waiting", waits, sys.argv[1])
 
 def waits(note):
     Path(note).write_text(str(os.getpid()))
-    time.sleep(600)
+    time.sleep(2 * HANG_S)
 
 
-def wait_until(holds, seconds=60):
-    end = time.monotonic() + seconds
+def wait_until(holds):
+    end = time.monotonic() + HANG_S
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.05)
@@ -135,7 +136,7 @@ def test_a_script_needs_no_guard(guard, tmp_path):
         env=child_environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
     )
     assert done.stdout.split() == ["begun", "6"], done.stderr
 

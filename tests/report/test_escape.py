@@ -22,6 +22,7 @@ from llmtrack.report.plots import bar_plot, curves_plot, line_plot, scatter_plot
 from llmtrack.report.table import summary_table
 from llmtrack.report.terminal import say
 from llmtrack.report.write import print_report
+from tests.conftest import HANG_S
 from tests.report.frames import frame, run
 
 HOSTILE = (
@@ -219,7 +220,7 @@ def test_a_reader_that_goes_away_ends_nothing():
     worker = subprocess.Popen([sys.executable, "-c", PRINT], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     worker.stdout.readline()
     worker.stdout.close()
-    assert worker.wait(60) == 0
+    assert worker.wait(HANG_S) == 0
     assert worker.stderr.read() == b""
 
 

@@ -19,6 +19,7 @@ from llmtrack.run import main as entry
 from llmtrack.run.executors import Executor, InlineExecutor
 from llmtrack.run.settings import RunOptions
 from llmtrack.testing import EngineConformance, ExecutorConformance, ExperimentConformance
+from tests.conftest import HANG_S
 from tests.extensions import install
 
 TESTS = Path(__file__).parents[1]
@@ -152,7 +153,7 @@ def test_the_experiment_runs_on_the_executor_from_the_command_line(site, tmp_pat
     options = [part for name, value in given.items() for part in ("-P", f"{name}={value}")]
     done = subprocess.run(
         [sys.executable, "-m", "llmtrack", "run", "plugin_words", *options],
-        cwd=tmp_path, capture_output=True, text=True, timeout=600,
+        cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 words were measured." in done.stdout

@@ -28,6 +28,7 @@ from llmtrack.stopping import STOPPING, Terminated, handlers_kept, signals_end, 
 from llmtrack.tracking.delivery import Delivery
 from llmtrack.tracking.query import runs, studies
 from llmtrack.tracking.tracker import Tracker
+from tests.conftest import HANG_S
 from tests.run.test_study import lengths
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth", "_stays_at_the_terminal")
@@ -208,7 +209,7 @@ with exit_codes(make_console()):
     os.kill(os.getpid(), signal.SIGINT)
     signal.pause()
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=300, check=False).returncode == 130
+    assert subprocess.run([sys.executable, "-c", code], timeout=HANG_S, check=False).returncode == 130
 
 
 def test_the_last_line_says_what_waits_in_the_spool(console, monkeypatch, tmp_path):
@@ -273,7 +274,7 @@ def test_a_program_ends_with_what_launched_it(killed, tmp_path):
     child = psutil.Process(int(launcher.stdout.readline()))
     try:
         (launcher if killed == "launcher" else child.parent()).kill()
-        gone, _ = psutil.wait_procs([child], timeout=120)
+        gone, _ = psutil.wait_procs([child], timeout=HANG_S)
         assert gone
     finally:
         kill_tree(child)
@@ -289,7 +290,7 @@ def test_killing_a_process_takes_what_it_started(tmp_path):
     child = psutil.Process(int(parent.stdout.readline()))
     kill_tree(parent.pid)
     parent.communicate()
-    until = time.monotonic() + 120
+    until = time.monotonic() + HANG_S
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE and time.monotonic() < until:
         time.sleep(0.01)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

@@ -112,7 +112,7 @@ def status(url: str, host: str | None = None, user: str | None = None) -> int:
     if user:
         request.add_header("Authorization", f"Basic {b64encode(user.encode()).decode()}")
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=HANG_S) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code

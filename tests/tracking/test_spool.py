@@ -12,6 +12,7 @@ from llmtrack.errors import TrackingError
 from llmtrack.tracking.records import StudyContext, scenario_record
 from llmtrack.tracking.spool import Entry, NewerEntryError, Spool, Target
 from llmtrack.tracking.sync import sync
+from tests.conftest import HANG_S
 from tests.forking import at_once
 from tests.tracking.samples import measurement
 
@@ -218,7 +219,7 @@ def test_an_entry_is_held_by_one_process_at_a_time(spool):
     with spool.claim(put.name, 1):
         process = context.Process(target=_exit_by_claim, args=(spool.folder, put.name))
         process.start()
-        process.join(60)
+        process.join(HANG_S)
     assert process.exitcode == 7
 
 

@@ -217,7 +217,7 @@ taken = used.vms if "{limit}" == "RLIMIT_AS" else used.data
 resource.setrlimit(resource.{limit}, (taken + 100 * 2**20, resource.RLIM_INFINITY))
 print(free_memory("cpu") // 2**20)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S)
     assert 80 < int(done.stdout) <= 100, done.stdout + done.stderr
 
 
