@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +19,16 @@ from llmtrack.installed import RUNTIMES, available, why_missing
 from llmtrack.measure.gpus import capability
 from llmtrack.metrics import SPIKE
 from llmtrack.options import Option, changed, parameters, taken
-from llmtrack.quantize.options import Blocks, CalibrationCorpus, CalibrationText, Method, Static, Symmetric
+from llmtrack.quantize.options import (
+    BLOCK_SIZES,
+    HEAD_BITS,
+    Blocks,
+    CalibrationCorpus,
+    CalibrationText,
+    Method,
+    Static,
+    Symmetric,
+)
 from llmtrack.quantize.recipe import find_recipe, recipes
 from llmtrack.report import reading as say
 from llmtrack.report.plots import curves_plot, measured, scatter_plot
@@ -148,6 +157,7 @@ def build(config: Config) -> Experiment:
         )
         for label in chosen
     )
+    _check_blocks(scenario.variant for scenario in scenarios)
     _refuse_what_nothing_takes(config, scenarios)
     return DECLARED.asking(config, scenarios, recipes=chosen)
 
@@ -261,6 +271,16 @@ def _refuse_what_nothing_takes(config: Config, scenarios: Sequence[Scenario]) ->
         raise UsageError(
             f"{' and '.join(nothing)} would change nothing: none of {', '.join(each.name for each in scenarios)} takes it"
         )
+
+
+def _check_blocks(variants: Iterable[Variant]) -> None:
+    """Refuse what a recipe's own check would refuse in each of its scenarios, after hours of the others."""
+    told = [dict(variant.options) for variant in variants if variant.backend == "onnx"]
+    for name, possible in (("block_size", BLOCK_SIZES), ("head_bits", HEAD_BITS)):
+        for value in {options[name] for options in told if name in options} - {*possible}:
+            raise UsageError(
+                f"{name} {value} is not possible: use one of {', '.join(map(str, possible))}, or 0 for the recipe's own"
+            )
 
 
 def _check_texts(calibration: str, evaluation: str) -> None:

@@ -15,6 +15,9 @@ SCRATCH = "LLMTRACK_SCRATCH"
 A worker that is killed removes nothing, and what is converted or quantized takes gigabytes.
 """
 
+OUT_OF_MEMORY = 99
+"""Exit code of a worker that the system refused memory."""
+
 
 def child_environment() -> dict[str, str]:
     """Return this process's environment, with the folder of this llmtrack first on the path of imports."""

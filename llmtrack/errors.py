@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from functools import partial
 from typing import Literal, get_args
+
+NO_MEMORY = "out of memory: free some, raise the limit of the container, job or shell, or use a smaller model or batch"
+"""What is said where the system refuses memory to this process."""
 
 
 def in_words(error: BaseException) -> str:
@@ -18,6 +22,8 @@ def refused_by_system(error: OSError) -> str:
         os.getcwd()
     except OSError:
         return "the working folder is gone: go to another"
+    if error.errno == errno.ENOMEM:
+        return NO_MEMORY
     if error.filename is not None:
         return f"cannot use {error.filename}: {error.strerror}"
     if isinstance(error, FileNotFoundError):  # as `tempfile` says it of all the places that it tried
@@ -31,7 +37,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         return error.kind == "out_of_memory"
     # torch's OutOfMemoryError is a RuntimeError; on CPU only the message tells.
     text = f"{type(error).__name__} {error}".lower()
-    told = ("outofmemory", "out of memory", "can't allocate")
+    told = ("outofmemory", "out of memory", "can't allocate", "cannot allocate memory")
     return isinstance(error, MemoryError) or any(words in text for words in told)
 
 

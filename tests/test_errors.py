@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import pickle
 from typing import get_args
 
 import pytest
+from rich.console import Console
 
 from llmtrack.errors import FailureKind, ScenarioError
+from llmtrack.run.main import exit_codes
 
 
 @pytest.mark.parametrize("kind", get_args(FailureKind))
@@ -30,3 +34,15 @@ def test_a_kind_is_named_whichever_comes_first(arguments):
 
 def test_an_error_is_of_no_kind_by_default():
     assert ScenarioError("it failed").kind == "error"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")])
+def test_a_command_that_is_refused_memory_says_so_in_a_line(error, capsys):
+    with pytest.raises(SystemExit) as ended, exit_codes(Console(file=io.StringIO())):
+        raise error
+    said = capsys.readouterr()
+    assert (ended.value.code, said.out) == (2, "")
+    assert said.err.startswith(
+        "error: out of memory: free some, raise the limit of the container, job or shell"
+    )
+    assert said.err.count("\n") == 1

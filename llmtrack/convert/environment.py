@@ -82,6 +82,10 @@ class BuildEnvironment:
                 f"another process has held {lock} for {LOCK_SECONDS / 60:.0f} minutes: end it, or set LLMTRACK_CACHE"
             ) from None
         except OSError as error:
+            if is_full(error):
+                raise MissingDependencyError(
+                    f"{self._what} cannot be made: {why_full(lock.parent)}"
+                ) from error
             raise MissingDependencyError(
                 f"{self._what} cannot be made in {lock.parent} ({error.strerror or error}): free or permit it, or set "
                 "LLMTRACK_CACHE to another folder"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import json
 import shutil
@@ -17,7 +16,7 @@ from typing import Any
 from llmtrack.compat import import_transformers
 from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
 from llmtrack.installed import INSTALL_ONNX, installed_version, missing_modules, not_installed
-from llmtrack.models.cache import MANIFEST, build_once, entry_stem, read_manifest
+from llmtrack.models.cache import MANIFEST, build_once, entry_stem, is_full, read_manifest, why_full
 from llmtrack.models.digests import ModelDigests
 from llmtrack.models.durations import making
 from llmtrack.models.load import ModelIdentity
@@ -30,7 +29,7 @@ from llmtrack.quantize.apart import run_apart
 from llmtrack.quantize.options import CalibrationText
 from llmtrack.quantize.recipe import Job, Recipe, find_recipe
 from llmtrack.scenario import Scalar, Variant
-from llmtrack.units import GIB, MIB
+from llmtrack.units import MIB
 
 CALIBRATION = CalibrationText.calibration
 """The calibration text where none is named: the corpus that experiments do not score by default."""
@@ -196,13 +195,9 @@ def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *argum
     except MemoryError as error:
         raise ScenarioError(f"{what}: out of memory", kind="out_of_memory") from error
     except Exception as error:
-        free = shutil.disk_usage(folder).free
-        if (isinstance(error, OSError) and error.errno == errno.ENOSPC) or free < _SPARE_BYTES:
-            raise ScenarioError(
-                f"{what}: the disk is full ({free / GIB:.1f} GiB free): free some, or set LLMTRACK_CACHE to a "
-                "folder on another disk",
-                kind="unsupported",
-            ) from error
+        full = isinstance(error, OSError) and is_full(error)
+        if full or shutil.disk_usage(folder).free < _SPARE_BYTES:
+            raise ScenarioError(f"{what}: {why_full(Path(folder).parent)}", kind="unsupported") from error
         raise ScenarioError(f"{what} failed: {reason_of(error)[:300]}", kind="unsupported") from error
 
 

@@ -42,6 +42,10 @@ KeepQuality = Annotated[
         read=_share_text,
     ),
 ]
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+HEAD_BITS = (4, 8)
+"""What ONNX Runtime has kernels for."""
+
 BlockSize = Annotated[int, Option("Weights that share a scale.", min=1)]
 HeadBits = Annotated[
     int,

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ScenarioError
 from llmtrack.installed import OWN_RECIPES
-from llmtrack.quantize.options import Blocks, GptqBlocks, HqqBlocks, MixedBlocks, SmallBlocks
+from llmtrack.quantize.options import (
+    BLOCK_SIZES,
+    HEAD_BITS,
+    Blocks,
+    GptqBlocks,
+    HqqBlocks,
+    MixedBlocks,
+    SmallBlocks,
+)
 from llmtrack.quantize.recipe import Built, Job, Recipe
 from llmtrack.scenario import Scalar
 
@@ -27,8 +35,6 @@ JUDGED_BY = 4
 """Each so manieth row of a calibration text is kept for the bound: weights that are suited to a row look too good on it."""
 MOST_PRODUCTS = 2**30
 """Bytes of products of inputs that are held at once; the text is read again for what is left."""
-BLOCK_SIZES = (16, 32, 64, 128, 256)
-HEAD_BITS = (4, 8)
 
 
 def check_blocks(options: Mapping[str, Scalar]) -> None:

@@ -195,7 +195,8 @@ def _change_from_baseline(run: pd.Series, baselines: Baselines, compared: Sequen
         return f"= {ask.text(run, 'same_as')}"
     if not ask.is_finished(run):
         status, failure = ask.text(run, "status") or DASH, ask.text(run, "failure")
-        reason = failure or ("no reason was tracked" if status in (ask.FAILED, ask.KILLED) else "")
+        untold = status in (ask.FAILED, ask.KILLED) and not ask.has(run, "reason")
+        reason = failure or ("no reason was tracked" if untold else "")
         return f"{status} ({reason})" if reason else status
     if ask.is_true(run, "baseline"):
         return "baseline"

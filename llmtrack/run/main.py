@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from llmtrack.errors import LlmtrackError, UsageError, refused_by_system
+from llmtrack.errors import NO_MEMORY, LlmtrackError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
 from llmtrack.extensions import EXECUTOR_POINTS, broken, extensions, load_extension
 from llmtrack.garbage import uncollected
@@ -222,6 +222,9 @@ def exit_codes(console: Console) -> Iterator[None]:
             except LlmtrackError as error:
                 explain_refusal(str(error))
                 fail(error)
+            except MemoryError:
+                explain_refusal(NO_MEMORY)
+                fail(UsageError(NO_MEMORY))
             except OSError as error:
                 if error.errno is None:
                     raise

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from llmtrack.child import OUT_OF_MEMORY
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.events import Emit, Progress, SoFar, event_from_json
 from llmtrack.outcome import Failure, Measurement
@@ -233,16 +235,27 @@ class ProcessExecutor:
         if message is None:
             code = worker.exit_code()
             self._worker = None
-            raise LlmtrackError(
-                f"the worker process ended with exit code {code} before it could start: see its last lines "
-                "above, and `llmtrack doctor`"
-            )
+            raise LlmtrackError(_early_death(code))
         return message[key]
 
     def _start(self) -> WorkerProcess:
         if self._worker is None or not self._worker.lives():
             self._worker = self._new_worker()
         return self._worker
+
+
+def _early_death(code: int | None) -> str:
+    if code in (-signal.SIGKILL, OUT_OF_MEMORY):
+        how = "was killed" if code == -signal.SIGKILL else "ended"
+        likely = "most likely " if code == -signal.SIGKILL else ""
+        return (
+            f"the worker process {how} before it could start, {likely}for lack of memory: free some, or raise the limit of "
+            "the container, job or shell"
+        )
+    return (
+        f"the worker process ended with exit code {code} before it could start: see its last lines above, and "
+        "`llmtrack doctor`"
+    )
 
 
 class _At:

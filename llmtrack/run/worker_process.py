@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from llmtrack.bytecode import bytecode_environment
-from llmtrack.child import SCRATCH, child_environment, unused_folder
+from llmtrack.child import OUT_OF_MEMORY, SCRATCH, child_environment, unused_folder
 from llmtrack.processes import kill_tree
 
 LOOK_SECONDS = 1.0
@@ -118,6 +118,8 @@ class WorkerProcess:
             return "the worker stopped telling what it does, and was killed"
         if code == -signal.SIGKILL:
             return "the worker was killed (SIGKILL), most likely by the system for lack of memory: use a smaller model, dtype or batch"
+        if code == OUT_OF_MEMORY:
+            return "the worker ran out of memory: use a smaller model, dtype or batch"
         if code < 0:
             return f"the worker was ended by signal {signal.Signals(-code).name}"
         return f"the worker ended with exit code {code} in the middle of the measurement"

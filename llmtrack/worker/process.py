@@ -17,7 +17,8 @@ import time
 from collections.abc import Sequence
 from typing import TextIO, cast
 
-from llmtrack.errors import LlmtrackError, in_words
+from llmtrack.child import OUT_OF_MEMORY
+from llmtrack.errors import LlmtrackError, in_words, is_out_of_memory
 from llmtrack.events import Event, event_to_json
 from llmtrack.garbage import uncollected
 from llmtrack.output import protected
@@ -31,6 +32,15 @@ ENDING_SECONDS = 120.0
 
 def main() -> None:
     """Serve jobs from standard input until it closes, or the parent (its process id is the argument) ends."""
+    try:
+        _serve()
+    except (MemoryError, OSError, ImportError) as error:
+        if not is_out_of_memory(error):
+            raise
+        os._exit(OUT_OF_MEMORY)  # what else would be imported or written to end in order takes memory, too
+
+
+def _serve() -> None:
     events = _take_stdout()
     if len(sys.argv) > 1:
         when_parent_ends(int(sys.argv[1]), _end)

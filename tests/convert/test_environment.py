@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 import threading
@@ -98,6 +100,19 @@ def test_a_failed_build_is_one_line_and_leaves_nothing(requirement):
     assert message.startswith("the build environment of try cannot be made (")
     assert "check the network" in message
     assert not made.folder.exists()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_while_it_is_made(monkeypatch, error):
+    def full(*_):
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(BuildEnvironment, "_fill", full)
+    with pytest.raises(
+        MissingDependencyError,
+        match=r"^the build environment of try cannot be made: the disk of .* is full: .* MiB are free",
+    ):
+        BuildEnvironment("try", ()).python()
 
 
 @pytest.mark.slow(1)

@@ -124,6 +124,24 @@ def test_an_unknown_recipe_is_refused(label, message):
         build(Config(recipes=(label,)))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block_size": 17}, "block_size 17 is not possible: use one of 16, 32, 64, 128, 256, or 0 for"),
+        ({"head_bits": 5}, "head_bits 5 is not possible: use one of 4, 8, or 0 for"),
+        ({"recipes": ("onnx/int8-weight-only block_size=1",)}, "block_size 1 is not possible"),
+    ],
+)
+def test_blocks_that_no_kernel_has_are_refused_before_anything(options, message):
+    with pytest.raises(UsageError, match=message):
+        build(Config(**{"recipes": ("onnx/int4-weight-only",), **options}))
+
+
+def test_block_size_0_is_the_recipes_own():
+    asked = build(Config(recipes=("onnx/int4-weight-only",), block_size=0, head_bits=0))
+    assert asked.scenarios == build(Config(recipes=("onnx/int4-weight-only",))).scenarios
+
+
 def test_a_text_cannot_both_calibrate_and_judge():
     with pytest.raises(UsageError, match="the calibration text is the text that is scored"):
         build(Config(recipes=(BASELINE,), corpus="pydoc"))

@@ -125,6 +125,7 @@ def test_a_failed_run_says_why():
     assert both.notes == ("big, bigger failed: needs 9 GiB",)
     gone = [run(name, status="KILLED", reason="by hand", run_id=name) for name in ("a", "b")]
     assert table_of(BASE, *gone).notes == ("a was killed: by hand", "b was killed: by hand")
+    assert table_of(BASE, *gone).rows[1][-1] == "KILLED", "the notes say why"
     silent = table_of(BASE, run("lost", status="KILLED"))
     assert silent.rows[1][-1] == "KILLED (no reason was tracked)"
     # Killed is no failure: nothing went wrong but the end.

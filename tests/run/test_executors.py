@@ -417,6 +417,23 @@ def test_a_worker_that_cannot_start_is_said_in_a_line(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow(1)
+@pytest.mark.parametrize(
+    ("death", "said"),
+    [
+        ("raise MemoryError", "ended before it could start, for lack of memory: free some"),
+        ("raise OSError(12, 'Cannot allocate memory')", "ended before it could start, for lack of memory: free some"),
+        ("raise ImportError('libtorch.so: cannot map: Cannot allocate memory')", "ended before it could start, for lack of"),
+        ("import os; os.kill(os.getpid(), 9)", "was killed before it could start, most likely for lack of memory: free"),
+    ],
+)  # fmt: skip
+def test_a_worker_that_has_no_memory_to_start_says_so(monkeypatch, tmp_path, death, said):
+    (tmp_path / "torch.py").write_text(death)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(LlmtrackError, match=f"^the worker process {said}"):
+        ProcessExecutor().machine()
+
+
+@pytest.mark.slow(1)
 @pytest.mark.usefixtures("_known_bandwidth")
 def test_inline_measures_in_this_process():
     events = run(InlineExecutor(), generating("one", MODEL, ONCE))
