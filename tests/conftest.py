@@ -20,6 +20,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
+from llmtrack import redaction
 from llmtrack.compat import unseen_by_transformers
 from llmtrack.garbage import uncollected
 from llmtrack.measure import ceilings, gauges, interference, statistics
@@ -172,6 +173,12 @@ def _no_asked_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """Print as on a terminal of no known size: shells export theirs, and a test that wants another asks for it."""
     for name in ("COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_address_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no address that a test has used hide a part of another test's."""
+    monkeypatch.setattr(redaction, "_known", {})
 
 
 @pytest.fixture(autouse=True)

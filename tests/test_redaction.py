@@ -31,11 +31,6 @@ PASSWORDS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def nothing_known(monkeypatch):
-    monkeypatch.setattr(redaction, "_known", {})
-
-
 def spellings(password):
     return {
         password,
