@@ -7,6 +7,9 @@ import os
 from functools import partial
 from typing import Literal, get_args
 
+_SHOWN = 300
+"""Characters of a path that are shown: the reason comes after it, and a line ends somewhere."""
+
 NO_MEMORY = "out of memory: free some, raise the limit of the container, job or shell, or use a smaller model or batch"
 """What is said where the system refuses memory to this process."""
 
@@ -25,7 +28,8 @@ def refused_by_system(error: OSError) -> str:
     if error.errno == errno.ENOMEM:
         return NO_MEMORY
     if error.filename is not None:
-        return f"cannot use {error.filename}: {error.strerror}"
+        path = str(error.filename)
+        return f"cannot use {path if len(path) <= _SHOWN else f'{path[:_SHOWN]}…'}: {error.strerror}"
     if isinstance(error, FileNotFoundError):  # as `tempfile` says it of all the places that it tried
         return f"{error.strerror}: free some space there, or set TMPDIR to a folder that can be written"
     return f"cannot write the output: {error.strerror}"

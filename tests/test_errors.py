@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 from rich.console import Console
 
-from llmtrack.errors import FailureKind, ScenarioError
+from llmtrack.errors import FailureKind, ScenarioError, refused_by_system
 from llmtrack.run.main import exit_codes
 
 
@@ -46,3 +46,10 @@ def test_a_command_that_is_refused_memory_says_so_in_a_line(error, capsys):
         "error: out of memory: free some, raise the limit of the container, job or shell"
     )
     assert said.err.count("\n") == 1
+
+
+def test_a_path_however_long_leaves_room_for_what_is_wrong_with_it():
+    said = refused_by_system(OSError(errno.ENAMETOOLONG, "File name too long", "/deep" * 2000))
+    assert said.startswith("cannot use /deep/deep")
+    assert said.endswith(": File name too long")
+    assert len(said) < 400

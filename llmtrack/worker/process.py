@@ -35,9 +35,15 @@ def main() -> None:
     try:
         _serve()
     except (MemoryError, OSError, ImportError) as error:
-        if not is_out_of_memory(error):
+        if not is_out_of_memory(error) and not _is_unmapped(error):
             raise
         os._exit(OUT_OF_MEMORY)  # what else would be imported or written to end in order takes memory, too
+
+
+def _is_unmapped(error: Exception) -> bool:
+    """Return whether a library found no room in memory; from a disk that may run no code, none can be loaded either."""
+    no_code = hasattr(os, "ST_NOEXEC") and os.statvfs(sys.prefix).f_flag & os.ST_NOEXEC
+    return "failed to map segment from shared object" in str(error) and not no_code
 
 
 def _serve() -> None:

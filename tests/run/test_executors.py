@@ -423,6 +423,7 @@ def test_a_worker_that_cannot_start_is_said_in_a_line(monkeypatch, tmp_path):
         ("raise MemoryError", "ended before it could start, for lack of memory: free some"),
         ("raise OSError(12, 'Cannot allocate memory')", "ended before it could start, for lack of memory: free some"),
         ("raise ImportError('libtorch.so: cannot map: Cannot allocate memory')", "ended before it could start, for lack of"),
+        ("raise ImportError('libtorch.so: failed to map segment from shared object')", "ended before it could start, for lack of"),
         ("import os; os.kill(os.getpid(), 9)", "was killed before it could start, most likely for lack of memory: free"),
     ],
 )  # fmt: skip
