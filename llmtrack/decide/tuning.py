@@ -580,7 +580,7 @@ class Tuning:
         if top is not None and (
             answer is None or self.race.goodness(top) > self.race.goodness(answer) + margin
         ):
-            return self._unproven(top)
+            return self._unproven(top, self._promising(top))
         assert answer is not None
         if answer != base and not self.race.exact and not self._proven(answer):
             ratio = self.race.ratio(answer, base)
@@ -594,11 +594,13 @@ class Tuning:
                 answer = base
                 self.equal = list(dict.fromkeys([base, *self.equal]))
             else:
-                return self._unproven(answer)
-        promising = self._promising(answer)
-        if promising is not None:
+                return self._unproven(answer, self._promising(answer))
+        if (promising := self._promising(answer)) is not None:
             return self._unproven(answer, promising)
         self.winner, self.ending = answer, "proven"
+        # One that measured worse is no equal for want of samples.
+        bar = self.race.goodness(answer) - margin if self.race.samples[answer] else -math.inf
+        self.equal = [name for name in self.equal if name == answer or self.race.goodness(name) >= bar]
         if answer in self._duelled:
             self._claim_of(answer)
         if answer != base and self.race.exact:

@@ -306,6 +306,13 @@ def _standing(name: str, tuning: Tuning) -> tuple[str, str]:
         return "open", unknown
     if tuning.ending == "unproven":
         return "open", "whether it is as good was still open when the time was used up"
+    if name not in tuning.equal:
+        samples = len(tuning.race.samples[name])
+        behind = math.exp(tuning.race.goodness(name) - tuning.race.goodness(tuning.winner))
+        return (
+            "open",
+            f"{behind:.2f}x as good as {tuning.winner} by {plural(samples, 'sample')}: inconclusive",
+        )
     leader = tuning.race.leader()
     nor = "" if leader in (name, tuning.winner) else f", nor from {leader}"
     order = tuning.task.names.index

@@ -152,6 +152,24 @@ def test_a_candidate_that_promises_far_more_and_does_not_fit_into_the_time_is_na
     assert (tuned(again, tuning.needs).winner, again.asked.count("slow") > 0) == ("slow", True)
 
 
+def test_the_best_so_far_comes_with_the_untried_one_that_promises_far_more():
+    ways = {"slow": Way("onnx", "int8", 8.0, builds={"exporting": 900.0})}
+    ways |= {name: Way("torch", "same") for name in ("base", "fast")}
+    hands = Table({"base": 0.1, "fast": 0.15, "slow": 4.0}, converts={"slow": 900.0}, known=ways)
+    tuning = tuned(hands, 60.0)
+    assert (tuning.ending, tuning.winner) == ("unproven", "fast")
+    assert tuning.missing.startswith("it was not measured afresh against the baseline; slow promises")
+    assert tuning.needs > 900
+
+
+def test_one_sample_of_what_measured_worse_makes_it_no_equal():
+    hands = Table({"base": 0.1, "fast": 0.2, "other": 0.14}, noise=0.08)
+    tuning = tuned(hands, 150.0, most_perplexity=None)
+    assert (tuning.ending, tuning.winner, tuning.equal) == ("proven", "fast", ["fast"])
+    assert len(tuning.race.samples["other"]) == 1
+    assert "other" not in tuning.race.dropped
+
+
 def test_where_nothing_is_better_the_baseline_is_the_answer_and_what_is_equal_is_named():
     tuning = tuned(Table({"base": 1.0, "same": 1.0, "slow": 0.3}, noise=0.01), 100.0, most_perplexity=None)
     assert (tuning.ending, tuning.winner) == ("proven", "base")
