@@ -37,6 +37,7 @@ from llmtrack.scenario import Scalar
 from llmtrack.stopping import stop_in_order
 from llmtrack.tracking.aliases import set_alias
 from llmtrack.tracking.checkpoints import fetch_checkpoints
+from llmtrack.tracking.claim import WORK_TAG, open_claimed
 from llmtrack.tracking.environment import environment, environment_id
 from llmtrack.tracking.tracker import Study, Tracker
 from llmtrack.words import plural
@@ -114,12 +115,21 @@ def run_tune(
     for reason in dict.fromkeys(reason for _, reason in space.left_out):
         names = ", ".join(name for name, why in space.left_out if why == reason)
         say(console, f"  left out: {names}: {reason}")
-    same = digest([[each.scenario_id for each in scenarios], environment_id(facts), repr(asked)])
-    journal = Journal(tracker.spool.folder.parent / "tune" / f"{same}.jsonl", resume)
-    start = partial(
-        tracker.start_study, experiment.name, experiment.question, dict(experiment.settings), facts
+    # How long a worker took to start is nothing that was asked, and differs each time.
+    same = digest(
+        [[each.scenario_id for each in scenarios], environment_id(facts), repr(replace(asked, start=0.0))]
     )
-    with opened(tracker, pool, start) as study, ExitStack() as stack:
+    start = partial(
+        tracker.start_study,
+        experiment.name,
+        experiment.question,
+        dict(experiment.settings),
+        facts,
+        tags={WORK_TAG: same},
+    )
+    claim = partial(open_claimed, tracker, same, resume, partial(say, console), start)
+    with opened(tracker, pool, claim) as study, ExitStack() as stack:
+        journal = Journal(tracker.spool.folder.parent / "tune" / f"{same}.jsonl", resume)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with SearchProgress(console, asked.seconds, began, clock) as progress:
             hands = Hands(space.candidates, asked, pool, progress, journal, folder, clock, clock())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from dataclasses import dataclass, field, replace
 
@@ -212,10 +213,30 @@ def test_one_that_was_interrupted_keeps_what_it_has_and_goes_on_by_the_same_comm
     assert set(latest["race_place"]) <= {"open", "dropped"}
     assert latest["decode_tokens_per_sec"].notna().sum() >= 3
     again = Machine(WAYS)
-    result = go(again, resume=True)
+    result = go(again, resume=True, start=4.0)  # which differs each time
     assert result.reading[0].startswith("Run small")
     # Only what it was killed in is done twice, and what has to be warm again.
     assert again.calls <= whole.calls - stopped.stop_after + 3
+
+
+@pytest.mark.slow(3)
+@pytest.mark.usefixtures("_no_pictures")
+def test_what_another_one_is_at_is_not_resumed(go, uri):
+    refused = []
+
+    class Twice(Machine):
+        def load(self, variant):
+            if not refused:
+                refused.append("")
+                try:
+                    go(Machine(WAYS), resume=True, start=4.0)
+                except UsageError as error:
+                    refused.append(str(error))
+            return super().load(variant)
+
+    assert go(Twice(WAYS)).reading[0].startswith("Run small")
+    assert f"process {os.getpid()} measures this very study already" in refused[1]
+    assert len(runs(kind="study", tracking_uri=uri)) == 1
 
 
 def test_parts_hold_each_text_once_and_are_of_about_the_same_length():
