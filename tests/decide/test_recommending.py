@@ -283,3 +283,34 @@ def test_a_recommendation_ends_with_the_lines_that_run_it(monkeypatch):
     assert told.endswith("To run it that way:\n  llmtrack generate fp32\nMeasured with weights: abc.\n")
     as_data = CliRunner().invoke(main, ["recommend", "--search", "fp32", "--format", "json"]).output
     assert json.loads(as_data)["scenario"] == "fp32"
+
+
+@pytest.mark.slow(2)
+@pytest.mark.usefixtures("tracked")
+def test_a_recommendation_is_a_comment_and_a_slide(monkeypatch, tmp_path):
+    monkeypatch.setattr(
+        "llmtrack.run.how.how_to_run", lambda run: ["llmtrack generate 'it is'", "import llmtrack"]
+    )
+    asked = ["recommend", "--max-perplexity-increase", "1%", "--format", "markdown"]
+    target = tmp_path / "answer.png"
+    told = CliRunner().invoke(main, [*asked, "--picture", str(target)], catch_exceptions=False)
+    assert told.exit_code == 0
+    answer, command, measured, table, *_ = told.stdout.split("\n\n")
+    assert answer.startswith("**Run int8: the fastest of 3 scenarios")
+    assert answer.endswith("**")
+    assert command == "Run it: `llmtrack generate 'it is'`"
+    assert measured == "Measured with weights: abc."
+    assert table.splitlines()[:2] == ["| not | why |", "| --- | --- |"]
+    assert "| int4 | perplexity +30 % is over +1 % |" in table
+    assert f"Written: {target}" in told.stderr
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("tracked")
+def test_a_study_without_the_objective_names_one_that_has_it():
+    told = CliRunner().invoke(main, ["recommend", "--objective", "train_tokens_per_sec"])
+    assert told.exit_code == 2
+    assert told.stderr.startswith("error: no finished run of ")
+    assert told.stderr.endswith(
+        "has train_tokens_per_sec: choose a study that measured it, such as --study latest:precision, or measure one: mlflow run . -e precision\n"
+    )
