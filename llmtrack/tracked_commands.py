@@ -172,7 +172,7 @@ def gate(
 ) -> None:
     """Check rules for CI: exit code 3 if a tracked run breaks one with significance, 2 if one cannot be checked.
 
-    Of each rule and scenario it says whether it is broken, kept, missing, or cannot be told from noise.
+    Of each rule and scenario it says whether it is broken, kept, missing or inconclusive.
     """
     from llmtrack.decide.gate import NOT_CHECKED
     from llmtrack.decide.gate import gate as check

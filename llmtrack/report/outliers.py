@@ -37,7 +37,7 @@ class Outlier:
         cause: key of `CAUSES`: what the numbers point to.
         prefill_share: share of the call until the first token.
         step_ratio: inter-token latency as a multiple of the median of all.
-        untold: why it cannot be told from noise, in words; empty if it is told.
+        untold: why it is inconclusive, in words; empty if it is not.
         repeats_needed: repeats of each prompt that could tell; else 0.
     """
 
@@ -124,14 +124,14 @@ def outlier_lines(done: pd.DataFrame) -> list[str]:
             lines.append(f"Outliers: {names}: {text.format(share=share, median=median, step=step)}.")
     if any(each.untold for each in found):
         command = measure_more(done.iloc[0], max(each.repeats_needed for each in found))
-        lines.append(f"What is not told from noise: measure more: {command}")
+        lines.append(f"Inconclusive: measure more: {command}")
     return lines
 
 
 def _named(outlier: Outlier) -> str:
     ratios = ", ".join(f"{ratio:.2g}x {title}" for title, ratio in outlier.ratios.items())
     return (
-        f"{outlier.scenario} ({ratios}{f'; not told from noise: {outlier.untold}' if outlier.untold else ''})"
+        f"{outlier.scenario} ({ratios}{f'; inconclusive: {outlier.untold}' if outlier.untold else ''})"
     )
 
 
