@@ -35,6 +35,8 @@ _IN_CACHES = 96 * 2**20
 
 # Standard deviations of log(measured / predicted) that kin have in common.
 _ALL, _KIND, _WIDTH, _MODEL, _THREADS, _OWN = 0.25, 0.45, 0.25, 0.2, 0.3, 0.1
+# And of a ratio to the baseline that was seen earlier, maybe of another model.
+_EARLIER = 0.3
 _SURE = 2.5
 _KEEPS_QUALITY = ((16.0, 0.97), (8.0, 0.85), (0.0, 0.35))
 """Chance that weights of at least so many bits keep to a bound on quality."""
@@ -57,6 +59,7 @@ class Way:
         builds: seconds by what has to be made before it can be loaded, such as an export; what is there already is left out.
         loads: seconds that loading takes.
         compiles: seconds that compiling takes.
+        earlier: how many times as good as the baseline it was in earlier runs of this machine; None: not known.
     """
 
     kind: str
@@ -69,6 +72,7 @@ class Way:
     builds: Mapping[str, float] = field(default_factory=dict)
     loads: float = 1.0
     compiles: float = 0.0
+    earlier: float | None = None
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,19 @@ class Predictor:
         )
         self._most = {name: _most(way, self.base, self.work) for name, way in self.ways.items()}
         self._kinship = _kinship(list(self.ways.values()))
+        if self.base.good is not None:
+            earlier = {name: way.earlier for name, way in self.ways.items() if way.earlier}
+            self._learn(
+                [self._number[name] for name in earlier], self.base.good + np.log([*earlier.values()])
+            )
+
+    def _learn(self, known: Sequence[int], values: np.ndarray) -> None:
+        """Let what was seen earlier, in less certain terms, be what is expected before anything is seen."""
+        if len(known):
+            among = self._kinship[np.ix_(known, known)] + _EARLIER**2 * np.eye(len(known))
+            gain = np.linalg.solve(among, self._kinship[known]).T
+            self._prior = self._prior + gain @ (values - self._prior[known])
+            self._kinship = self._kinship - gain @ self._kinship[known]
 
     def predict(self, seen: Mapping[str, float]) -> dict[str, Prediction]:
         """Return the prediction of each candidate.

@@ -130,9 +130,7 @@ def outlier_lines(done: pd.DataFrame) -> list[str]:
 
 def _named(outlier: Outlier) -> str:
     ratios = ", ".join(f"{ratio:.2g}x {title}" for title, ratio in outlier.ratios.items())
-    return (
-        f"{outlier.scenario} ({ratios}{f'; inconclusive: {outlier.untold}' if outlier.untold else ''})"
-    )
+    return f"{outlier.scenario} ({ratios}{f'; inconclusive: {outlier.untold}' if outlier.untold else ''})"
 
 
 def _cause(slower: bool, length: float, share: float, median_share: float, step_ratio: float) -> str:

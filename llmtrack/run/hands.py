@@ -54,6 +54,7 @@ class Asked:
         margin: candidates that differ by less are as good as equal.
         cpus: CPUs that may compute; 0: a GPU does.
         start: seconds that a worker takes to start.
+        earlier: by candidate, how many times as good as the baseline it was in earlier runs; see `llmtrack.run.earlier`.
     """
 
     objective: str
@@ -65,6 +66,7 @@ class Asked:
     margin: float = 0.05
     cpus: int = 1
     start: float = 5.0
+    earlier: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,11 @@ class Hands:
         """Return what is known of each candidate beforehand; a search that goes on knows what it knew the first time."""
 
         def look() -> Any:
-            known = {name: way_of(each, self.asked.cpus, measured) for name, each in self.of.items()}
+            earlier = self.asked.earlier
+            known = {
+                name: replace(way_of(each, self.asked.cpus, measured), earlier=earlier.get(name))
+                for name, each in self.of.items()
+            }
             return to_json(known, dict[str, Way])
 
         return dict(from_json(self._journal.act(["ways", bool(measured)], look), dict[str, Way]))

@@ -23,6 +23,7 @@ from llmtrack.measure.statistics import summarize
 from llmtrack.outcome import Failure, Measurement, Outcome
 from llmtrack.plain import digest
 from llmtrack.report.terminal import say
+from llmtrack.run.earlier import earlier_ratios
 from llmtrack.run.hands import FRESH, SAMPLE, Asked, Hands, scenario_of
 from llmtrack.run.how import as_loaded, command_line, python_lines
 from llmtrack.run.journal import Journal
@@ -119,6 +120,19 @@ def run_tune(
     same = digest(
         [[each.scenario_id for each in scenarios], environment_id(facts), repr(replace(asked, start=0.0))]
     )
+    if not tracker.offline:
+        base = scenarios[0].name
+        seen = earlier_ratios(
+            space.candidates,
+            base,
+            asked.objective,
+            environment_id(facts),
+            asked.cpus,
+            tracker.tracking_uri,
+        )
+        asked = replace(asked, earlier=seen)
+        if seen:
+            say(console, f"  known of earlier runs here: {plural(len(seen), 'candidate')}")
     start = partial(
         tracker.start_study,
         experiment.name,

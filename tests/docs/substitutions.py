@@ -55,8 +55,9 @@ FILES = {
 }
 
 # A command may end with these, if not with 0: the gate says by 3 that a rule is broken, by 2 that a figure is missing; a search,
-# by 4 and 1, that its budget was too short on this machine to prove an answer or to find one.
-EXIT_CODES = {"gate": {0, 2, 3}, "tune": {0, 1, 4}}
+# by 4 and 1, that its budget was too short on this machine to prove an answer or to find one; a recommendation, by 1, that two
+# or three repeats do not tell the best.
+EXIT_CODES = {"gate": {0, 2, 3}, "tune": {0, 1, 4}, "recommend": {0, 1}}
 
 # Words of a llmtrack command: what the reader's store does not have, and what it has instead.
 WORDS = {
