@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # What is tracked as it was resolved, and not as it was asked for.
 _RESOLVED = ("provider", "threads")
+# As long as ceilings are believed; a store of years is not read through.
+_SINCE = "30d"
 Key = tuple[object, ...]
 
 
@@ -46,7 +48,10 @@ def earlier_ratios(
     """
     try:
         found = runs(
-            tags={"llmtrack.environment_id": environment_id}, status="FINISHED", tracking_uri=tracking_uri
+            tags={"llmtrack.environment_id": environment_id},
+            status="FINISHED",
+            since=_SINCE,
+            tracking_uri=tracking_uri,
         )
     except LlmtrackError:
         return {}

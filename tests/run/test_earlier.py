@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 
@@ -39,28 +40,35 @@ def facts_of(dtype: str = "float32", threads: int = 2, model: str = "other", **m
     }
 
 
+def logged(tracker, study, name, speed, at, **own):
+    tracker.log(
+        study,
+        measurement(
+            name,
+            scenario=scenario(name),
+            facts=facts_of(**own),
+            metrics={SPEED: speed},
+            started_at=at,
+            ended_at=at + 1,
+        ),
+    )
+
+
 def fill(tracker):
+    now = time.time()
     speeds = {"base": (10.0, {}), "half": (30.0, {"dtype": "bfloat16"}), "one": (8.0, {"threads": 1})}
     for slower, extra in ((1.0, {}), (2.0, {"half": 0.5})):
         study = tracker.start_study("precision", "q", {}, ENVIRONMENT)
         for name, (speed, own) in speeds.items():
-            value = speed / slower * extra.get(name, 1.0)
-            tracker.log(
-                study,
-                measurement(name, scenario=scenario(name), facts=facts_of(**own), metrics={SPEED: value}),
-            )
+            logged(tracker, study, name, speed / slower * extra.get(name, 1.0), now, **own)
         # Neither of these says anything of a way that is asked for.
-        tracker.log(
-            study,
-            measurement(
-                "rows", scenario=scenario("rows"), facts=facts_of(batch_size=4), metrics={SPEED: 99.0}
-            ),
-        )
+        logged(tracker, study, "rows", 99.0, now, batch_size=4)
         tracker.log(study, failure("float16", scenario=scenario("float16"), facts=facts_of("float16")))
     alone = tracker.start_study("baseline", "q", {}, ENVIRONMENT)
-    tracker.log(
-        alone, measurement("x", scenario=scenario("x"), facts=facts_of("float16"), metrics={SPEED: 70.0})
-    )
+    logged(tracker, alone, "x", 70.0, now, dtype="float16")
+    long_ago = tracker.start_study("precision", "q", {}, ENVIRONMENT)
+    for name, dtype in (("base", "float32"), ("never", "float16")):
+        logged(tracker, long_ago, name, 50.0, now - 40 * 24 * 3600, dtype=dtype)
 
 
 @pytest.fixture
