@@ -10,8 +10,6 @@ import os
 import sys
 from importlib.util import cache_from_source, find_spec
 
-from llmtrack.models.cache import cache_root
-
 # Large enough that compiling it is noticed; where it is compiled, all that was installed with it is.
 _LARGE = "transformers"
 
@@ -23,6 +21,9 @@ def kept_in() -> str | None:
     found = find_spec(_LARGE)
     if found is None or found.origin is None or os.path.exists(cache_from_source(found.origin)):
         return None
+    # Late: it costs every command a fifth of its start, and hardly any needs it.
+    from llmtrack.models.cache import cache_root
+
     return str(cache_root() / "bytecode")
 
 
