@@ -107,8 +107,8 @@ class Tuning:
         self._kept: dict[str, bool] = {}
         self._scores: dict[str, list[PartScore]] = {}
         self._part_s: dict[str, float] = {}
-        self._duelled: dict[str, Difference | None] = {}
-        self._afresh_of: dict[str, dict[str, list[float]]] = {}
+        # By candidate: how it differs from the baseline measured afresh, and the samples of both.
+        self._duels: dict[str, tuple[Difference | None, dict[str, list[float]]]] = {}
         self._rounds = 0
         self._told: set[str] = set()
         if task.most_perplexity is not None:
@@ -269,13 +269,7 @@ class Tuning:
     def _prove(self) -> bool:
         """Measure the answer afresh against the baseline; what has no noise needs no second look."""
         name, base = self.race.choice(), self.task.baseline
-        if (
-            name is None
-            or name == base
-            or name in self._duelled
-            or self.race.exact
-            or self._predictor is None
-        ):
+        if name is None or name == base or name in self._duels or self.race.exact or self._predictor is None:
             return False
         fits = [
             least
@@ -287,8 +281,7 @@ class Tuning:
         self._show(f"proving {name} afresh against {base}")
         most = fits[0] if self._to_try() else _MOST_FRESH
         samples = duel((base, name), self._afresh, self._left() / _ROOM, fits[0], most)
-        self._duelled[name] = self._compare(base, name, samples)
-        self._afresh_of[name] = samples
+        self._duels[name] = self._compare(base, name, samples), samples
         return True
 
     # --- measuring and scoring
@@ -555,8 +548,12 @@ class Tuning:
 
     # --- how it ends
 
+    def _fresh_claim(self, name: str | None) -> Difference | None:
+        """Return how a candidate differs from the baseline measured afresh; None where it was not, or nothing can be told."""
+        return self._duels[name][0] if name in self._duels else None
+
     def _proven(self, name: str | None) -> bool:
-        claim = self._duelled.get(name or "")
+        claim = self._fresh_claim(name)
         return claim is not None and claim.verdict == "better"
 
     def _conclude(self) -> None:
@@ -567,7 +564,7 @@ class Tuning:
                 self.untried[name] = self._why_not_tried(name)
         self.equal = self.race.equal()
         answer, top = self.race.choice(), self._top()
-        proven = [name for name in self._duelled if self._proven(name) and name in self.race.alive]
+        proven = [name for name in self._duels if self._proven(name) and name in self.race.alive]
         self.fallback = self.race.leader(proven) if proven else None
         margin = math.log1p(self.task.rules.margin)
         if self.fallback is not None and (
@@ -585,7 +582,7 @@ class Tuning:
         if answer != base and not self.race.exact and not self._proven(answer):
             ratio = self.race.ratio(answer, base)
             if (
-                self._duelled.get(answer) is not None
+                self._fresh_claim(answer) is not None
                 and not (ratio is not None and ratio.low > 1)
                 and base in self.race.alive
             ):
@@ -601,7 +598,7 @@ class Tuning:
         # One that measured worse is no equal for want of samples.
         bar = self.race.goodness(answer) - margin if self.race.samples[answer] else -math.inf
         self.equal = [name for name in self.equal if name == answer or self.race.goodness(name) >= bar]
-        if answer in self._duelled:
+        if answer in self._duels:
             self._claim_of(answer)
         if answer != base and self.race.exact:
             self.claim = self._exact_claim(answer)
@@ -609,7 +606,7 @@ class Tuning:
 
     def _claim_of(self, name: str) -> None:
         """Claim what was measured afresh of a candidate, and nothing of another one."""
-        self.claim, self.fresh = self._duelled[name], self._afresh_of[name]
+        self.claim, self.fresh = self._duels[name]
 
     def _exact_claim(self, answer: str) -> Difference | None:
         samples = [self.race.samples[name] for name in (self.task.baseline, answer)]
@@ -630,7 +627,7 @@ class Tuning:
             more += self._decide_s(name)
         if self._predictor is None:
             missing.append("the baseline could not be measured")
-        elif (claim := self._duelled.get(name)) is not None and not self._proven(name):
+        elif (claim := self._fresh_claim(name)) is not None and not self._proven(name):
             missing.append(f"measured afresh against the baseline it is inconclusive ({claim.words})")
             more += 2 * self._duel_s(name, _USUAL_FRESH)
         elif name != self.task.baseline and not self.race.exact and not self._proven(name):
