@@ -14,6 +14,7 @@ from llmtrack.engines.passes import Passes
 from llmtrack.engines.rounding import Noise, differ, noise_of
 from llmtrack.engines.rows import length_dependent_rope
 from llmtrack.errors import ScenarioError
+from llmtrack.models.probed import Notes
 from llmtrack.onnx.lengths import check_lengths
 
 Steps = Callable[[torch.Tensor, torch.Tensor], "tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None"]
@@ -24,7 +25,7 @@ _LESS = 5
 """An engine is loaded more often than an export is made: it is checked as if its model were so much larger."""
 
 
-def agreeing_passes(model: Any, pad_id: int) -> Passes:
+def agreeing_passes(model: Any, pad_id: int, notes: Notes) -> Passes:
     """Return the passes of a model that says with its cache what it says without it, before a window and behind it.
 
     Of one that will be quantized ask beforehand: it is a matter of its code, which rounding leaves as it is.
@@ -32,11 +33,19 @@ def agreeing_passes(model: Any, pad_id: int) -> Passes:
     Args:
         model: a transformers model in `eval()`.
         pad_id: what pads hold.
+        notes: what is known of its probes.
 
     Raises:
         ScenarioError: it says something else.
     """
-    passes, generate = Passes(model), partial(two_steps, model, pad_id)
+    passes = Passes(model)
+    notes.answer("agrees", model, bool, partial(_agrees, model, passes, pad_id))
+    return passes
+
+
+def _agrees(model: Any, passes: Passes, pad_id: int) -> bool:
+    """Return True, or raise where a model says something else with its cache."""
+    generate = partial(two_steps, model, pad_id)
     text = model.config.get_text_config()
     config = text.to_dict()
     rope = length_dependent_rope(config)
@@ -54,7 +63,7 @@ def agreeing_passes(model: Any, pad_id: int) -> Passes:
                 "another model",
                 kind="unsupported",
             )
-    return passes
+    return True
 
 
 def _differs(

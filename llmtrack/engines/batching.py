@@ -11,6 +11,7 @@ from llmtrack.engines.passes import Passes
 from llmtrack.engines.rounding import noise_of
 from llmtrack.engines.rows import Sharing, sharing_of, sharing_of_generation
 from llmtrack.engines.step import Step
+from llmtrack.models.probed import Notes
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Batching:
     generating: Sharing
 
 
-def batching_of(model: Any, passes: Passes, step: Step, pad_id: int) -> Batching:
+def batching_of(model: Any, passes: Passes, step: Step, pad_id: int, notes: Notes) -> Batching:
     """Try which rows of a model may share a batch.
 
     Of one whose activations will be rounded ask beforehand, and keep the answer: pads and neighbours act through its code,
@@ -37,7 +38,12 @@ def batching_of(model: Any, passes: Passes, step: Step, pad_id: int) -> Batching
         passes: its passes.
         step: what a decode step reads.
         pad_id: what pads hold.
+        notes: what is known of its probes.
     """
+    return notes.answer("batching", model, Batching, partial(_tried, model, passes, step, pad_id))
+
+
+def _tried(model: Any, passes: Passes, step: Step, pad_id: int) -> Batching:
     scoring = sharing_of(model, passes.logits, recurrent=step.cache.constant > 0)
     vocab_size = int(model.config.get_text_config().vocab_size)
     generate = partial(step_logits, model, pad_id)

@@ -48,6 +48,11 @@ class ModuleState:
         if self._state:
             self._model.base_model.register_forward_pre_hook(self._begin, with_kwargs=True)
 
+    @property
+    def hold_state(self) -> bool:
+        """Whether some was found."""
+        return bool(self._state)
+
     def forget(self) -> None:
         """Let the next call begin without the state."""
         for module, name, existed in self._state:

@@ -46,9 +46,10 @@ from llmtrack.engines.weights import (
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.from_folder import SHARDED, SPREAD
 from llmtrack.models.load import load_model
+from llmtrack.models.probed import Notes
 from llmtrack.options import chosen
 from llmtrack.parameter import NONE
-from llmtrack.quantize.recipe import find_recipe
+from llmtrack.quantize.recipe import Recipe, find_recipe
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
 
@@ -92,18 +93,20 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
     warnings = loaded.warnings
     passes: Passes | None = None
     batching: Batching | None = None
+    notes = loaded.notes
     if recipe is not None:
         pad_id = tokens.pad_id(loaded.tokenizer, loaded.model.config.get_text_config().vocab_size)
-        passes = agreeing_passes(loaded.model, pad_id)
+        passes = agreeing_passes(loaded.model, pad_id, notes)
         if recipe.rounds_activations or recipe.depends_on_batch:
-            step, _ = step_of(loaded.model, passes.modules)
-            batching = batching_of(loaded.model, passes, step, pad_id)
+            step, _ = step_of(loaded.model, passes.modules, notes)
+            batching = batching_of(loaded.model, passes, step, pad_id, notes)
         if batching and recipe.depends_on_batch:
             batching = replace(batching, scoring=MIXED)
         settled = recipe.settled(variant.options)
         facts |= {**settled, **(recipe.applied(loaded.model, options=settled) or {})}
         warnings += recipe.warnings
         label = f"{recipe.dtype} weights ({label})"
+        notes = notes.also(recipe.name, recipe.version, settled) if _is_own(recipe) else Notes()
     return TorchEngine(
         loaded.model,
         loaded.tokenizer,
@@ -119,7 +122,13 @@ def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
         compile=told.compile,
         passes=passes,
         batching=batching,
+        notes=notes,
     )
+
+
+def _is_own(recipe: Recipe) -> bool:
+    """Return whether the version of llmtrack tells what a recipe does."""
+    return recipe.apply.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 @contextmanager
@@ -161,6 +170,7 @@ class TorchEngine(WithTokenizer):
         compiler: compiles a function; None: `torch.compile`.
         passes: its passes, where they were tried before it was quantized.
         batching: which rows may share a batch, where that was tried before the model was quantized.
+        notes: what is known of the model's probes, as it is now.
     """
 
     def __init__(
@@ -181,6 +191,7 @@ class TorchEngine(WithTokenizer):
         compiler: Compiler | None = None,
         passes: Passes | None = None,
         batching: Batching | None = None,
+        notes: Notes | None = None,
     ) -> None:
         self.model: Any = model
         self.tokenizer = tokenizer
@@ -188,15 +199,16 @@ class TorchEngine(WithTokenizer):
         self._cards = sorted({str(each.device) for each in model.parameters() if on_gpu(each.device)})
         vocab_size = int(model.config.get_text_config().vocab_size)
         pad_id = tokens.pad_id(tokenizer, vocab_size)
-        self._passes = passes or agreeing_passes(model, pad_id)
+        notes = notes or Notes()
+        self._passes = passes or agreeing_passes(model, pad_id, notes)
         self._device = self._passes.device
         self._eos_ids = tokens.eos_ids(model.generation_config, tokenizer)
         if not (self._cards or reset_peak_rss()):
             warnings += (NO_PEAK,)
         dtypes = stored_dtypes(model)
         dtype_name = next(iter(dtypes))
-        step, unseen = step_of(model, self._passes.modules)
-        batching = batching or batching_of(model, self._passes, step, pad_id)
+        step, unseen = step_of(model, self._passes.modules, notes)
+        batching = batching or batching_of(model, self._passes, step, pad_id, notes)
         sharing, self._generating = batching.scoring, batching.generating
         self._decoding, less_compiled = choose_decoding(
             model,

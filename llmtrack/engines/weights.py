@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from llmtrack.engine import CacheGrowth
 from llmtrack.engines.forgetting import ModuleState
 from llmtrack.engines.step import Step, observe_step, stored_tensors
 from llmtrack.errors import in_words
+from llmtrack.models.probed import Notes
 
 
 def stored_dtypes(model: torch.nn.Module) -> dict[str, int]:
@@ -37,10 +39,17 @@ def hidden_bytes(model: PreTrainedModel) -> int:
     return int(width) * min(parameter.element_size() for parameter in model.parameters())
 
 
-def step_of(model: Any, modules: ModuleState) -> tuple[Step, tuple[str, ...]]:
-    """Return what a decode step reads, and a warning where none could be run and it is an upper bound."""
+def step_of(model: Any, modules: ModuleState, notes: Notes) -> tuple[Step, tuple[str, ...]]:
+    """Return what a decode step reads, and a warning where none could be run and it is an upper bound.
+
+    Args:
+        model: a transformers model in `eval()` and not run before.
+        modules: what its modules remember; those that do learn it here, so that their step is looked at each time.
+        notes: what is known of its probes.
+    """
     try:
-        return observe_step(model, modules), ()
+        look = partial(observe_step, model, modules)
+        return notes.answer("step", model, Step, look, lambda _: not modules.hold_state), ()
     except Exception as error:
         reason = in_words(error)[:200]
         warning = (

@@ -12,6 +12,7 @@ from llmtrack.compat import portable_rope
 from llmtrack.errors import ModelLoadError
 from llmtrack.models.context import context_length, first_position
 from llmtrack.models.digests import weight_files
+from llmtrack.models.probed import Notes
 from llmtrack.models.stored import tensors
 
 if TYPE_CHECKING:
@@ -189,13 +190,22 @@ def _other_head(model: Any, files: Sequence[Path]) -> str | None:
     return next((name for name in sorted(held) if "head" in name), differing[0])
 
 
-def refuse_peeking(model: Any, tokenizer: Any) -> None:
+def refuse_peeking(model: Any, tokenizer: Any, notes: Notes) -> None:
     """Refuse a model in which a later token changes earlier logits: what it scores, it has read.
+
+    Args:
+        model: a transformers model in `eval()`.
+        tokenizer: its tokenizer.
+        notes: what is known of its probes.
 
     Raises:
         ModelLoadError: it looks ahead, or gives no logits for each token.
     """
-    if looks_ahead(model, tokenizer.all_special_ids):
+
+    def ask() -> bool:
+        return looks_ahead(model, tokenizer.all_special_ids)
+
+    if notes.answer("looks ahead", model, bool, ask):
         raise ModelLoadError(
             f"a later token changes earlier logits of {type(model).__name__}: it reads in both directions and is no causal "
             "decoder (of BERT's kin, is_decoder must be true in config.json)"

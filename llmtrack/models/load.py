@@ -16,6 +16,7 @@ from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.decoder import headless, refuse_adapter, refuse_peeking
 from llmtrack.models.digests import ModelDigests, model_digests, weight_files, weights_in
 from llmtrack.models.from_folder import clean_generation, load_folder
+from llmtrack.models.probed import Notes
 from llmtrack.models.reasons import explained, reason_of
 from llmtrack.models.source import ModelSource, missing_path, parse_candidates
 
@@ -41,6 +42,7 @@ class LoadedModel:
         file_size_bytes: bytes of the weights' files; None where there are none.
         facts: what is known of the model and is tracked.
         warnings: findings in words.
+        notes: what is known of its probes.
     """
 
     model: PreTrainedModel
@@ -52,6 +54,7 @@ class LoadedModel:
     file_size_bytes: int | None = None
     facts: dict[str, str | int | float | bool] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    notes: Notes = field(default_factory=Notes)
 
 
 @dataclass(frozen=True)
@@ -182,11 +185,11 @@ def _load(
     else:
         model, tokenizer = load_folder(folder, device=device, dtype=dtype, placed=placed)
         seconds = time.perf_counter() - start
+        digests = _digests(source, folder)
         with explained("the model that config.json describes cannot compute"):
-            refuse_peeking(model, tokenizer)
+            refuse_peeking(model, tokenizer, _notes(digests, placed))
         warnings += (*headless(model.config), *slower_attention(model))
         weights = weight_files(folder)[0]
-        digests = _digests(source, folder)
         if weights == "pickle":
             warnings.append("the weights are a pickle file, read with weights_only: prefer safetensors")
     clean_generation(model, tokenizer)
@@ -202,7 +205,13 @@ def _load(
         else sum(path.stat().st_size for path in weight_files(folder)[1]),
         facts=_facts(model, source, weights),
         warnings=tuple(warnings),
+        notes=_notes(digests, placed),
     )
+
+
+def _notes(digests: ModelDigests, placed: str) -> Notes:
+    """Return what is known of a model's probes; of a share of one, nothing is kept."""
+    return Notes() if placed else Notes(digests.tags)
 
 
 def _folder_of(source: ModelSource, revision: str | None) -> tuple[Path | None, str | None]:

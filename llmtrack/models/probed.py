@@ -1,0 +1,122 @@
+"""Answers of the probes of a loaded model, kept in the cache: probing takes a worker seconds at each start.
+
+The key of an answer is all that it depends on: the weights, how they were loaded, the machine, and the code that takes part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from llmtrack.devices import name_of, on_gpu
+from llmtrack.installed import installed_version
+from llmtrack.models.cache import cache_root, keep_note
+from llmtrack.plain import digest, from_json, to_json
+from llmtrack.system import cpu_model
+
+T = TypeVar("T")
+
+_PACKAGES = ("torch", "transformers", "torchao", "accelerate")
+"""What computes, beside llmtrack; of a module of any other package no version would tell what its code is."""
+
+_KERNELS = ("ATEN_", "ONEDNN_", "DNNL_", "MKL_", "NVIDIA_TF32_")
+"""Beginnings of variables that choose the kernels."""
+
+
+class Notes:
+    """What is known of one model's probes.
+
+    Args:
+        origin: JSON-ready: what tells the weights, and what was done to them, from all others; none: nothing is kept.
+    """
+
+    def __init__(self, *origin: Any) -> None:
+        self._origin = origin
+
+    def also(self, *more: Any) -> Notes:
+        """Return the notes of the same model after something more was done to it."""
+        return Notes(*self._origin, *more) if self._origin else self
+
+    def answer(
+        self,
+        probe: str,
+        model: Any,
+        kind: type[T],
+        ask: Callable[[], T],
+        worth: Callable[[T], bool] = lambda _: True,
+    ) -> T:
+        """Return a probe's answer: as it was given before, or else asked now. What raises is asked again each time.
+
+        Args:
+            probe: its name.
+            model: the transformers model that is asked, as it is now.
+            kind: of the answer: a plain dataclass or number.
+            ask: asks.
+            worth: whether an answer may be kept.
+        """
+        if not self._origin or not _known_packages(model):
+            return ask()
+        note = (
+            folder()
+            / f"{digest([probe, *self._origin, _shape(model), _machine(model.device), _code()])}.json"
+        )
+        with suppress(OSError, ValueError):
+            kept = json.loads(note.read_text(encoding="utf-8"))
+            known = from_json(kept, kind)
+            if to_json(known) == kept:  # what is not whole is no answer
+                return known
+        answer = ask()
+        if worth(answer):
+            keep_note(note, json.dumps(to_json(answer)))
+        return answer
+
+
+def folder() -> Path:
+    """Return where the answers are."""
+    return cache_root() / "probes"
+
+
+def _known_packages(model: Any) -> bool:
+    return {type(each).__module__.partition(".")[0] for each in model.modules()} <= {*_PACKAGES}
+
+
+def _shape(model: Any) -> str:
+    """Return a digest of a model's modules, its tensors but for what they hold, and its config."""
+    modules = [(name, type(each).__module__, type(each).__qualname__) for name, each in model.named_modules()]
+    tensors = [
+        (name, type(each).__name__, str(each.dtype), str(each.device), list(each.shape))
+        for name, each in (*model.named_parameters(), *model.named_buffers())
+    ]
+    config = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
+    attention = getattr(model.config, "_attn_implementation", None)
+    return digest([modules, tensors, attention, str(sorted(config.items()))])
+
+
+def _machine(device: Any) -> list[Any]:
+    """Return what else rounding, and so a probe's answer, can depend on."""
+    import torch
+
+    where = str(device)
+    return [
+        name_of(where) if on_gpu(where) else cpu_model(),
+        torch.backends.cpu.get_cpu_capability(),
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+        {name: value for name, value in os.environ.items() if name.startswith(_KERNELS)},
+        [installed_version(package) for package in _PACKAGES],
+    ]
+
+
+@cache
+def _code() -> str:
+    """Return a digest of llmtrack's own code: an answer is not kept from one version to the next."""
+    root, found = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return found.hexdigest()
