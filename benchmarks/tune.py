@@ -23,14 +23,12 @@ import click
 from rich.console import Console
 
 from benchmarks.search_world import World, search
-from experiments.tune import Config, asked_of, space_of
+from experiments.tune import Config, prepared
 from llmtrack.decide.bounded import ComparedPart, perplexity_ratio
 from llmtrack.decide.goal import PartScore
 from llmtrack.decide.tuning import Tuning
 from llmtrack.run.hands import Hands
 from llmtrack.run.journal import Journal
-from llmtrack.run.plan import device_of
-from llmtrack.run.pool import MOST_ON_GPU, Pool
 from llmtrack.run.process_executor import ProcessExecutor
 from llmtrack.run.search_progress import SearchProgress
 
@@ -51,24 +49,14 @@ BUDGETS = (60.0, 180.0, 300.0, 900.0)
 def hands_for(config: Config) -> Iterator[Hands]:
     """Yield what measures and scores the ways to run a model on this machine, with no model loaded yet."""
     began = time.monotonic()
-    pool = Pool(ProcessExecutor, reuse=True)
-    try:
-        machine = pool.machine()
-        start = time.monotonic() - began
-        space = space_of(config, machine)
-        cpus = int(machine.get("threads") or 1)
-        if device_of(space.candidates[0].variant.device, machine) != "cpu":
-            pool.most, pool.spare, cpus = MOST_ON_GPU, True, 0
-        asked = asked_of(config, cpus, start)
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            SearchProgress(Console(stderr=True), asked.seconds, began) as progress,
-        ):
-            journal = Journal(Path(folder) / "journal.jsonl", False)
-            now = time.monotonic()
-            yield Hands(space.candidates, asked, pool, progress, journal, Path(folder), time.monotonic, now)
-    finally:
-        pool.close()
+    with (
+        prepared(config, ProcessExecutor) as (pool, space, asked),
+        tempfile.TemporaryDirectory() as folder,
+        SearchProgress(Console(stderr=True), asked.seconds, began) as progress,
+    ):
+        journal = Journal(Path(folder) / "journal.jsonl", False)
+        now = time.monotonic()
+        yield Hands(space.candidates, asked, pool, progress, journal, Path(folder), time.monotonic, now)
 
 
 def full_grid(hands: Hands) -> tuple[dict[str, float], dict[str, float]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import time
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,7 @@ from llmtrack.report.plots import measured
 from llmtrack.report.terminal import make_console
 from llmtrack.report.terminal import say as tell_user
 from llmtrack.run.command import ConfigCommand
+from llmtrack.run.executors import Executor
 from llmtrack.run.hands import Asked
 from llmtrack.run.how import how_to_run
 from llmtrack.run.main import Performed, make_executor, open_tracker, say_where
@@ -328,17 +330,29 @@ def asked_of(config: Config, cpus: int = 1, start: float = 5.0) -> Asked:
     )
 
 
-def perform(config: Config, console: Console) -> Performed:
-    """Tune, and return what came of it."""
+@contextmanager
+def prepared(config: Config, make: Callable[[], Executor]) -> Iterator[tuple[Pool, Space, Asked]]:
+    """Open a pool of workers, and yield it with the ways that are tried on its machine and what is asked of them.
+
+    Args:
+        config: the settings.
+        make: makes an executor.
+    """
     began = time.monotonic()
-    with closing(Pool(lambda: make_executor(config), reuse=True)) as pool:
+    with closing(Pool(make, reuse=True)) as pool:
         machine = pool.machine()
         start = time.monotonic() - began
         space = space_of(config, machine)
         cpus = int(machine.get("threads") or 1)
         if device_of(space.candidates[0].variant.device, machine) != "cpu":
             pool.most, pool.spare, cpus = MOST_ON_GPU, True, 0
-        asked = asked_of(config, cpus, start)
+        yield pool, space, asked_of(config, cpus, start)
+
+
+def perform(config: Config, console: Console) -> Performed:
+    """Tune, and return what came of it."""
+    began = time.monotonic()
+    with prepared(config, lambda: make_executor(config)) as (pool, space, asked):
         tracker = open_tracker(config)
         experiment = build(config)
         experiment = replace(

@@ -19,13 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from llmtrack.decide.bounded import ComparedPart, judge_bound, perplexity_ratio
 from llmtrack.decide.costs import Costs
 from llmtrack.decide.differences import Difference, difference, judge
-from llmtrack.decide.goal import Ending, Goal, Measurer, PartScore, SearchState, Seen
+from llmtrack.decide.goal import Ending, Goal, Measurer, SearchState, Seen
 from llmtrack.decide.promise import Base, Prediction, Predictor, Way, keeps_quality
 from llmtrack.decide.racing import Race, Sample, duel
-from llmtrack.decide.significance import Ratio
+from llmtrack.decide.text_quality import TextQuality
 from llmtrack.metrics import metric
 
 FIRST = 3
@@ -38,8 +37,6 @@ _FAR = 1.5
 # any case. A candidate that was given up is tried once more, in all the time that is left, where that is enough.
 _PATIENCE, _LEAST_PATIENCE, _FIRST_SHARE = 3.0, 30.0, 0.2
 _ATTEMPTS = 2
-# Of a text, a bound is decided after about this share.
-_SCORED_SHARE = 0.7
 # Fewest samples of each in the comparison at the end: 4 against 4 can differ significantly, 5 against 5 do so more surely.
 _LEAST_FRESH, _USUAL_FRESH, _MOST_FRESH = 4, 5, 12
 # A budget that would do is named with so much room.
@@ -61,8 +58,7 @@ class Tuning:
         task: what is asked.
         hands: what measures and scores.
         race: the samples, and who is out and why.
-        quality: by model, its perplexity over the baseline's as far as it is scored.
-        unscored: by model, why its quality cannot be known.
+        quality: what is known of each model's perplexity over the baseline's.
         fresh: samples of the comparison at the end, by candidate.
         claim: what that comparison says.
         ending: `proven`: measured afresh and within the bound; `unproven`: the best so far; `none`: there is no answer.
@@ -78,8 +74,7 @@ class Tuning:
     task: Goal
     hands: Measurer
     race: Race = field(init=False)
-    quality: dict[str, Ratio] = field(init=False, default_factory=dict)
-    unscored: dict[str, str] = field(init=False, default_factory=dict)
+    quality: TextQuality = field(init=False)
     fresh: dict[str, list[float]] = field(init=False, default_factory=dict)
     claim: Difference | None = field(init=False, default=None)
     ending: Ending = field(init=False, default="none")
@@ -104,9 +99,8 @@ class Tuning:
         self._reload: dict[str, float] = {}
         self._attempts: dict[str, int] = {}
         self._failed: dict[str, list[str]] = {}
-        self._kept: dict[str, bool] = {}
-        self._scores: dict[str, list[PartScore]] = {}
-        self._part_s: dict[str, float] = {}
+        models = frozenset(map(self.model_of, task.names))
+        self.quality = TextQuality(self.model_of(task.baseline), models, task.parts, task.most_perplexity)
         # By candidate: how it differs from the baseline measured afresh, and the samples of both.
         self._duels: dict[str, tuple[Difference | None, dict[str, list[float]]]] = {}
         self._rounds = 0
@@ -224,7 +218,7 @@ class Tuning:
     def _score_challenger(self) -> bool:
         """Score one part more by the best candidate whose quality is open and that is better than the leader."""
         best = self.race.leader(self._challengers())
-        if best is None or self._part_cost(best) > self._left():
+        if best is None or self.quality.next_part_s(self.model_of(best), self._usual_part_s()) > self._left():
             return False
         self._score(best)
         return True
@@ -357,56 +351,21 @@ class Tuning:
     def _score(self, name: str) -> None:
         """Score the next part of the text by the baseline and a candidate, and judge its model."""
         model = self.model_of(name)
-        part = len(self._scores.get(model, ()))
+        part = self.quality.scored(model)
         self._show(f"scoring {name}, part {part + 1} of {self.task.parts}")
         for each in (self.task.baseline, name):
-            done = self._scores.setdefault(self.model_of(each), [])
-            if len(done) > part:
+            if self.quality.scored(self.model_of(each)) > part:
                 continue
-            scored = self.hands.score(each, part, max(self._left(), 0.0))
-            self.spent += scored.seconds
-            if scored.late:
-                self._part_s[self.model_of(each)] = 2 * scored.seconds
+            score = self.hands.score(each, part, max(self._left(), 0.0))
+            self.spent += score.seconds
+            if not self.quality.take(self.model_of(each), score):
                 return
-            done.append(scored)
-            if not scored.tokens:
-                who = "the baseline's" if each == self.task.baseline else "its"
-                models = self._models() if each == self.task.baseline else {model}
-                for one in models - set(self._kept):
-                    self.unscored[one] = f"{who} quality could not be scored: {scored.why}"
-                return
-            known = self._part_s.get(self.model_of(each))
-            # The first part holds what comes once: loading, or compiling.
-            self._part_s[self.model_of(each)] = (
-                scored.seconds if known is None else min(known, scored.seconds)
-            )
-        self._judge(model)
-
-    def _judge(self, model: str) -> None:
-        task = self.task
-        assert task.most_perplexity is not None
-        reference = self._scores[self.model_of(task.baseline)]
-        parts = [
-            ComparedPart(own.nats, other.nats, own.tokens)
-            for own, other in zip(self._scores[model], reference, strict=False)
-        ]
-        ratio = perplexity_ratio(parts, task.parts, looks=task.parts, tests=max(1, len(self._models()) - 1))
-        self.quality[model] = ratio
-        verdict = judge_bound(ratio, task.most_perplexity)
-        if verdict == "open":
-            return
-        self._kept[model] = verdict == "kept"
-        for each in task.names:
-            if self.model_of(each) == model:
-                if verdict == "kept":
-                    self.race.admit(each)
-                else:
-                    self.race.drop(each, self._over_the_bound(ratio, len(parts)))
-
-    def _over_the_bound(self, ratio: Ratio, scored: int) -> str:
-        assert self.task.most_perplexity is not None
-        interval = "" if scored >= self.task.parts else f" ({_change(ratio.low)} to {_change(ratio.high)})"
-        return f"perplexity {_change(ratio.value)}{interval} is over {float(f'{self.task.most_perplexity - 1:+.3g}'):+.1%}"
+        verdict = self.quality.judge(model)
+        for each in (each for each in self.task.names if self.model_of(each) == model):
+            if verdict == "kept":
+                self.race.admit(each)
+            elif verdict == "broken":
+                self.race.drop(each, self.quality.over_the_bound(model))
 
     def _compare(
         self, baseline: str, winner: str, samples: Mapping[str, Sequence[float]]
@@ -483,7 +442,7 @@ class Tuning:
     def _decided(self) -> list[tuple[Way, bool]]:
         found: dict[str, tuple[Way, bool]] = {}
         for name in self.task.names:
-            if (known := self._kept.get(self.model_of(name))) is not None:
+            if (known := self.quality.kept.get(self.model_of(name))) is not None:
                 found.setdefault(self.model_of(name), (self._way(name), known))
         return [*found.values()]
 
@@ -522,15 +481,11 @@ class Tuning:
     def _decide_s(self, name: str) -> float:
         if name not in self.race.waiting or not self._scorable(name):
             return 0.0
-        share = max(1.0, _SCORED_SHARE * self.task.parts - len(self._scores.get(self.model_of(name), ())))
-        return share * self._part_cost(name)
+        return self.quality.deciding_s(self.model_of(name), self._usual_part_s())
 
-    def _part_cost(self, name: str) -> float:
-        """Return the seconds of one part more by a candidate, and by the baseline where it has not scored it yet."""
-        base, own = self.model_of(self.task.baseline), self.model_of(name)
-        usual = self._part_s.get(base, min(2 * self._again.get(self.task.baseline, 0.5), 2.0))
-        part = len(self._scores.get(own, ()))
-        return self._part_s.get(own, usual) + (0.0 if len(self._scores.get(base, ())) > part else usual)
+    def _usual_part_s(self) -> float:
+        """Return the seconds of a part of the text where none has been scored."""
+        return min(2 * self._again.get(self.task.baseline, 0.5), 2.0)
 
     def _duel_s(self, name: str, samples: int) -> float:
         base = self.task.baseline
@@ -543,8 +498,7 @@ class Tuning:
 
     def scoring_s(self, name: str) -> float:
         """Return the seconds that scoring all of the text by a candidate is expected to take."""
-        usual = self._part_s.get(self.model_of(self.task.baseline), self._again.get(name, 0.0))
-        return self.task.parts * self._part_s.get(self.model_of(name), usual)
+        return self.quality.whole_s(self.model_of(name), self._again.get(name, 0.0))
 
     # --- how it ends
 
@@ -623,7 +577,9 @@ class Tuning:
         missing, more = [], 0.0
         model = self.model_of(name)
         if name in self.race.waiting:
-            missing.append(self.unscored.get(model) or "its quality is not known to be within the bound")
+            missing.append(
+                self.quality.unscored.get(model) or "its quality is not known to be within the bound"
+            )
             more += self._decide_s(name)
         if self._predictor is None:
             missing.append("the baseline could not be measured")
@@ -671,8 +627,7 @@ class Tuning:
         return f"{before}{what}: raise the budget to {budget}"
 
     def _scorable(self, name: str) -> bool:
-        model = self.model_of(name)
-        return model not in self.unscored and len(self._scores.get(model, ())) < self.task.parts
+        return self.quality.is_open(self.model_of(name))
 
     def _way(self, name: str) -> Way:
         return self._ways[name]
@@ -680,9 +635,6 @@ class Tuning:
     def model_of(self, name: str) -> str:
         """Return what a candidate's quality depends on: those that share it are scored once."""
         return self._way(name).model
-
-    def _models(self) -> set[str]:
-        return set(map(self.model_of, self.task.names))
 
     def _show(self, doing: str) -> None:
         top = self._top()
@@ -713,7 +665,3 @@ def budget_text(seconds: float) -> str:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
-
-
-def _change(ratio: float) -> str:
-    return f"{ratio - 1:+.2%}"

@@ -108,6 +108,12 @@ def as_loaded(variant: Variant, facts: Mapping[str, Any]) -> Variant:
     )
 
 
+def resolved_as(variant: Variant, tags: Mapping[str, str]) -> str:
+    """Return a line of a program that says which model was measured: its name, its revision and the digest of its weights."""
+    known = (variant.model, variant.revision and f"revision {variant.revision}", tags.get("weights_digest"))
+    return f"# measured with {', '.join(each for each in known if each)}\n"
+
+
 def run_settings(run: pd.Series) -> list[str]:
     """Return what else a tracked run was measured with: the digest of its weights, threads, environment variables to set."""
     found = [("weights", "env.weights_digest"), ("threads", "threads")]

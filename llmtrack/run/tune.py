@@ -25,7 +25,7 @@ from llmtrack.plain import digest
 from llmtrack.report.terminal import say
 from llmtrack.run.earlier import earlier_ratios
 from llmtrack.run.hands import FRESH, SAMPLE, Asked, Hands, scenario_of
-from llmtrack.run.how import as_loaded, command_line, python_lines
+from llmtrack.run.how import as_loaded, command_line, python_lines, resolved_as
 from llmtrack.run.journal import Journal
 from llmtrack.run.merged import merged
 from llmtrack.run.plan import model_folders
@@ -235,8 +235,9 @@ def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
     )
     if name == tuning.winner:
         variant = as_loaded(candidate.variant, whole.facts)
-        texts["run_it.py"] = python_lines(variant, candidate.task)
-        texts["run_it.sh"] = command_line(variant, candidate.task) + "\n"
+        first = resolved_as(variant, whole.tags)
+        texts["run_it.py"] = first + python_lines(variant, candidate.task)
+        texts["run_it.sh"] = first + command_line(variant, candidate.task) + "\n"
     return replace(
         whole,
         scenario=replace(whole.scenario, baseline=is_base),
@@ -293,7 +294,9 @@ def _price(name: str, tuning: Tuning) -> Ratio | None:
     """Return a candidate's perplexity over the baseline's as far as it is scored; 1 where both compute the same numbers."""
     model = tuning.model_of(name)
     return (
-        Ratio(1.0, 1.0, 1.0) if model == tuning.model_of(tuning.task.baseline) else tuning.quality.get(model)
+        Ratio(1.0, 1.0, 1.0)
+        if model == tuning.model_of(tuning.task.baseline)
+        else tuning.quality.ratios.get(model)
     )
 
 
@@ -326,7 +329,9 @@ def _standing(name: str, tuning: Tuning) -> tuple[str, str]:
     if claim is not None and name in tuning.fresh and name != tuning.task.baseline:
         return "equal", f"measured afresh against {tuning.winner}: {claim.words}"
     if name in tuning.race.waiting:
-        unknown = tuning.unscored.get(tuning.model_of(name), "its quality is not known, and it is not better")
+        unknown = tuning.quality.unscored.get(
+            tuning.model_of(name), "its quality is not known, and it is not better"
+        )
         return "open", unknown
     if tuning.ending == "unproven":
         return "open", "whether it is as good was still open when the time was used up"

@@ -22,6 +22,7 @@ from llmtrack.run.how import (
     command_line,
     how_to_run,
     python_lines,
+    resolved_as,
     run_settings,
     variant_of,
 )
@@ -64,6 +65,14 @@ def test_the_python_lines_and_the_command_say_the_same_text(task, capsys):
     assert said.exit_code == 0
     assert printed.strip()
     assert said.stdout == shown(printed)
+
+
+def test_the_files_say_which_weights_were_measured():
+    pinned = replace(VARIANT, model="org/name", revision="abc")
+    assert resolved_as(pinned, {"weights_digest": "safetensors:12"}) == (
+        "# measured with org/name, revision abc, safetensors:12\n"
+    )
+    assert resolved_as(VARIANT, {}) == "# measured with synthetic:tiny\n"
 
 
 def test_a_tracked_run_tells_the_variant_that_it_measured(run):

@@ -160,6 +160,7 @@ def test_the_fastest_that_keeps_to_the_bound_wins_and_each_of_the_others_says_wh
     champion = run_of_alias(Source(uri), "champion")
     assert champion == tracked.loc["small", "run_id"]
     assert "quantization='small'" in artifact_text(champion, "run_it.py", uri)
+    assert artifact_text(champion, "run_it.py", uri).startswith("# measured with scripted")
     assert "--quantization small" in artifact_text(champion, "run_it.sh", uri)
     drawn = tune.plots(runs(tracking_uri=uri), lambda run_id, name: [])
     assert list(drawn) == ["pareto"]
