@@ -85,7 +85,9 @@ def generate(
         raise UsageError(f"--option {twice[0]}=... is an option of its own: use {flag_of(twice[0])}")
     from llmtrack.engines.registry import load_engine
     from llmtrack.engines.text import generate_texts
+    from llmtrack.worker.process import quieten
 
+    quieten()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # What the engine warns of is said below.
         engine = load_engine(**asked, **options)

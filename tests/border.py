@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.search_path import with_folders
+
 # Read by every Python process at its start: the worker may not import mlflow, nor scikit-learn, which takes seconds and
 # which transformers imports wherever it is there; the others no framework.
 FORBID = """
@@ -38,5 +40,5 @@ def close(folder: Path) -> None:
     """Let whatever has a folder on PYTHONPATH have no library that its side has no business with."""
     (folder / "sitecustomize.py").write_text(FORBID, encoding="utf-8")
     probe = [sys.executable, "-c", "import torch"]
-    blocked = os.environ | {"PYTHONPATH": str(folder)}
+    blocked = os.environ | {"PYTHONPATH": with_folders(folder)}
     assert subprocess.run(probe, env=blocked, capture_output=True).returncode != 0, "the border is closed"

@@ -24,6 +24,7 @@ from execnet import gateway_io
 from llmtrack.compat import unseen_by_transformers
 from llmtrack.garbage import uncollected
 from tests.conftest import HANG_S
+from tests.search_path import with_folders
 
 ROOT = Path(__file__).parents[1]
 
@@ -62,7 +63,7 @@ def processes() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.preloaded"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("PYTHONPATH", with_folders(ROOT))
         forkserver.ensure_running()
     return context
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tests.forking import ROOT
+from tests.search_path import with_folders
 
 WORKERS = os.environ.get("WORKERS", "2")
 FAST = ("-m", "pytest", "-n", WORKERS, "--dist", "worksteal", "-m", "not slow", "-p", "no:cacheprovider")
@@ -126,7 +127,7 @@ def path_with_a_space(run: Run, stack: ExitStack) -> None:
     run.folder = folder
     run.python = str(folder / ".venv" / Path(run.python).relative_to(venv))
     # What is installed as editable is the original.
-    run.environment["PYTHONPATH"] = str(folder)
+    run.environment["PYTHONPATH"] = with_folders(folder)
 
 
 def python(version: str) -> Trait:

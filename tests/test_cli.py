@@ -28,6 +28,7 @@ from llmtrack.tracking.spool import Spool
 from llmtrack.tracking.store import resolve_tracking_uri, sqlite_path
 from llmtrack.tracking.tracker import Tracker
 from tests.conftest import HANG_S
+from tests.search_path import with_folders
 from tests.tracking.conftest import (  # noqa: F401 - fixtures
     _clean_environment,
     said,
@@ -47,7 +48,7 @@ def run(*arguments: str, code: int = 0):
 
 
 def fresh(*arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": with_folders(ROOT)}
     command = [sys.executable, "-m", "llmtrack", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=HANG_S)
 
@@ -129,7 +130,7 @@ def test_a_folder_without_runs_is_said_in_a_line_and_left_empty(tmp_path, comman
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": with_folders(ROOT)},
         timeout=HANG_S,
     )
     assert done.returncode == 2
@@ -240,7 +241,7 @@ def test_a_reader_that_stops_early_gets_no_traceback(tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "llmtrack", "sync", "--spool", str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": with_folders(ROOT)}
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
@@ -297,7 +298,7 @@ def test_what_is_terminated_leaves_no_temporary_files(monkeypatch, tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
 def test_output_that_cannot_be_written_is_said_in_a_line(arguments):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": with_folders(ROOT)}
     command = [sys.executable, "-m", "llmtrack", *arguments]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment)

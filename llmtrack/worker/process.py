@@ -55,7 +55,7 @@ def _serve() -> None:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
     with uncollected():
-        _quieten()
+        quieten()
         from llmtrack.engines.registry import load_variant
         from llmtrack.worker.measuring import EngineCache, measure_group
     gc.freeze()  # no search goes through it again, least of all while something is timed
@@ -120,8 +120,8 @@ def _take_stdout() -> TextIO:
     return events
 
 
-def _quieten() -> None:
-    """Keep the libraries' progress bars and advice out of a run's output; their errors still show."""
+def quieten() -> None:
+    """Keep the libraries' progress bars and advice out of what a command prints; their errors still show."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")

@@ -34,6 +34,7 @@ from tests.extensions import ENGINE, PLUGIN, install
 from tests.forked import ForkedWorker
 from tests.run.conftest import console  # noqa: F401 - a fixture
 from tests.run.scenarios import generating
+from tests.search_path import with_folders
 from tests.tracking.conftest import said, tracker, uri  # noqa: F401 - fixtures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -257,7 +258,7 @@ def baseline(asked, site, monkeypatch):
 
 
 def surroundings(site):
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(site), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    return os.environ | {"PYTHONPATH": with_folders(site, ROOT), "OMP_NUM_THREADS": "1"}
 
 
 def run(command, site, **settings):

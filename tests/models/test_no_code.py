@@ -26,6 +26,7 @@ from tests.engines.stand_ins import genai_converted, openvino_converted
 from tests.models.folders import edit, load
 from tests.models.planted import Payload, plant
 from tests.models.test_gguf import write_gguf
+from tests.search_path import with_folders
 
 pytestmark = pytest.mark.usefixtures("cache")
 RUN = "0123456789abcdef0123456789abcdef"
@@ -171,7 +172,7 @@ for auto in (AutoConfig, AutoModelForCausalLM, AutoTokenizer):
     if refusal == "hook":
         environment.pop("HF_MODULES_CACHE")
         environment["HF_HOME"] = str(planted.parent / "hf")
-        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+        environment["PYTHONPATH"] = with_folders(Path(__file__).parents[2])
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=planted.parent)
 
 
@@ -192,6 +193,7 @@ DOORS = {
     "data/datasets/": "texts of transformers' own trainer",
     "dynamic_module_utils.py": "all code of a model passes here; refused by code_refused",
     "generation/utils.py": "load_custom_generate; refused by code_refused",
+    "integrations/gguf/": "kernels for packed GGUF files, which are converted before transformers sees them",
     "integrations/hub_kernels.py": "attn_implementation of the form org/name, which is in no view",
     "integrations/integration_utils.py": "callbacks of a training by transformers' own trainer",
     "integrations/msa_attention.py": "attn_implementation of the form org/name, which is in no view",

@@ -13,6 +13,7 @@ import pytest
 
 from llmtrack.engines.registry import load_engine
 from llmtrack.errors import MissingDependencyError
+from tests.search_path import with_folders
 
 # Apart from the environment, since transformers imports torchao at every start where it can, which takes seconds.
 APART = Path(sys.prefix) / "torchao"
@@ -63,7 +64,7 @@ print(json.dumps({"found": found, "refused": refused, "float8": float8}))
     reason="torchao is an extra that is not installed here; `make test` installs it beside its environment",
 )
 def test_a_tiny_model_by_each_torchao_recipe():
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(APART), os.getcwd()])}
+    environment = os.environ | {"PYTHONPATH": with_folders(APART, os.getcwd())}
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])

@@ -14,6 +14,7 @@ import pytest
 from llmtrack.tracking.query import runs, studies
 from tests.conftest import HANG_S
 from tests.extensions import scripted_backend
+from tests.search_path import with_folders
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,7 +24,7 @@ QUICK += ["--min-repeats", "2", "--min-seconds", "0", "--warmup", "0"]
 
 def command(module, *arguments, path=(), **settings):
     environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([*map(str, path), str(ROOT)]),
+        "PYTHONPATH": with_folders(*path, ROOT),
         "OMP_NUM_THREADS": "1",
     }
     return subprocess.Popen(

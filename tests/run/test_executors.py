@@ -27,6 +27,7 @@ from llmtrack.task import PerplexityTask, RepeatPolicy
 from llmtrack.worker.identity import identify
 from tests.forked import ForkedWorker
 from tests.run.scenarios import MODEL, by_name, generating, scoring
+from tests.search_path import with_folders
 
 ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1)
 
@@ -411,7 +412,7 @@ def test_a_dead_worker_is_noticed_although_its_child_holds_the_channel(forked, n
 @pytest.mark.slow(1)
 def test_a_worker_that_cannot_start_is_said_in_a_line(monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", with_folders(tmp_path))
     with pytest.raises(LlmtrackError, match=r"ended with exit code 1 before it could start.*llmtrack doctor"):
         ProcessExecutor().machine()
 
@@ -429,7 +430,7 @@ def test_a_worker_that_cannot_start_is_said_in_a_line(monkeypatch, tmp_path):
 )  # fmt: skip
 def test_a_worker_that_has_no_memory_to_start_says_so(monkeypatch, tmp_path, death, said):
     (tmp_path / "torch.py").write_text(death)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", with_folders(tmp_path))
     with pytest.raises(LlmtrackError, match=f"^the worker process {said}"):
         ProcessExecutor().machine()
 

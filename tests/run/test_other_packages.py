@@ -21,6 +21,7 @@ from llmtrack.run.settings import RunOptions
 from llmtrack.testing import EngineConformance, ExecutorConformance, ExperimentConformance
 from tests.conftest import HANG_S
 from tests.extensions import install
+from tests.search_path import with_folders
 
 TESTS = Path(__file__).parents[1]
 POINTS = {
@@ -147,7 +148,7 @@ def test_the_doctor_names_both():
 
 @pytest.mark.slow(20)
 def test_the_experiment_runs_on_the_executor_from_the_command_line(site, tmp_path, uri, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv("PYTHONPATH", with_folders(site))
     given = {"model": "synthetic:tiny", "executor": "elsewhere", "tracking_uri": uri, "device": "cpu"}
     given |= {"max_new_tokens": "2", "min_repeats": "1", "min_seconds": "0", "warmup": "0"}
     options = [part for name, value in given.items() for part in ("-P", f"{name}={value}")]

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from tests.conftest import HANG_S
 from tests.docs.blocks import ROOT, blocks_of
+from tests.search_path import with_folders
 from tests.tracking.conftest import free_port
 
 FOUND = [Path(shutil.which("initdb") or "/none"), *Path("/usr/lib/postgresql").glob("*/bin/initdb")]
@@ -69,8 +70,7 @@ class Document:
 def environment(more: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment, in which the programs of Python and PostgreSQL are found."""
     path = f"{Path(sys.executable).parent}:{PROGRAMS}:{os.environ['PATH']}"
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(paths), **QUIET, **more}
+    return {**os.environ, "PATH": path, "PYTHONPATH": with_folders(ROOT), **QUIET, **more}
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from llmtrack.errors import TrackingError
 from llmtrack.tracking import push, sync
 from llmtrack.tracking.tracker import Tracker
 from tests.forking import at_once
+from tests.search_path import with_folders
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity, scenario
 
 CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}
@@ -393,7 +394,7 @@ def test_tracking_imports_neither_torch_nor_anything_heavy_at_start():
         "print([name for name in ('torch', 'transformers', 'mlflow', 'pandas') if name in sys.modules])\n"
     )
     root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": with_folders(root)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "[]", done.stderr
 
@@ -413,7 +414,7 @@ def test_tracking_and_reading_back_never_imports_torch(uri, tmp_path):
         f"assert len(runs(tracking_uri={uri!r})) == 1\n"
         "print('torch' in sys.modules, 'transformers' in sys.modules)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": with_folders(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.strip() == "False False", done.stderr
 
