@@ -88,12 +88,19 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     'postgresql://***@host/db'
     """
     for known in sorted(_known, key=len, reverse=True):
-        text = text.replace(known, _known[known])
+        text = _replaced(text, known, _known[known])
     for secret in secrets:
-        text = text.replace(secret, HIDDEN)
+        text = _replaced(text, secret, f"{HIDDEN}@" if secret.endswith("@") else HIDDEN)
     for pattern, replacement in _REDACTIONS:
         text = pattern.sub(replacement, text)
     return text
+
+
+def _replaced(text: str, known: str, shown: str) -> str:
+    """Replace what is known; of `user:password@` up to the last @, since another address's password may begin with it."""
+    if not known.endswith("@") or known not in text:
+        return text.replace(known, shown)
+    return re.sub(re.escape(known) + r"(?:[^\s\"]*@(?=[\w\[]))?", lambda _: shown, text)
 
 
 def secrets_of(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -105,7 +112,7 @@ def secrets_of(environ: Mapping[str, str]) -> tuple[str, ...]:
     }
     for value in environ.values():
         if "://" in value:
-            found |= {text.removesuffix("@") for text in _written_as(value)}
+            found |= _written_as(value).keys()
     return tuple(sorted(found, key=lambda value: (-len(value), value)))
 
 

@@ -101,6 +101,24 @@ def test_a_password_that_is_an_ordinary_word_hides_no_words():
     assert "port" not in redact("cannot parse me:port@db")
 
 
+@pytest.mark.parametrize("scheme", ["http", "postgresql"])
+@pytest.mark.parametrize("rest", ["ss", "ss@word", "@", "@x", "a-b_c", "ss%40"])
+def test_an_address_whose_password_begins_as_a_known_one_is_hidden_whole(scheme, rest):
+    """A part of another secret is not all of it: what is left would be shown."""
+    ours, other = f"{scheme}://u:p@host/db", f"{scheme}://u:p@{rest}@other/db"
+    hidden = f"{scheme}://{HIDDEN}@other/db, {scheme}://{HIDDEN}@host/db and {HIDDEN}@host"
+    text = f"{other}, {ours} and u:p@host"
+    assert redact(text, secrets_of({"MLFLOW_TRACKING_URI": ours})) == hidden
+    know(ours)
+    assert redact(text) == hidden
+
+
+def test_a_short_user_and_password_hide_no_words_that_hold_both():
+    assert redact("menu:print the table", secrets_of({"MLFLOW_TRACKING_URI": "http://u:p@host"})) == (
+        "menu:print the table"
+    )
+
+
 @pytest.mark.parametrize("password", ["12345/abc", "99#pass", "1234?pw"])
 def test_a_password_that_would_be_cut_off_is_refused_and_not_shown(password):
     address = f"http://me:{password}@host:5000"
