@@ -44,6 +44,7 @@ _DEFAULTS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 _CONNECT_TIMEOUT_S = 5.0
+_ATTEMPTS = 3
 _INITIALISE_TIMEOUT_S = 120.0
 _SQLITE = "sqlite:///"
 # Of which every release of SQLAlchemy makes the same, so that it need not be asked: its import takes long.
@@ -173,7 +174,7 @@ def initialise(uri: str) -> None:
     lock = own_lock("store", uri)
     try:
         import_module("mlflow.store.tracking.sqlalchemy_store")
-        with _quiet_migrations():
+        with _quiet_opening():
             with lock.acquire(timeout=_INITIALISE_TIMEOUT_S):
                 if not _has_tables(uri):
                     _client(uri).search_experiments(max_results=1)
@@ -326,15 +327,22 @@ def experiment_names(client: MlflowClient) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _quiet_migrations() -> Iterator[None]:
-    """Keep the first use of a database from printing a line for each of MLflow's migrations."""
+def _quiet_opening() -> Iterator[None]:
+    """Keep the first use of a database from printing a line for each of MLflow's migrations, and a cut one from taking minutes.
+
+    MLflow tries ten times to connect, for 100 s, with five lines each; its setting of that is not to be had from outside.
+    """
+    from mlflow.store.db import utils
+
     loggers = [logging.getLogger(name) for name in ("mlflow.store.db.utils", "alembic")]
-    levels = [logger.level for logger in loggers]
+    before = [logger.level for logger in loggers], utils.MAX_RETRY_COUNT
     for logger in loggers:
-        logger.setLevel(logging.WARNING)
+        logger.setLevel(logging.ERROR)
+    utils.MAX_RETRY_COUNT = _ATTEMPTS
     try:
         yield
     finally:
+        levels, utils.MAX_RETRY_COUNT = before
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 

@@ -124,7 +124,8 @@ def status(url: str, host: str | None = None, user: str | None = None) -> int:
 def postgres(port: int, password: str) -> Iterator[None]:
     """PostgreSQL with a user `mlflow`. It refuses to run as root, and then runs as the user that its package makes."""
     user = "postgres" if os.getuid() == 0 else None
-    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to other users.
+    # pytest's own folders, which temporary files go to, are closed to other users.
+    with tempfile.TemporaryDirectory(dir="/tmp" if user else None) as name:
         folder = Path(name)
         (folder / "password").write_text(password)
         if user:

@@ -1,0 +1,184 @@
+"""Against a real PostgreSQL: one that is down, or whose connections are cut, takes seconds and one line, and loses nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from llmtrack.tracking import store, sync
+from llmtrack.tracking.query import runs, studies
+from llmtrack.tracking.tracker import Tracker
+from tests.tracking import team_server
+from tests.tracking.conftest import free_port
+from tests.tracking.samples import ENVIRONMENT, measurement
+
+PASSWORD = "s3cr3t"
+
+pytestmark = [
+    pytest.mark.slow(15),
+    pytest.mark.skipif(
+        team_server.PROGRAMS is None, reason="PostgreSQL's initdb is not here: apt install postgresql"
+    ),
+    pytest.mark.skipif(
+        not importlib.util.find_spec("psycopg2"),
+        reason="PostgreSQL's driver is not installed: pip install psycopg2-binary",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[int]:
+    """The port of a PostgreSQL that holds MLflow's tables."""
+    port = free_port()
+    with team_server.postgres(port, PASSWORD):
+        told = {"PGPASSWORD": PASSWORD}
+        command = ["createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "mlflow", "mlflow"]
+        subprocess.run(command, check=True, env=team_server.environment(told))
+        store.initialise(address(port))
+        yield port
+
+
+def address(port: int) -> str:
+    return f"postgresql+psycopg2://mlflow:{PASSWORD}@127.0.0.1:{port}/mlflow"
+
+
+class Line:
+    """A port before the database, whose connections can be cut: those that are there, and all after so many more."""
+
+    def __init__(self, target: int) -> None:
+        self._target, self._open, self.left = target, list[socket.socket](), 10**9
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.uri = address(self._listener.getsockname()[1])
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def cut(self, after: int = 0) -> None:
+        self.left = after
+        for each in self._open:
+            self._end(each)
+
+    def heal(self) -> None:
+        self.left = 10**9
+
+    def close(self) -> None:
+        self.cut()
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            if self.left <= 0:
+                client.close()
+                continue
+            self.left -= 1
+            server = socket.create_connection(("127.0.0.1", self._target))
+            self._open += [client, server]
+            for pair in ((client, server), (server, client)):
+                threading.Thread(target=self._pump, args=pair, daemon=True).start()
+
+    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+        try:
+            while data := one.recv(65536):
+                other.sendall(data)
+        except OSError:
+            pass
+        self._end(one)
+        self._end(other)
+
+    @staticmethod
+    def _end(each: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def line(database: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+    line = Line(database)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", line.uri)  # the spool keeps no credentials
+    yield line
+    line.close()
+
+
+@pytest.fixture
+def slept(monkeypatch):
+    """For how many seconds this process sleeps each time, as between retries, without sleeping."""
+    seconds: list[float] = []
+    monkeypatch.setattr(time, "sleep", seconds.append)
+    return seconds
+
+
+def track(tracker, *names):
+    study = tracker.start_study("pg", "q", {}, ENVIRONMENT)
+    for name in names:
+        tracker.log(study, measurement(name))
+    tracker.finish_study(study, "finished", "note")
+    return study
+
+
+# A connection asks whether there are tables, the next ones are MLflow's own.
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 4])
+def test_a_connection_that_is_cut_while_opening_is_a_store_that_is_away(
+    line, after, tmp_path, said, slept, caplog
+):
+    line.cut(after)
+    tracker = Tracker.open(line.uri, f"cut-{after}", tmp_path / "spool", said.append)
+    study = track(tracker, "one", "two")
+    assert sum(slept) < 10
+    assert len(said) == tracker.offline, said
+    assert not any("\n" in line or PASSWORD in line for line in said)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    line.heal()
+    assert sync.sync(tmp_path / "spool").left == 0
+    assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=0, left=0)
+    found = runs(experiment=f"cut-{after}", tracking_uri=line.uri)
+    assert sorted(found["scenario"]) == ["one", "two"]
+    assert set(found["study_id"]) == {study.study_id}
+    assert list(studies(f"cut-{after}", tracking_uri=line.uri)["status"]) == ["FINISHED"]
+
+
+def test_a_database_that_is_down_at_the_start_is_a_store_that_is_away(tmp_path, said, slept, database):
+    port = free_port()
+    tracker = Tracker.open(address(port), "down", tmp_path / "spool", said.append)
+    track(tracker, "one")
+    assert tracker.offline
+    assert sum(slept) < 10
+    (told,) = said
+    assert "cannot be reached" in told
+    assert PASSWORD not in told
+    assert "\n" not in told
+    assert sync.sync(tmp_path / "spool").left == 2
+
+
+def test_connections_that_are_cut_during_a_study_lose_nothing_and_send_nothing_twice(
+    line, tmp_path, said, slept, caplog
+):
+    tracker = Tracker.open(line.uri, "mid", tmp_path / "spool", said.append)
+    study = tracker.start_study("mid", "q", {}, ENVIRONMENT)
+    assert tracker.log(study, measurement("before")) is not None
+    line.cut()
+    assert tracker.log(study, measurement("during-1")) is None
+    assert tracker.log(study, measurement("during-2")) is None
+    assert tracker.finish_study(study, "finished", "note") is None
+    assert sum(slept) < 10
+    (told,) = said
+    assert "cannot be reached" in told
+    assert "\n" not in told
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert sync.sync(tmp_path / "spool").left == 3
+    line.heal()
+    assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=3, left=0)
+    assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=0, left=0)
+    found = runs(experiment="mid", tracking_uri=line.uri)
+    assert sorted(found["scenario"]) == ["before", "during-1", "during-2"]
+    assert set(found["status"]) == {"FINISHED"}
+    assert list(studies("mid", tracking_uri=line.uri)["status"]) == ["FINISHED"]
