@@ -116,6 +116,7 @@ def make_space(
     found = [Candidate("-".join(BASELINE), simplest, replace(task, batch_size=1), 0)]
     left_out: list[tuple[str, str]] = []
     heeded = {*KNOWN}
+    offered: dict[str, set[str]] = {"backend": {*backends()}, "precision": set(), "recipe": {NONE}}
     known = {*KNOWN, *(name for recipe in recipes() for name in _names(*recipe.takes))}
     for backend in backends():
         try:
@@ -128,6 +129,7 @@ def make_space(
             continue
         own = replace(variant, backend=backend, quantization=NONE)
         for loaded, label, exact, takes in _loaded(own, there.precisions, device, machine, left_out):
+            offered["precision" if loaded.quantization == NONE else "recipe"].add(label)
             if not _wanted(label, loaded.quantization == NONE, narrowed):
                 continue
             heeded |= _names(there.options, *takes)
@@ -145,6 +147,19 @@ def make_space(
         raise UsageError(
             f"space has no {', '.join(unknown)}: use {', '.join((*KNOWN, *sorted(known - {*KNOWN})))}"
         )
+    for name, values in offered.items():
+        for pattern in narrowed.get(name, ()):
+            if not any(_fits(value, (pattern,)) for value in values):
+                others = [
+                    other for other in offered if any(_fits(each, (pattern,)) for each in offered[other])
+                ]
+                instead = (
+                    f"{others[0]}={pattern}" if others else ", ".join(sorted(values)) or "another backend"
+                )
+                lacking = "; ".join(f"{left}: {why}" for left, why in left_out if pattern in left)
+                raise UsageError(
+                    f"space {name}={pattern} is nothing that can run here{f' ({lacking})' if lacking else ''}: use {instead}"
+                )
     if idle := sorted(set(narrowed) - heeded):
         raise UsageError(f"space {', '.join(idle)} would change nothing: no way that is left takes it")
     if len(found) == 1:
@@ -157,9 +172,13 @@ def make_space(
 
 
 def _wanted(label: str, is_precision: bool, narrowed: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether a precision or a recipe is wanted; where only the other is named, it is not."""
-    own, other = ("precision", "recipe") if is_precision else ("recipe", "precision")
-    return _fits(label, narrowed.get(own)) and (own in narrowed or other not in narrowed)
+    """Return whether a precision or a recipe is wanted: where only the other is named, it is not; `recipe=none` is any precision."""
+    precisions, recipes = narrowed.get("precision"), narrowed.get("recipe")
+    if not is_precision:
+        return _fits(label, recipes) and (recipes is not None or precisions is None)
+    if precisions is None:
+        return _fits(NONE, recipes)
+    return _fits(label, precisions)
 
 
 def _loaded(

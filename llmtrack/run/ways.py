@@ -26,9 +26,9 @@ _RECIPES = {
     "int8-static": 150.0,
     "int8-mixed": 120.0,
     "int4-mixed": 120.0,
-    "int8-dynamic": 60.0,
+    "int8-dynamic": 110.0,
     "int8-per-token": 60.0,
-    "int4-hqq": 40.0,
+    "int4-hqq": 20.0,
 }
 _QUICK_RECIPE = 15.0
 _USUAL_BYTES = 540e6

@@ -152,7 +152,14 @@ def test_a_space_is_narrowed_by_patterns_and_the_baseline_stays():
         "torch-float32",
         *(
             f"onnx-{name}-threads_2"
-            for name in ("int8-weight-only", "int8-dynamic", "int8-per-token", "int8-static", "int8-mixed")
+            for name in (
+                "float32",
+                "int8-weight-only",
+                "int8-dynamic",
+                "int8-per-token",
+                "int8-static",
+                "int8-mixed",
+            )
         ),
     ]
 
@@ -162,7 +169,13 @@ def test_a_space_is_narrowed_by_patterns_and_the_baseline_stays():
     [
         ("colour=red", "space has no colour: use backend, precision, recipe, batch_size"),
         ("backend", "space 'backend' is not understood"),
-        ("backend=nowhere", "nothing but the baseline is left"),
+        ("backend=nowhere", "space backend=nowhere is nothing that can run here: use .*onnx"),
+        ("backend=onnx precision=int8-dynamic", "precision=int8-dynamic .*: use recipe=int8-dynamic"),
+        (
+            "recipe=int8-dynamic,int8-dynamix",
+            "recipe=int8-dynamix is nothing that can run here: use .*int8-dynamic",
+        ),
+        ("backend=torch precision=float32 threads=0", "nothing but the baseline is left"),
         ("batch_size=two", "space batch_size=two is not possible"),
         ("threads=many", "threads 'many' is not a whole number"),
         ("threads=1 threads=2", "space threads is given twice: write threads=VALUE,VALUE"),
