@@ -26,6 +26,8 @@ from llmtrack.plain import to_json
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.scenario import QualityCheck, Scenario, Variant
 from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
+from llmtrack.tracked.run import FINISHED, Run
+from llmtrack.tracked.runs import Runs
 from llmtrack.train.checkpoint import checkpoints
 from llmtrack.worker.measuring import EngineCache, measure_group
 
@@ -165,28 +167,21 @@ def main(
 def draw(outcomes: list[Measurement | Failure], card: str, path: Path) -> None:
     """Draw the roofline of what was measured."""
     try:
-        import pandas as pd
-
         from llmtrack.report.drawing import drawing, save
         from llmtrack.report.roofline import roofline_plots
     except ImportError as error:
         print(f"no plot: {error}")
         return
-    runs = pd.DataFrame(
-        [
-            {
-                **done.metrics,
-                **done.facts,
-                "scenario": done.scenario.name,
-                "run_name": done.scenario.name,
-                "run_id": done.scenario.name,
-                "status": "FINISHED",
-                "outcome": "finished",
-                "env.gpu": card,
-            }
-            for done in outcomes
-            if isinstance(done, Measurement)
-        ]
+    runs = Runs(
+        Run(
+            done.scenario.name,
+            status=FINISHED,
+            params={**done.facts, "scenario": done.scenario.name},
+            metrics=done.metrics,
+            environment={"gpu": card},
+        )
+        for done in outcomes
+        if isinstance(done, Measurement)
     )
     with drawing():
         for figure in roofline_plots(runs).values():

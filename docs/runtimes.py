@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 import llmtrack
-from llmtrack.tracking import ask
+from llmtrack.tracked.frames import runs_of
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,82 +22,84 @@ FLOAT = ("torch", "float32")
 PREFILL, DECODE = "prefill_tokens_per_sec", "decode_tokens_per_sec"
 
 
-def label(run: pd.Series) -> str:
+def label(run: Run) -> str:
     """Return the runtime and what it runs, in a few words."""
-    recipe = ask.text(run, "quantization")
+    recipe = run.text("quantization")
     # A file that is run as it is says itself what its weights are.
-    return f"{run['backend']} {run['dtype'] if recipe in ('', 'none') else recipe}"
+    return f"{run.text('backend')} {run.text('dtype') if recipe in ('', 'none') else recipe}"
 
 
-def table(runs: pd.DataFrame) -> str:
+def table(found: pd.DataFrame) -> str:
     """Return a row for each runtime, recipe and number of threads.
 
     Args:
-        runs: the scenarios of one study; what is left out was not measured.
+        found: the scenarios of one study; what is left out was not measured.
     """
-    lengths = sorted({int(value) for value in runs["prompt_tokens"]})
-    largest = int(runs["batch_size"].max())
-    runs = runs.assign(label=[label(run) for _, run in runs.iterrows()])
+    runs = runs_of(found)
+    lengths = sorted({run.params["prompt_tokens"] for run in runs})
+    largest = max(run.params["batch_size"] for run in runs)
     head = ["runtime, recipe", "threads", "file MiB", "load s"]
     head += [f"prefill, {length} tokens" for length in lengths]
     head += [f"decode behind {lengths[-1]}", "MBU", f"decode, batch {largest}"]
     head += ["perplexity", "KL, nats", "top-1"]
     lines = [_taken(runs), "", _line(head), _line(["---"] * len(head))]
+    cells: dict[tuple[str, int], list[Run]] = {}
     # In the order of the plan: oldest first.
-    for (what, threads), cells in runs.iloc[::-1].groupby(["label", "threads"], sort=False):
-        lines.append(_line([str(what), str(int(threads)), *_figures(cells, runs, lengths, largest)]))
+    for run in reversed(runs):
+        cells.setdefault((label(run), run.params["threads"]), []).append(run)
+    for (what, threads), own in cells.items():
+        lines.append(_line([what, str(threads), *_figures(own, runs, lengths, largest)]))
     return "\n".join(lines) + "\n"
 
 
-def _taken(runs: pd.DataFrame) -> str:
+def _taken(runs: Runs) -> str:
     """Return where and when the runs were measured, and how many of them beside other programs."""
-    first = runs.iloc[-1]
-    busy = sum("machine was busy" in ask.text(run, "warnings") for _, run in runs.iterrows())
+    facts = runs[-1].environment
+    busy = sum(any("machine was busy" in line for line in run.warnings) for run in runs)
     beside = f" In {busy} of {len(runs)} cells other programs took a part of the CPU." if busy else ""
     return (
-        f"Taken on {first['start_time']:%d %B %Y}: {first['env.cpu']}, {first['env.cpu_cores']} cores. Speeds in tokens/s with their "
+        f"Taken on {runs[-1].start_time:%d %B %Y}: {facts['cpu']}, {facts['cpu_cores']} cores. Speeds in tokens/s with their "
         f"95 % interval; quality beside PyTorch in float32.{beside}"
     )
 
 
-def _figures(cells: pd.DataFrame, runs: pd.DataFrame, lengths: list[int], largest: int) -> list[str]:
-    single = {int(run["prompt_tokens"]): run for _, run in cells[cells["batch_size"] == 1].iterrows()}
-    batch = cells[cells["batch_size"] == largest]
+def _figures(cells: list[Run], runs: Runs, lengths: list[int], largest: int) -> list[str]:
+    single = {run.params["prompt_tokens"]: run for run in cells if run.params["batch_size"] == 1}
+    batch = next((run for run in cells if run.params["batch_size"] == largest), None)
     long = single[lengths[-1]]
-    same = runs[
-        (runs["backend"] == FLOAT[0]) & (runs["dtype"] == FLOAT[1]) & (runs["threads"] == long["threads"])
-    ]
-    base = same[same["perplexity"].notna()]
+    floats = runs.where(lambda run: label(run) == " ".join(FLOAT) and run.agrees(long, "threads"))
+    base = next((run for run in floats if run.has("perplexity")), None)
     loss = ""
-    if ask.number(long, "perplexity") is not None and len(base):
-        change = long["perplexity"] / base.iloc[0]["perplexity"] - 1
-        loss = f"{long['perplexity']:.2f}" if long["label"] == " ".join(FLOAT) else f"{change:+.2%}"
+    if long.number("perplexity") is not None and base is not None:
+        change = long.metrics["perplexity"] / base.metrics["perplexity"] - 1
+        is_float = label(long) == " ".join(FLOAT)
+        loss = f"{long.metrics['perplexity']:.2f}" if is_float else f"{change:+.2%}"
     return [
         _number(long, "file_size_mib", "{:.0f}"),
         _number(long, "load_time_s", "{:.1f}"),
         *(_speed(single.get(length), PREFILL) for length in lengths),
         _speed(long, DECODE),
         _number(long, "memory_bandwidth_utilization", "{:.0%}"),
-        _speed(batch.iloc[0] if len(batch) else None, DECODE),
+        _speed(batch, DECODE),
         loss,
         _number(long, "kl_divergence", "{:.4f}"),
         _number(long, "top1_agreement", "{:.1%}"),
     ]
 
 
-def _speed(run: pd.Series | None, key: str) -> str:
+def _speed(run: Run | None, key: str) -> str:
     """Return tokens per second with their interval, which a single repeat has none of."""
-    if run is None or (value := ask.number(run, key)) is None:
+    if run is None or (value := run.number(key)) is None:
         return ""
-    ends = [ask.number(run, f"spread/{key}.{end}") for end in ("ci_low", "ci_high")]
+    low, high = (run.number(f"spread/{key}.{end}") for end in ("ci_low", "ci_high"))
     digits = 0 if value >= 100 else 1
-    told = None not in ends and ends[0] != ends[1]
-    interval = f" ({ends[0]:.{digits}f} to {ends[1]:.{digits}f})" if told else ""
+    told = low is not None and high is not None and low != high
+    interval = f" ({low:.{digits}f} to {high:.{digits}f})" if told else ""
     return f"{value:.{digits}f}{interval}"
 
 
-def _number(run: pd.Series, key: str, form: str) -> str:
-    value = ask.number(run, key)
+def _number(run: Run, key: str, form: str) -> str:
+    value = run.number(key)
     return "" if value is None else form.format(value)
 
 

@@ -15,15 +15,14 @@ from llmtrack.options import Option
 from llmtrack.quantize.recipe import recipes
 from llmtrack.report import reading as say
 from llmtrack.report.pareto import pareto_plot
-from llmtrack.report.plots import measured
 from llmtrack.run.command import command
 from llmtrack.run.settings import QualityOptions, RunOptions, TimingOptions, WhichModel
 from llmtrack.scenario import QualityCheck, Scenario, Variant
 from llmtrack.task import GenerateTask, PerplexityTask
-from llmtrack.tracking import ask
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs, keys
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 # Of PyTorch and of our own export, what speaks for each; the quantization experiment has them all.
@@ -143,7 +142,7 @@ def _name(config: Config, label: str, threads: int, length: int, size: int) -> s
     return "-".join(parts)
 
 
-def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw the Pareto front of speed and perplexity for both phases, at each number of threads."""
     figures = {}
     for threads, scored in _by_threads(runs):
@@ -155,47 +154,47 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     return figures
 
 
-def reading(runs: pd.DataFrame) -> list[str]:
+def reading(runs: Runs) -> list[str]:
     """Say what to take at each number of threads, what more threads win, what was not scored and what is not installed."""
     lines: list[str] = []
     for threads, scored in _by_threads(runs):
         counted = "1 thread" if threads == 1 else f"{threads} threads"
-        bases = scored[ask.where(scored, "backend", "torch") & ask.where(scored, "dtype", "float32")]
-        if bases.empty:
+        base = next(
+            (run for run in scored if (run.text("backend"), run.text("dtype")) == ("torch", "float32")), None
+        )
+        if base is None:
             lines.append(
                 f"With {counted} PyTorch in float32 was not measured: there is nothing to compare with."
             )
             continue
-        base = bases.iloc[0]
         lines.append(
-            f"{base['model_id']} with {counted}, PyTorch in float32: prefill {base['prefill_tokens_per_sec']:.0f} and "
-            f"decode {base['decode_tokens_per_sec']:.1f} tokens/s{say.doubt(base)}, perplexity {base['perplexity']:.3f} ({base['corpus']})."
+            f"{base.text('model_id')} with {counted}, PyTorch in float32: prefill {base.metrics['prefill_tokens_per_sec']:.0f} and "
+            f"decode {base.metrics['decode_tokens_per_sec']:.1f} tokens/s{say.doubt(base)}, perplexity {base.metrics['perplexity']:.3f} ({base.text('corpus')})."
         )
         lines += advise(scored, base)
     if not lines:
         lines.append("Nothing was both timed and scored, so there is nothing to compare.")
-    lines += [f"{ask.name(run)} was timed and not scored." for _, run in _unscored(runs).iterrows()]
+    lines += [f"{run.name} was timed and not scored." for run in _unscored(runs)]
     absent = [backend for backend in ("onnx", *RUNTIMES) if missing_modules(backend)]
     if absent:
         lines.append(f"Not installed: {'; '.join(f'{backend} ({install(backend)})' for backend in absent)}.")
     return lines + say.doubts(runs)
 
 
-def _by_threads(runs: pd.DataFrame) -> list[tuple[int, pd.DataFrame]]:
+def _by_threads(runs: Runs) -> list[tuple[int, Runs]]:
     """Return the runs that have both speeds and a perplexity, by their number of threads."""
-    done = measured(runs, "perplexity")
-    done = done[ask.present(done, SPEEDS["prefill"]) & ask.present(done, SPEEDS["decode"])]
-    return [(int(number), done[done["threads"] == number]) for number in sorted(done["threads"].unique())]
+    found: dict[int, list[Run]] = {}
+    for run in runs.measured("perplexity", *SPEEDS.values(), "threads"):
+        found.setdefault(int(run.params["threads"]), []).append(run)
+    return [(number, Runs(found[number])) for number in sorted(found)]
 
 
-def _unscored(runs: pd.DataFrame) -> pd.DataFrame:
+def _unscored(runs: Runs) -> Runs:
     """Return the runs of a backend and recipe of which none was scored, one for each."""
-    timed = measured(runs, SPEEDS["decode"])
-    keys = ["backend", "quantization", "dtype"]
-    scored = measured(runs, "perplexity")
-    known = set(map(tuple, scored[keys].astype(str).to_numpy())) if len(scored) else set()
-    left = timed[[tuple(map(str, row)) not in known for row in timed[keys].to_numpy()]]
-    return left.drop_duplicates(keys)
+    names = ("backend", "quantization", "dtype")
+    known = set(keys(runs.measured("perplexity"), names))
+    timed = runs.measured(SPEEDS["decode"]).first_of_each(*names)
+    return Runs(run for run, key in zip(timed, keys(timed, names), strict=True) if key not in known)
 
 
 def quick(config: Config) -> Config:
@@ -217,6 +216,7 @@ DECLARED = Declaration(
     first_look=False,
     applies=several,
     more="([docs/backends.md](docs/backends.md))",
+    typed=True,
 )
 
 main = command(DECLARED)

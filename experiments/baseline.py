@@ -9,14 +9,14 @@ from experiments.prompts import DEFAULT_PROMPT
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.options import Option
 from llmtrack.report import reading as say
-from llmtrack.report.plots import measured, step_plot
+from llmtrack.report.plots import step_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
 from llmtrack.scenario import Scenario
 from llmtrack.task import GenerateTask
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -36,13 +36,13 @@ def build(config: Config) -> Experiment:
     )
 
 
-def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw the time before each token: the first bears the prefill."""
-    done = measured(runs, "total_latency_s")
-    if done.empty:
+    done = runs.measured("total_latency_s")
+    if not done:
         return {}
     title = "Time before each token (the first one includes the prefill)"
-    values = series(done.iloc[0]["run_id"], "token_latency_ms")
+    values = series(done[0].run_id, "token_latency_ms")
     return {
         "token_latency": step_plot(
             values, title=title, x_label="new token", y_label="time before the token (ms)"
@@ -50,12 +50,12 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     }
 
 
-def reading(runs: pd.DataFrame) -> list[str]:
+def reading(runs: Runs) -> list[str]:
     """Say how fast, what the prefill costs, and what limits decoding."""
-    done = measured(runs, "total_latency_s")
-    if done.empty:
+    done = runs.measured("total_latency_s")
+    if not done:
         return ["Nothing was measured."]
-    run = done.iloc[0]
+    run = done[0]
     return [
         say.speed(run),
         *say.phases(run),
@@ -75,6 +75,7 @@ DECLARED = Declaration(
     reading,
     show_block=True,
     position=1,
+    typed=True,
 )
 
 main = command(DECLARED)

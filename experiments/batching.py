@@ -9,18 +9,18 @@ from experiments.prompts import UNEQUAL_PROMPTS
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.options import Option
 from llmtrack.report import reading as say
-from llmtrack.report.plots import line_plot, measured
+from llmtrack.report.plots import line_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
 from llmtrack.scenario import Scenario
 from llmtrack.task import GenerateTask
-from llmtrack.tracking import ask
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 # What rounds to 0 % is not worth a sentence.
 _SOME_PADS = 0.005
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -55,7 +55,7 @@ def build(config: Config) -> Experiment:
     )
 
 
-def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw throughput, what a sample costs, and what it waits, against the batch size."""
     kept: dict[str, Any] = {"x": "batch_size", "x_label": "batch size", "log_x": True}
     return {
@@ -69,51 +69,51 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     }
 
 
-def reading(runs: pd.DataFrame) -> list[str]:
+def reading(runs: Runs) -> list[str]:
     """Name the batch size after which throughput stops growing, and what waiting for it costs."""
-    done = measured(runs, "tokens_per_sec").sort_values("batch_size")
-    if done.empty:
+    done = runs.measured("tokens_per_sec").by("batch_size")
+    if not done:
         return ["Nothing was measured."]
-    first, best = done.iloc[0], knee(done)
+    first, best = done[0], knee(done)
     grown = say.difference_between(first, best, "tokens_per_sec")
     if undecided := say.undecided("Which batch size makes the most", done):
         return [*undecided, *say.doubts(runs)]
-    if best["run_id"] == first["run_id"]:
+    if best.run_id == first.run_id:
         lines = [
-            f"No larger batch is known to make more than batch size {first['batch_size']}: "
-            f"{first['tokens_per_sec']:.1f} tokens/s{say.doubt(first)}."
+            f"No larger batch is known to make more than batch size {first.params['batch_size']}: "
+            f"{first.metrics['tokens_per_sec']:.1f} tokens/s{say.doubt(first)}."
         ]
     else:
-        of_the_first = f"rate of batch size {first['batch_size']}"
+        of_the_first = f"rate of batch size {first.params['batch_size']}"
         lines = [
-            f"Throughput grows up to a batch size of {best['batch_size']}{say.doubt(best)}: {best['tokens_per_sec']:.1f} tokens/s, "
+            f"Throughput grows up to a batch size of {best.params['batch_size']}{say.doubt(best)}: {best.metrics['tokens_per_sec']:.1f} tokens/s, "
             f"{say.times(grown, of_the_first)}."
         ]
-    lines += say.cannot_tell(best, [run for _, run in done.iterrows()], "tokens_per_sec")
-    if best["batch_size"] == done.iloc[-1]["batch_size"] and len(done) > 1:
+    lines += say.cannot_tell(best, done, "tokens_per_sec")
+    if best.params["batch_size"] == done[-1].params["batch_size"] and len(done) > 1:
         lines.append("That is the largest one tried, so a larger one may do more: raise sizes.")
-    if ask.has(best, "batch_latency_s") and best["batch_size"] != first["batch_size"]:
+    if best.has("batch_latency_s") and best.params["batch_size"] != first.params["batch_size"]:
         lines.append(
-            f"A sample then waits {best['batch_latency_s']:.2f} s for its batch instead of "
-            f"{first['batch_latency_s']:.2f} s, and its text grows by {best['tokens_per_sec_per_sample']:.1f} tokens/s "
-            f"instead of {first['tokens_per_sec_per_sample']:.1f}."
+            f"A sample then waits {best.metrics['batch_latency_s']:.2f} s for its batch instead of "
+            f"{first.metrics['batch_latency_s']:.2f} s, and its text grows by {best.metrics['tokens_per_sec_per_sample']:.1f} tokens/s "
+            f"instead of {first.metrics['tokens_per_sec_per_sample']:.1f}."
         )
-    if ask.has(best, "pad_share") and best["pad_share"] >= _SOME_PADS:
+    if best.has("pad_share") and best.metrics["pad_share"] >= _SOME_PADS:
         lines.append(
-            f"Padding takes {best['pad_share']:.0%} of the prompt positions at batch size {best['batch_size']}: sort requests by "
+            f"Padding takes {best.metrics['pad_share']:.0%} of the prompt positions at batch size {best.params['batch_size']}: sort requests by "
             "length to reduce it."
         )
     return lines + say.doubts(runs)
 
 
-def knee(done: pd.DataFrame) -> pd.Series:
+def knee(done: Runs) -> Run:
     """Return the run of the batch size after which throughput stops growing beyond noise.
 
     Args:
         done: measured runs, sorted by batch size.
     """
-    best = done.iloc[0]
-    for _, run in done.iloc[1:].iterrows():
+    best = done[0]
+    for run in done[1:]:
         if say.difference_between(best, run, "tokens_per_sec").verdict == "better":
             best = run
     return best
@@ -133,6 +133,7 @@ DECLARED = Declaration(
     reading,
     position=4,
     quick=quick,
+    typed=True,
 )
 
 main = command(DECLARED)

@@ -10,16 +10,15 @@ from llmtrack.decide.wording import ratio_text
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.options import Option
 from llmtrack.report import reading as say
-from llmtrack.report.plots import bar_plot, line_plot, measured
+from llmtrack.report.plots import bar_plot, line_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, ManyTimingOptions, RunOptions
 from llmtrack.scenario import Scenario
 from llmtrack.task import GenerateTask
-from llmtrack.tracking import ask
-from llmtrack.tracking.frame import extended
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 CACHES = (True, False)
@@ -67,20 +66,20 @@ def build(config: Config) -> Experiment:
     )
 
 
-def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw latency by output length with and without the cache, and throughput by padding."""
     cache, padding = _parts(runs)
     drawn = {}
-    if len(measured(cache, "total_latency_s")):
+    if cache.measured("total_latency_s"):
         drawn["cache_latency"] = line_plot(
-            extended(cache, cache=cache["use_cache"].map({True: "with KV cache", False: "without"})),
+            Runs(map(_with_cache_named, cache)),
             x="max_new_tokens",
             y="total_latency_s",
             group="cache",
             title="Latency of the whole call by output length",
             x_label="new tokens",
         )
-    if len(measured(padding, "tokens_per_sec")):
+    if padding.measured("tokens_per_sec"):
         drawn["padding_tokens_per_sec"] = bar_plot(
             padding,
             "scenario",
@@ -90,52 +89,59 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     return drawn
 
 
-def reading(runs: pd.DataFrame) -> list[str]:
+def reading(runs: Runs) -> list[str]:
     """Say what the cache saves, how decoding slows down without it, and which padding changes the text."""
     cache, padding = _parts(runs)
-    done = measured(cache, "total_latency_s")
+    done = cache.measured("total_latency_s")
     lines = []
-    longest = done[done["max_new_tokens"] == done["max_new_tokens"].max()]
-    with_cache, without = (longest[ask.where(longest, "use_cache", used)] for used in CACHES)
-    if len(with_cache) and len(without):
-        on, off = with_cache.iloc[0], without.iloc[0]
+    longest = max((run.params["max_new_tokens"] for run in done), default=0)
+    of_longest = [run for run in done if run.params["max_new_tokens"] == longest]
+    on, off = (next((run for run in of_longest if run.params["use_cache"] is used), None) for used in CACHES)
+    if on is not None and off is not None:
         lines.append(
-            f"Without the KV cache {off['max_new_tokens']} new tokens behind {off['prompt_tokens']} prompt tokens take "
-            f"{say.change(on, off, 'total_latency_s')} ({on['total_latency_s']:.2f} s to {off['total_latency_s']:.2f} s)."
+            f"Without the KV cache {off.params['max_new_tokens']} new tokens behind {off.params['prompt_tokens']} prompt tokens take "
+            f"{say.change(on, off, 'total_latency_s')} ({on.metrics['total_latency_s']:.2f} s to {off.metrics['total_latency_s']:.2f} s)."
         )
         lines += [line for line in (_growth("with", on), _growth("without", off)) if line]
-    lines += _padding_lines(measured(padding, "tokens_per_sec"))
+    lines += _padding_lines(padding.measured("tokens_per_sec"))
     return (lines or ["Nothing was measured."]) + say.doubts(runs)
 
 
-def _parts(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    padded = runs["scenario"].str.startswith("pad_").fillna(False).astype(bool)
-    return runs[~padded], runs[padded]
+def _parts(runs: Runs) -> tuple[Runs, Runs]:
+    def padded(run: Run) -> bool:
+        return run.scenario.startswith("pad_")
+
+    return runs.where(lambda run: not padded(run)), runs.where(padded)
 
 
-def _growth(how: str, run: pd.Series) -> str:
+def _with_cache_named(run: Run) -> Run:
+    name = "with KV cache" if run.params.get("use_cache") else "without"
+    return replace(run, params={**run.params, "cache": name})
+
+
+def _growth(how: str, run: Run) -> str:
     first, last = "inter_token_latency_first_quarter_ms", "inter_token_latency_last_quarter_ms"
-    if not ask.has(run, first) or not ask.has(run, last):
+    if not run.has(first) or not run.has(last):
         return ""
     return (
-        f"From the first to the last quarter of the answer a token takes {run[first]:.1f} ms to {run[last]:.1f} ms "
-        f"{how} the cache ({ratio_text(run[last] / run[first])})."
+        f"From the first to the last quarter of the answer a token takes {run.metrics[first]:.1f} ms to {run.metrics[last]:.1f} ms "
+        f"{how} the cache ({ratio_text(run.metrics[last] / run.metrics[first])})."
     )
 
 
-def _padding_lines(done: pd.DataFrame) -> list[str]:
+def _padding_lines(done: Runs) -> list[str]:
     lines = []
-    by_name = {run["scenario"]: run for _, run in done.iterrows()}
+    by_name = {run.scenario: run for run in done}
     if "pad_none" in by_name and "pad_left" in by_name:
         alone, left = by_name["pad_none"], by_name["pad_left"]
         lines.append(
-            f"One batch of {left['batch_size']} prompts, {left['pad_share']:.0%} pads, makes "
+            f"One batch of {left.params['batch_size']} prompts, {left.metrics['pad_share']:.0%} pads, makes "
             f"{say.times(say.difference_between(alone, left, 'tokens_per_sec'), 'tokens/s of one prompt at a time')}."
         )
     texts = [
-        f"{name} {run['rows_equal_unpadded']:.0%}"
+        f"{name} {run.metrics['rows_equal_unpadded']:.0%}"
         for name, run in by_name.items()
-        if ask.has(run, "rows_equal_unpadded") and name != "pad_none"
+        if run.has("rows_equal_unpadded") and name != "pad_none"
     ]
     if texts:
         lines.append(f"Rows whose tokens equal the unpadded ones: {', '.join(texts)}.")
@@ -156,6 +162,7 @@ DECLARED = Declaration(
     reading,
     position=3,
     quick=quick,
+    typed=True,
 )
 
 main = command(DECLARED)

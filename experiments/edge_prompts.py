@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT, DEFAULT_PROMPT
@@ -11,16 +12,15 @@ from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.options import Option
 from llmtrack.report import reading as say
 from llmtrack.report.outliers import outlier_lines, prefill_shares
-from llmtrack.report.plots import bar_plot, measured
+from llmtrack.report.plots import bar_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, ManyTimingOptions, RunOptions
 from llmtrack.scenario import Scenario
 from llmtrack.task import GenerateTask
-from llmtrack.tracking.frame import extended
+from llmtrack.tracked.runs import Runs
 from llmtrack.words import plural
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 ALL = "all"
@@ -143,9 +143,13 @@ def build(config: Config) -> Experiment:
     )
 
 
-def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw a bar per prompt: the whole call, and the share of it that the prefill takes."""
-    shares = extended(runs, prefill_share=100 * prefill_shares(runs))
+    shares = Runs(
+        replace(run, metrics={**run.metrics, "prefill_share": 100 * share})
+        for run, share in zip(runs, prefill_shares(runs), strict=True)
+        if share == share
+    )
     figures = {
         "latency": bar_plot(runs, "scenario", "total_latency_s", title="Latency of the whole call by prompt"),
         "prefill_share": bar_plot(
@@ -163,46 +167,42 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     return figures
 
 
-def reading(runs: pd.DataFrame) -> list[str]:
+def reading(runs: Runs) -> list[str]:
     """Say how far the prompts lie apart, which are outliers and probably why, and which rules changed a prompt."""
-    done = measured(runs, "avg_latency_per_token_ms")
-    if done.empty:
+    done = runs.measured("avg_latency_per_token_ms")
+    if not done:
         return ["Nothing was measured.", *say.doubts(runs)]
     return [_range(done), *outlier_lines(done), *_rules(done), *_special(done), *say.doubts(runs)]
 
 
-def _range(done: pd.DataFrame) -> str:
-    base, key = done.iloc[0], "avg_latency_per_token_ms"
-    low, high = done.iloc[done[key].argmin()], done.iloc[done[key].argmax()]
+def _range(done: Runs) -> str:
+    base, key = done[0], "avg_latency_per_token_ms"
+    low, high = (pick(done, key=lambda run: run.metrics[key]) for pick in (min, max))
     return (
-        f"{base['scenario']}: {base[key]:.1f} ms/token{say.doubt(base)} with {plural(base['prompt_tokens_total'], 'prompt token')} and "
-        f"{plural(base['max_new_tokens'], 'new one')}. All {len(done)} prompts lie between {low[key]:.1f} ({low['scenario']}{say.doubt(low)}) and "
-        f"{high[key]:.1f} ms/token ({high['scenario']}{say.doubt(high)}), median {done[key].median():.1f}."
+        f"{base.scenario}: {base.metrics[key]:.1f} ms/token{say.doubt(base)} with {plural(base.params['prompt_tokens_total'], 'prompt token')} and "
+        f"{plural(base.params['max_new_tokens'], 'new one')}. All {len(done)} prompts lie between {low.metrics[key]:.1f} ({low.scenario}{say.doubt(low)}) and "
+        f"{high.metrics[key]:.1f} ms/token ({high.scenario}{say.doubt(high)}), median {median(done.figures(key)):.1f}."
     )
 
 
-def _rules(done: pd.DataFrame) -> list[str]:
-    if "prompt_rule" not in done.columns:
-        return []
-    changed = done[done["prompt_rule"].notna()]
+def _rules(done: Runs) -> list[str]:
     rules = [
-        f"{run['scenario']}: {str(run['prompt_rule']).removeprefix(run['scenario'] + ': ')}"
-        for _, run in changed.iterrows()
+        f"{run.scenario}: {run.text('prompt_rule').removeprefix(run.scenario + ': ')}"
+        for run in done
+        if run.has("prompt_rule")
     ]
     return [f"Prompts that a rule changed: {'; '.join(rules)}."] if rules else []
 
 
-def _special(done: pd.DataFrame) -> list[str]:
+def _special(done: Runs) -> list[str]:
     """Say whether the text of special tokens was read as such."""
-    if "special_tokens_in_prompt" not in done.columns:
+    known = done.where(lambda run: run.has("special_tokens_in_prompt"))
+    run = next((run for run in known if run.scenario == "special_tokens"), None)
+    if run is None:
         return []
-    spelled = done[(done["scenario"] == "special_tokens") & done["special_tokens_in_prompt"].notna()]
-    if spelled.empty:
-        return []
-    run = spelled.iloc[0]
-    count, tokens = run["special_tokens_in_prompt"], run["prompt_tokens_total"]
+    count, tokens = run.params["special_tokens_in_prompt"], run.params["prompt_tokens_total"]
     # A BOS that the tokenizer puts in front of every text is no part of what the text spells.
-    if count <= done["special_tokens_in_prompt"].min():
+    if count <= min(other.params["special_tokens_in_prompt"] for other in known):
         return ["special_tokens: this tokenizer has none of the special tokens that the text spells."]
     return [
         f"special_tokens: {count} of its {tokens} tokens are special: the tokenizer reads their text as the tokens "
@@ -232,6 +232,7 @@ DECLARED = Declaration(
     position=5,
     quick=quick,
     more="Such as empty ones, ones beyond the context, emoji, control characters.",
+    typed=True,
 )
 
 main = command(DECLARED)

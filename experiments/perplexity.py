@@ -12,15 +12,15 @@ from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.options import Option, taken
 from llmtrack.report import reading as say
-from llmtrack.report.plots import measured, step_plot
+from llmtrack.report.plots import step_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions
 from llmtrack.scenario import Scenario
 from llmtrack.task import PerplexityTask
-from llmtrack.tracking import ask
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -51,67 +51,67 @@ def build(config: Config) -> Experiment:
     return DECLARED.asking(config, scenarios, dtypes=dtypes, stride=task.window_stride)
 
 
-def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw the loss of each batch."""
     return {
-        f"batch_loss_{run['scenario']}": step_plot(
-            series(run["run_id"], "batch_loss"),
-            title=f"Loss of each batch, {run['dtype']} (mean {run['loss']:.4f} nats)",
+        f"batch_loss_{run.scenario}": step_plot(
+            series(run.run_id, "batch_loss"),
+            title=f"Loss of each batch, {run.text('dtype')} (mean {run.metrics['loss']:.4f} nats)",
             x_label="batch",
             y_label="loss (nats per token)",
         )
-        for _, run in measured(runs, "loss").iterrows()
+        for run in runs.measured("loss")
     }
 
 
-def reading(runs: pd.DataFrame) -> list[str]:
+def reading(runs: Runs) -> list[str]:
     """Say what the perplexity is, under which convention, and what was left out."""
-    done = measured(runs, "perplexity")
-    if done.empty:
+    done = runs.measured("perplexity")
+    if not done:
         return ["Nothing was scored."]
-    base = done.iloc[0]
+    base = done[0]
     lines = [
-        f"{base['model_id']} in {base['dtype']}: loss {base['loss']:.4f}{_error(base)} nats per token, "
-        f"perplexity {base['perplexity']:.3f}{_bits(base)}.",
+        f"{base.text('model_id')} in {base.text('dtype')}: loss {base.metrics['loss']:.4f}{_error(base)} nats per token, "
+        f"perplexity {base.metrics['perplexity']:.3f}{_bits(base)}.",
         convention(base),
-        f"Scored {base['tokens_scored']:,.0f} tokens of {_extent(base)}, "
-        f"{base['tokens_truncated']:,.0f} tokens were cut, at {base['score_tokens_per_sec']:,.0f} tokens/s.",
+        f"Scored {base.metrics['tokens_scored']:,.0f} tokens of {_extent(base)}, "
+        f"{base.metrics['tokens_truncated']:,.0f} tokens were cut, at {base.metrics['score_tokens_per_sec']:,.0f} tokens/s.",
     ]
-    for _, run in done.iloc[1:].iterrows():
+    for run in done[1:]:
         found = say.difference_between(base, run, "perplexity")
-        change = f"perplexity {change_text(run['perplexity'] / base['perplexity'])} against {base['dtype']}"
+        change = f"perplexity {change_text(run.metrics['perplexity'] / base.metrics['perplexity'])} against {base.text('dtype')}"
         if found.verdict == "same":
             change += f", {found.words}"
-        lines.append(f"{run['dtype']}: {found.words if found.verdict == 'not comparable' else change}.")
+        lines.append(f"{run.text('dtype')}: {found.words if found.verdict == 'not comparable' else change}.")
     return lines + say.doubts(runs)
 
 
-def convention(run: pd.Series) -> str:
+def convention(run: Run) -> str:
     """Say by which convention a run was scored, without which its figures mean nothing."""
-    extent = f"at most {run['max_length']} tokens a document"
-    if run["protocol"] == "rolling":
-        extent = f"windows of {run['max_length']} tokens with stride {run['stride']}"
-        if run["max_tokens"]:
-            extent += f" over the first {run['max_tokens']} tokens"
-    bos = f", BOS rule {run['bos_rule']}" if ask.has(run, "bos_rule") else ""
+    extent = f"at most {run.params['max_length']} tokens a document"
+    if run.params["protocol"] == "rolling":
+        extent = f"windows of {run.params['max_length']} tokens with stride {run.params['stride']}"
+        if run.params["max_tokens"]:
+            extent += f" over the first {run.params['max_tokens']} tokens"
+    bos = f", BOS rule {run.params['bos_rule']}" if run.has("bos_rule") else ""
     return (
-        f"Convention: protocol {run['protocol']}, corpus {run['corpus']} ({run['corpus_digest']}), {extent}{bos}; "
+        f"Convention: protocol {run.params['protocol']}, corpus {run.text('corpus')} ({run.params['corpus_digest']}), {extent}{bos}; "
         "perplexities of another convention must not be compared with it."
     )
 
 
-def _error(run: pd.Series) -> str:
-    return f" ± {run['loss_stderr']:.4f}" if ask.has(run, "loss_stderr") else ""
+def _error(run: Run) -> str:
+    return f" ± {run.metrics['loss_stderr']:.4f}" if run.has("loss_stderr") else ""
 
 
-def _bits(run: pd.Series) -> str:
-    return f", {run['bits_per_byte']:.4f} bits per byte" if ask.has(run, "bits_per_byte") else ""
+def _bits(run: Run) -> str:
+    return f", {run.metrics['bits_per_byte']:.4f} bits per byte" if run.has("bits_per_byte") else ""
 
 
-def _extent(run: pd.Series) -> str:
-    if ask.has(run, "windows_scored"):
-        return f"one stream in {run['windows_scored']:,.0f} windows"
-    return f"{run['documents_scored']:.0f} documents"
+def _extent(run: Run) -> str:
+    if run.has("windows_scored"):
+        return f"one stream in {run.metrics['windows_scored']:,.0f} windows"
+    return f"{run.metrics['documents_scored']:.0f} documents"
 
 
 def in_suite(config: Config) -> Config:
@@ -129,6 +129,7 @@ DECLARED = Declaration(
     position=7,
     in_suite=in_suite,
     quick=lambda config: replace(config, max_length=64),
+    typed=True,
 )
 
 main = command(DECLARED)

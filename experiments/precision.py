@@ -10,15 +10,14 @@ from llmtrack.devices import canonical_dtype
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.options import Option
 from llmtrack.report import reading as say
-from llmtrack.report.plots import bar_plot, measured
+from llmtrack.report.plots import bar_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import BackendOption, ModelOptions, RunOptions, TimingOptions
 from llmtrack.scenario import Scenario
 from llmtrack.task import GenerateTask
-from llmtrack.tracking import ask
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -50,7 +49,7 @@ def build(config: Config) -> Experiment:
     return DECLARED.asking(config, scenarios, prompt=prompt)
 
 
-def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw a bar of tokens/s per precision that was measured."""
     return {
         "tokens_per_sec": bar_plot(
@@ -59,22 +58,22 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     }
 
 
-def reading(runs: pd.DataFrame) -> list[str]:
+def reading(runs: Runs) -> list[str]:
     """Say which precision won, what it saves in memory, and whether the text changed."""
-    done = measured(runs, "tokens_per_sec")
-    if done.empty:
+    done = runs.measured("tokens_per_sec")
+    if not done:
         return ["Nothing was measured."]
-    fastest, base = done.iloc[done["tokens_per_sec"].argmax()], done.iloc[0]
-    others = [run for _, run in done.iterrows() if run["run_id"] != fastest["run_id"]]
+    fastest, base = max(done, key=lambda run: run.metrics["tokens_per_sec"]), done[0]
+    others = [run for run in done if run.run_id != fastest.run_id]
     behind = say.all_behind(fastest, others, "total_latency_s")
     lines = say.undecided("Which precision is fastest", done) or [
-        f"Fastest: {fastest['dtype']}{say.doubt(fastest)} with {fastest['tokens_per_sec']:.2f} tokens/s{behind}."
+        f"Fastest: {fastest.text('dtype')}{say.doubt(fastest)} with {fastest.metrics['tokens_per_sec']:.2f} tokens/s{behind}."
     ]
-    for _, run in done.iloc[1:].iterrows():
-        same = "the same" if ask.equal(run, base, "output_digest") else "other"
+    for run in done[1:]:
+        same = "the same" if run.agrees(base, "output_digest") else "other"
         lines.append(
-            f"{run['dtype']} against {base['dtype']}: the call takes {say.change(base, run, 'total_latency_s')}, "
-            f"the weights take {run['model_size_mib'] / base['model_size_mib']:.0%} of the memory, "
+            f"{run.text('dtype')} against {base.text('dtype')}: the call takes {say.change(base, run, 'total_latency_s')}, "
+            f"the weights take {run.metrics['model_size_mib'] / base.metrics['model_size_mib']:.0%} of the memory, "
             f"and greedy decoding gives {same} tokens."
         )
     lines.append(
@@ -91,6 +90,7 @@ DECLARED = Declaration(
     plots,
     reading,
     position=6,
+    typed=True,
 )
 
 main = command(DECLARED)

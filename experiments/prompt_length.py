@@ -9,15 +9,14 @@ from experiments.prompts import BASE_TEXT
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.options import Option
 from llmtrack.report import reading as say
-from llmtrack.report.plots import line_plot, measured
+from llmtrack.report.plots import line_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
 from llmtrack.scenario import Scenario
 from llmtrack.task import GenerateTask
-from llmtrack.tracking import ask
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -43,7 +42,7 @@ def build(config: Config) -> Experiment:
     return DECLARED.asking(config, scenarios)
 
 
-def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw latency and throughput against the prompt's length."""
     kept: dict[str, Any] = {"x": "prompt_tokens_total", "x_label": "prompt tokens", "log_x": True}
     return {
@@ -57,31 +56,31 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     }
 
 
-def reading(runs: pd.DataFrame) -> list[str]:
+def reading(runs: Runs) -> list[str]:
     """Say how latency, the first token and decoding change from the shortest prompt to the longest."""
-    done = measured(runs, "total_latency_s").sort_values("prompt_tokens_total")
-    if done["prompt_tokens_total"].nunique() < 2:
+    done = runs.measured("total_latency_s").by("prompt_tokens_total")
+    if len({run.params["prompt_tokens_total"] for run in done if run.has("prompt_tokens_total")}) < 2:
         return ["Fewer than two lengths were measured: there is nothing to compare.", *say.doubts(runs)]
-    short, long = done.iloc[0], done.iloc[-1]
+    short, long = done[0], done[-1]
     lines = [
-        f"From {short['prompt_tokens_total']} to {long['prompt_tokens_total']} prompt tokens the call takes "
-        f"{say.change(short, long, 'total_latency_s', across_work=True)} ({short['total_latency_s']:.2f} s to {long['total_latency_s']:.2f} s)."
+        f"From {short.params['prompt_tokens_total']} to {long.params['prompt_tokens_total']} prompt tokens the call takes "
+        f"{say.change(short, long, 'total_latency_s', across_work=True)} ({short.metrics['total_latency_s']:.2f} s to {long.metrics['total_latency_s']:.2f} s)."
     ]
-    more = int(long["prompt_tokens_total"] - short["prompt_tokens_total"])
-    extra = long["time_to_first_token_ms"] - short["time_to_first_token_ms"]
+    more = long.params["prompt_tokens_total"] - short.params["prompt_tokens_total"]
+    extra = long.metrics["time_to_first_token_ms"] - short.metrics["time_to_first_token_ms"]
     lines.append(
         f"Each further prompt token costs {extra / more:.2f} ms of the time to the first token{say.doubt(long)}."
         if extra > 0
         else "What a further prompt token costs is lost in the noise: the first token came no later behind the longer prompt."
     )
-    if ask.has(short, "inter_token_latency_ms") and ask.has(long, "inter_token_latency_ms"):
+    if short.has("inter_token_latency_ms") and long.has("inter_token_latency_ms"):
         lines.append(
             f"Per token, decoding behind the longer prompt takes {say.change(short, long, 'inter_token_latency_ms', across_work=True)} "
-            f"({short['inter_token_latency_ms']:.1f} ms to {long['inter_token_latency_ms']:.1f} ms)."
+            f"({short.metrics['inter_token_latency_ms']:.1f} ms to {long.metrics['inter_token_latency_ms']:.1f} ms)."
         )
-    share = long["time_to_first_token_ms"] / 1000 / long["total_latency_s"]
+    share = long.metrics["time_to_first_token_ms"] / 1000 / long.metrics["total_latency_s"]
     lines.append(
-        f"At {long['prompt_tokens_total']} prompt tokens the prefill is {share:.0%} of the call{say.doubt(long)}; "
+        f"At {long.params['prompt_tokens_total']} prompt tokens the prefill is {share:.0%} of the call{say.doubt(long)}; "
         f"a longer answer would make that share smaller."
     )
     return lines + say.doubts(runs)
@@ -96,6 +95,7 @@ DECLARED = Declaration(
     reading,
     position=2,
     quick=lambda config: replace(config, lengths=(16, 128)),
+    typed=True,
 )
 
 main = command(DECLARED)

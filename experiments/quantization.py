@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,15 +31,15 @@ from llmtrack.quantize.options import (
 )
 from llmtrack.quantize.recipe import find_recipe, recipes
 from llmtrack.report import reading as say
-from llmtrack.report.plots import curves_plot, measured, scatter_plot
+from llmtrack.report.plots import curves_plot, scatter_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import ManyTimingOptions, ModelOptions, QualityOptions, RunOptions
 from llmtrack.scenario import QualityCheck, Scalar, Scenario, Variant
 from llmtrack.task import GenerateTask, PerplexityTask
-from llmtrack.tracking import ask
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 ALL = "all"
@@ -162,7 +162,7 @@ def build(config: Config) -> Experiment:
     return DECLARED.asking(config, scenarios, recipes=chosen)
 
 
-def on_best(experiment: Experiment, variants: Mapping[str, Variant], runs: pd.DataFrame) -> Experiment:
+def on_best(experiment: Experiment, variants: Mapping[str, Variant], runs: Runs) -> Experiment:
     """Return an experiment with its scenarios on the quantized variant that this experiment found to be best.
 
     Args:
@@ -170,7 +170,7 @@ def on_best(experiment: Experiment, variants: Mapping[str, Variant], runs: pd.Da
         variants: the variants of this one's scenarios, by the scenario's name.
         runs: tracked runs, this experiment's among them.
     """
-    found = best_quantized(runs[ask.where(runs, "experiment", "quantization")])
+    found = best_quantized(runs.where(lambda run: run.experiment == "quantization"))
     if not found:
         return experiment
     best, *alike = found
@@ -179,31 +179,34 @@ def on_best(experiment: Experiment, variants: Mapping[str, Variant], runs: pd.Da
     return replace(experiment, scenarios=moved, question=f"{experiment.question} (on {best}{untold})")
 
 
-def best_quantized(runs: pd.DataFrame) -> list[str]:
+def best_quantized(runs: Runs) -> list[str]:
     """Return the scenario that decodes fastest at a small cost in perplexity, or at a larger one, or else the nearest.
 
     Of those that cannot be told from the fastest it is the one of the lowest perplexity, and the others follow; nothing
     where nothing quantized can be compared with the baseline.
     """
     key = "decode_tokens_per_sec"
-    done = measured(runs, "perplexity")
-    bases = done[ask.marked(done, "baseline")]
-    if bases.empty:
+    done = runs.measured("perplexity")
+    base = done.baseline
+    if base is None:
         return []
-    base = bases.iloc[0]
     done, _ = _comparable(done, base)
-    quantized = done[~ask.where(done, "quantization", "none") & ask.present(done, key)]
-    if quantized.empty:
+    quantized = done.measured(key).where(lambda run: run.text("quantization") != "none")
+    if not quantized:
         return []
-    increase = quantized["perplexity"] / base["perplexity"] - 1
     for cost in (SMALL_COST, LARGER_COST):
-        allowed = quantized[increase <= cost].sort_values(key, ascending=False, kind="stable")
-        if len(allowed):
-            fastest, *others = (run for _, run in allowed.iterrows())
+        allowed = quantized.where(_costs_at_most(cost, base)).by(key, highest_first=True)
+        if allowed:
+            fastest, *others = allowed
             found = tell(fastest, others, key)
             alike = [fastest, *(run for run, each in zip(others, found, strict=True) if not each.told)]
-            return [ask.name(run) for run in sorted(alike, key=lambda run: float(run["perplexity"]))]
-    return [ask.name(quantized.loc[increase.idxmin()])]
+            return Runs(alike).by("perplexity").scenarios
+    return [quantized.by("perplexity")[0].scenario]
+
+
+def _costs_at_most(cost: float, base: Run) -> Callable[[Run], bool]:
+    """Return what tells whether a run has so much more perplexity than the baseline at most."""
+    return lambda run: run.metrics["perplexity"] / base.metrics["perplexity"] - 1 <= cost
 
 
 def everything(device: str = "auto") -> tuple[str, ...]:
@@ -293,7 +296,7 @@ def _check_texts(calibration: str, evaluation: str) -> None:
         )
 
 
-def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw speed against perplexity, for both phases, and the errors of the layers that were ranked."""
     figures = {
         f"{phase}_against_perplexity": scatter_plot(
@@ -307,9 +310,9 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
         for phase, title in (("decode", "Speed of decoding"), ("prefill", "Speed of prefill"))
     }
     ranked: dict[tuple[float, ...], list[str]] = {}
-    for _, run in measured(runs, "left_out_layers").iterrows():
-        values = tuple(series(run["run_id"], "layer_sqnr_db"))
-        ranked.setdefault(values, []).append(f"{run['scenario']} ({run['left_out_layers']} left out)")
+    for run in runs.measured("left_out_layers"):
+        values = tuple(series(run.run_id, "layer_sqnr_db"))
+        ranked.setdefault(values, []).append(f"{run.scenario} ({run.params['left_out_layers']} left out)")
     # Recipes that round alike rank alike: one line of all their names instead of lines on top of one another.
     curves = {
         ", ".join(names): (range(1, len(values) + 1), values) for values, names in ranked.items() if values
@@ -324,35 +327,33 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     return figures
 
 
-def reading(runs: pd.DataFrame) -> list[str]:
+def reading(runs: Runs) -> list[str]:
     """Say which recipe to take for long prompts and for long answers, and which not to trust."""
-    done = measured(runs, "perplexity")
-    done = done[ask.present(done, "prefill_tokens_per_sec")]
-    bases = done[ask.marked(done, "baseline")]
-    if bases.empty:
+    done = runs.measured("perplexity", "prefill_tokens_per_sec")
+    base = done.baseline
+    if base is None:
         return ["The baseline was not measured, so there is nothing to compare with.", *say.doubts(runs)]
-    base = bases.iloc[0]
     lines = [
-        f"{base['model_id']} on {base['device']}, PyTorch in float32: prefill {base['prefill_tokens_per_sec']:.0f} and decode "
-        f"{base['decode_tokens_per_sec']:.1f} tokens/s{say.doubt(base)}, perplexity {base['perplexity']:.3f} ({base['corpus']})."
+        f"{base.text('model_id')} on {base.text('device')}, PyTorch in float32: prefill {base.metrics['prefill_tokens_per_sec']:.0f} and decode "
+        f"{base.metrics['decode_tokens_per_sec']:.1f} tokens/s{say.doubt(base)}, perplexity {base.metrics['perplexity']:.3f} ({base.text('corpus')})."
     ]
     lines += advise(done, base)
-    for _, run in measured(runs, "left_out_layers").iterrows():
-        if run["left_out_layers"]:
+    for run in runs.measured("left_out_layers"):
+        if run.params["left_out_layers"]:
             lines.append(
-                f"{run['scenario']} left {run['left_out_layers']} of {run['linear_layers']} layers out of {_coarse(run)} "
-                f"({run['left_out_parameter_share']:.0%} of their weights): see quantization/layers.csv of its run."
+                f"{run.scenario} left {run.params['left_out_layers']} of {run.params['linear_layers']} layers out of {_coarse(run)} "
+                f"({run.params['left_out_parameter_share']:.0%} of their weights): see quantization/layers.csv of its run."
             )
     missing = why_missing()
     return lines + ([missing] if missing else []) + say.doubts(runs)
 
 
-def _coarse(run: pd.Series) -> str:
+def _coarse(run: Run) -> str:
     """Return what the layers that lose too much are left out of."""
-    return f"{run['weight_bits']:.0f}-bit weights" if ask.has(run, "weight_bits") else "8-bit activations"
+    return f"{run.params['weight_bits']:.0f}-bit weights" if run.has("weight_bits") else "8-bit activations"
 
 
-def advise(done: pd.DataFrame, base: pd.Series) -> list[str]:
+def advise(done: Runs, base: Run) -> list[str]:
     """Say which run to take for long answers and for long prompts at which cost, and which not to trust.
 
     Args:
@@ -365,59 +366,54 @@ def advise(done: pd.DataFrame, base: pd.Series) -> list[str]:
     for key, use in (("decode_tokens_per_sec", "long answers"), ("prefill_tokens_per_sec", "long prompts")):
         best = [_fastest(done, base, key, cost) for cost in (SMALL_COST, LARGER_COST)]
         lines.append(_advice(best[0], base, done, key, use, SMALL_COST))
-        if best[1]["scenario"] != best[0]["scenario"]:
+        if best[1].scenario != best[0].scenario:
             lines.append(_advice(best[1], base, done, key, use, LARGER_COST))
     return lines + _spikes(done, base)
 
 
-def _spikes(done: pd.DataFrame, base: pd.Series) -> list[str]:
-    ratios = zip(done["scenario"], done["perplexity"] / base["perplexity"], strict=True)
+def _spikes(done: Runs, base: Run) -> list[str]:
+    ratios = {run.scenario: run.metrics["perplexity"] / base.metrics["perplexity"] for run in done}
     return [
         f"Do not use {name}: its perplexity is {ratio_text(ratio)} the baseline's."
-        for name, ratio in ratios
+        for name, ratio in ratios.items()
         if ratio > SPIKE
     ]
 
 
-def _fastest(done: pd.DataFrame, base: pd.Series, key: str, cost: float) -> pd.Series:
+def _fastest(done: Runs, base: Run, key: str, cost: float) -> Run:
     """Return the run that is fastest among those that cost so much more perplexity at most; the baseline costs nothing."""
-    allowed = done[done["perplexity"] / base["perplexity"] - 1 <= cost]
-    return allowed.loc[allowed[key].idxmax()]
+    return max(done.where(_costs_at_most(cost, base)), key=lambda run: run.metrics[key])
 
 
-def _comparable(done: pd.DataFrame, base: pd.Series) -> tuple[pd.DataFrame, list[str]]:
+def _comparable(done: Runs, base: Run) -> tuple[Runs, list[str]]:
     """Return the runs whose perplexity may be compared with the baseline's, and why the others may not."""
-    found = tell(base, [run for _, run in done.iterrows()], "perplexity")
-    refused = [
-        f"{name}: {each.words}."
-        for name, each in zip(done["scenario"], found, strict=True)
-        if not _given(each)
-    ]
-    return done[[_given(each) for each in found]], refused
+    found = list(zip(done, tell(base, done, "perplexity"), strict=True))
+    refused = [f"{run.scenario}: {each.words}." for run, each in found if not _given(each)]
+    return Runs(run for run, each in found if _given(each)), refused
 
 
 def _given(found: Difference) -> bool:
     return found.verdict not in ("not comparable", "missing", "failed")
 
 
-def _advice(best: pd.Series, base: pd.Series, done: pd.DataFrame, key: str, use: str, cost: float) -> str:
+def _advice(best: Run, base: Run, done: Runs, key: str, use: str, cost: float) -> str:
     phase = key.split("_")[0]
     start = f"For {use} at up to {cost:.0%} more perplexity"
-    if best["scenario"] == base["scenario"]:
+    if best.scenario == base.scenario:
         return f"{start} nothing beats the baseline."
     found = say.difference_between(base, best, key)
     if found.verdict == "same":
         return f"{start} nothing beats the baseline: {found.words}{say.in_doubt(found)}."
     if not found.told or found.ratio is None:
         return (
-            f"{start}: {best['scenario']} against the baseline is inconclusive ({found.why}); "
+            f"{start}: {best.scenario} against the baseline is inconclusive ({found.why}); "
             f"to settle it run: {measure_more(base, found.repeats_needed)}"
         )
-    within = done[done["perplexity"] / base["perplexity"] - 1 <= cost]
-    rivals = [run for _, run in within.iterrows() if run["run_id"] not in (best["run_id"], base["run_id"])]
+    within = done.where(_costs_at_most(cost, base))
+    rivals = [run for run in within if run.run_id not in (best.run_id, base.run_id)]
     return (
-        f"{start}: {best['scenario']}{say.doubt(best)}, {in_figures(found)} the baseline's {phase} speed "
-        f"at {change_text(best['perplexity'] / base['perplexity'])} perplexity{say.in_doubt(found)}"
+        f"{start}: {best.scenario}{say.doubt(best)}, {in_figures(found)} the baseline's {phase} speed "
+        f"at {change_text(best.metrics['perplexity'] / base.metrics['perplexity'])} perplexity{say.in_doubt(found)}"
         f"{say.all_behind(best, rivals, key)}."
     )
 
@@ -446,6 +442,7 @@ DECLARED = Declaration(
     quick=quick,
     first_look=False,
     more="([docs/quantization.md](docs/quantization.md))",
+    typed=True,
 )
 
 main = command(DECLARED)

@@ -15,16 +15,16 @@ from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.models.source import parse_candidates
 from llmtrack.options import Option, taken
 from llmtrack.report import reading as say
-from llmtrack.report.plots import curves_plot, measured, step_plot
+from llmtrack.report.plots import curves_plot, step_plot
 from llmtrack.run.cluster.files import HOME
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions
 from llmtrack.scenario import Scenario
 from llmtrack.task import TrainTask
-from llmtrack.tracking import ask
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 OUTPUT_ROOT = Path(".llmtrack") / "training"
@@ -82,23 +82,23 @@ def output_folder(scenario: Scenario, task: TrainTask, resume: bool) -> str:
     return str(root / f"{stamp}-{secrets.token_hex(2)}-{scenario.scenario_id}")
 
 
-def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw the loss of each step and evaluation, and the learning rate."""
     figures = {}
-    for _, run in measured(runs, "loss_before").iterrows():
-        train, held_out = series(run["run_id"], "train_loss"), series(run["run_id"], "val_loss")
-        steps, every = int(run["steps_done"]), int(run["eval_every"])
-        figures[f"loss_{run['scenario']}"] = curves_plot(
+    for run in runs.measured("loss_before"):
+        train, held_out = series(run.run_id, "train_loss"), series(run.run_id, "val_loss")
+        steps, every = int(run.metrics["steps_done"]), int(run.params["eval_every"])
+        figures[f"loss_{run.scenario}"] = curves_plot(
             {
                 "training windows": (list(range(1, len(train) + 1)), train),
                 "held-out text": ([min(every * i, steps) for i in range(len(held_out))], held_out),
             },
-            title=f"Loss of {run['model_id']} on {run['corpus']} (best after step {run['best_step']:.0f})",
+            title=f"Loss of {run.text('model_id')} on {run.text('corpus')} (best after step {run.metrics['best_step']:.0f})",
             x_label="step",
             y_label="loss (nats per token)",
         )
-        figures[f"learning_rate_{run['scenario']}"] = step_plot(
-            series(run["run_id"], "learning_rate"),
+        figures[f"learning_rate_{run.scenario}"] = step_plot(
+            series(run.run_id, "learning_rate"),
             title="Learning rate",
             x_label="step",
             y_label="learning rate",
@@ -106,21 +106,23 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     return figures
 
 
-def reading(runs: pd.DataFrame) -> list[str]:
+def reading(runs: Runs) -> list[str]:
     """Say what training did to the held-out text, how long it took, and under which convention that is known."""
     lines = []
-    for _, run in measured(runs, "loss_before").iterrows():
-        (found,) = judge([difference("perplexity", run["perplexity_before"], run["perplexity"])])
+    for run in runs.measured("loss_before"):
+        (found,) = judge(
+            [difference("perplexity", run.metrics["perplexity_before"], run.metrics["perplexity"])]
+        )
         lines += [
-            f"{run['model_id']} on {run['corpus']}: perplexity of the held-out text {run['perplexity_before']:.3f} before, "
-            f"{run['perplexity']:.3f} after ({found.words}), by the checkpoint after step {run['best_step']:.0f} of "
-            f"{run['steps_done']:.0f}{_early(run)}.",
-            f"Trained on {run['tokens_trained']:,.0f} tokens in {run['train_seconds']:.0f} s of steps, "
-            f"{run['train_tokens_per_sec']:,.0f} tokens/s (median){_mfu(run)}; last training loss {run['train_loss']:.4f}.",
-            f"Convention: protocol rolling, {run['tokens_scored']:,.0f} held-out tokens (split by {run['split']}), windows of "
-            f"{run['max_length']}; the best checkpoint was chosen on the same text, so expect a little less on other text.",
-            f"Use it: --model runs:/{run['run_id']}/checkpoint"
-            if ask.text(run, "log_checkpoint") not in ("", "none")
+            f"{run.text('model_id')} on {run.text('corpus')}: perplexity of the held-out text {run.metrics['perplexity_before']:.3f} before, "
+            f"{run.metrics['perplexity']:.3f} after ({found.words}), by the checkpoint after step {run.metrics['best_step']:.0f} of "
+            f"{run.metrics['steps_done']:.0f}{_early(run)}.",
+            f"Trained on {run.metrics['tokens_trained']:,.0f} tokens in {run.metrics['train_seconds']:.0f} s of steps, "
+            f"{run.metrics['train_tokens_per_sec']:,.0f} tokens/s (median){_mfu(run)}; last training loss {run.metrics['train_loss']:.4f}.",
+            f"Convention: protocol rolling, {run.metrics['tokens_scored']:,.0f} held-out tokens (split by {run.text('split')}), windows of "
+            f"{run.params['max_length']}; the best checkpoint was chosen on the same text, so expect a little less on other text.",
+            f"Use it: --model runs:/{run.run_id}/checkpoint"
+            if run.text("log_checkpoint") not in ("", "none")
             else "",
         ]
         if found.verdict != "better":
@@ -130,16 +132,16 @@ def reading(runs: pd.DataFrame) -> list[str]:
     return [*filter(None, lines), *say.doubts(runs)] or ["Nothing was trained."]
 
 
-def _early(run: pd.Series) -> str:
+def _early(run: Run) -> str:
     return (
         ", where it was no longer getting better"
-        if ask.has(run, "ended") and run["ended"] == "stopped_early"
+        if run.has("ended") and run.params["ended"] == "stopped_early"
         else ""
     )
 
 
-def _mfu(run: pd.Series) -> str:
-    return f", MFU {run['mfu']:.1%}" if ask.has(run, "mfu") else ""
+def _mfu(run: Run) -> str:
+    return f", MFU {run.metrics['mfu']:.1%}" if run.has("mfu") else ""
 
 
 def quick(config: Config) -> Config:
@@ -168,6 +170,7 @@ DECLARED = Declaration(
     in_suite=lambda config: replace(config, model=Config.model, revision=None, backend=Config.backend),
     quick=quick,
     more="([docs/training.md](docs/training.md))",
+    typed=True,
 )
 
 main = command(DECLARED)

@@ -24,7 +24,6 @@ from llmtrack.options import Option
 from llmtrack.parameter import read_number
 from llmtrack.report import reading as say
 from llmtrack.report.pareto import pareto_plot
-from llmtrack.report.plots import measured
 from llmtrack.report.terminal import make_console
 from llmtrack.report.terminal import say as tell_user
 from llmtrack.run.command import ConfigCommand
@@ -39,12 +38,12 @@ from llmtrack.run.space import Space, make_space, parse_space, rows_of_work
 from llmtrack.run.tune import run_tune
 from llmtrack.scenario import Scenario
 from llmtrack.task import GenerateTask, PerplexityTask
-from llmtrack.tracking import ask
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import pandas as pd
     from matplotlib.figure import Figure
 
 MORE = (
@@ -166,7 +165,7 @@ def build(config: Config) -> Experiment:
     return DECLARED.asking(config, ())
 
 
-def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
+def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw the Pareto front of the objective and quality."""
     objective = _objective(runs)
     done = _with_both(runs, objective)
@@ -175,26 +174,25 @@ def plots(runs: pd.DataFrame, series: SeriesOf) -> dict[str, Figure]:
     return {"pareto": pareto_plot(Points(done, (), done), objective, PRICE)}
 
 
-def reading(runs: pd.DataFrame) -> list[str]:
+def reading(runs: Runs) -> list[str]:
     """Say how to run the model, what that was told from, what was dropped, and the lines that run it."""
     objective = _objective(runs)
-    done = measured(runs, objective) if objective else runs[:0]
+    done = runs.measured(objective) if objective else Runs()
     best = _at(done, "winner", "unproven")
     if best is None:
-        return [_no_answer(runs), *ask.unfinished(runs)]
-    bases = runs[ask.marked(runs, "baseline")]
-    base = bases.iloc[0] if len(bases) else None
-    proven = ask.text(best, "race_place") == "winner"
+        return [_no_answer(runs), *runs.unfinished()]
+    base = runs.baseline
+    proven = best.text("race_place") == "winner"
     lines = [_answer(best, base, objective) if proven else _best_so_far(best, base, objective)]
     fallback = _at(done, "proven")
     if fallback is not None:
         lines.append(f"Proven meanwhile: {_against(fallback, base, objective)}.")
-    equal = [run for _, run in runs[ask.where(runs, "race_place", "equal")].iterrows()]
+    equal = [run.name for run in _all_at(runs, "equal")]
     if equal:
-        names = ", ".join(map(ask.name, equal))
-        lines.append(f"No significant difference to it: {names}; {ask.name(best)} is the simpler one.")
-    out = runs[ask.where(runs, "race_place", "dropped")]
-    if len(out):
+        names = ", ".join(equal)
+        lines.append(f"No significant difference to it: {names}; {best.name} is the simpler one.")
+    out = _all_at(runs, "dropped")
+    if out:
         were = "was" if len(out) == 1 else "were"
         lines.append(f"Of {len(runs)} ways {len(out)} {were} dropped; `race_reason` of each run says why.")
     lines += _never_started(best)
@@ -205,22 +203,22 @@ def reading(runs: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _at(runs: pd.DataFrame, *places: str) -> pd.Series | None:
+def _at(runs: Runs, *places: str) -> Run | None:
     """Return the first run of some places, or None."""
-    for place in places:
-        found = runs[ask.where(runs, "race_place", place)]
-        if len(found):
-            return found.iloc[0]
-    return None
+    return next((run for place in places for run in _all_at(runs, place)), None)
 
 
-def _never_started(best: pd.Series) -> list[str]:
+def _all_at(runs: Runs, place: str) -> Runs:
+    return runs.where(lambda run: run.text("race_place") == place)
+
+
+def _never_started(best: Run) -> list[str]:
     """Say what was never started, and why."""
     lines = []
-    if ask.has(best, "race_not_tried"):
-        lines.append(f"Not tried: {ask.text(best, 'race_not_tried')}.")
-    if ask.has(best, "race_hopeless"):
-        names = ask.text(best, "race_hopeless").split(", ")
+    if best.has("race_not_tried"):
+        lines.append(f"Not tried: {best.text('race_not_tried')}.")
+    if best.has("race_hopeless"):
+        names = best.text("race_hopeless").split(", ")
         were = "1 way was" if len(names) == 1 else f"{len(names)} ways were"
         lines.append(
             f"{were} not started, as they cannot win by what they promise: `not_tried.json` lists them."
@@ -228,83 +226,78 @@ def _never_started(best: pd.Series) -> list[str]:
     return lines
 
 
-def _best_so_far(best: pd.Series, base: pd.Series | None, objective: str) -> str:
+def _best_so_far(best: Run, base: Run | None, objective: str) -> str:
     """Name the best candidate, and which proof is missing."""
-    why = ask.text(best, "race_reason").removeprefix("best so far, not proven: ")
+    why = best.text("race_reason").removeprefix("best so far, not proven: ")
     return f"Best so far, not proven: {_against(best, base, objective)}. Missing: {why}."
 
 
-def _no_answer(runs: pd.DataFrame) -> str:
-    why = dict.fromkeys(ask.text(run, "race_reason") for _, run in runs.iterrows())
+def _no_answer(runs: Runs) -> str:
+    why = dict.fromkeys(run.text("race_reason") for run in runs)
     first = next(iter(why), "nothing was measured")
     return f"There is no answer: {first}."
 
 
-def _answer(best: pd.Series, base: pd.Series | None, objective: str) -> str:
-    if base is None or base["run_id"] == best["run_id"]:
-        where = f"{ask.text(best, 'model_id')} on {ask.text(best, 'device')}"
+def _answer(best: Run, base: Run | None, objective: str) -> str:
+    if base is None or base.run_id == best.run_id:
+        where = f"{best.text('model_id')} on {best.text('device')}"
         return (
-            f"Run {ask.name(best)} for {where}: {_amount(best, objective)}; nothing that keeps to the limits was found to be "
+            f"Run {best.name} for {where}: {_amount(best, objective)}; nothing that keeps to the limits was found to be "
             "better."
         )
     return f"Run {_against(best, base, objective)}."
 
 
-def _against(best: pd.Series, base: pd.Series | None, objective: str) -> str:
+def _against(best: Run, base: Run | None, objective: str) -> str:
     """Return what a run reaches, and how that compares with the baseline."""
-    where = f"{ask.name(best)} for {ask.text(best, 'model_id')} on {ask.text(best, 'device')}"
+    where = f"{best.name} for {best.text('model_id')} on {best.text('device')}"
     amount = _amount(best, objective)
-    if base is None or base["run_id"] == best["run_id"] or not ask.has(base, objective):
+    if base is None or base.run_id == best.run_id or not base.has(objective):
         return f"{where}: {amount}"
     (found,) = tell(base, [best], objective)
     if found.ratio is None or not found.told:
-        return f"{where}: {amount} (against {ask.name(base)}: {found.words})"
+        return f"{where}: {amount} (against {base.name}: {found.words})"
     ratio = found.ratio
     interval = f" ({ratio.low:.2f} to {ratio.high:.2f})" if found.repeated else ""
     fresh = (
         f", measured afresh {found.n_candidate} times against {found.n_baseline}"
-        if found.repeated and ask.text(best, "race_place") != "unproven"
+        if found.repeated and best.text("race_place") != "unproven"
         else ""
     )
     return (
-        f"{where}: {ratio.value:.2f}x{interval} the {objective} of {ask.name(base)}"
+        f"{where}: {ratio.value:.2f}x{interval} the {objective} of {base.name}"
         f"{_quality(best, base)}: {amount}{fresh}{say.in_doubt(found)}"
     )
 
 
-def _amount(run: pd.Series, objective: str) -> str:
+def _amount(run: Run, objective: str) -> str:
     unit = schema.metric(objective).unit
-    memory = (
-        f", {float(run['peak_memory_mib']):,.0f} MiB peak memory" if ask.has(run, "peak_memory_mib") else ""
-    )
-    return f"{float(run[objective]):,.4g} {objective if unit == '-' else unit}{memory}"
+    memory = f", {run.metrics['peak_memory_mib']:,.0f} MiB peak memory" if run.has("peak_memory_mib") else ""
+    return f"{run.metrics[objective]:,.4g} {objective if unit == '-' else unit}{memory}"
 
 
-def _quality(best: pd.Series, base: pd.Series) -> str:
-    ratio = ask.number(best, PRICE)
-    both = [ask.number(run, "perplexity") for run in (base, best)]
+def _quality(best: Run, base: Run) -> str:
+    ratio = best.number(PRICE)
+    both = [run.number("perplexity") for run in (base, best)]
     if both[0] and both[1]:
         ratio = both[1] / both[0]
     return "" if ratio is None else f" at {100 * (ratio - 1):+.2g} % perplexity"
 
 
-def _front(done: pd.DataFrame, objective: str) -> list[str]:
+def _front(done: Runs, objective: str) -> list[str]:
     if len(done) < 2:
         return []
     standings = pareto_front(done, (objective, PRICE))
-    names = [str(name) for name, each in zip(done["scenario"], standings, strict=True) if each.place == "on"]
+    names = [run.scenario for run, each in zip(done, standings, strict=True) if each.place == "on"]
     return [f"On the front of {objective} and perplexity: {', '.join(names)}."] if names else []
 
 
-def _with_both(runs: pd.DataFrame, objective: str) -> pd.DataFrame:
-    if not objective or objective not in runs.columns or PRICE not in runs.columns:
-        return runs[:0]
-    done = ask.finished(runs)
-    return done[ask.present(done, objective) & ask.present(done, PRICE)].reset_index(drop=True)
+def _with_both(runs: Runs, objective: str) -> Runs:
+    return runs.measured(objective, PRICE) if objective else Runs()
 
 
-def _objective(runs: pd.DataFrame) -> str:
-    return next((ask.text(run, "tuned_for") for _, run in runs.iterrows() if ask.has(run, "tuned_for")), "")
+def _objective(runs: Runs) -> str:
+    return next((run.text("tuned_for") for run in runs if run.has("tuned_for")), "")
 
 
 def asked_of(config: Config, cpus: int = 1, start: float = 5.0) -> Asked:
@@ -379,7 +372,7 @@ def run(config: Config) -> None:
     done = perform(config, console)
     tracked = done.result.tracked
     if tracked is not None:
-        for _, winner in tracked[ask.where(tracked, "race_place", "winner")].iterrows():
+        for winner in _all_at(tracked, "winner"):
             tell_user(console, "\n".join(["Run it that way:", "", *how_to_run(winner), ""]))
     say_where(console, done.tracker, done.result.study)
     sys.exit(done.result.exit_code)
@@ -394,6 +387,7 @@ DECLARED = Declaration(
     reading,
     table=TABLE,
     more=MORE,
+    typed=True,
 )
 
 main = ConfigCommand(DECLARED.name, Config, run, help=DECLARED.question)

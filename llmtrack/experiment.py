@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from llmtrack.options import changed, tracked
 from llmtrack.scenario import Scalar, Scenario
+from llmtrack.tracked.frames import frame_of
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 SeriesOf = Callable[[str, str], list[float]]
-Plots = Callable[["pd.DataFrame", SeriesOf], Mapping[str, "Figure"]]
-Reading = Callable[["pd.DataFrame"], list[str]]
+# What is given to them, `Experiment.typed` says.
+Plots = Callable[[Any, SeriesOf], Mapping[str, "Figure"]]
+Reading = Callable[[Any], list[str]]
 Config = TypeVar("Config")
 
 
@@ -29,12 +31,12 @@ def as_it_is(config: Config) -> Config:
     return config
 
 
-def draw_nothing(runs: pd.DataFrame, series: SeriesOf) -> Mapping[str, Figure]:
+def draw_nothing(runs: object, series: SeriesOf) -> Mapping[str, Figure]:
     """Draw no figure."""
     return {}
 
 
-def say_nothing(runs: pd.DataFrame) -> list[str]:
+def say_nothing(runs: object) -> list[str]:
     """Say nothing beyond the table."""
     return []
 
@@ -54,6 +56,8 @@ class Experiment:
         show_block: print every metric of each run, not only the table.
         table: what its own table is about; None: everything that is tracked.
         asked: parameters that are not as by default, as the command line takes them: by these it is measured again.
+        typed: whether `plots` and `reading` take `Runs`, as those of this project do, or a DataFrame, as `llmtrack.runs`
+            returns it.
         follow: in a suite, returns what is really measured, from the runs that were tracked before it; the scenarios keep
             their names.
     """
@@ -67,7 +71,16 @@ class Experiment:
     show_block: bool = False
     table: OwnTable | None = None
     asked: Mapping[str, str] = field(default_factory=dict)
-    follow: Callable[[pd.DataFrame], Experiment] | None = None
+    typed: bool = False
+    follow: Callable[[Runs], Experiment] | None = None
+
+    def draw(self, runs: Runs, series: SeriesOf) -> Mapping[str, Figure]:
+        """Draw figures of tracked runs; see `plots`."""
+        return self.plots(runs if self.typed else frame_of(runs), series)
+
+    def read(self, runs: Runs) -> list[str]:
+        """Say what tracked runs say; see `reading`."""
+        return self.reading(runs if self.typed else frame_of(runs))
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,7 @@ class Declaration(Generic[Config]):
         first_look: whether the quick suite runs it without being asked by name.
         applies: whether the suite runs it without being asked by name on this installation.
         more: what README says after the question, in Markdown.
+        typed: see `Experiment`.
     """
 
     name: str
@@ -105,6 +119,7 @@ class Declaration(Generic[Config]):
     first_look: bool = True
     applies: Callable[[], bool] = always
     more: str = ""
+    typed: bool = False
 
     def asking(self, config: Config, scenarios: Sequence[Scenario], **resolved: Any) -> Experiment:
         """Return the experiment that measures some scenarios.
@@ -123,6 +138,7 @@ class Declaration(Generic[Config]):
             tracked(config, **resolved),
             show_block=self.show_block,
             table=self.table,
+            typed=self.typed,
         )
 
     def experiment(self, config: Config) -> Experiment:

@@ -23,12 +23,11 @@ from llmtrack.command_options import (
 from llmtrack.errors import UsageError
 from llmtrack.output import print_text
 from llmtrack.parameter import CHANCE, read_number
-from llmtrack.tracking.ask import STATUSES
+from llmtrack.tracked.run import STATUSES
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from llmtrack.report.show import Layout
+    from llmtrack.tracked.runs import Runs
 
 
 _across_environments = click.option(
@@ -121,7 +120,7 @@ def runs(kind: str, status: str | None, shown: Layout, **chosen: Any) -> None:
     """List tracked runs, newest first."""
     from llmtrack.report.listing import show_runs
 
-    show_runs(_found(kind=kind, status=status, columns=shown.columns, **chosen), shown)
+    show_runs(_found(kind=kind, status=status, **chosen), shown)
 
 
 @click.command()
@@ -274,7 +273,7 @@ def recommend(
     if found.run_id is not None:
         from llmtrack.run.how import how_to_run, run_settings
 
-        best = runs[runs["run_id"] == found.run_id].iloc[0]
+        best = next(run for run in runs if run.run_id == found.run_id)
         how, settings = how_to_run(best), run_settings(best)
     if style == "table":
         print_text(render_recommendation(found, width_of(make_console())), nl=False)
@@ -314,11 +313,11 @@ def _tell_latest(study: str | None) -> None:
         print_text(f"latest: {study} (--study chooses another)", err=True)
 
 
-def _found(**chosen: Any) -> pd.DataFrame:
-    from llmtrack.tracking.query import runs, why_empty
+def _found(**chosen: Any) -> Runs:
+    from llmtrack.tracking.query import tracked_runs, why_empty
 
-    found = runs(progress=sys.stderr.isatty(), **chosen)
-    if found.empty and (running := why_empty(chosen.get("study"), chosen.get("tracking_uri"))):
+    found = tracked_runs(progress=sys.stderr.isatty(), **chosen)
+    if not found and (running := why_empty(chosen.get("study"), chosen.get("tracking_uri"))):
         raise UsageError(running)
     return found
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.tracking import ask
-from llmtrack.tracking.cells import MODEL_DIGESTS, REFERENCE_DIGESTS
+from llmtrack.tracked.run import ENV, MODEL_DIGESTS, REFERENCE_DIGESTS, Run
+from llmtrack.tracked.runs import keys
 from llmtrack.tracking.environment import NOT_SPEED
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # The convention of a perplexity: figures of two conventions are never compared.
 CONVENTION = schema.params_with("convention")
@@ -22,17 +19,16 @@ _SCORED_TOKENS = ("tokens_scored", "scored_tokens_digest")
 # What a workload's digest is made of, as far as params tell it, and what tells of prompts where their longest are equal.
 WORK = (*schema.params_with("work"), "prompt_tokens_total", *CONVENTION)
 
-_ENV = "env."
 # Facts of the model and not of the machine.
 _NOT_MACHINE = NOT_SPEED | {*MODEL_DIGESTS, *REFERENCE_DIGESTS, "revision"}
 # What a figure was compared with.
-_REFERENCE = ("reference", "reference_tokens", *(_ENV + name for name in REFERENCE_DIGESTS))
+_REFERENCE = ("reference", "reference_tokens", *(ENV + name for name in REFERENCE_DIGESTS))
 _MOST_NAMED = 3
 
 
 def why_not(
-    baseline: pd.Series,
-    candidate: pd.Series,
+    baseline: Run,
+    candidate: Run,
     metric: str,
     across_environments: bool = False,
     across_work: bool = False,
@@ -40,7 +36,7 @@ def why_not(
     """Return why a metric of two runs cannot be compared, naming what differs; empty if it can.
 
     Args:
-        baseline: a row of `llmtrack.runs`.
+        baseline: a run.
         candidate: another.
         metric: name of the metric.
         across_environments: compare speed and memory of different machines or versions too.
@@ -51,29 +47,29 @@ def why_not(
         return found
     if "reference" in entry.needs and (found := _differing(baseline, candidate, _REFERENCE)):
         return f"compared with different references ({found})"
-    if "work" in entry.needs and not across_work and not ask.equal(baseline, candidate, "workload_id"):
+    if "work" in entry.needs and not across_work and baseline.workload_id != candidate.workload_id:
         found = _differing(baseline, candidate, WORK) or "the texts of the prompts"
         return f"the workloads differ ({found})"
     if (
         "machine" in entry.needs
         and not across_environments
-        and not ask.equal(baseline, candidate, "environment_id")
+        and baseline.environment_id != candidate.environment_id
     ):
         return f"measured in different environments ({differing_facts(baseline, candidate)})"
     return ""
 
 
-def scored_key(run: pd.Series, metric: str) -> tuple[str, ...]:
+def scored_key(run: Run, metric: str) -> tuple[str, ...]:
     """Return what must be equal for a figure of quality of two runs to be compared.
 
     It depends on the convention, and on what was really scored: a figure of the text (bits per byte, word perplexity)
     on the text that the scored tokens cover, a figure per token (loss, perplexity) on these tokens as well.
     """
-    return tuple("" if ask.missing(run.get(name)) else str(run.get(name)) for name in _scored_by(run, metric))
+    return keys([run], _scored_by(run, metric))[0]
 
 
-def _scored_by(run: pd.Series, metric: str) -> tuple[str, ...]:
-    """Return the columns of `llmtrack.runs` that a figure of quality depends on.
+def _scored_by(run: Run, metric: str) -> tuple[str, ...]:
+    """Return the names of what a figure of quality depends on.
 
     Runs of older versions tell no digests: for these one model is one tokenizer, and counts must do for the text.
     """
@@ -85,14 +81,14 @@ def _scored_by(run: pd.Series, metric: str) -> tuple[str, ...]:
     return (
         *CONVENTION,
         *names,
-        *(("model_id",) if any(ask.missing(run.get(name)) for name in digests) else ()),
+        *(("model_id",) if not all(map(run.has, digests)) else ()),
     )
 
 
-def _other_text(baseline: pd.Series, candidate: pd.Series, metric: str) -> str:
+def _other_text(baseline: Run, candidate: Run, metric: str) -> str:
     if found := _differing(baseline, candidate, CONVENTION):
         return f"scored by different conventions ({found})"
-    differing = [name for name in _scored_by(baseline, metric) if not ask.equal(baseline, candidate, name)]
+    differing = [name for name in _scored_by(baseline, metric) if not baseline.agrees(candidate, name)]
     if not differing:
         return ""
     found = _differing(baseline, candidate, differing)
@@ -107,25 +103,24 @@ def _other_text(baseline: pd.Series, candidate: pd.Series, metric: str) -> str:
     return f"{what} ({found}): {remedy} with bos_rule=model and a max_length that cuts nothing"
 
 
-def differing_facts(baseline: pd.Series, candidate: pd.Series) -> str:
+def differing_facts(baseline: Run, candidate: Run) -> str:
     """Name the facts about machine and versions in which two runs differ."""
-    known = dict.fromkeys((*baseline.index, *candidate.index))
-    names = [str(name) for name in known if str(name).startswith(_ENV)]
-    facts = [name for name in names if name.removeprefix(_ENV) not in _NOT_MACHINE]
+    known = sorted({*baseline.environment, *candidate.environment} - _NOT_MACHINE)
+    facts = [ENV + name for name in known]
     return _differing(baseline, candidate, facts) or _differing(baseline, candidate, ["environment_id"])
 
 
-def _differing(baseline: pd.Series, candidate: pd.Series, names: Iterable[str]) -> str:
+def _differing(baseline: Run, candidate: Run, names: Iterable[str]) -> str:
     found = [
-        f"{name.removeprefix(_ENV)}: {_shown(baseline.get(name))} against {_shown(candidate.get(name))}"
+        f"{name.removeprefix(ENV)}: {_shown(baseline.get(name))} against {_shown(candidate.get(name))}"
         for name in names
-        if not ask.equal(baseline, candidate, name)
+        if not baseline.agrees(candidate, name)
     ]
     more = len(found) - _MOST_NAMED
     return ", ".join(found[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _shown(value: Any) -> str:
-    if ask.missing(value):
+    if value is None:
         return "not given"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from numbers import Real
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Union
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference
@@ -16,8 +16,9 @@ from llmtrack.decide.verdicts import tell_pairs, with_samples
 from llmtrack.errors import UsageError
 from llmtrack.given import texts
 from llmtrack.parameter import CHANCE, read_number
-from llmtrack.tracking import ask
-from llmtrack.tracking.cells import EVIDENCE
+from llmtrack.tracked.frames import runs_of
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,12 +47,15 @@ COLUMNS: dict[str, str] = {
     "baseline_run_id": "string",
 }
 
+Selection = Union[str, Sequence[str], "pd.DataFrame", Runs]
+"""Selectors, rows of `llmtrack.runs`, or runs."""
+
 _COMPARED = ("better", "worse", "changed", "same", "unknown")
 
 
 def compare(
-    baseline: str | Sequence[str] | pd.DataFrame,
-    candidates: str | Sequence[str] | pd.DataFrame,
+    baseline: Selection,
+    candidates: Selection,
     metrics: Sequence[str] | None = None,
     *,
     experiment: str | None = None,
@@ -90,37 +94,32 @@ def compare(
     return compare_pairs(pairs, metrics, across_environments=across_environments, alpha=alpha)
 
 
-def as_runs(
-    selection: str | Sequence[str] | pd.DataFrame, experiment: str | None, tracking_uri: str | None
-) -> pd.DataFrame:
-    """Return rows of `llmtrack.runs` as they are, or the runs that selectors name."""
+def as_runs(selection: Selection, experiment: str | None, tracking_uri: str | None) -> Runs:
+    """Return the runs that are selected: those that rows of `llmtrack.runs` are, or that selectors name."""
     import pandas as pd
 
-    if isinstance(selection, pd.DataFrame):
+    if isinstance(selection, Runs):
         return selection
+    if isinstance(selection, pd.DataFrame):
+        return runs_of(selection)
     return select_all(selection, experiment, tracking_uri)
 
 
 def with_samples_of(pairs: Sequence[Pair], tracking_uri: str | None) -> list[Pair]:
     """Return pairs of runs that have all that a verdict on them depends on; see `verdicts.with_samples`."""
-    known = with_samples(runs_of(pairs), tracking_uri)
-    told = {str(run["run_id"]): run for _, run in known.iterrows()}
+    known = {run.run_id: run for run in with_samples(runs_of_pairs(pairs), tracking_uri)}
 
-    def with_it(run: pd.Series) -> pd.Series:
-        found, run = told[str(run["run_id"])], run.copy()
-        for name in EVIDENCE:
-            run[name] = found[name]
-        return run
+    def with_it(run: Run) -> Run:
+        found = known[run.run_id]
+        return replace(run, samples=found.samples, floors=found.floors, family=found.family)
 
     return [Pair(with_it(pair.baseline), with_it(pair.candidate)) for pair in pairs]
 
 
-def runs_of(pairs: Sequence[Pair]) -> pd.DataFrame:
+def runs_of_pairs(pairs: Sequence[Pair]) -> Runs:
     """Return the runs of pairs, each once."""
-    import pandas as pd
-
-    rows = {str(run["run_id"]): run for pair in pairs for run in (pair.baseline, pair.candidate)}
-    return pd.DataFrame(list(rows.values())).infer_objects().reset_index(drop=True)
+    # Of one that stands under several names, the last.
+    return Runs({run.run_id: run for pair in pairs for run in (pair.baseline, pair.candidate)}.values())
 
 
 def compare_pairs(
@@ -177,19 +176,15 @@ def _chosen(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
     runs = [run for pair in pairs for run in (pair.baseline, pair.candidate)]
     if metrics is None:
         headlines = [entry.name for entry in schema.in_place(schema.METRICS) if entry.headline]
-        return [name for name in headlines if any(ask.number(run, name) is not None for run in runs)]
-    # A metric of an extension is a column of numbers that is no param.
-    further = [
-        name
-        for name, value in runs[0].items()
-        if isinstance(value, Real) and name not in schema.PARAM_BY_NAME
-    ]
-    return [known_metric(name, list(map(str, further))) for name in metrics]
+        return [name for name in headlines if any(run.number(name) is not None for run in runs)]
+    # An extension may have metrics of its own.
+    further = {name for run in runs for name in run.metrics}
+    return [known_metric(name, sorted(further)) for name in metrics]
 
 
 def _row(pair: Pair, metric: str, found: Difference) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "scenario": ask.name(pair.candidate),
+        "scenario": pair.candidate.name,
         "metric": metric,
         "unit": schema.metric(metric).unit,
         "better": schema.metric(metric).better,
@@ -200,10 +195,10 @@ def _row(pair: Pair, metric: str, found: Difference) -> dict[str, Any]:
         "verdict": found.verdict,
         "words": found.words,
         "doubts": "\n".join(found.doubts) or None,
-        "experiment": pair.candidate["experiment"],
-        "baseline_scenario": ask.name(pair.baseline),
-        "run_id": pair.candidate["run_id"],
-        "baseline_run_id": pair.baseline["run_id"],
+        "experiment": pair.candidate.experiment or None,
+        "baseline_scenario": pair.baseline.name,
+        "run_id": pair.candidate.run_id,
+        "baseline_run_id": pair.baseline.run_id,
     }
     if found.verdict not in _COMPARED:
         return row

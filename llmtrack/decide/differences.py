@@ -10,6 +10,7 @@ from typing import Literal
 from llmtrack import metrics as schema
 from llmtrack.decide.significance import ALPHA, Ratio, holm, least_p, mann_whitney_p, ratio_of_medians
 from llmtrack.decide.wording import change_text, ratio_text
+from llmtrack.tracked.run import Spread
 
 Verdict = Literal["better", "worse", "changed", "same", "unknown", "not comparable", "failed", "missing"]
 
@@ -67,15 +68,6 @@ class Difference:
     def told(self) -> bool:
         """Whether the two are known to differ."""
         return self.verdict in ("better", "worse", "changed")
-
-
-@dataclass(frozen=True)
-class Spread:
-    """What is tracked of a metric's repeats: how many, and the 95 % interval of their median."""
-
-    n: int
-    low: float
-    high: float
 
 
 def difference(

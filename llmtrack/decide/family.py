@@ -7,52 +7,52 @@ Were they counted by what is asked for, two commands could judge the same two ru
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from llmtrack.decide.floor import with_floors
-from llmtrack.tracking import ask
-from llmtrack.tracking.cells import FAMILY, FLOORS, keys
-from llmtrack.tracking.frame import extended
-
-if TYPE_CHECKING:
-    import pandas as pd
+from llmtrack.tracked.run import Family, Run
+from llmtrack.tracked.runs import Runs
 
 
-def in_context(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return runs with what a verdict depends on besides the two: noise floors, and how many comparisons there are.
+def in_context(runs: Runs, among: Runs | None = None) -> Runs:
+    """Return runs with what a verdict depends on besides the two; those that know it already are returned as they are.
 
     Args:
-        runs: rows of `llmtrack.runs`; those that know it already are returned as they are.
+        runs: tracked runs.
         among: all that was measured where they were; None: nothing else.
     """
-    if FLOORS in runs.columns and FAMILY in runs.columns:
+    if all(run.floors is not None and run.family is not None for run in runs):
         return runs
+    return within(runs, among)
+
+
+def within(runs: Runs, among: Runs | None = None) -> Runs:
+    """Return runs with the noise floor where each was measured, and the size of its study; see `in_context`."""
     return with_families(with_floors(runs, among), among)
 
 
-def with_families(runs: pd.DataFrame, among: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Return runs with the size of the study of each in the column `FAMILY`: the scenarios of the same work, and all."""
-    import pandas as pd
-
-    measured = ask.finished(runs if among is None else among)
-    measured = measured[~ask.where(measured, "outcome", "same_as")]
-    scenarios = set(keys(measured, ("study_id", "workload_id", "scenario")))
+def with_families(runs: Runs, among: Runs | None = None) -> Runs:
+    """Return runs with the size of the study of each."""
+    measured = (runs if among is None else among).finished.where(lambda run: not run.is_same_as)
+    scenarios = {(run.study_id, run.workload_id, run.scenario) for run in measured}
     of_work = Counter((study, work) for study, work, _ in scenarios)
     of_study = Counter(study for study, _, _ in scenarios)
-    sizes = [
-        (of_work[study, work], of_study[study]) if study else (1, 1)
-        for study, work in keys(runs, ("study_id", "workload_id"))
-    ]
-    return extended(runs, **{FAMILY: pd.Series(sizes, index=runs.index, dtype="object")})
+
+    def family(run: Run) -> Family:
+        if not run.study_id:
+            return Family()
+        return Family(of_work[run.study_id, run.workload_id], of_study[run.study_id])
+
+    return Runs(replace(run, family=family(run)) for run in runs)
 
 
-def comparisons(one: pd.Series, other: pd.Series) -> int:
+def comparisons(one: Run, other: Run) -> int:
     """Return how many comparisons that of two runs is one of; 1 where nothing is known of their studies.
 
     Within a study, each scenario is compared with one of the same work or, where other work is what is asked about, with one of
     all; between two studies, each of the larger with one of the other.
     """
-    sizes = [found if isinstance(found := run.get(FAMILY), tuple) else (1, 1) for run in (one, other)]
-    same_work = ask.equal(one, other, "workload_id")
-    most = max(of_work if same_work else of_study for of_work, of_study in sizes)
-    return max(1, most - ask.equal(one, other, "study_id"))
+    sizes = [run.family or Family() for run in (one, other)]
+    same_work = one.workload_id == other.workload_id
+    most = max(each.of_work if same_work else each.of_study for each in sizes)
+    return max(1, most - (one.study_id == other.study_id))

@@ -5,29 +5,26 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from llmtrack.decide.comparability import why_not
-from llmtrack.decide.comparing import as_runs, runs_of, with_samples_of
+from llmtrack.decide.comparing import Selection, as_runs, runs_of_pairs, with_samples_of
 from llmtrack.decide.floor import floor_of, say_floor
 from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.rules import Check, Rule, check_samples, check_values, decide, parse_rules
 from llmtrack.decide.significance import ALPHA
-from llmtrack.decide.verdicts import samples_of, tell_pairs
+from llmtrack.decide.verdicts import tell_pairs
 from llmtrack.errors import UsageError
 from llmtrack.given import texts
 from llmtrack.parameter import CHANCE, read_number
-from llmtrack.tracking import ask
-
-if TYPE_CHECKING:
-    import pandas as pd
+from llmtrack.tracked.run import FAILED, Run
+from llmtrack.tracked.runs import Runs
 
 NOT_CHECKED, GATE_FAILED = 2, 3
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class PairCheck:
-    """A rule that was asked of two runs; equal only to itself, since rows of a table have no one truth."""
+    """A rule that was asked of two runs."""
 
     pair: Pair
     check: Check
@@ -75,8 +72,8 @@ class GateResult:
 
 
 def gate(
-    baseline: str | Sequence[str] | pd.DataFrame,
-    candidate: str | Sequence[str] | pd.DataFrame,
+    baseline: Selection,
+    candidate: Selection,
     fail_if: Sequence[str],
     *,
     experiment: str | None = None,
@@ -124,14 +121,12 @@ def gate(
         raise UsageError("; ".join(unchecked))
     decided = decide([each.check for each in asked], alpha)
     checks = tuple(PairCheck(each.pair, check) for each, check in zip(asked, decided, strict=True))
-    floors = say_floor(runs_of(pairs), *dict.fromkeys(rule.metric for rule in rules))
+    floors = say_floor(runs_of_pairs(pairs), *dict.fromkeys(rule.metric for rule in rules))
     notes = (*_notes(baselines, pairs, unmatched), *same, *floors, *_doubts(pairs))
     return GateResult(checks, notes, strict, unchecked, allow_missing)
 
 
-def _measured(
-    pairs: Sequence[Pair], baselines: pd.DataFrame, candidates: pd.DataFrame
-) -> tuple[list[Pair], list[str]]:
+def _measured(pairs: Sequence[Pair], baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]:
     """Return pairs of what was measured, each once, and say which scenarios are checked as part of another.
 
     A scenario that is the same as another of its study has that one's figures.
@@ -142,11 +137,9 @@ def _measured(
         stands = Pair(_stand_in(pair.baseline, baselines), _stand_in(pair.candidate, candidates))
         if _ids(stands) == _ids(pair):
             kept.append(pair)
-        elif stands.baseline["run_id"] == stands.candidate["run_id"] or _ids(stands) in checked:
-            run = next(run for run in (pair.candidate, pair.baseline) if ask.has(run, "same_as"))
-            notes.append(
-                f"{ask.name(run)} is the same as {ask.text(run, 'same_as')}: {ask.text(run, 'reason')}"
-            )
+        elif stands.baseline.run_id == stands.candidate.run_id or _ids(stands) in checked:
+            run = next(run for run in (pair.candidate, pair.baseline) if run.same_as)
+            notes.append(f"{run.name} is the same as {run.text('same_as')}: {run.text('reason')}")
         else:
             checked.add(_ids(stands))
             kept.append(stands)
@@ -154,37 +147,34 @@ def _measured(
 
 
 def _ids(pair: Pair) -> tuple[str, str]:
-    return str(pair.baseline["run_id"]), str(pair.candidate["run_id"])
+    return pair.baseline.run_id, pair.candidate.run_id
 
 
-def _stand_in(run: pd.Series, runs: pd.DataFrame) -> pd.Series:
+def _stand_in(run: Run, runs: Runs) -> Run:
     """Return the run of the scenario that a run's scenario is the same as, under its own name; else the run."""
-    if ask.text(run, "outcome") != "same_as":
+    if not run.is_same_as:
         return run
-    study = runs[ask.where(runs, "study_id", run.get("study_id"))]
-    found = ask.finished(study[ask.where(study, "scenario", run.get("same_as"))])
-    if found.empty:
-        return run
-    measured = found.iloc[0].copy()
-    measured["scenario"] = run["scenario"]
-    return measured
+    found = runs.finished.where(
+        lambda other: other.study_id == run.study_id != "" and other.scenario == run.same_as != ""
+    )
+    return found[0].standing_for(run.scenario) if found else run
 
 
 def _check(rule: Rule, pair: Pair, across_environments: bool, alpha: float) -> Check | None:
     """Return a check, decided or not; None if the rule does not apply to the pair."""
-    then, now = (ask.number(run, rule.metric) for run in (pair.baseline, pair.candidate))
+    then, now = (run.number(rule.metric) for run in (pair.baseline, pair.candidate))
     if then is None and now is None:
         return None
-    if not ask.is_finished(pair.candidate):
-        failed = ask.text(pair.candidate, "status") == ask.FAILED
-        return Check(rule, "broken" if failed else "missing", why=ask.state(pair.candidate))
+    if not pair.candidate.is_finished:
+        failed = pair.candidate.status == FAILED
+        return Check(rule, "broken" if failed else "missing", why=pair.candidate.state)
     if then is None or now is None:
         lacking, side = (pair.baseline, "baseline") if then is None else (pair.candidate, "candidate")
         return Check(rule, "missing", why=f"the {side} has no {rule.metric}{_why_none(lacking)}")
     refused = why_not(pair.baseline, pair.candidate, rule.metric, across_environments)
     if refused:
         return Check(rule, "cannot tell", why=f"not comparable: {refused}")
-    before, after = (samples_of(run, rule.metric) for run in (pair.baseline, pair.candidate))
+    before, after = (run.samples.get(rule.metric, ()) for run in (pair.baseline, pair.candidate))
     if not before or not after or min(*before, *after) <= 0:
         return check_values(rule, then, now)
     check = check_samples(rule, before, after, floor_of(rule.metric, pair.baseline, pair.candidate))
@@ -193,8 +183,8 @@ def _check(rule: Rule, pair: Pair, across_environments: bool, alpha: float) -> C
     return dataclasses.replace(check, verdict=found.verdict, words=found.words)
 
 
-def _why_none(run: pd.Series) -> str:
-    return f" ({ask.text(run, 'reason')})" if ask.text(run, "outcome") == "same_as" else ""
+def _why_none(run: Run) -> str:
+    return f" ({run.text('reason')})" if run.is_same_as else ""
 
 
 def _checks_nothing(rule: Rule, asked: Sequence[PairCheck]) -> str:
@@ -208,9 +198,9 @@ def _checks_nothing(rule: Rule, asked: Sequence[PairCheck]) -> str:
     return ""
 
 
-def _notes(baselines: pd.DataFrame, pairs: Sequence[Pair], unmatched: Sequence[str]) -> list[str]:
-    paired = {ask.name(pair.baseline) for pair in pairs}
-    there = dict.fromkeys(ask.name(run) for _, run in baselines.iterrows())
+def _notes(baselines: Runs, pairs: Sequence[Pair], unmatched: Sequence[str]) -> list[str]:
+    paired = {pair.baseline.name for pair in pairs}
+    there = dict.fromkeys(run.name for run in baselines)
     left = [name for name in there if name not in paired]
     notes = [f"{name} is not in the baseline: not checked" for name in unmatched]
     return notes + [f"{name} is only in the baseline: not checked" for name in left]
@@ -219,9 +209,5 @@ def _notes(baselines: pd.DataFrame, pairs: Sequence[Pair], unmatched: Sequence[s
 def _doubts(pairs: Sequence[Pair]) -> list[str]:
     """Return the warnings that the runs carry themselves, each with the run's name and side."""
     sides = [side for pair in pairs for side in (("baseline", pair.baseline), ("candidate", pair.candidate))]
-    lines = (
-        f"read with care: {ask.name(run)} ({side}): {line}"
-        for side, run in sides
-        for line in ask.lines(run, "warnings")
-    )
+    lines = (f"read with care: {run.name} ({side}): {line}" for side, run in sides for line in run.warnings)
     return list(dict.fromkeys(lines))

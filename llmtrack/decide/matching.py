@@ -4,68 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
-from llmtrack.tracking import ask
-from llmtrack.tracking.cells import (
-    TOLD_APART_BY,
-    configuration,
-    counterpart,
-    in_order_of_time,
-    keys,
-    newest_of_each,
-    records,
-)
-
-if TYPE_CHECKING:
-    import pandas as pd
-
+from llmtrack.tracked.run import VARIANT, Run
+from llmtrack.tracked.runs import Key, Runs, keys
 
 _NAME = ("experiment", "scenario")
+# What a counterpart is chosen by, what counts most first.
+_CHOSEN_BY = ("workload_id", "environment_id", *VARIANT)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Pair:
-    """Two runs to compare, as rows of `llmtrack.runs`; equal only to itself."""
+    """Two runs to compare."""
 
-    baseline: pd.Series
-    candidate: pd.Series
+    baseline: Run
+    candidate: Run
 
 
-def match(baselines: pd.DataFrame, candidates: pd.DataFrame) -> tuple[list[Pair], list[str]]:
+def match(baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]:
     """Pair runs, and name the scenarios that have no counterpart.
 
     A baseline of one scenario stands against every candidate. Otherwise scenarios of one name are paired. Of
-    several runs of one cell (see `tracking.cells`) the newest is taken, whatever its work; of the baselines, the
+    several runs of one cell (see `llmtrack.tracked.runs`) the newest is taken, whatever its work; of the baselines, the
     newest of the same work and machine, of the same variant if there is one.
 
     Args:
-        baselines: rows of `llmtrack.runs`, newest first.
+        baselines: runs, newest first.
         candidates: likewise.
 
     Raises:
         UsageError: no two different runs can be paired.
     """
-    finished = ask.finished(baselines)
-    if finished.empty:
+    finished = baselines.finished
+    if not finished:
         raise UsageError(f"the baseline has no finished run{_why(baselines)}")
     named = keys(finished, _NAME)
-    configured_by = configuration(finished)
-    rows = records(finished, (*TOLD_APART_BY, *configured_by))
+    configured_by = finished.configuration()
     pairs, unmatched = [], []
-    asked = in_order_of_time(newest_of_each(candidates, across_work=True))
-    for name, (_, candidate) in zip(keys(asked, _NAME), asked.iterrows(), strict=True):
-        there = range(len(rows)) if len(set(named)) == 1 else _of_the_same_name(named, name)
+    asked = candidates.newest_of_each(across_work=True).in_order_of_time()
+    for name, candidate in zip(keys(asked, _NAME), asked, strict=True):
+        there = finished if len(set(named)) == 1 else _of_the_same_name(finished, named, name)
         if not there:
-            unmatched.append(ask.name(candidate))
+            unmatched.append(candidate.name)
             continue
-        chosen = counterpart([rows[place] for place in there], candidate, configured_by)
-        baseline = finished.iloc[there[chosen]]
-        if baseline["run_id"] != candidate["run_id"]:
+        baseline = counterpart(there, candidate, configured_by)
+        if baseline.run_id != candidate.run_id:
             pairs.append(Pair(baseline, candidate))
     if not pairs and unmatched:
-        known = ", ".join(sorted(map(str, finished["scenario"].unique()))[:5])
+        known = ", ".join(sorted(set(finished.scenarios))[:5])
         raise UsageError(
             f"no scenario is in both: the baseline has {known}; the candidate {', '.join(unmatched[:5])}"
         )
@@ -74,11 +61,35 @@ def match(baselines: pd.DataFrame, candidates: pd.DataFrame) -> tuple[list[Pair]
     return pairs, unmatched
 
 
-def _of_the_same_name(named: Sequence[tuple[str, ...]], candidate: tuple[str, ...]) -> Sequence[int]:
-    """Return which of some runs, by experiment and scenario, have a candidate's scenario, of its experiment if any are."""
-    alike = [place for place, (_, scenario) in enumerate(named) if scenario == candidate[1] != ""]
-    return [place for place in alike if named[place] == candidate] or alike
+def counterpart(baselines: Sequence[Run], run: Run, configured_by: Sequence[str]) -> Run:
+    """Return which of several runs, newest first, a run of another selection is compared with.
+
+    It is the newest of the same work on the same machine, of the same configuration if there is one, else of the same
+    variant; else the newest of the same work, else the newest.
+
+    Args:
+        baselines: the runs.
+        run: the other one.
+        configured_by: what `Runs.configuration` returns.
+    """
+    for names in (_CHOSEN_BY, _CHOSEN_BY[:2], _CHOSEN_BY[:1]):
+        alike = [each for each in baselines if each.agrees(run, *names)]
+        if alike:
+            return next((each for each in alike if each.agrees(run, *configured_by)), alike[0])
+    return baselines[0]
 
 
-def _why(runs: pd.DataFrame) -> str:
-    return f": {ask.name(runs.iloc[0])} {ask.state(runs.iloc[0])}" if len(runs) else ""
+def _of_the_same_name(runs: Runs, named: Sequence[Key], candidate: Key) -> list[Run]:
+    """Return those of some runs that have a candidate's scenario, of its experiment if any are.
+
+    Args:
+        runs: tracked runs.
+        named: experiment and scenario of each.
+        candidate: its experiment and scenario.
+    """
+    alike = [(run, name) for run, name in zip(runs, named, strict=True) if name[1] == candidate[1] != ""]
+    return [run for run, name in alike if name == candidate] or [run for run, _ in alike]
+
+
+def _why(runs: Runs) -> str:
+    return f": {runs[0].name} {runs[0].state}" if runs else ""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference, Verdict, difference, judge
 from llmtrack.decide.family import in_context
 from llmtrack.decide.verdicts import measure_more, tell
-from llmtrack.tracking import ask
-
-if TYPE_CHECKING:
-    import pandas as pd
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 Position = Literal["on", "off", "open", "missing"]
 
@@ -51,27 +49,27 @@ def place(against: Mapping[int, Collection[Verdict]]) -> tuple[Position, list[in
     return ("open", unclear) if unclear else ("on", [])
 
 
-def pareto_front(runs: pd.DataFrame, respects: Sequence[str]) -> list[Standing]:
-    """Return where each scenario stands, in the order of the rows.
+def pareto_front(runs: Runs, respects: Sequence[str]) -> list[Standing]:
+    """Return where each scenario stands, in the order of the runs.
 
     Each is compared with all others. Figures of a text are compared as they
     stand: see `llmtrack.decide.points`, which leaves those of other texts out.
 
     Args:
-        runs: comparable rows, such as those of `gather_points`; their raw samples count if `with_samples` has added them.
+        runs: comparable ones, such as those of `gather_points`; their raw samples count if `with_samples` has added them.
         respects: metrics that the front is of.
     """
-    rows = [run for _, run in in_context(runs).iterrows()]
-    complete = [all(ask.has(run, name) for name in respects) for run in rows]
+    rows = in_context(runs)
+    complete = [all(map(run.has, respects)) for run in rows]
     return [
         _standing(run, [other for j, other in enumerate(rows) if complete[j] and j != i], respects)
         for i, run in enumerate(rows)
     ]
 
 
-def _standing(run: pd.Series, others: Sequence[pd.Series], respects: Sequence[str]) -> Standing:
+def _standing(run: Run, others: Sequence[Run], respects: Sequence[str]) -> Standing:
     for name in respects:
-        if not ask.has(run, name):
+        if not run.has(name):
             return Standing("missing", f"no {name}")
     found: dict[int, list[Difference]] = {index: [] for index in range(len(others))}
     # What needs no test first: a rival that is worse in one respect is none, whatever it is in the next.
@@ -83,7 +81,7 @@ def _standing(run: pd.Series, others: Sequence[pd.Series], respects: Sequence[st
             if each.verdict == "worse":
                 del found[index]
     where, which = place({index: [each.verdict for each in told] for index, told in found.items()})
-    names = ", ".join(ask.name(others[index]) for index in which)
+    names = ", ".join(others[index].name for index in which)
     if where == "off":
         return Standing(where, f"beaten by {names}")
     if where == "on":
@@ -94,10 +92,10 @@ def _standing(run: pd.Series, others: Sequence[pd.Series], respects: Sequence[st
     return Standing(where, f"inconclusive against {names} ({unclear[0].metric}: {unclear[0].words})", command)
 
 
-def _tell(run: pd.Series, others: Sequence[pd.Series], metric: str) -> list[Difference]:
+def _tell(run: Run, others: Sequence[Run], metric: str) -> list[Difference]:
     if not schema.metric(metric).of_text:
         return tell(run, others, metric)
-    return judge([_of_text(metric, float(run[metric]), float(other[metric])) for other in others])
+    return judge([_of_text(metric, run.metrics[metric], other.metrics[metric]) for other in others])
 
 
 def _of_text(metric: str, own: float, other: float) -> Difference:

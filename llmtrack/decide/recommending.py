@@ -6,7 +6,6 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
@@ -19,12 +18,10 @@ from llmtrack.decide.warned import grouped
 from llmtrack.decide.wording import share_text
 from llmtrack.errors import UsageError
 from llmtrack.parameter import read_number
-from llmtrack.tracking import ask
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 from llmtrack.units import MIB
 from llmtrack.words import plural
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SIZE = re.compile(r"\s*((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*([KMGT]i?)?B?\s*", re.IGNORECASE)
 _MIB_OF = {"": 1 / MIB, "k": 1e3 / MIB, "m": 1e6 / MIB, "g": 1e9 / MIB, "t": 1e12 / MIB}
@@ -81,7 +78,7 @@ class Broken:
 
 
 def recommend(
-    runs: pd.DataFrame, limits: Limits, objective: str = SPEED, baseline: str | None = None
+    runs: Runs, limits: Limits, objective: str = SPEED, baseline: str | None = None
 ) -> Recommendation:
     """Choose the scenario that is best in the objective among those that keep to the limits.
 
@@ -89,7 +86,7 @@ def recommend(
     than the reference or another that fits, nothing is recommended, and how to measure more is said.
 
     Args:
-        runs: rows of `llmtrack.runs`, their raw samples added by `with_samples` where they are to count.
+        runs: tracked runs, their raw samples added by `with_samples` where they are to count.
         limits: what must be kept to.
         objective: metric to be best in.
         baseline: scenario whose perplexity is the reference; else the one tracked as baseline, else that of the
@@ -104,25 +101,24 @@ def recommend(
     points = gather_points(in_context(runs), objective)
     table, notes = points.runs, list(points.notes)
     reference = _reference(points, baseline, limits, notes)
-    broken = [_broken(run, reference, limits) for _, run in table.iterrows()]
+    broken = [_broken(run, reference, limits) for run in table]
     out = [
-        (str(name), ", ".join(each.words for each in found))
-        for name, found in zip(table["scenario"], broken, strict=True)
+        (run.scenario, ", ".join(each.words for each in found))
+        for run, found in zip(table, broken, strict=True)
         if found
     ] + _left(runs, table)
-    fitting = table[[not found for found in broken]].sort_values(
-        objective, ascending=schema.metric(objective).better == "lower", kind="stable"
-    )
-    if fitting.empty:
+    fits = Runs(run for run, found in zip(table, broken, strict=True) if not found)
+    fitting = fits.by(objective, highest_first=schema.metric(objective).better == "higher")
+    if not fitting:
         return Recommendation(None, None, _nothing(table, broken, limits), tuple(out), tuple(notes))
-    best, *others = (run for _, run in fitting.iterrows())
+    best, *others = fitting
     behind = tell(best, others, objective)
-    out += [(ask.name(run), _how_far(run, each)) for run, each in zip(others, behind, strict=True)]
+    out += [(run.name, _how_far(run, each)) for run, each in zip(others, behind, strict=True)]
     lead = _lead(best, reference, objective)
     near = [run for run, each in zip(others, behind, strict=True) if not each.told]
     weighed = [best, *([] if reference is None else [reference]), *near]
     notes += say_floor(table, objective)
-    warned = [(ask.name(run), line) for run in weighed for line in ask.lines(run, "warnings")]
+    warned = [(run.name, line) for run in weighed for line in run.warnings]
     notes += [f"read with care: {line}" for line in grouped(warned, len(table))]
     told = ("better", "worse", "same")
     open_ones = [each for each in (*([lead] if lead else []), *behind) if each.verdict not in told]
@@ -131,9 +127,9 @@ def recommend(
         sentence = _cannot_tell(best, others, reference, objective, open_ones[0], command)
         return Recommendation(None, None, sentence, tuple(out), tuple(notes), command)
     if not others and lead is None and _is_single(best, objective):
-        notes.append(f"{objective} of {ask.name(best)} is a single value: how much it varies is not known")
+        notes.append(f"{objective} of {best.name} is a single value: how much it varies is not known")
     sentence = _sentence(best, table, reference, lead, limits, objective)
-    return Recommendation(str(best["scenario"]), str(best["run_id"]), sentence, tuple(out), tuple(notes))
+    return Recommendation(best.scenario, best.run_id, sentence, tuple(out), tuple(notes))
 
 
 def parse_size(text: str) -> float:
@@ -160,42 +156,39 @@ def parse_percent(text: str) -> float:
     return read_number("percentage", found[1]) / 100
 
 
-def _reference(points: Points, baseline: str | None, limits: Limits, notes: list[str]) -> pd.Series | None:
+def _reference(points: Points, baseline: str | None, limits: Limits, notes: list[str]) -> Run | None:
     """Return the run whose perplexity the others' are compared with, or for want of any the timed baseline."""
     table, scored = points.runs, points.scored
     if baseline is not None:
-        for runs in (table, scored):
-            named = runs[ask.where(runs, "scenario", baseline)]
-            if len(named):
-                return named.iloc[0]
-        raise UsageError(
-            f"there is no timed scenario {baseline!r}: use one of {', '.join(map(str, table['scenario']))}"
-        )
-    known = table[table[QUALITY].notna()]
+        named = next((run for run in (*table, *scored) if run.scenario == baseline), None)
+        if named is None:
+            raise UsageError(
+                f"there is no timed scenario {baseline!r}: use one of {', '.join(table.scenarios)}"
+            )
+        return named
+    known = table.where(lambda run: run.has(QUALITY))
+    about = points.reference.study_id if points.reference else ""
     for runs in (known, scored):
-        marked = runs[ask.marked(runs, "baseline")]
-        if len(marked):
+        marked = runs.where(lambda run: run.baseline)
+        if marked:
             # Of several, that of the study which the choice is about.
-            about = None if points.reference is None else points.reference.get("study_id")
-            own = marked[ask.where(marked, "study_id", about)]
-            return (own if len(own) else marked).iloc[0]
-    if len(known):
-        lowest = known.sort_values(QUALITY, kind="stable").iloc[0]
+            return next((run for run in marked if run.study_id == about != ""), marked[0])
+    if known:
+        lowest = known.by(QUALITY)[0]
         if limits.perplexity_increase is not None:
             notes.append(
-                f"no tracked baseline is among the runs: perplexity is judged against the lowest, {ask.name(lowest)}'s"
+                f"no tracked baseline is among the runs: perplexity is judged against the lowest, {lowest.name}'s"
             )
         return lowest
-    marked = table[ask.marked(table, "baseline")]
-    return marked.iloc[0] if len(marked) else None
+    return table.baseline
 
 
-def _is_single(run: pd.Series, metric: str) -> bool:
-    repeats = ask.number(run, schema.spread_key(metric, "n")) or 1
+def _is_single(run: Run, metric: str) -> bool:
+    repeats = run.number(schema.spread_key(metric, "n")) or 1
     return schema.metric(metric).sureness != "exact" and repeats < 2
 
 
-def _broken(run: pd.Series, reference: pd.Series | None, limits: Limits) -> list[Broken]:
+def _broken(run: Run, reference: Run | None, limits: Limits) -> list[Broken]:
     found = []
     if limits.perplexity_increase is not None:
         increase, most = _increase(run, reference), limits.perplexity_increase
@@ -205,7 +198,7 @@ def _broken(run: pd.Series, reference: pd.Series | None, limits: Limits) -> list
             words = f"perplexity {_change(increase)} is over {_change(most)}"
             found.append(Broken(words, (increase - most) / (1 + most)))
     if limits.memory_mib is not None:
-        memory = ask.number(run, MEMORY)
+        memory = run.number(MEMORY)
         if memory is None:
             found.append(Broken("no peak memory was measured"))
         elif memory > limits.memory_mib:
@@ -214,47 +207,47 @@ def _broken(run: pd.Series, reference: pd.Series | None, limits: Limits) -> list
     return found
 
 
-def _increase(run: pd.Series, reference: pd.Series | None) -> float | None:
-    value = ask.number(run, QUALITY)
-    base = None if reference is None else ask.number(reference, QUALITY)
+def _increase(run: Run, reference: Run | None) -> float | None:
+    value = run.number(QUALITY)
+    base = None if reference is None else reference.number(QUALITY)
     return None if value is None or not base else value / base - 1
 
 
-def _lead(best: pd.Series, reference: pd.Series | None, objective: str) -> Difference | None:
+def _lead(best: Run, reference: Run | None, objective: str) -> Difference | None:
     """Return how the best differs from the reference; None if it is it, or the reference was not timed."""
-    if reference is None or reference["run_id"] == best["run_id"] or not ask.has(reference, objective):
+    if reference is None or reference.run_id == best.run_id or not reference.has(objective):
         return None
     (found,) = tell(reference, [best], objective)
     return None if found.verdict == "missing" else found
 
 
 def _sentence(
-    best: pd.Series,
-    points: pd.DataFrame,
-    reference: pd.Series | None,
+    best: Run,
+    points: Runs,
+    reference: Run | None,
     lead: Difference | None,
     limits: Limits,
     objective: str,
 ) -> str:
     parts = [_amount(best, objective)]
     if lead is not None and lead.ratio is not None and reference is not None:
-        parts[0] += f", {_times(lead, ask.name(reference))}"
+        parts[0] += f", {_times(lead, reference.name)}"
     increase = _increase(best, reference)
     if increase is not None:
-        own = reference is not None and reference["run_id"] == best["run_id"]
+        own = reference is not None and reference.run_id == best.run_id
         against = "" if own else f" ({_change(increase)})"
-        parts.append(f"perplexity {float(best[QUALITY]):.3f}{against}")
+        parts.append(f"perplexity {best.metrics[QUALITY]:.3f}{against}")
     elif limits.perplexity_increase is None:
         parts.append("perplexity not known")
-    if ask.has(best, MEMORY):
-        parts.append(f"{float(best[MEMORY]):,.0f} MiB peak memory")
+    if best.has(MEMORY):
+        parts.append(f"{best.metrics[MEMORY]:,.0f} MiB peak memory")
     among = (
         f"{_best_in(objective)} of {plural(len(points), 'scenario')}"
         if len(points) > 1
         else "the only scenario"
     )
     kept = " that keeps to the limits" if limits != Limits() else ""
-    return f"Run {best['scenario']}{doubt(best)}: {among}{kept}{_of_model(best)}, with {_listed(parts)}."
+    return f"Run {best.scenario}{doubt(best)}: {among}{kept}{_of_model(best)}, with {_listed(parts)}."
 
 
 # Best in a metric, as a person says it.
@@ -277,23 +270,23 @@ def _times(lead: Difference, name: str) -> str:
 
 
 def _cannot_tell(
-    best: pd.Series,
-    others: Sequence[pd.Series],
-    reference: pd.Series | None,
+    best: Run,
+    others: Sequence[Run],
+    reference: Run | None,
     objective: str,
     why: Difference,
     command: str,
 ) -> str:
-    rivals = {ask.name(run): run for run in (*([] if reference is None else [reference]), *others)}
-    rivals.pop(ask.name(best), None)
-    figures = [f"{name} {_amount(run, objective)}" for name, run in rivals.items() if ask.has(run, objective)]
+    rivals = {run.name: run for run in (*([] if reference is None else [reference]), *others)}
+    rivals.pop(best.name, None)
+    figures = [f"{name} {_amount(run, objective)}" for name, run in rivals.items() if run.has(objective)]
     return (
-        f"Nothing can be recommended yet{_of_model(best)}: {ask.name(best)} has {_amount(best, objective)} against "
+        f"Nothing can be recommended yet{_of_model(best)}: {best.name} has {_amount(best, objective)} against "
         f"{_listed(figures)}: inconclusive ({why.why}); to settle it run: {command}"
     )
 
 
-def _nothing(points: pd.DataFrame, broken: Sequence[Sequence[Broken]], limits: Limits) -> str:
+def _nothing(points: Runs, broken: Sequence[Sequence[Broken]], limits: Limits) -> str:
     asked = []
     if limits.perplexity_increase is not None:
         asked.append(f"perplexity {_change(limits.perplexity_increase)}")
@@ -308,29 +301,32 @@ def _nothing(points: pd.DataFrame, broken: Sequence[Sequence[Broken]], limits: L
     ]
     if not ranked:
         lacking = dict.fromkeys(each.words for found in broken for each in found if each.excess is None)
-        return f"{start}; which is nearest is not known ({', '.join(lacking)}){_to_score(points.iloc[0], lacking)}"
+        return f"{start}; which is nearest is not known ({', '.join(lacking)}){_to_score(points[0], lacking)}"
     index = min(ranked)[2]
-    near, words = points.iloc[index], ", ".join(each.words for each in broken[index])
-    return f"{start}; the nearest is {ask.name(near)}{_of_model(near)} ({words})."
+    near, words = points[index], ", ".join(each.words for each in broken[index])
+    return f"{start}; the nearest is {near.name}{_of_model(near)} ({words})."
 
 
-def _to_score(run: pd.Series, lacking: Iterable[str]) -> str:
+def _to_score(run: Run, lacking: Iterable[str]) -> str:
     """Return the end of a sentence that lacks perplexities: the command that scores the model, as a run was asked for."""
     if NOT_SCORED not in lacking:
         return "."
-    model = ask.text(run, "model_id") or ask.text(run, "model")
+    model = run.text("model_id") or run.text("model")
     return f"; to score it run: {score_command(run)}, then ask again with --model {shlex.quote(model)}"
 
 
-def _left(runs: pd.DataFrame, points: pd.DataFrame) -> list[tuple[str, str]]:
+def _left(runs: Runs, points: Runs) -> list[tuple[str, str]]:
     """Return what has no figure of the same experiments, since it is not finished."""
-    of_experiments = runs["experiment"].isin(points["experiment"].unique())
-    left = runs[~ask.where(runs, "status", ask.FINISHED) & of_experiments]
-    left = left[~left["scenario"].isin(points["scenario"])].drop_duplicates("scenario")
-    return [(ask.name(run), ask.state(run)) for _, run in left.iterrows()]
+    experiments = {run.experiment for run in points}
+    left = runs.where(
+        lambda run: (
+            not run.is_finished and run.experiment in experiments and run.scenario not in points.scenarios
+        )
+    )
+    return [(run.name, run.state) for run in left.first_of_each("scenario")]
 
 
-def _how_far(run: pd.Series, behind: Difference) -> str:
+def _how_far(run: Run, behind: Difference) -> str:
     amount = _amount(run, behind.metric)
     if behind.verdict == "same":
         return f"{amount}, no significant difference: {in_figures(behind)}"
@@ -339,8 +335,8 @@ def _how_far(run: pd.Series, behind: Difference) -> str:
     return f"{amount}, {in_figures(behind)}" if behind.ratio else amount
 
 
-def _of_model(run: pd.Series) -> str:
-    model, device, study = (ask.text(run, key) for key in ("model_id", "device", "study_id"))
+def _of_model(run: Run) -> str:
+    model, device, study = (run.text(key) for key in ("model_id", "device", "study_id"))
     named = [f"for {model}"] if model else []
     named += [f"on {device}"] if device else []
     return "".join(f" {each}" for each in (*named, *([f"({study})"] if study else [])))
@@ -350,9 +346,9 @@ def _change(share: float) -> str:
     return share_text(share)
 
 
-def _amount(run: pd.Series, metric: str) -> str:
+def _amount(run: Run, metric: str) -> str:
     unit = schema.metric(metric).unit
-    return f"{float(run[metric]):,.4g} {metric if unit == '-' else unit}"
+    return f"{run.metrics[metric]:,.4g} {metric if unit == '-' else unit}"
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
 from llmtrack.given import texts
-from llmtrack.tracking import ask
+from llmtrack.tracked.run import FINISHED
+from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.ids import is_study_id, may_be_id
-from llmtrack.tracking.query import of_scenario, runs, runs_of_id, study_run, why_empty
+from llmtrack.tracking.query import of_scenario, runs_of_id, study_run, tracked_runs, why_empty
 from llmtrack.tracking.source import Source
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 KINDS = (
     "a run id",
@@ -29,8 +26,8 @@ KINDS = (
 BRANCH_TAG = schema.ENV_TAG_PREFIX + "git_branch"
 
 
-def select(selector: str, experiment: str | None = None, tracking_uri: str | None = None) -> pd.DataFrame:
-    """Return the scenario runs that a selector names, newest first, with the columns of `llmtrack.runs`.
+def select(selector: str, experiment: str | None = None, tracking_uri: str | None = None) -> Runs:
+    """Return the scenario runs that a selector names, newest first.
 
     Args:
         selector: one of these:
@@ -53,7 +50,7 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
     """
     named, _, scenario = selector.strip().partition("#")
     found = _found(named, experiment, tracking_uri)
-    if found.empty:
+    if not found:
         running = (
             why_empty(named, tracking_uri)
             if is_study_id(named.removeprefix("study:")) or named.startswith("latest")
@@ -83,13 +80,13 @@ def run_named(selector: str, tracking_uri: str | None = None) -> str:
     if not scenario and kind == "alias" and colon:
         return run_of_alias(Source(tracking_uri), value)
     if not scenario and kind not in ("branch", "tag"):
-        return str(study_run(named, tracking_uri)["run_id"])
+        return study_run(named, tracking_uri).run_id
     found = select(selector, tracking_uri=tracking_uri)
     if len(found) > 1:
         raise UsageError(
             f"{selector!r} means {len(found)} runs: name one by its id (`llmtrack runs` lists them)"
         )
-    return str(found["run_id"].iloc[0])
+    return found[0].run_id
 
 
 def as_selector(study: str) -> str:
@@ -99,38 +96,34 @@ def as_selector(study: str) -> str:
 
 def select_all(
     selectors: str | Sequence[str], experiment: str | None = None, tracking_uri: str | None = None
-) -> pd.DataFrame:
+) -> Runs:
     """Return the runs that any of several selectors names, each once; see `select`."""
-    import pandas as pd
-
     names = texts("selector", selectors)
     if not names:
         raise UsageError(f"no selector is given: use {', '.join(KINDS)}")
-    frames = [select(name, experiment, tracking_uri) for name in names]
-    if len(frames) == 1:
-        return frames[0]
-    return pd.concat(frames, ignore_index=True).drop_duplicates("run_id", ignore_index=True)
+    found = [run for name in names for run in select(name, experiment, tracking_uri)]
+    return Runs(found).first_of_each("run_id")
 
 
-def _found(selector: str, experiment: str | None, uri: str | None) -> pd.DataFrame:
+def _found(selector: str, experiment: str | None, uri: str | None) -> Runs:
     kind, colon, value = selector.partition(":")
     if may_be_id(selector):
         return runs_of_id(selector, uri)
     if is_study_id(selector):
-        return runs(experiment, study=selector, tracking_uri=uri)
+        return tracked_runs(experiment, study=selector, tracking_uri=uri)
     if kind == "latest":
-        return runs(None if value else experiment, study=selector, tracking_uri=uri)
+        return tracked_runs(None if value else experiment, study=selector, tracking_uri=uri)
     if not colon or not value:
         raise _not_understood(selector)
     if kind == "study":
-        return runs(experiment, study=value, tracking_uri=uri)
+        return tracked_runs(experiment, study=value, tracking_uri=uri)
     if kind == "alias":
         return runs_of_id(run_of_alias(Source(uri), value, experiment), uri)
     if kind == "branch":
-        return runs(experiment, status=ask.FINISHED, tracking_uri=uri, tags={BRANCH_TAG: value})
+        return tracked_runs(experiment, status=FINISHED, tracking_uri=uri, tags={BRANCH_TAG: value})
     if kind == "tag" and "=" in value:
         key, _, text = value.partition("=")
-        return runs(experiment, status=ask.FINISHED, tracking_uri=uri, tags={key: text})
+        return tracked_runs(experiment, status=FINISHED, tracking_uri=uri, tags={key: text})
     raise _not_understood(selector)
 
 

@@ -11,23 +11,18 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
-from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
-from llmtrack.decide.differences import Difference, Spread, Verdict, difference, in_figures, judge
+from llmtrack.decide.differences import Difference, Verdict, difference, in_figures, judge
 from llmtrack.decide.family import comparisons, in_context
 from llmtrack.decide.floor import floor_in_words, floor_of, is_within, measured_there
 from llmtrack.decide.significance import ALPHA
 from llmtrack.scenario import DEFAULT_MODEL, Variant
 from llmtrack.task import GenerateTask, RepeatPolicy
-from llmtrack.tracking import ask
-from llmtrack.tracking.artifacts import SAMPLES, samples_by_run
-from llmtrack.tracking.frame import extended
-
-if TYPE_CHECKING:
-    import pandas as pd
+from llmtrack.tracked.run import FAILED, Run
+from llmtrack.tracked.runs import Runs
+from llmtrack.tracking.artifacts import samples_by_run
 
 # How the warnings begin that say so; a test holds them to what the measuring side says.
 DISTURBED = ("the machine was busy:", "noisy:", "drift:")
@@ -41,8 +36,8 @@ _LEAST = re.compile(r" -P (min_repeats|max_seconds)=(\d+)")
 
 
 def tell(
-    baseline: pd.Series,
-    candidates: Iterable[pd.Series],
+    baseline: Run,
+    candidates: Iterable[Run],
     metric: str,
     *,
     across_work: bool = False,
@@ -51,7 +46,7 @@ def tell(
     """Say how candidates differ from a baseline in a metric, in their order.
 
     Args:
-        baseline: a row of `llmtrack.runs`; its raw samples count if `with_samples` has added them, or else what is
+        baseline: a run; its raw samples count if `with_samples` has added them, or else what is
             tracked of its spread.
         candidates: others.
         metric: name of the metric.
@@ -67,7 +62,7 @@ def tell(
 
 
 def tell_pairs(
-    pairs: Sequence[tuple[pd.Series, pd.Series]],
+    pairs: Sequence[tuple[Run, Run]],
     metric: str,
     *,
     across_work: bool = False,
@@ -79,7 +74,7 @@ def tell_pairs(
     What is said of a pair depends on its two runs and their studies, and not on what else is asked.
 
     Args:
-        pairs: rows of `llmtrack.runs`.
+        pairs: of runs.
         metric: name of the metric.
         across_work: see `tell`.
         across_environments: compare speed and memory of different machines or versions too.
@@ -94,14 +89,14 @@ def tell_pairs(
     return told
 
 
-def own_warnings(run: pd.Series) -> tuple[str, ...]:
+def own_warnings(run: Run) -> tuple[str, ...]:
     """Return the warnings that a run carries itself, each with the run's name."""
-    return tuple(f"{ask.name(run)}: {line}" for line in ask.lines(run, "warnings"))
+    return tuple(f"{run.name}: {line}" for line in run.warnings)
 
 
-def is_disturbed(run: pd.Series) -> bool:
+def is_disturbed(run: Run) -> bool:
     """Return whether a run's own warnings say that its speed was disturbed: the machine was busy, repeats vary or drift."""
-    return any(line.startswith(DISTURBED) for line in ask.lines(run, "warnings"))
+    return any(line.startswith(DISTURBED) for line in run.warnings)
 
 
 def disturbance(warnings: Iterable[str]) -> str:
@@ -113,13 +108,13 @@ def disturbance(warnings: Iterable[str]) -> str:
     return ""
 
 
-def doubt(run: pd.Series) -> str:
+def doubt(run: Run) -> str:
     """Return ` (in doubt: varied by 72 %)` of a run that was disturbed, to stand behind its name or figure; else nothing."""
-    how = disturbance(ask.lines(run, "warnings"))
+    how = disturbance(run.warnings)
     return f" (in doubt: {how})" if how else ""
 
 
-def measure_more(run: pd.Series, repeats: int = 0) -> str:
+def measure_more(run: Run, repeats: int = 0) -> str:
     """Return the command that measures a run's experiment again.
 
     Args:
@@ -131,31 +126,31 @@ def measure_more(run: pd.Series, repeats: int = 0) -> str:
         "run",
         ".",
         "-e",
-        ask.text(run, "experiment") or "EXPERIMENT",
+        run.text("experiment") or "EXPERIMENT",
         "--env-manager",
         "local",
     ]
     given = parameters_asked(run)
     # What only scores or trains repeats nothing, and takes no such parameter.
-    if repeats and ask.has(run, "max_new_tokens"):
-        wanted = max(repeats, int(ask.number(run, "min_repeats") or 0))
+    if repeats and run.has("max_new_tokens"):
+        wanted = max(repeats, int(run.number("min_repeats") or 0))
         given["min_repeats"] = str(wanted)
-        seconds = wanted * _ROOM * (ask.number(run, "total_latency_s") or 0.0)
-        if seconds > (ask.number(run, "max_seconds") or RepeatPolicy.max_seconds):
+        seconds = wanted * _ROOM * (run.number("total_latency_s") or 0.0)
+        if seconds > (run.number("max_seconds") or RepeatPolicy.max_seconds):
             given["max_seconds"] = str(math.ceil(seconds))
     return shlex.join(
         [*words, *(word for name, value in given.items() for word in ("-P", f"{name}={value}"))]
     )
 
 
-def score_command(run: pd.Series) -> str:
+def score_command(run: Run) -> str:
     """Return the command that scores a text with the model of a timed run, each precision of which it can be asked."""
     told = {
-        "model": ask.text(run, "model_id") or ask.text(run, "model"),
-        "revision": ask.text(run, "revision"),
-        "backend": ask.text(run, "backend"),
-        "device": ask.text(run, "device_requested"),
-        "dtype": ask.text(run, "dtype_requested"),
+        "model": run.text("model_id") or run.text("model"),
+        "revision": run.text("revision"),
+        "backend": run.text("backend"),
+        "device": run.text("device_requested"),
+        "dtype": run.text("dtype_requested"),
     }
     defaults = {"backend": Variant.backend, "device": Variant.device, "dtype": "", "revision": ""}
     given = [f"{name}={value}" for name, value in told.items() if value and value != defaults.get(name)]
@@ -176,13 +171,13 @@ def each_once(commands: Iterable[str]) -> list[str]:
     ]
 
 
-def parameters_asked(run: pd.Series) -> dict[str, str]:
+def parameters_asked(run: Run) -> dict[str, str]:
     """Return the parameters by which a run's experiment is asked for again, where they are not as by default.
 
     Of a run that does not tell them (of an older version) these are what every experiment takes, as far as params tell.
     """
-    if ask.has(run, "asked"):
-        told: dict[str, str] = json.loads(str(run["asked"]))
+    if run.asked:
+        told: dict[str, str] = json.loads(run.asked)
         # What is measured already is to be measured again.
         return {name: value for name, value in told.items() if name != "resume"}
     defaults = {
@@ -191,55 +186,49 @@ def parameters_asked(run: pd.Series) -> dict[str, str]:
         "device": ("device_requested", Variant.device),
         "max_new_tokens": ("max_new_tokens", str(GenerateTask.max_new_tokens)),
     }
-    found = {name: ask.text(run, param) for name, (param, _) in defaults.items()}
+    found = {name: run.text(param) for name, (param, _) in defaults.items()}
     return {name: value for name, value in found.items() if value not in ("", defaults[name][1])}
 
 
-def with_samples(runs: pd.DataFrame, tracking_uri: str | None = None) -> pd.DataFrame:
+def with_samples(runs: Runs, tracking_uri: str | None = None) -> Runs:
     """Return runs with all that verdicts on them depend on, read back from the store.
 
-    That is the raw samples of each finished one (column `SAMPLES`), how far equal settings differed that were measured more than
+    That is the raw samples of each finished one, how far equal settings differed that were measured more than
     once (`llmtrack.decide.floor`), and how many comparisons its study makes (`llmtrack.decide.family`).
     """
-    import pandas as pd
-
-    wanted = runs["run_id"][ask.where(runs, "status", ask.FINISHED)]
     # Of samples that cannot be read, what is tracked of the spread tells.
-    found = samples_by_run(list(map(str, wanted)), tracking_uri, lenient=True)
-    held = pd.Series(
-        [found.get(str(run_id), {}) for run_id in runs["run_id"]], index=runs.index, dtype="object"
-    )
-    return in_context(extended(runs, **{SAMPLES: held}), measured_there(runs, tracking_uri))
+    found = samples_by_run([run.run_id for run in runs.finished], tracking_uri, lenient=True)
+    held = Runs(dataclasses.replace(run, samples=found.get(run.run_id, {})) for run in runs)
+    return in_context(held, measured_there(held, tracking_uri))
 
 
 def _difference(
-    baseline: pd.Series,
-    candidate: pd.Series,
+    baseline: Run,
+    candidate: Run,
     metric: str,
     across_work: bool,
     across_environments: bool,
 ) -> Difference:
     """Return a difference that is not judged yet, or one whose verdict is why there is none."""
-    then, now = ask.number(baseline, metric), ask.number(candidate, metric)
+    then, now = baseline.number(metric), candidate.number(metric)
 
     def none(verdict: Verdict, words: str) -> Difference:
         before, after = (math.nan if value is None else value for value in (then, now))
         return Difference(metric, before, after, None, verdict=verdict, words=words)
 
     for run in (candidate, baseline):
-        if not ask.is_finished(run):
-            failed = ask.text(run, "status") == ask.FAILED
-            return none("failed" if failed else "missing", ask.state(run))
-    if now is None and ask.text(candidate, "outcome") == "same_as":
-        return none("missing", f"not measured again: {ask.text(candidate, 'reason')}")
+        if not run.is_finished:
+            return none("failed" if run.status == FAILED else "missing", run.state)
+    if now is None and candidate.is_same_as:
+        return none("missing", f"not measured again: {candidate.text('reason')}")
     if then is None or now is None:
         sides = [side for side, value in (("baseline", then), ("candidate", now)) if value is None]
         return none("missing", f"no {metric} of the {' and '.join(sides)}")
     reason = why_not(baseline, candidate, metric, across_environments, across_work)
     if reason:
         return none("not comparable", f"{metric} is not comparable: {reason}")
-    before, after = (samples_of(run, metric) for run in (baseline, candidate))
-    spreads = [spread_of(run, metric) for run in (baseline, candidate)]
+    before, after = (run.samples.get(metric, ()) for run in (baseline, candidate))
+    spreads = [run.spread(metric) for run in (baseline, candidate)]
     both = (spreads[0], spreads[1]) if spreads[0] and spreads[1] else None
     found = difference(metric, then, now, before, after, both)
     return dataclasses.replace(found, doubts=(*own_warnings(baseline), *own_warnings(candidate)))
@@ -250,15 +239,3 @@ def _above_floor(found: Difference, floor: float) -> Difference:
     if not found.told or found.ratio is None or not is_within(found.ratio.value, floor):
         return found
     return dataclasses.replace(found, verdict="same", words=f"{floor_in_words(floor)}: {in_figures(found)}")
-
-
-def samples_of(run: pd.Series, metric: str) -> Sequence[float]:
-    """Return the raw samples of a metric that `with_samples` has added to a run."""
-    found = run.get(SAMPLES)
-    return found.get(metric, ()) if isinstance(found, Mapping) else ()
-
-
-def spread_of(run: pd.Series, metric: str) -> Spread | None:
-    """Return what is tracked of how a metric's repeats lie, None where nothing is."""
-    n, low, high = (ask.number(run, schema.spread_key(metric, stat)) for stat in ("n", "ci_low", "ci_high"))
-    return None if n is None or low is None or high is None else Spread(int(n), low, high)

@@ -2,73 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from llmtrack import metrics as schema
 from llmtrack.report.table import DASH, Column, Table, condition_columns, known_column
-from llmtrack.tracking import ask
-from llmtrack.tracking.cells import params_in
-from llmtrack.tracking.frame import pick
-
-if TYPE_CHECKING:
-    import pandas as pd
+from llmtrack.tracked.frames import check_columns, column_names
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 _NAMES = ("experiment", "scenario", "rule", "metric")
 
 
-def with_columns(table: Table, runs: pd.DataFrame | None, names: Sequence[str]) -> Table:
+@dataclass(frozen=True)
+class Further:
+    """What is known of a table's rows beside what it shows.
+
+    Attributes:
+        names: of the values.
+        values: of each row, by name; None where a row has none.
+    """
+
+    names: Sequence[str]
+    values: Callable[[str], Sequence[Any]]
+
+
+def further(runs: Runs) -> Further:
+    """Return all that is known of runs."""
+    return Further(column_names(runs), lambda name: [run.get(name) for run in runs])
+
+
+def with_columns(table: Table, more: Further | None, names: Sequence[str]) -> Table:
     """Return a table with the columns that a person named, between what each row is of and what is found of it.
 
     Args:
         table: what there is.
-        runs: its rows with all that is known of them, if there is more than the table has.
-        names: keys of its columns, or columns of `runs`, shown whether or not rows differ in them.
+        more: what else is known of its rows, shown whether or not rows differ in it.
+        names: keys of its columns, or names of that.
 
     Raises:
         UsageError: there is no such column; the message names near ones.
     """
-    import pandas as pd
-
-    more = pd.DataFrame(index=range(len(table.rows))) if runs is None else runs.reset_index(drop=True)
-    pick(pd.DataFrame(columns=[*dict.fromkeys([*table.keys, *more.columns])]), names)
+    check_columns(names, [*dict.fromkeys([*table.keys, *(more.names if more else ())])])
     first = [key for key in table.keys if key in _NAMES]
     last = [table.keys[-1]] if table.keys[-1] not in names else []
     keys = [*first, *(name for name in names if name not in first), *last]
-    columns = [
-        (table.titles[at], table.numeric[at], [row[at] for row in table.rows])
-        if (at := table.keys.index(key) if key in table.keys else -1) >= 0
-        else _column_cells(key, more)
-        for key in keys
-    ]
+    columns = [_column(table, more, key) for key in keys]
     titles, numeric, cells = zip(*columns, strict=True)
     return replace(
         table, titles=titles, numeric=numeric, rows=tuple(zip(*cells, strict=True)), keys=tuple(keys)
     )
 
 
-def _column_cells(name: str, runs: pd.DataFrame) -> tuple[str, bool, list[str]]:
-    column = column_of(name, runs)
-    return column.title, column.is_number, [cell(run, column) for run in _rows(runs)]
+def _column(table: Table, more: Further | None, key: str) -> tuple[str, bool, list[str]]:
+    if key in table.keys:
+        at = table.keys.index(key)
+        return table.titles[at], table.numeric[at], [row[at] for row in table.rows]
+    values = more.values(key) if more else []
+    column = column_of(key, values)
+    return column.title, column.is_number, [column.cell(value) for value in values]
 
 
-def _rows(runs: pd.DataFrame) -> list[pd.Series]:
-    """Return the rows of runs once for all columns: pandas takes a millisecond to make one."""
-    return [run for _, run in runs.iterrows()]
-
-
-def with_differing_params(
-    table: Table, runs: pd.DataFrame, roles: Sequence[schema.Role] | None = None
-) -> Table:
+def with_differing_params(table: Table, runs: Runs, roles: Sequence[schema.Role] | None = None) -> Table:
     """Return a table of runs with a column more for each other param, of some roles, in which finished runs differ."""
-    finished = ask.finished(runs)
-    rows = _rows(finished[~ask.where(finished, "outcome", "same_as")])
     known = {column.key for column in condition_columns()}
-    wanted = [name for name in params_in(runs) if roles is None or schema.role(name) in roles]
-    columns = [column_of(name, runs) for name in wanted if name not in known]
+    wanted = [name for name in runs.params if roles is None or schema.role(name) in roles]
+    columns = [column_of_runs(name, runs) for name in wanted if name not in known]
     # To have no value differs too; what failed, or is the same as another, has none for want of being measured.
-    differing = [each for each in columns if len({cell(run, each) for run in rows}) > 1]
+    measured = runs.finished.where(lambda run: not run.is_same_as)
+    differing = [each for each in columns if len({cell(run, each) for run in measured}) > 1]
     names = sum(key in _NAMES for key in table.keys)
 
     def joined(own: Sequence[Any], more: Sequence[Any]) -> tuple[Any, ...]:
@@ -81,16 +84,16 @@ def with_differing_params(
         keys=joined(table.keys, [column.key for column in differing]),
         rows=tuple(
             joined(row, [cell(run, column) for column in differing])
-            for row, run in zip(table.rows, _rows(runs), strict=True)
+            for row, run in zip(table.rows, runs, strict=True)
         ),
     )
 
 
-def shared_conditions(runs: pd.DataFrame) -> tuple[tuple[str, ...], tuple[Column, ...]]:
+def shared_conditions(runs: Runs) -> tuple[tuple[str, ...], tuple[Column, ...]]:
     """Return what holds for all runs, such as `device: cpu`, and the columns of the conditions in which they differ."""
-    shared, differing, rows = list[str](), list[Column](), _rows(runs)
+    shared, differing = list[str](), list[Column]()
     for column in condition_columns():
-        values = {cell(run, column) for run in rows} - {DASH}
+        values = {cell(run, column) for run in runs} - {DASH}
         if len(values) == 1 and not column.quiet:
             shared.append(f"{column.title}: {values.pop()}")
         elif len(values) > 1:
@@ -98,17 +101,27 @@ def shared_conditions(runs: pd.DataFrame) -> tuple[tuple[str, ...], tuple[Column
     return tuple(shared), tuple(differing)
 
 
-def column_of(name: str, runs: pd.DataFrame) -> Column:
-    """Return the column of a table that shows a column of the runs."""
-    from pandas.api.types import is_bool_dtype, is_numeric_dtype
+def column_of_runs(name: str, runs: Runs) -> Column:
+    """Return the column of a table that shows a value of runs."""
+    return column_of(name, [run.get(name) for run in runs])
 
+
+def column_of(name: str, values: Sequence[Any]) -> Column:
+    """Return the column of a table that shows some values of a name."""
     if known := known_column(name):
         return known
-    numeric = name in runs.columns and is_numeric_dtype(runs[name]) and not is_bool_dtype(runs[name])
-    return Column(name, name, _general, numeric)
+    there = [value for value in values if value is not None]
+    numeric = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in there)
+    return Column(name, name, _general, numeric and (bool(there) or _is_of_numbers(name)))
 
 
-def cell(run: pd.Series, column: Column) -> str:
+def _is_of_numbers(name: str) -> bool:
+    """Return whether what no run has would be a number."""
+    param = schema.PARAM_BY_NAME.get(name)
+    return name in schema.METRIC_BY_NAME or (param is not None and param.kind in (int, float))
+
+
+def cell(run: Run, column: Column) -> str:
     """Return what a table shows of a run in a column."""
     return column.cell(run.get(column.key))
 

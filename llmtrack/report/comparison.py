@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import differing_facts
-from llmtrack.decide.comparing import as_runs, compare_pairs, runs_of, with_samples_of
+from llmtrack.decide.comparing import as_runs, compare_pairs, runs_of_pairs, with_samples_of
 from llmtrack.decide.floor import say_floor
 from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.verdicts import own_warnings, with_samples
@@ -19,7 +19,14 @@ from llmtrack.decide.warned import grouped
 from llmtrack.errors import ExtensionError, UsageError
 from llmtrack.modules import named_experiment
 from llmtrack.output import emit
-from llmtrack.report.columns import cell, column_of, shared_conditions, with_differing_params
+from llmtrack.report.columns import (
+    Further,
+    cell,
+    column_of_runs,
+    further,
+    shared_conditions,
+    with_differing_params,
+)
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.study import page_note
 from llmtrack.report.table import DASH, Column, Table, summary_table, with_floor_told
@@ -27,10 +34,9 @@ from llmtrack.report.takeaways import headline
 from llmtrack.report.tasks import split_by_task
 from llmtrack.report.terminal import make_console, say
 from llmtrack.report.write import print_lines, write_report
-from llmtrack.tracking import ask
-from llmtrack.tracking.cells import in_order_of_time, newest_of_each, params_in
-from llmtrack.tracking.frame import pick
-from llmtrack.tracking.query import runs, why_empty
+from llmtrack.tracked.frames import check_columns, column_names, pick
+from llmtrack.tracked.runs import Runs
+from llmtrack.tracking.query import tracked_runs, why_empty
 from llmtrack.words import plural
 
 if TYPE_CHECKING:
@@ -75,21 +81,22 @@ def compare_runs(
         TrackingError: the store cannot be used.
     """
     console = make_console()
-    found = runs(experiment, study, model, "scenario", search, None, tracking_uri, **more)
-    if found.empty:
+    found = tracked_runs(experiment, study, model, "scenario", search, None, tracking_uri, **more)
+    if not found:
         raise UsageError(
             why_empty(study, tracking_uri)
             or "no tracked run matches: widen the filters, or run an experiment first (mlflow run . -e baseline)"
         )
     found = with_samples(found, tracking_uri)
-    tracked = _sorted(in_order_of_time(found if every else newest_of_each(found)), layout.sort)
+    tracked = _sorted((found if every else found.newest_of_each()).in_order_of_time(), layout.sort)
     table = with_floor_told(summary_table(tracked, among=found), tracked)
-    if layout.columns is None and tracked["experiment"].nunique() == 1:
+    experiments = {run.experiment for run in tracked} - {""}
+    if layout.columns is None and len(experiments) == 1:
         on_page = layout.style in PAGES and not layout.wide
-        if on_page and tracked["study_id"].nunique() == 1:
+        if on_page and len({run.study_id for run in tracked} - {""}) == 1:
             module = None
             with suppress(ExtensionError):  # its package is broken: what was tracked is shown all the same
-                module = named_experiment(str(tracked["experiment"].iloc[0]))
+                module = named_experiment(experiments.pop())
             declared = getattr(module, "DECLARED", None)
             own = declared.table if declared else None
             table = with_floor_told(summary_table(tracked, among=found, own=own), tracked)
@@ -105,11 +112,11 @@ def compare_runs(
                 table_of_part = with_floor_told(table_of_part, tracked)
             show(console, f"{title}: {name}", table_of_part, layout)
     else:
-        show(console, title, table, layout, tracked)
+        show(console, title, table, layout, further(tracked))
     if warnings:
         # Programs read csv and json.
         beside = make_console(stderr=True) if layout.style in ("csv", "json") else console
-        print_lines(beside, [line for _, run in tracked.iterrows() for line in own_warnings(run)])
+        print_lines(beside, [line for run in tracked for line in own_warnings(run)])
     if output is not None:
         files = write_report(output, "llmtrack compare", table, tracked)
         if layout.style == "table":
@@ -166,7 +173,7 @@ def compare_with_baseline(
     )
     pairs = with_samples_of(pairs, tracking_uri)
     found = compare_pairs(pairs, metrics, across_environments=across_environments)
-    found = _sorted(found, layout.sort)
+    found = _sorted_frame(found, layout.sort)
     chosen = found if layout.columns is None else pick(found, layout.columns)
     console = make_console()
     if layout.style == "csv":
@@ -174,7 +181,8 @@ def compare_with_baseline(
     elif layout.style == "json":
         emit(console, chosen.to_json(orient="records", indent=1) + "\n")
     else:
-        show(console, "against the baseline", differences_table(found, pairs, unmatched), layout, found)
+        table = differences_table(found, pairs, unmatched)
+        show(console, "against the baseline", table, layout, _further(found))
 
 
 def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Sequence[str] = ()) -> Table:
@@ -185,10 +193,10 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
         pairs: the runs.
         unmatched: candidates that have no counterpart.
     """
-    runs = runs_of(pairs)
+    runs = runs_of_pairs(pairs)
     shared, _ = shared_conditions(runs)
-    columns = [column_of(name, runs) for name in params_in(runs)]
-    differs = {str(pair.candidate["run_id"]): _what_differs(pair, columns) for pair in pairs}
+    columns = [column_of_runs(name, runs) for name in runs.params]
+    differs = {pair.candidate.run_id: _what_differs(pair, columns) for pair in pairs}
     everywhere = _in_all(list(differs.values()))
     asked = {
         run_id: ", ".join(each for each in found if each not in everywhere)
@@ -213,9 +221,9 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
         run_ids=tuple(found["run_id"]),
         notes=(
             *(
-                f"{ask.name(pair.candidate)} differs in: {long[run_id]}"
+                f"{pair.candidate.name} differs in: {long[run_id]}"
                 for pair in pairs
-                if (run_id := str(pair.candidate["run_id"])) in long
+                if (run_id := pair.candidate.run_id) in long
             ),
             *(f"{name} has no counterpart in the baseline" for name in unmatched),
             *_other_machines(found),
@@ -226,10 +234,10 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
     )
 
 
-def _row(line: Mapping[Any, Any], runs: pd.DataFrame) -> list[str]:
+def _row(line: Mapping[Any, Any], runs: Runs) -> list[str]:
     import pandas as pd
 
-    column = column_of(line["metric"], runs)
+    column = column_of_runs(line["metric"], runs)
     values = (
         DASH if pd.isna(line[side]) else column.render(line[side]) for side in ("baseline", "candidate")
     )
@@ -258,7 +266,7 @@ def _what_differs(pair: Pair, columns: Sequence[Column]) -> list[str]:
         one, other = (cell(run, column) for run in (pair.baseline, pair.candidate))
         if one != other:
             found.append(f"{column.title} {one} → {other}")
-    if not ask.equal(pair.baseline, pair.candidate, "environment_id"):
+    if pair.baseline.environment_id != pair.candidate.environment_id:
         found.append(f"another environment ({differing_facts(pair.baseline, pair.candidate)})")
     return found
 
@@ -271,11 +279,19 @@ def _doubts(found: pd.DataFrame, runs: int) -> list[str]:
 
 
 def _same_baseline(pairs: Sequence[Pair]) -> list[str]:
-    names = {(ask.name(pair.baseline), str(pair.baseline["run_id"])) for pair in pairs}
+    names = {(pair.baseline.name, pair.baseline.run_id) for pair in pairs}
     return [f"baseline: {name} ({run_id[:8]})" for name, run_id in names] if len(names) == 1 else []
 
 
-def _sorted(table: pd.DataFrame, sort: str | None) -> pd.DataFrame:
+def _sorted(runs: Runs, sort: str | None) -> Runs:
+    if sort is None:
+        return runs
+    name = sort.removeprefix("-")
+    check_columns([name], column_names(runs))
+    return runs.by(name, highest_first=sort.startswith("-"))
+
+
+def _sorted_frame(table: pd.DataFrame, sort: str | None) -> pd.DataFrame:
     if sort is None:
         return table
     name = sort.removeprefix("-")
@@ -283,4 +299,11 @@ def _sorted(table: pd.DataFrame, sort: str | None) -> pd.DataFrame:
     ascending = not sort.startswith("-")
     return table.sort_values(name, ascending=ascending, na_position="last", kind="stable").reset_index(
         drop=True
+    )
+
+
+def _further(found: pd.DataFrame) -> Further:
+    """Return all that is known of a comparison's rows."""
+    return Further(
+        list(found.columns), lambda name: found[name].astype(object).where(found[name].notna(), None).tolist()
     )

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 from llmtrack.decide.gate import GATE_FAILED, NOT_CHECKED, GateResult, PairCheck
 from llmtrack.report.table import DASH, Table
-from llmtrack.tracking import ask
 
 _OUTCOMES = {0: "passed", NOT_CHECKED: "not passed, it could not check everything", GATE_FAILED: "failed"}
 
@@ -23,7 +22,7 @@ def gate_table(result: GateResult) -> Table:
         titles=("fail if", "scenario", "verdict", "baseline", "candidate", "change, 95 % interval", "why"),
         numeric=(False, False, False, True, True, False, False),
         rows=tuple(_row(each) for each in result.checks),
-        run_ids=tuple(str(each.pair.candidate["run_id"]) for each in result.checks),
+        run_ids=tuple(each.pair.candidate.run_id for each in result.checks),
         notes=result.notes,
         keys=("rule", "scenario", "verdict", "baseline", "candidate", "change", "why"),
     )
@@ -43,7 +42,7 @@ def gate_summary(result: GateResult) -> str:
 
 
 def _first(checks: Sequence[PairCheck]) -> str:
-    name, more = ask.name(checks[0].pair.candidate), len(checks) - 1
+    name, more = checks[0].pair.candidate.name, len(checks) - 1
     return f"{name}: {checks[0].check.why}" + (f" and {more} more" if more else "")
 
 
@@ -66,7 +65,7 @@ def to_junit(result: GateResult) -> str:
         case = ElementTree.SubElement(
             suite,
             "testcase",
-            classname=_xml(f"{ask.text(each.pair.candidate, 'experiment')}.{ask.name(each.pair.candidate)}"),
+            classname=_xml(f"{each.pair.candidate.text('experiment')}.{each.pair.candidate.name}"),
             name=_xml(f"not {each.check.rule}"),
         )
         told = _xml(f"{each.check.outcome}: {', '.join(filter(None, (each.check.change, each.check.why)))}")
@@ -87,15 +86,15 @@ def to_junit(result: GateResult) -> str:
 
 
 def _row(each: PairCheck) -> tuple[str, ...]:
-    values = (ask.number(run, each.check.rule.metric) for run in (each.pair.baseline, each.pair.candidate))
+    values = (run.number(each.check.rule.metric) for run in (each.pair.baseline, each.pair.candidate))
     shown = (DASH if value is None else f"{value:,.4g}" for value in values)
     check = each.check
-    scenario = ask.name(each.pair.candidate)
+    scenario = each.pair.candidate.name
     return str(check.rule), scenario, check.outcome, *shown, check.change or DASH, check.why
 
 
 def _runs(each: PairCheck) -> str:
-    return f"baseline run {each.pair.baseline['run_id']}, candidate run {each.pair.candidate['run_id']}"
+    return f"baseline run {each.pair.baseline.run_id}, candidate run {each.pair.candidate.run_id}"
 
 
 def _xml(text: str) -> str:

@@ -14,11 +14,11 @@ from llmtrack.report.phases import Call
 from llmtrack.report.table import Table, summary_table
 from llmtrack.report.takeaways import plain_call
 from llmtrack.report.tasks import split_by_task, tables_by_task
-from llmtrack.tracking import ask
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 from llmtrack.words import cut
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 TextOf = Callable[[str, str], str]
@@ -72,7 +72,7 @@ class Member:
 
     experiment: Experiment
     run_id: str | None
-    runs: pd.DataFrame
+    runs: Runs
     reading: Sequence[str] = ()
     table: Table | None = None
 
@@ -99,7 +99,7 @@ def study_report(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Repor
 def suite_report(
     question: str,
     run_id: str | None,
-    runs: pd.DataFrame,
+    runs: Runs,
     takeaways: Sequence[str],
     sections: Sequence[Section],
     remarks: Sequence[str] = (),
@@ -147,58 +147,58 @@ def section(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Section:
     )
 
 
-def rows_of(runs: pd.DataFrame, own: OwnTable | None = None, table: Table | None = None) -> Rows:
+def rows_of(runs: Runs, own: OwnTable | None = None, table: Table | None = None) -> Rows:
     """Return the summary table of runs, made if it is not there yet, and what each row is."""
     return Rows(table or summary_table(runs, own=own), _kinds(runs))
 
 
-def conditions(runs: pd.DataFrame) -> tuple[tuple[str, str], ...]:
+def conditions(runs: Runs) -> tuple[tuple[str, str], ...]:
     """Return where and with what was measured, and when, in UTC; what is not known is left out."""
     found = []
     for label, column, form in FACTS:
-        values = runs[column].dropna().unique() if column in runs.columns else ()
-        if len(values):
+        values = dict.fromkeys(value for run in runs if (value := run.get(column)) is not None)
+        if values:
             found.append((label, ", ".join(form.format(value) for value in values)))
-    if ask.where(runs, "env.git_dirty", "true").any():
+    if any(run.environment.get("git_dirty") == "true" for run in runs):
         found.append(("git state", "with changes that are not committed"))
-    began = runs["start_time"].dropna()
-    if len(began):
-        found.insert(0, ("date", f"{began.min():%Y-%m-%d %H:%M} UTC"))
+    began = [run.start_time for run in runs if run.start_time]
+    if began:
+        found.insert(0, ("date", f"{min(began):%Y-%m-%d %H:%M} UTC"))
     return tuple(found)
 
 
-def call_of(runs: pd.DataFrame) -> Call | None:
+def call_of(runs: Runs) -> Call | None:
     """Return the call to explain prefill and decoding by, if one was timed."""
     run = plain_call(runs)
-    if run is None or run["max_new_tokens"] < 2:
+    if run is None or run.params["max_new_tokens"] < 2:
         return None
     return Call(
-        scenario=str(run["scenario"]),
-        prompt_tokens=int(run["prompt_tokens_total"]),
-        new_tokens=int(run["max_new_tokens"]),
-        first_token_ms=float(run["time_to_first_token_ms"]),
-        inter_token_ms=float(run["inter_token_latency_ms"]),
-        weights_mib=float(run["model_size_mib"]) if ask.has(run, "model_size_mib") else None,
+        scenario=run.scenario,
+        prompt_tokens=int(run.params["prompt_tokens_total"]),
+        new_tokens=int(run.params["max_new_tokens"]),
+        first_token_ms=run.metrics["time_to_first_token_ms"],
+        inter_token_ms=run.metrics["inter_token_latency_ms"],
+        weights_mib=run.metrics.get("model_size_mib"),
     )
 
 
-def samples(runs: pd.DataFrame, text_of: TextOf) -> tuple[GeneratedText, ...]:
+def samples(runs: Runs, text_of: TextOf) -> tuple[GeneratedText, ...]:
     """Return the texts that were generated first; scenarios that generated the same one share it.
 
     A text is read once for each output, and none beyond those that are shown: of a thousand runs, that would take minutes.
     """
     names: dict[str, list[str]] = {}
     known: dict[tuple[str, str], str] = {}
-    for run in ask.rows(runs, "status", "output_digest", "model_id", "run_id", "scenario"):
-        if not (ask.is_finished(run) and ask.has(run, "output_digest")):
+    for run in runs.finished:
+        if not run.has("output_digest"):
             continue
-        output = (str(run["output_digest"]), ask.text(run, "model_id") or "")
+        output = (str(run.params["output_digest"]), run.text("model_id"))
         if output not in known:
             if len(names) == MOST_SAMPLES:
                 continue
-            known[output] = cut(text_of(run["run_id"], "sample.txt"), LONGEST_SAMPLE)
+            known[output] = cut(text_of(run.run_id, "sample.txt"), LONGEST_SAMPLE)
         if known[output].strip():
-            names.setdefault(known[output], []).append(str(run["scenario"]))
+            names.setdefault(known[output], []).append(run.scenario)
     return tuple(GeneratedText(tuple(each), text) for text, each in names.items())
 
 
@@ -210,13 +210,13 @@ def plot_of(name: str, figure: Figure) -> Plot:
     return Plot(name, ". ".join(filter(None, titles)) or name, buffer.getvalue())
 
 
-def _kinds(runs: pd.DataFrame) -> tuple[str, ...]:
-    return tuple(map(_kind, ask.rows(runs, "status", "outcome", "baseline")))
+def _kinds(runs: Runs) -> tuple[str, ...]:
+    return tuple(map(_kind, runs))
 
 
-def _kind(run: pd.Series) -> str:
-    if not ask.is_finished(run):
+def _kind(run: Run) -> str:
+    if not run.is_finished:
         return "failed"
-    if ask.text(run, "outcome") == "same_as":
+    if run.is_same_as:
         return "same_as"
-    return "baseline" if ask.is_true(run, "baseline") else ""
+    return "baseline" if run.baseline else ""

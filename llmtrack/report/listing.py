@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any
 
 from llmtrack.output import emit
-from llmtrack.report.columns import column_of
+from llmtrack.report.columns import column_of_runs
 from llmtrack.report.formats import render
 from llmtrack.report.show import Layout, show
 from llmtrack.report.table import DASH, Table
 from llmtrack.report.terminal import make_console, say
-from llmtrack.tracking import ask
+from llmtrack.tracked.frames import check_columns, column_names, frame_of, pick
+from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.ids import SHORT_ID, is_id
 from llmtrack.words import plural
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LISTED = (
     "run_id",
@@ -31,18 +30,23 @@ LISTED = (
 )
 
 
-def listing_table(runs: pd.DataFrame, chosen: bool = False) -> Table:
+def listing_table(runs: Runs, chosen: Sequence[str] | None = None) -> Table:
     """Return a row for each run.
 
     Args:
-        runs: what `llmtrack.runs` returned.
-        chosen: the columns were chosen: all of them, whole; else the main ones.
+        runs: tracked runs.
+        chosen: columns, whole; None: the main ones.
+
+    Raises:
+        UsageError: there is no such column.
     """
-    keys = tuple(map(str, runs.columns)) if chosen else LISTED
-    columns = [column_of(key, runs) for key in keys]
+    if chosen is not None:
+        check_columns(chosen, column_names(runs))
+    keys = LISTED if chosen is None else tuple(chosen)
+    columns = [column_of_runs(key, runs) for key in keys]
     rows = tuple(
-        tuple(_cell(run.get(column.key), column.render, chosen) for column in columns)
-        for _, run in runs.iterrows()
+        tuple(_cell(run.get(column.key), column.render, chosen is not None) for column in columns)
+        for run in runs
     )
     return Table(
         conditions=(),
@@ -54,43 +58,45 @@ def listing_table(runs: pd.DataFrame, chosen: bool = False) -> Table:
     )
 
 
-def show_runs(runs: pd.DataFrame, layout: Layout) -> None:
+def show_runs(runs: Runs, layout: Layout) -> None:
     """Print runs; see `render_runs` for what is in which format."""
-    console, chosen = make_console(), layout.columns is not None
+    console = make_console()
     if layout.style != "table":
-        emit(console, render_runs(runs, layout.style, chosen))
+        emit(console, render_runs(runs, layout.style, layout.columns))
         return
-    show(console, "", listing_table(runs, chosen), Layout(wide=layout.wide))
+    show(console, "", listing_table(runs, layout.columns), Layout(wide=layout.wide))
     say(console, counted(runs))
 
 
-def render_runs(runs: pd.DataFrame, style: str = "table", chosen: bool = False) -> str:
+def render_runs(runs: Runs, style: str = "table", chosen: Sequence[str] | None = None) -> str:
     """Return runs as text.
 
     Args:
-        runs: what `llmtrack.runs` returned.
+        runs: tracked runs.
         style: `table` (the main columns), `csv` or `json` (every column that any run has).
-        chosen: the columns were chosen: show all of them.
+        chosen: show these columns instead.
+
+    Raises:
+        UsageError: there is no such column.
     """
     if style == "table":
         return render(listing_table(runs, chosen), "table") + counted(runs) + "\n"
-    filled = runs if chosen else runs.dropna(axis="columns", how="all")
+    table = frame_of(runs)
+    filled = table.dropna(axis="columns", how="all") if chosen is None else pick(table, chosen)
     if style == "csv":
         return str(filled.to_csv(index=False))
     return str(filled.to_json(orient="records", date_format="iso", indent=1)) + "\n"
 
 
-def counted(runs: pd.DataFrame) -> str:
+def counted(runs: Runs) -> str:
     """Return `1 run` or `12 runs`."""
     return plural(len(runs), "run")
 
 
 def _cell(value: Any, render: Callable[[Any], str], whole: bool) -> str:
-    import pandas as pd
-
-    if ask.missing(value):
+    if value is None:
         return DASH
-    if isinstance(value, pd.Timestamp):
+    if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M}"
     text = str(render(value))
     return text if whole or not is_id(text) else text[:SHORT_ID]

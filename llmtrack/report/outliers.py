@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from statistics import median
 
 from llmtrack.decide.differences import Difference
 from llmtrack.decide.family import in_context
 from llmtrack.decide.verdicts import measure_more, tell
-from llmtrack.tracking import ask
-
-if TYPE_CHECKING:
-    import pandas as pd
+from llmtrack.tracked.runs import Runs
 
 OUTLIER_FACTOR = 1.5
 # A prompt is long from so many times the median prompt's tokens, and short below the inverse.
@@ -21,10 +19,10 @@ LONG_PROMPT = 2.0
 HIGH_SHARE = 0.5
 
 
-def prefill_shares(runs: pd.DataFrame) -> pd.Series:
-    """Return the share of the call until the first token, from 0 to 1."""
-    share: pd.Series = runs["time_to_first_token_ms"] / 1000 / runs["total_latency_s"]
-    return share
+def prefill_shares(runs: Runs) -> list[float]:
+    """Return the share of the call until the first token of each run, from 0 to 1; NaN where that is not known."""
+    firsts, totals = runs.figures("time_to_first_token_ms"), runs.figures("total_latency_s")
+    return [first / 1000 / total for first, total in zip(firsts, totals, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -62,58 +60,63 @@ CAUSES = {
 WATCHED = {"avg_latency_per_token_ms": "ms/token", "time_to_first_token_ms": "TTFT"}
 
 
-def outliers(runs: pd.DataFrame) -> list[Outlier]:
+def outliers(runs: Runs) -> list[Outlier]:
     """Return the runs that differ from the median of all by more than a factor, up or down.
 
     What the one rule of `llmtrack.decide.verdicts` calls no different from the run in the middle is within noise, and left out.
     """
     shares = prefill_shares(runs)
-    medians = runs[[*WATCHED, "inter_token_latency_ms", "prompt_tokens_total"]].median()
+    medians = {
+        key: _median([run.get(key) for run in runs])
+        for key in (*WATCHED, "inter_token_latency_ms", "prompt_tokens_total")
+    }
     runs = in_context(runs)
     differing = {key: _against_the_middle(runs, key) for key in WATCHED}
     found = []
-    for position, ((_, run), share) in enumerate(zip(runs.iterrows(), shares.tolist(), strict=True)):
+    for run, share in zip(runs, shares, strict=True):
         told = {
-            title: differing[key][position]
-            for key, title in WATCHED.items()
-            if position in differing[key]
-            and not 1 / OUTLIER_FACTOR <= run[key] / medians[key] <= OUTLIER_FACTOR
+            key: differing[key][run.run_id]
+            for key in WATCHED
+            if run.run_id in differing[key]
+            and not 1 / OUTLIER_FACTOR <= run.metrics[key] / medians[key] <= OUTLIER_FACTOR
         }
-        ratios = {title: float(run[key] / medians[key]) for key, title in WATCHED.items() if title in told}
-        if not ratios:
+        if not told:
             continue
-        step_ratio = (
-            float(run["inter_token_latency_ms"] / medians["inter_token_latency_ms"])
-            if ask.has(run, "inter_token_latency_ms")
-            else 1.0
-        )
-        length = float(run["prompt_tokens_total"] / medians["prompt_tokens_total"])
-        cause = _cause(max(ratios.values()) > 1, length, share, float(shares.median()), step_ratio)
+        ratios = {WATCHED[key]: run.metrics[key] / medians[key] for key in told}
+        step_ratio = 1.0
+        if run.has("inter_token_latency_ms"):
+            step_ratio = run.metrics["inter_token_latency_ms"] / medians["inter_token_latency_ms"]
+        length = run.params["prompt_tokens_total"] / medians["prompt_tokens_total"]
+        cause = _cause(max(ratios.values()) > 1, length, share, _median(shares), step_ratio)
         untold = [each for each in told.values() if not each.told]
         words, needed = (untold[0].words, max(each.repeats_needed for each in untold)) if untold else ("", 0)
-        found.append(Outlier(str(run["scenario"]), ratios, cause, share, step_ratio, words, needed))
+        found.append(Outlier(run.scenario, ratios, cause, share, step_ratio, words, needed))
     return found
 
 
-def _against_the_middle(runs: pd.DataFrame, key: str) -> dict[int, Difference]:
-    """Return how runs differ from the one in the middle of all, by position, except those that are no different."""
-    known = [position for position, (_, run) in enumerate(runs.iterrows()) if ask.has(run, key)]
+def _against_the_middle(runs: Runs, key: str) -> dict[str, Difference]:
+    """Return how runs differ from the one in the middle of all, by id, except those that are no different."""
+    known = sorted(runs.where(lambda run: run.has(key)), key=lambda run: run.metrics[key])
     if not known:
         return {}
-    middle = sorted(known, key=lambda position: float(runs[key].iloc[position]))[(len(known) - 1) // 2]
-    others = [position for position in known if position != middle]
-    found = tell(runs.iloc[middle], [runs.iloc[each] for each in others], key, across_work=True)
-    return {each: told for each, told in zip(others, found, strict=True) if told.verdict != "same"}
+    middle = known[(len(known) - 1) // 2]
+    others = [run for run in known if run is not middle]
+    found = tell(middle, others, key, across_work=True)
+    return {run.run_id: each for run, each in zip(others, found, strict=True) if each.verdict != "same"}
 
 
-def outlier_lines(done: pd.DataFrame) -> list[str]:
+def _median(values: Sequence[float | None]) -> float:
+    return median([value for value in values if value is not None and value == value] or [math.nan])
+
+
+def outlier_lines(done: Runs) -> list[str]:
     """Name the outliers among measured runs, a line for each cause with the numbers that point to it."""
     found = outliers(done)
     if not found:
         return [
             f"No prompt lies more than {OUTLIER_FACTOR:g}x from the median of all, up or down, beyond noise."
         ]
-    median = f"{prefill_shares(done).median():.0%}"
+    middle = f"{_median(prefill_shares(done)):.0%}"
     lines = []
     for cause, text in CAUSES.items():
         those = [each for each in found if each.cause == cause]
@@ -121,9 +124,9 @@ def outlier_lines(done: pd.DataFrame) -> list[str]:
             names = ", ".join(map(_named, those))
             share = _from_to([each.prefill_share for each in those], "{:.0%}")
             step = _from_to([each.step_ratio for each in those], "{:.2g}x")
-            lines.append(f"Outliers: {names}: {text.format(share=share, median=median, step=step)}.")
+            lines.append(f"Outliers: {names}: {text.format(share=share, median=middle, step=step)}.")
     if any(each.untold for each in found):
-        command = measure_more(done.iloc[0], max(each.repeats_needed for each in found))
+        command = measure_more(done[0], max(each.repeats_needed for each in found))
         lines.append(f"Inconclusive: measure more: {command}")
     return lines
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,18 +14,17 @@ from llmtrack.decide.points import MEMORY, Points, gather_points
 from llmtrack.decide.verdicts import each_once
 from llmtrack.decide.warned import grouped
 from llmtrack.errors import UsageError
-from llmtrack.report.columns import cell, column_of, shared_conditions
+from llmtrack.report.columns import cell, column_of_runs, further, shared_conditions
 from llmtrack.report.drawing import BEATEN, COLOR, drawing, save
 from llmtrack.report.labels import label_points
 from llmtrack.report.plots import add_note, axis_label, canvas, widen
 from llmtrack.report.show import AS_TABLE, Layout, show
 from llmtrack.report.table import Table
 from llmtrack.report.terminal import make_console, say
-from llmtrack.tracking import ask
-from llmtrack.tracking.frame import extended
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 # Inside and edge of a point by its place.
@@ -39,7 +37,7 @@ COLORS: dict[Position, tuple[str, str]] = {
 
 
 def show_pareto(
-    runs: pd.DataFrame,
+    runs: Runs,
     speed: str,
     quality: str,
     *,
@@ -50,7 +48,7 @@ def show_pareto(
     """Print the front of tracked runs, and draw it.
 
     Args:
-        runs: rows of `llmtrack.runs`, their raw samples added by `with_samples` where they are to count.
+        runs: tracked runs, their raw samples added by `with_samples` where they are to count.
         speed: metric of speed.
         quality: metric of quality.
         memory: whether peak memory counts too.
@@ -65,15 +63,15 @@ def show_pareto(
         if schema.metric(known_metric(name)).better == "-":
             raise UsageError(f"{name} has no better direction: no front is of it")
     points = gather_points(runs, speed, quality)
-    if points.runs[quality].isna().all():
+    if not any(run.has(quality) for run in points.runs):
         raise UsageError(
             f"no timed scenario has {quality}: score it too (mlflow run . -e perplexity) with the same model, backend, "
             "dtype and quantization, or choose more runs"
         )
     console = make_console()
     table = pareto_table(points, respects)
-    by_id = points.runs.set_index("run_id", drop=False).loc[list(table.run_ids)]
-    show(console, "Pareto front", table, layout, by_id)
+    by_id = {run.run_id: run for run in points.runs}
+    show(console, "Pareto front", table, layout, further(Runs(by_id[each] for each in table.run_ids)))
     if output is not None:
         with drawing():
             save(pareto_plot(points, speed, quality), output)
@@ -89,37 +87,30 @@ def pareto_table(points: Points, respects: Sequence[str]) -> Table:
         respects: metrics that the front is of, such as speed, quality and memory.
     """
     standings = pareto_front(points.runs, respects)
-    runs = extended(
-        points.runs, _why=[each.why for each in standings], _place=[each.place for each in standings]
-    )
-    runs = runs.sort_values(
-        respects[0], ascending=schema.metric(respects[0]).better == "lower", kind="stable"
-    )
+    stands = dict(zip((run.run_id for run in points.runs), standings, strict=True))
+    runs = points.runs.by(respects[0], highest_first=schema.metric(respects[0]).better == "higher")
     shared, differing = shared_conditions(runs)
-    columns = [*differing, *(column_of(name, runs) for name in respects)]
-    rows = [
-        (
-            str(run["scenario"]),
-            *(cell(run, column) for column in columns),
-            str(run["_why"]),
-        )
-        for _, run in runs.iterrows()
-    ]
+    columns = [*differing, *(column_of_runs(name, runs) for name in respects)]
     return Table(
         conditions=shared,
         titles=("scenario", *(column.title for column in columns), f"front of {', '.join(respects)}"),
         numeric=(False, *(column.is_number for column in columns), False),
-        rows=tuple(rows),
-        run_ids=tuple(runs["run_id"]),
-        notes=(*points.notes, *_doubts(runs), *_measure_more(standings)),
+        rows=tuple(
+            (run.scenario, *(cell(run, column) for column in columns), stands[run.run_id].why) for run in runs
+        ),
+        run_ids=tuple(run.run_id for run in runs),
+        notes=(
+            *points.notes,
+            *_doubts([run for run in runs if stands[run.run_id].place in ("on", "open")]),
+            *_measure_more(standings),
+        ),
         keys=("scenario", *(column.key for column in columns), "front"),
     )
 
 
-def _doubts(runs: pd.DataFrame) -> list[str]:
+def _doubts(shown: Sequence[Run]) -> list[str]:
     """Return the warnings of the runs that are on the front or may be, each once, with some of the runs that carry it."""
-    shown = [run for _, run in runs[runs["_place"].isin(["on", "open"])].iterrows()]
-    warned = [(ask.name(run), line) for run in shown for line in ask.lines(run, "warnings")]
+    warned = [(run.name, line) for run in shown for line in run.warnings]
     return [f"read with care: {line}" for line in grouped(warned, len(shown))]
 
 
@@ -136,25 +127,23 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
         speed: metric of the x axis.
         quality: metric of the y axis.
     """
-    drawn = replace(points, runs=in_context(points.runs)[points.runs[quality].notna()])
-    places = [each.place for each in pareto_front(drawn.runs, (speed, quality))]
-    runs = extended(drawn.runs, _place=places).sort_values(speed)
+    known = in_context(points.runs).where(lambda run: run.has(quality))
+    standings = pareto_front(known, (speed, quality))
+    places = {run.run_id: each.place for run, each in zip(known, standings, strict=True)}
+    runs = known.by(speed)
     figure, axes = canvas(
         f"{_named(quality).capitalize()} against {_named(speed)}", _axis(speed), _axis(quality)
     )
     axes.grid(visible=True, axis="x")
-    add_note(figure, *_key(places), *_memory_range(runs))
-    front = runs[runs["_place"] == "on"]
-    axes.plot(front[speed], front[quality], color=COLOR, linewidth=1.2, zorder=2)
-    inside, edges = zip(*(COLORS[each] for each in runs["_place"]), strict=True)
-    axes.scatter(
-        runs[speed], runs[quality], s=_sizes(runs), c=inside, zorder=3, edgecolors=edges, linewidths=0.8
-    )
+    add_note(figure, *_key(places.values()), *_memory_range(runs))
+    front = runs.where(lambda run: places[run.run_id] == "on")
+    axes.plot(front.figures(speed), front.figures(quality), color=COLOR, linewidth=1.2, zorder=2)
+    inside, edges = zip(*(COLORS[places[run.run_id]] for run in runs), strict=True)
+    xs, ys = runs.figures(speed), runs.figures(quality)
+    axes.scatter(xs, ys, s=_sizes(runs), c=inside, zorder=3, edgecolors=edges, linewidths=0.8)
     axes.margins(x=0.22, y=0.18)
-    widen(axes, list(runs[quality]))
-    label_points(
-        figure, axes, list(runs[speed]), list(runs[quality]), _short(list(map(str, runs["scenario"])))
-    )
+    widen(axes, ys)
+    label_points(figure, axes, xs, ys, _short(runs.scenarios))
     return figure
 
 
@@ -177,15 +166,15 @@ def _named(metric: str) -> str:
     return axis_label(metric).partition(" (")[0]
 
 
-def _sizes(runs: pd.DataFrame) -> list[float]:
+def _sizes(runs: Runs) -> list[float]:
     """Return areas of 30 to 160 by peak memory; all alike where it is not known."""
-    memory = runs[MEMORY] if MEMORY in runs.columns else None
-    if memory is None or memory.isna().any() or memory.max() == memory.min():
+    memory = [run.metrics[MEMORY] for run in runs if run.has(MEMORY)]
+    if len(memory) < len(runs) or max(memory) == min(memory):
         return [60.0] * len(runs)
-    return [30 + 130 * float(value) / float(memory.max()) for value in memory]
+    return [30 + 130 * value / max(memory) for value in memory]
 
 
-def _key(places: Sequence[Position]) -> list[str]:
+def _key(places: Collection[Position]) -> list[str]:
     """Return what line and hollow points stand for, where there are any."""
     line = ["The line joins what no other beats in both."] if "on" in places else []
     hollow = ["Hollow: inconclusive whether another beats it in both."] if "open" in places else []
@@ -193,9 +182,8 @@ def _key(places: Sequence[Position]) -> list[str]:
     return [*line, *hollow, *grey]
 
 
-def _memory_range(runs: pd.DataFrame) -> list[str]:
+def _memory_range(runs: Runs) -> list[str]:
     if len(set(_sizes(runs))) <= 1:
         return []
-    return [
-        f"The area of a point is its peak memory: {runs[MEMORY].min():,.0f} to {runs[MEMORY].max():,.0f} MiB."
-    ]
+    memory = runs.figures(MEMORY)
+    return [f"The area of a point is its peak memory: {min(memory):,.0f} to {max(memory):,.0f} MiB."]

@@ -11,10 +11,10 @@ from llmtrack import metrics as schema
 from llmtrack.report.drawing import BASELINE, COLOR, LINE_COLORS, drawing, new_figure
 from llmtrack.report.escape import as_label, in_plot
 from llmtrack.report.labels import label_points
-from llmtrack.tracking import ask
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -26,13 +26,8 @@ _BASELINE = "Amber: the baseline."
 LEAST_SPAN = 0.05
 
 
-def measured(runs: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Return the runs that finished and have a metric."""
-    return runs[ask.where(runs, "status", ask.FINISHED) & ask.present(runs, metric)]
-
-
 def line_plot(
-    runs: pd.DataFrame,
+    runs: Runs,
     x: str,
     y: str,
     *,
@@ -47,22 +42,24 @@ def line_plot(
     Where no `y_label` is given, it is the metric's name and unit.
     """
     figure, axes = canvas(title, x_label, y_label or axis_label(y))
-    points = measured(runs, y).sort_values(x)
-    lines = points.groupby(group, sort=False) if group else [(None, points)]
-    for (name, line), color in zip(lines, cycle(LINE_COLORS)):
+    points = runs.measured(y).by(x)
+    lines: dict[str, list[Run]] = {}
+    for run in points:
+        lines.setdefault(run.text(group) if group else "", []).append(run)
+    for (name, line), color in zip(lines.items(), cycle(LINE_COLORS)):
         axes.errorbar(
-            line[x].astype(float).to_numpy(),
-            line[y].to_numpy(),
+            [float(run.get(x)) for run in line],
+            [run.metrics[y] for run in line],
             yerr=_error_bars(line, y),
             marker="o",
             color=color,
-            label=as_label(str(name)),
+            label=as_label(name),
         )
     if group and len(points):
         axes.legend(title=as_label(group))
     if _has_intervals(points, y):
         add_note(figure, _INTERVALS)
-    xs = sorted(set(points[x].astype(float)))
+    xs = sorted({float(run.get(x)) for run in points})
     if log_x:
         axes.set_xscale("log", base=2)
     axes.set_xticks(xs, [f"{value:g}" for value in xs])
@@ -71,19 +68,20 @@ def line_plot(
     return figure
 
 
-def bar_plot(runs: pd.DataFrame, label: str, y: str, *, title: str, y_label: str = "") -> Figure:
+def bar_plot(runs: Runs, label: str, y: str, *, title: str, y_label: str = "") -> Figure:
     """Draw a bar per run, with its 95 % interval and its value; the baseline has a color of its own.
 
     Where no `y_label` is given, it is the metric's name and unit.
     """
     figure, axes = canvas(title, label, y_label or axis_label(y))
-    bars = measured(runs, y)
-    names = [as_label(str(name)) for name in bars[label]]
-    colors = [BASELINE if base else COLOR for base in ask.marked(bars, "baseline")]
+    bars = runs.measured(y)
+    names = [as_label(run.text(label)) for run in bars]
+    values = [float(run.get(y)) for run in bars]
+    colors = [BASELINE if run.baseline else COLOR for run in bars]
     # By position: bars of one name would stand on top of each other.
-    drawn = axes.bar(range(len(bars)), bars[y].to_numpy(), yerr=_error_bars(bars, y), color=colors, width=0.6)
+    drawn = axes.bar(range(len(bars)), values, yerr=_error_bars(bars, y), color=colors, width=0.6)
     axes.set_xticks(range(len(bars)), names)
-    axes.bar_label(drawn, labels=[f"{value:.3g}" for value in bars[y]], padding=3, fontsize=9)
+    axes.bar_label(drawn, labels=[f"{value:.3g}" for value in values], padding=3, fontsize=9)
     axes.margins(y=0.15)
     if max((len(name) for name in names), default=0) > 12:
         axes.tick_params(axis="x", labelrotation=20)
@@ -91,18 +89,17 @@ def bar_plot(runs: pd.DataFrame, label: str, y: str, *, title: str, y_label: str
     return figure
 
 
-def scatter_plot(runs: pd.DataFrame, x: str, y: str, *, title: str, x_label: str, y_label: str) -> Figure:
+def scatter_plot(runs: Runs, x: str, y: str, *, title: str, x_label: str, y_label: str) -> Figure:
     """Draw a metric against another, a named point per run; the baseline has a color of its own."""
     figure, axes = canvas(title, x_label, y_label)
-    points = measured(runs, y)
-    points = points[points[x].notna()].sort_values(y)
-    colors = [BASELINE if base else COLOR for base in ask.marked(points, "baseline")]
-    xs, ys = points[x].astype(float).tolist(), points[y].astype(float).tolist()
+    points = runs.measured(y).where(lambda run: run.has(x)).by(y)
+    colors = [BASELINE if run.baseline else COLOR for run in points]
+    xs, ys = points.figures(x), points.figures(y)
     axes.scatter(xs, ys, color=colors, zorder=3)
     axes.margins(x=0.12, y=0.12)
     widen(axes, ys)
     add_note(figure, *_told_baseline(points))
-    label_points(figure, axes, xs, ys, [str(name) for name in points["scenario"]])
+    label_points(figure, axes, xs, ys, points.scenarios)
     return figure
 
 
@@ -165,20 +162,19 @@ def widen(axes: Axes, values: Sequence[float]) -> None:
         axes.set_ylim(middle * (1 - LEAST_SPAN / 2), middle * (1 + LEAST_SPAN / 2))
 
 
-def _has_intervals(points: pd.DataFrame, y: str) -> bool:
+def _has_intervals(points: Sequence[Run], y: str) -> bool:
     return any(high > 0 for ends in _error_bars(points, y) or () for high in ends)
 
 
-def _told_baseline(points: pd.DataFrame) -> tuple[str, ...]:
-    return (_BASELINE,) if ask.marked(points, "baseline").any() else ()
+def _told_baseline(points: Sequence[Run]) -> tuple[str, ...]:
+    return (_BASELINE,) if any(run.baseline for run in points) else ()
 
 
-def _error_bars(points: pd.DataFrame, y: str) -> list[list[float]] | None:
-    low, high = schema.spread_key(y, "ci_low"), schema.spread_key(y, "ci_high")
-    if low not in points.columns or high not in points.columns:
+def _error_bars(points: Sequence[Run], y: str) -> list[list[float]] | None:
+    ends = [(run.number(y) or 0.0, run.spread(y)) for run in points]
+    if not any(spread for _, spread in ends):
         return None
-    middle = points[y]
     return [
-        (middle - points[low]).clip(lower=0).fillna(0).tolist(),
-        (points[high] - middle).clip(lower=0).fillna(0).tolist(),
+        [max(0.0, middle - spread.low) if spread else 0.0 for middle, spread in ends],
+        [max(0.0, spread.high - middle) if spread else 0.0 for middle, spread in ends],
     ]

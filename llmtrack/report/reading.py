@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.decide.differences import Difference, in_figures
 from llmtrack.decide.verdicts import disturbance, is_disturbed, measure_more, tell
 from llmtrack.decide.verdicts import doubt as doubt
 from llmtrack.decide.warned import grouped
-from llmtrack.tracking import ask
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 from llmtrack.words import plural
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MEMORY_BOUND = 0.6
 FAR_FROM_BOUND = 0.3
@@ -24,9 +21,7 @@ _MOST_WARNINGS = 4
 ALIKE = 1.5
 
 
-def difference_between(
-    before: pd.Series, after: pd.Series, key: str, across_work: bool = False
-) -> Difference:
+def difference_between(before: Run, after: Run, key: str, across_work: bool = False) -> Difference:
     """Return how a run differs from another in a metric, by the one rule of `llmtrack.decide.verdicts`.
 
     Args:
@@ -39,7 +34,7 @@ def difference_between(
     return found
 
 
-def change(before: pd.Series, after: pd.Series, key: str, across_work: bool = False) -> str:
+def change(before: Run, after: Run, key: str, across_work: bool = False) -> str:
     """Say what a metric of a run is beside another's: `2.1x (1.9 to 2.3) the time`, `1.10x (1.08 to 1.12) the tokens/s`."""
     return times(difference_between(before, after, key, across_work), amount_of(key))
 
@@ -71,11 +66,11 @@ def _is_alike(found: Difference) -> bool:
     return found.ratio is None or (found.ratio.low >= 1 / ALIKE and found.ratio.high <= ALIKE)
 
 
-def all_behind(best: pd.Series, others: Sequence[pd.Series], key: str) -> str:
+def all_behind(best: Run, others: Sequence[Run], key: str) -> str:
     """Return nothing if a run is told from all others in a metric; else which are like it, or cannot be told from it."""
     found = list(zip(others, tell(best, others, key), strict=True))
-    same = [ask.name(run) for run, each in found if each.verdict == "same"]
-    unknown = [(ask.name(run), each.why) for run, each in found if not each.told and each.verdict != "same"]
+    same = [run.name for run, each in found if each.verdict == "same"]
+    unknown = [(run.name, each.why) for run, each in found if not each.told and each.verdict != "same"]
     parts = [f"no significant difference from {', '.join(same)}"] if same else []
     if unknown:
         command = measure_more(best, max(each.repeats_needed for _, each in found))
@@ -84,9 +79,9 @@ def all_behind(best: pd.Series, others: Sequence[pd.Series], key: str) -> str:
     return "".join(f"; {part}" for part in parts)
 
 
-def cannot_tell(base: pd.Series, others: Sequence[pd.Series], key: str) -> list[str]:
+def cannot_tell(base: Run, others: Sequence[Run], key: str) -> list[str]:
     """Say of which others it cannot be told how they compare with a run, and how to measure more; nothing if it can."""
-    rest = [run for run in others if run["run_id"] != base["run_id"]]
+    rest = [run for run in others if run.run_id != base.run_id]
     unknown = [
         (run, each)
         for run, each in zip(rest, tell(base, rest, key), strict=True)
@@ -94,10 +89,10 @@ def cannot_tell(base: pd.Series, others: Sequence[pd.Series], key: str) -> list[
     ]
     if not unknown:
         return []
-    names = ", ".join(ask.name(run) for run, _ in unknown)
+    names = ", ".join(run.name for run, _ in unknown)
     command = measure_more(base, max(each.repeats_needed for _, each in unknown))
     return [
-        f"{names} against {ask.name(base)} in {key}: inconclusive ({unknown[0][1].why}); to settle it run: {command}"
+        f"{names} against {base.name} in {key}: inconclusive ({unknown[0][1].why}); to settle it run: {command}"
     ]
 
 
@@ -113,69 +108,69 @@ def in_doubt(found: Difference) -> str:
     return f", in doubt since {' and '.join(how)} carried warnings" if how else ""
 
 
-def undecided(question: str, runs: pd.DataFrame) -> list[str]:
+def undecided(question: str, runs: Runs) -> list[str]:
     """Say that a question is open since all of the runs that could answer it were disturbed; nothing if one was not.
 
     Args:
         question: such as `Which precision is fastest`.
         runs: two at least, or there is no question.
     """
-    found = [run for _, run in runs.iterrows()]
+    found = list(runs)
     if len(found) < 2 or not all(map(is_disturbed, found)):
         return []
-    how = ", ".join(f"{ask.name(run)} {disturbance(ask.lines(run, 'warnings'))}" for run in found)
+    how = ", ".join(f"{run.name} {disturbance(run.warnings)}" for run in found)
     return [
         f"{question} is inconclusive: all {len(found)} were disturbed ({how}); to settle it run, on a quiet machine: "
         f"{measure_more(found[0])}"
     ]
 
 
-def speed(run: pd.Series) -> str:
+def speed(run: Run) -> str:
     """Say how fast a run was, and under which conditions."""
-    repeats = ask.number(run, schema.spread_key("total_latency_s", "n"))
+    repeats = run.number(schema.spread_key("total_latency_s", "n"))
     count = "" if repeats is None else f", median of {plural(int(repeats), 'repeat')}"
     return (
-        f"{run['model_id']} on {run['device']} in {run['dtype']}: {run['tokens_per_sec']:.2f} tokens/s, "
-        f"{run['avg_latency_per_token_ms']:.1f} ms/token ({plural(run['prompt_tokens_total'], 'prompt token')}, "
-        f"{plural(run['max_new_tokens'], 'new one')}{count}){doubt(run)}."
+        f"{run.text('model_id')} on {run.text('device')} in {run.text('dtype')}: {run.metrics['tokens_per_sec']:.2f} tokens/s, "
+        f"{run.metrics['avg_latency_per_token_ms']:.1f} ms/token ({plural(run.params['prompt_tokens_total'], 'prompt token')}, "
+        f"{plural(run.params['max_new_tokens'], 'new one')}{count}){doubt(run)}."
     )
 
 
-def phases(run: pd.Series) -> list[str]:
+def phases(run: Run) -> list[str]:
     """Say how the call divides into prefill and decoding."""
-    if not ask.has(run, "time_to_first_token_ms") or not ask.has(run, "decode_tokens_per_sec"):
+    if not run.has("time_to_first_token_ms") or not run.has("decode_tokens_per_sec"):
         return []
-    share = run["time_to_first_token_ms"] / 1000 / run["total_latency_s"]
+    share = run.metrics["time_to_first_token_ms"] / 1000 / run.metrics["total_latency_s"]
     return [
-        f"Prefill: {run['time_to_first_token_ms']:.0f} ms to the first token ({share:.0%} of the call, "
-        f"{run['prefill_tokens_per_sec']:.0f} prompt tokens/s); decoding: {run['decode_tokens_per_sec']:.2f} tokens/s{doubt(run)}."
+        f"Prefill: {run.metrics['time_to_first_token_ms']:.0f} ms to the first token ({share:.0%} of the call, "
+        f"{run.metrics['prefill_tokens_per_sec']:.0f} prompt tokens/s); decoding: {run.metrics['decode_tokens_per_sec']:.2f} tokens/s{doubt(run)}."
     ]
 
 
-def bandwidth(run: pd.Series) -> list[str]:
+def bandwidth(run: Run) -> list[str]:
     """Say how near decoding is to what the memory can move, and what would help."""
-    if not ask.has(run, "memory_bandwidth_utilization"):
+    if not run.has("memory_bandwidth_utilization"):
         return []
-    used = run["memory_bandwidth_utilization"]
+    used = run.metrics["memory_bandwidth_utilization"]
     if used >= MEMORY_BOUND:
         advice = "memory is the limit, so smaller weights (lower precision, quantization) make it faster"
     elif used <= FAR_FROM_BOUND:
         advice = "far from the limit of memory, so overhead or arithmetic is what takes the time: try another backend"
     else:
         advice = "both memory and arithmetic count: smaller weights and another backend can each help"
-    measured = f"{run['copy_bandwidth_gb_per_s']:.1f} GB/s"
+    measured = f"{run.metrics['copy_bandwidth_gb_per_s']:.1f} GB/s"
     return [f"Decoding moves {used:.0%} of the measured {measured}{doubt(run)}: {advice}."]
 
 
-def roofline(run: pd.Series) -> list[str]:
+def roofline(run: Run) -> list[str]:
     """Say how near the prefill and decoding come to the least time that the device could take for them."""
     named = (("prefill", "Prefill", "ms"), ("decode", "Decoding", "ms/token"), ("score", "Scoring", "ms"))
     lines = []
     for stage, title, unit in named:
-        if not ask.has(run, f"{stage}_floor_share") or not ask.has(run, f"{stage}_bound"):
+        if not run.has(f"{stage}_floor_share") or not run.has(f"{stage}_bound"):
             continue
-        share, bound = run[f"{stage}_floor_share"], run[f"{stage}_bound"]
-        floor = f"its floor of {run[f'{stage}_floor_ms']:.3g} {unit}, which {bound} sets"
+        share, bound = run.metrics[f"{stage}_floor_share"], run.params[f"{stage}_bound"]
+        floor = f"its floor of {run.metrics[f'{stage}_floor_ms']:.3g} {unit}, which {bound} sets"
         words = f"{title} takes {1 / share:.{0 if share < 0.01 else 1}f} times {floor}"
         if share < FAR_FROM_BOUND:
             words += ": the rest is overhead (launches, small operators, other programs)"
@@ -183,24 +178,23 @@ def roofline(run: pd.Series) -> list[str]:
     return lines
 
 
-def memory(run: pd.Series) -> list[str]:
+def memory(run: Run) -> list[str]:
     """Say what memory the run took."""
-    if not ask.has(run, "peak_memory_mib"):
+    if not run.has("peak_memory_mib"):
         return []
     return [
-        f"Peak memory {run['peak_memory_mib']:,.0f} MiB, of which {run['model_size_mib']:,.0f} MiB are weights."
+        f"Peak memory {run.metrics['peak_memory_mib']:,.0f} MiB, of which {run.metrics['model_size_mib']:,.0f} MiB are weights."
     ]
 
 
-def doubts(runs: pd.DataFrame) -> list[str]:
+def doubts(runs: Runs) -> list[str]:
     """Say which runs are not finished, and the warnings that runs carry, a line for each kind; nothing if there are none."""
-    lines = ask.unfinished(runs)
-    rows = ask.rows(runs, "warnings", "study_id", *ask.NAMES)
-    warned = [(ask.name(run), line) for run in rows for line in ask.lines(run, "warnings")]
-    found = grouped(warned, len(rows))
+    lines = runs.unfinished()
+    warned = [(run.name, line) for run in runs for line in run.warnings]
+    found = grouped(warned, len(runs))
     lines += [f"Warning: {line}" for line in found[:_MOST_WARNINGS]]
     if len(found) < len(dict.fromkeys(warned)) or len(found) > _MOST_WARNINGS:
-        studies = list(dict.fromkeys(filter(None, (ask.text(run, "study_id") for run in rows))))
+        studies = list(dict.fromkeys(filter(None, (run.study_id for run in runs))))
         which = f" --study {studies[0]}" if len(studies) == 1 else ""
         left = plural(len(found) - _MOST_WARNINGS, "other kind") if len(found) > _MOST_WARNINGS else ""
         lines.append(

@@ -7,7 +7,6 @@ import json
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from llmtrack.decide.points import QUALITY, gather_points
 from llmtrack.decide.recommending import Recommendation
@@ -15,9 +14,7 @@ from llmtrack.errors import UsageError
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import in_markdown, in_plot
 from llmtrack.report.pareto import pareto_plot
-
-if TYPE_CHECKING:
-    import pandas as pd
+from llmtrack.tracked.runs import Runs
 
 _TITLE_WIDTH = 96
 
@@ -50,14 +47,14 @@ def recommendation_json(found: Recommendation, how: Sequence[str], settings: Seq
     return json.dumps(told, indent=1, ensure_ascii=False) + "\n"
 
 
-def draw(found: Recommendation, runs: pd.DataFrame, objective: str, target: Path) -> None:
+def draw(found: Recommendation, runs: Runs, objective: str, target: Path) -> None:
     """Write one slide: the answer, and below it the Pareto plot that it is from.
 
     Raises:
         UsageError: no scenario has a perplexity, without which there is no plot.
     """
     points = gather_points(runs, objective)
-    if points.runs[QUALITY].isna().all():
+    if not any(run.has(QUALITY) for run in points.runs):
         raise UsageError(
             "there is nothing to draw: no perplexity was scored (mlflow run . -e perplexity scores it)"
         )

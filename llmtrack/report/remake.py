@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -22,12 +22,11 @@ from llmtrack.report.reading import doubts
 from llmtrack.report.study import Written, write_study
 from llmtrack.report.suite import write_suite
 from llmtrack.report.terminal import say
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs, when_measured
 from llmtrack.tracking.amend import add_report
-from llmtrack.tracking.query import SUITE, runs, study_run
+from llmtrack.tracking.query import SUITE, study_run, tracked_runs
 from llmtrack.tracking.store import experiment_of_run, open_existing, resolve_tracking_uri
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def remake_report(
@@ -54,8 +53,8 @@ def remake_report(
     with ExitStack() as stack:
         folder = output or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         make_folder(folder)
-        make = _suite if own["experiment"] == SUITE else _study
-        run_id = str(own["run_id"])
+        make = _suite if own.experiment == SUITE else _study
+        run_id = own.run_id
         experiment_id, _ = experiment_of_run(open_existing(uri), run_id)
         written = make(own, Place(run_id, experiment_id, uri, folder, console, parts))
         add_report(run_id, written.note, written.files, parts.problems, uri, written.metrics)
@@ -64,36 +63,36 @@ def remake_report(
     return tuple(parts.problems)
 
 
-def _study(own: pd.Series, place: Place) -> Written:
+def _study(own: Run, place: Place) -> Written:
     uri = place.tracking_uri
-    tracked = with_samples(_in_order(runs(study=str(own["study_id"]), tracking_uri=uri)), uri)
+    tracked = with_samples(_in_order(tracked_runs(study=own.study_id, tracking_uri=uri)), uri)
     return write_study(_experiment(own, place.parts), tracked, place)
 
 
-def _suite(own: pd.Series, place: Place) -> Written:
+def _suite(own: Run, place: Place) -> Written:
     uri, parts = place.tracking_uri, place.parts
-    of_suite = {"llmtrack.suite_id": str(own["study_id"])}
-    found = with_samples(_in_order(runs(tags=of_suite, tracking_uri=uri)), uri)
+    of_suite = {"llmtrack.suite_id": own.study_id}
+    found = with_samples(_in_order(tracked_runs(tags=of_suite, tracking_uri=uri)), uri)
     members = []
-    for _, study in _in_order(runs(kind="study", tags=of_suite, tracking_uri=uri)).iterrows():
+    for study in _in_order(tracked_runs(kind="study", tags=of_suite, tracking_uri=uri)):
         experiment = _experiment(study, parts)
-        tracked = found[found["study_id"] == study["study_id"]].reset_index(drop=True)
+        tracked = Runs(run for run in found if run.study_id == study.study_id)
         reading: Sequence[str] = ()
         with parts.part(f"reading of {experiment.name}"):
-            reading = experiment.reading(tracked)
-        members.append(Member(experiment, str(study["run_id"]), tracked, tuple(reading)))
+            reading = experiment.read(tracked)
+        members.append(Member(experiment, study.run_id, tracked, tuple(reading)))
     quick = str(own.get(f"{SETTING_PREFIX}quick")).lower() == "true"
     module = named_experiment(SUITE)
     remarks = []
     if quick and module is not None:
         with parts.part("remarks"):
             remarks = [module.quick_remark([member.experiment.name for member in members])]
-    return write_suite(members, str(own["question"]), place, remarks)
+    return write_suite(members, own.question, place, remarks)
 
 
-def _experiment(own: pd.Series, parts: Parts) -> Experiment:
+def _experiment(own: Run, parts: Parts) -> Experiment:
     """Return an experiment as far as a report needs it: what drew and read its runs."""
-    name = str(own["experiment"])
+    name = own.experiment
     module = None
     with parts.part("plots and reading"):
         module = named_experiment(name)
@@ -102,24 +101,24 @@ def _experiment(own: pd.Series, parts: Parts) -> Experiment:
             f"plots and reading: {EXPERIMENTS}/{name}.py is not here; run it in the project's folder"
         )
     settings = {
-        str(key).removeprefix(SETTING_PREFIX): str(value)
-        for key, value in own.dropna().items()
-        if str(key).startswith(SETTING_PREFIX)
+        key.removeprefix(SETTING_PREFIX): str(value)
+        for key, value in own.params.items()
+        if key.startswith(SETTING_PREFIX)
     }
     declared: Declaration[Any] | None = getattr(module, "DECLARED", None)
     return Experiment(
         name=name,
-        question=str(own["question"]),
+        question=own.question,
         scenarios=(),
         plots=declared.plots if declared else draw_nothing,
         reading=declared.reading if declared else doubts,
         settings=settings,
         table=declared.table if declared else None,
+        typed=declared is None or declared.typed,
     )
 
 
-def _in_order(tracked: pd.DataFrame) -> pd.DataFrame:
+def _in_order(tracked: Runs) -> Runs:
     """Sort runs as they were measured; of a scenario that was measured once more, only the newest (they come first)."""
-    scenarios = tracked["scenario"].notna()
-    kept = tracked[~scenarios | ~tracked.duplicated(["study_id", "scenario"])]
-    return kept.sort_values(["start_time", "end_time"], kind="stable").reset_index(drop=True)
+    kept = set(tracked.first_of_each("study_id", "scenario"))
+    return Runs(sorted((run for run in tracked if not run.scenario or run in kept), key=when_measured))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -11,18 +11,17 @@ from llmtrack.report.drawing import LINE_COLORS
 from llmtrack.report.escape import as_label
 from llmtrack.report.labels import label_points
 from llmtrack.report.plots import canvas
-from llmtrack.tracking import ask
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 from llmtrack.units import MIB
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 STAGES = {"prefill": "^", "decode": "o", "score": "s"}
 """Stages of a run, and the marker of each."""
 
 _OF_ROOF = ("copy_bandwidth_gb_per_s", "matrix_tflop_per_s")
-_OF_DEVICE = ("device", "arithmetic", "env.gpu", "env.cpu")
 _OF_STAGE = ("gflop", "mib", "floor_ms", "floor_share")
 
 FEW, MOST_LABELS = 12, 48
@@ -70,33 +69,36 @@ class Point:
     share: float
 
 
-def roofs(runs: pd.DataFrame) -> tuple[Roofline, ...]:
+def roofs(runs: Runs) -> tuple[Roofline, ...]:
     """Return the roofs that finished runs stand under; of one device and arithmetic the highest that was measured."""
     found: dict[str, Roofline] = {}
     for run in _placed(runs):
         name = _roof(run)
-        bandwidth, rate = run["copy_bandwidth_gb_per_s"] * 1e9, run["matrix_tflop_per_s"] * 1e12
+        bandwidth, rate = (
+            run.metrics["copy_bandwidth_gb_per_s"] * 1e9,
+            run.metrics["matrix_tflop_per_s"] * 1e12,
+        )
         if name in found:
             bandwidth, rate = max(bandwidth, found[name].bandwidth), max(rate, found[name].rate)
         found[name] = Roofline(name, bandwidth, rate)
     return tuple(found.values())
 
 
-def points(runs: pd.DataFrame) -> tuple[Point, ...]:
+def points(runs: Runs) -> tuple[Point, ...]:
     """Return where the stages of finished runs stand."""
     found = []
     for run in _placed(runs):
         for stage in STAGES:
-            if not all(ask.has(run, f"{stage}_{key}") for key in _OF_STAGE):
+            if not all(run.has(f"{stage}_{key}") for key in _OF_STAGE):
                 continue
-            done, share = run[f"{stage}_gflop"] * 1e9, run[f"{stage}_floor_share"]
-            seconds = run[f"{stage}_floor_ms"] / 1000 / share
+            done, share = run.metrics[f"{stage}_gflop"] * 1e9, run.metrics[f"{stage}_floor_share"]
+            seconds = run.metrics[f"{stage}_floor_ms"] / 1000 / share
             found.append(
                 Point(
-                    ask.name(run),
+                    run.name,
                     stage,
                     _roof(run),
-                    done / (run[f"{stage}_mib"] * MIB),
+                    done / (run.metrics[f"{stage}_mib"] * MIB),
                     done / seconds,
                     share,
                 )
@@ -104,7 +106,7 @@ def points(runs: pd.DataFrame) -> tuple[Point, ...]:
     return tuple(found)
 
 
-def roofline_plots(runs: pd.DataFrame) -> Mapping[str, Figure]:
+def roofline_plots(runs: Runs) -> Mapping[str, Figure]:
     """Draw the roofline of runs, by the file's name; nothing where no run has a place under one."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -159,18 +161,15 @@ def roofline_plots(runs: pd.DataFrame) -> Mapping[str, Figure]:
     return {"roofline": figure}
 
 
-def _placed(runs: pd.DataFrame) -> Iterator[pd.Series]:
-    """Yield the finished runs whose device's rate and bandwidth are known, with what their place is told by."""
-    stages = (f"{stage}_{key}" for stage in STAGES for key in _OF_STAGE)
-    for run in ask.rows(runs, "status", *ask.NAMES, *_OF_ROOF, *_OF_DEVICE, *stages):
-        if ask.is_finished(run) and all(ask.has(run, key) for key in _OF_ROOF):
-            yield run
+def _placed(runs: Runs) -> Runs:
+    """Return the finished runs whose device's rate and bandwidth are known."""
+    return runs.finished.where(lambda run: all(map(run.has, _OF_ROOF)))
 
 
-def _roof(run: pd.Series) -> str:
-    kind = (ask.text(run, "device") or "").partition(":")[0]
-    name = ask.text(run, "env.cpu" if kind == "cpu" else "env.gpu") or kind
-    return f"{ask.text(run, 'arithmetic') or 'arithmetic'} on {name}"
+def _roof(run: Run) -> str:
+    kind = run.text("device").partition(":")[0]
+    name = run.text("env.cpu" if kind == "cpu" else "env.gpu") or kind
+    return f"{run.text('arithmetic') or 'arithmetic'} on {name}"
 
 
 def _si(value: float) -> str:

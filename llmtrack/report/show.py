@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from llmtrack.output import emit
-from llmtrack.report.columns import with_columns
+from llmtrack.report.columns import Further, with_columns
 from llmtrack.report.formats import render
 from llmtrack.report.table import Table
 from llmtrack.report.write import print_report
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -37,9 +33,7 @@ class Layout:
 AS_TABLE = Layout()
 
 
-def show(
-    console: Console, title: str, table: Table, layout: Layout, among: pd.DataFrame | None = None
-) -> None:
+def show(console: Console, title: str, table: Table, layout: Layout, among: Further | None = None) -> None:
     """Print a table.
 
     Args:
@@ -47,7 +41,7 @@ def show(
         title: what it is of.
         table: all there is.
         layout: what is wanted of it.
-        among: its rows with all that is known of them, from which columns may be chosen.
+        among: what is known of its rows, from which columns may be chosen.
 
     Raises:
         UsageError: there is no such column.

@@ -26,11 +26,10 @@ from llmtrack.report.takeaways import headline
 from llmtrack.report.terminal import metrics_block, say, width_of
 from llmtrack.report.views import as_text, chart_view
 from llmtrack.report.write import print_report, write_html, write_report
-from llmtrack.tracking.cells import keys
+from llmtrack.tracked.runs import Runs, keys
 from llmtrack.tracking.views import keep_views
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -51,7 +50,7 @@ class Written:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def write_study(experiment: Experiment, tracked: pd.DataFrame, place: Place) -> Written:
+def write_study(experiment: Experiment, tracked: Runs, place: Place) -> Written:
     """Print a study's table and reading and write its report.
 
     Args:
@@ -64,19 +63,19 @@ def write_study(experiment: Experiment, tracked: pd.DataFrame, place: Place) -> 
     figures: dict[str, Figure] = {}
     files: dict[str, Path] = {}
     with parts.part("reading"):
-        reading = experiment.reading(tracked)
+        reading = experiment.read(tracked)
     told = [*reading, *say_floor(tracked, *told_by_default())]
     table: Table | None = None
     with parts.part("table"):
         table = summary_table(tracked, own=experiment.table)
         if experiment.show_block:
-            for _, run in tracked.iterrows():
+            for run in tracked:
                 say(console, "\n".join(metrics_block(run, width_of(console))))
         print_report(console, experiment.name, table, told, more=more(tracked, "study_id"))
         files |= write_report(folder, experiment.name, table, tracked, told, parts)
         prepare_views(table, tracked, "study_id", place.experiment_id, place.tracking_uri)
     with parts.part("plots"), drawing():
-        figures = dict(experiment.plots(tracked, place.series))
+        figures = dict(experiment.draw(tracked, place.series))
     with parts.part("plot roofline"), drawing():
         figures |= roofline_plots(tracked)
     drawn: list[Plot] = []
@@ -130,7 +129,7 @@ def narrow(table: Table) -> Table:
 
 
 def prepare_views(
-    table: Table, tracked: pd.DataFrame, key: str, experiment_id: str | None, tracking_uri: str
+    table: Table, tracked: Runs, key: str, experiment_id: str | None, tracking_uri: str
 ) -> None:
     """Prepare what MLflow opens on, of the study or suite that runs are of; without it its plain table is opened."""
     own = _the_one(tracked, key)
@@ -141,13 +140,13 @@ def prepare_views(
         keep_views({own: view}, experiment_id, tracking_uri)
 
 
-def more(tracked: pd.DataFrame, key: str) -> str:
+def more(tracked: Runs, key: str) -> str:
     """Return the command that shows a table's other columns, of the study or suite that runs are of."""
     own = _the_one(tracked, key)
     return f"llmtrack compare --study {own} --wide" if own else "llmtrack compare --wide"
 
 
-def _the_one(tracked: pd.DataFrame, key: str) -> str:
+def _the_one(tracked: Runs, key: str) -> str:
     """Return the id of the study or suite that runs are of; empty if that is none, or several."""
     ids = {each for (each,) in keys(tracked, [key])} - {""}
     return ids.pop() if len(ids) == 1 else ""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmtrack.decide.family import with_families
-from llmtrack.decide.floor import with_floors
+from llmtrack.decide.family import within
 from llmtrack.report.drawing import drawing
 from llmtrack.report.escape import plain
 from llmtrack.report.gather import Member, plot_of, section, suite_report
@@ -20,11 +20,9 @@ from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import headline, takeaways
 from llmtrack.report.tasks import tables_by_task
 from llmtrack.report.write import print_lines, print_report, write_html, write_report
-from llmtrack.tracking.cells import FAMILY, FLOORS
-from llmtrack.tracking.frame import extended
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 FOUND = "suite: what it found"
@@ -46,12 +44,9 @@ def write_suite(
         remarks: what the reader must know of how it was measured.
         reasons: why experiments could not be run, one line each.
     """
-    import pandas as pd
-
-    frames = [member.runs for member in members if len(member.runs)]
-    if not frames:
+    tracked = within(Runs(run for member in members for run in member.runs))
+    if not tracked:
         return Written(note="No experiment could be run.")
-    tracked = with_families(with_floors(pd.concat(frames, ignore_index=True)))
     members = list(_in_context_of(tracked, members))
     folder, parts = place.folder, place.parts
     lines, note, files = list(reasons), "", dict[str, Path]()
@@ -84,33 +79,29 @@ def write_suite(
     return Written(tuple(lines), note, files, figures)
 
 
-def _in_context_of(tracked: pd.DataFrame, members: Sequence[Member]) -> Iterator[Member]:
+def _in_context_of(tracked: Runs, members: Sequence[Member]) -> Iterator[Member]:
     """Yield members whose runs know what was found of all of them, one below the other; see `decide.family`."""
-    first = 0
+    found = iter(tracked)
     for member in members:
-        held = tracked.iloc[first : first + len(member.runs)].set_axis(member.runs.index)
-        first += len(member.runs)
-        yield replace(member, runs=extended(member.runs, **{name: held[name] for name in (FLOORS, FAMILY)}))
+        yield replace(member, runs=Runs(islice(found, len(member.runs))))
 
 
 def _sections(members: Sequence[Member], place: Place) -> Iterator[Section]:
     """Yield a section for each study of which anything was tracked; one that broke has its table only."""
     parts = place.parts
     for member in members:
-        if member.runs.empty:
+        if not member.runs:
             continue
-        own = member.runs.reset_index(drop=True)
-        study = replace(member, runs=own)
         done: Section | None = None
         figures: dict[str, Figure] = {}
         with parts.part(f"roofline of {member.experiment.name}"), drawing():
-            figures |= roofline_plots(own)
+            figures |= roofline_plots(member.runs)
         with parts.part(f"plots of {member.experiment.name}"), drawing():
-            plots = member.experiment.plots(own, place.series) if member.run_id else {}
+            plots = member.experiment.draw(member.runs, place.series) if member.run_id else {}
             drawn = [plot_of(name, figure) for name, figure in {**plots, **figures}.items()]
-            done = section(study, drawn, place.text)
+            done = section(member, drawn, place.text)
         if done is None:
             with parts.part(f"section {member.experiment.name}"):
-                done = section(study, [], place.text)
+                done = section(member, [], place.text)
         if done is not None:
             yield done

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference, in_figures
 from llmtrack.decide.family import in_context
 from llmtrack.decide.floor import say_floor
-from llmtrack.decide.verdicts import is_disturbed, spread_of, tell
+from llmtrack.decide.verdicts import is_disturbed, tell
 from llmtrack.decide.wording import ratio_text
 from llmtrack.experiment import OwnTable
-from llmtrack.tracking import ask
-from llmtrack.tracking.cells import Baselines, keys
-
-if TYPE_CHECKING:
-    import pandas as pd
+from llmtrack.tracked.frames import frame_of
+from llmtrack.tracked.run import FAILED, KILLED, Run
+from llmtrack.tracked.runs import Baselines, Runs
 
 DASH = "–"
 # Blanks between two columns.
@@ -43,7 +41,7 @@ class Column:
 
     def cell(self, value: Any) -> str:
         """Return what is shown of a value: a dash where there is none."""
-        return DASH if ask.missing(value) else self.render(value)
+        return DASH if value is None else self.render(value)
 
 
 @dataclass(frozen=True)
@@ -101,25 +99,22 @@ def told_by_default() -> list[str]:
     return [each.name for each in schema.in_place(schema.METRICS) if each.shown and each.shown.told]
 
 
-def summary_table(
-    runs: pd.DataFrame, among: pd.DataFrame | None = None, own: OwnTable | None = None
-) -> Table:
-    """Lay out tracked runs (`llmtrack.runs`) as one table.
+def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = None) -> Table:
+    """Lay out tracked runs as one table.
 
     Conditions that all runs share go above the table and columns that no run has are left out. The last
     column compares each run with the baseline of its study; a failed run's reason is a note below.
 
     Args:
         runs: the rows of the table.
-        among: where to look for the baselines, if not among these rows.
+        among: where to look for the baselines, if not among these.
         own: what the table is about; None: everything that the runs have.
     """
     runs = in_context(runs, among)
-    each_run = [run for _, run in runs.iterrows()]
-    experiments = keys(runs, ["experiment"])
+    experiments = [run.experiment for run in runs]
     shared, differing = [], []
     for column in condition_columns():
-        cells = zip(experiments, (column.cell(value) for value in _values(runs, column.key)), strict=False)
+        cells = zip(experiments, (column.cell(run.get(column.key)) for run in runs), strict=True)
         told = {(experiment, text) for experiment, text in cells if text != DASH}
         values = {text for _, text in told}
         if len(values) == 1 and not column.quiet:
@@ -131,7 +126,7 @@ def summary_table(
     names = [Column("experiment", "experiment", str, False)] if several else []
     names.append(Column("scenario", "scenario", str, False))
     wanted = (each for each in metric_columns() if (each.key in own.columns if own else not each.quiet))
-    metrics = [each for each in wanted if _worth_a_column(_values(runs, each.key))]
+    metrics = [each for each in wanted if any(run.get(each.key) for run in runs)]
     if own:
         differing = [column for column in differing if column.key in own.columns]
     columns = [*names, *differing, *metrics]
@@ -142,69 +137,67 @@ def summary_table(
             *(column.cell(run.get(column.key)) + _spread(column, run) for column in columns),
             change_from_baseline(run, baselines, compared),
         )
-        for run in each_run
+        for run in runs
     ]
     return Table(
         conditions=tuple(shared),
         titles=(*(column.title for column in columns), "against baseline"),
         numeric=(*(column.is_number for column in columns), False),
         rows=tuple(rows),
-        run_ids=tuple(runs["run_id"]),
-        notes=notes(each_run),
+        run_ids=tuple(run.run_id for run in runs),
+        notes=notes(runs),
         keys=(*(column.key for column in columns), "against_baseline"),
     )
 
 
-def with_floor_told(table: Table, runs: pd.DataFrame) -> Table:
+def with_floor_told(table: Table, runs: Runs) -> Table:
     """Return a table that says how far equal settings differed, for what stands alone: a suite says it once of all its tables."""
     return replace(table, notes=(*table.notes, *say_floor(runs, *told_by_default())))
 
 
-def notes(runs: Sequence[pd.Series]) -> tuple[str, ...]:
+def notes(runs: Sequence[Run]) -> tuple[str, ...]:
     """Return why runs have no numbers, or none to rely on; a reason that many failed for is said once, of all of them."""
     said: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         if what := _note(run):
-            failed_for_it = ask.text(run, "status") == ask.FAILED and ask.text(run, "reason")
-            said.setdefault((what, "" if failed_for_it else ask.text(run, "run_id")), []).append(
-                ask.name(run)
-            )
+            failed_for_it = run.status == FAILED and run.reason
+            said.setdefault((what, "" if failed_for_it else run.run_id), []).append(run.name)
     return tuple(f"{', '.join(names)} {what}" for (what, _), names in said.items())
 
 
-def _note(run: pd.Series) -> str:
+def _note(run: Run) -> str:
     """Return what is said behind a run's name; empty if all is well."""
-    if ask.text(run, "outcome") == "same_as":
-        return f"was not measured again: {ask.text(run, 'reason')}"
-    if not ask.is_finished(run):
-        return ask.state(run)
-    ratio = ask.number(run, "reference_perplexity_ratio")
+    if run.is_same_as:
+        return f"was not measured again: {run.text('reason')}"
+    if not run.is_finished:
+        return run.state
+    ratio = run.number("reference_perplexity_ratio")
     if ratio is not None and ratio > schema.SPIKE:
         return f"loses quality: its perplexity is {ratio_text(ratio)} the reference's"
     return ""
 
 
-def change_from_baseline(run: pd.Series, baselines: Baselines, compared: Sequence[str] | None = None) -> str:
+def change_from_baseline(run: Run, baselines: Baselines, compared: Sequence[str] | None = None) -> str:
     """Say how a run differs from the baseline of its study, in those of some metrics that both have, and if it is in doubt."""
     change = _change_from_baseline(run, baselines, compared)
-    return f"{change} (in doubt: disturbed)" if ask.is_finished(run) and is_disturbed(run) else change
+    return f"{change} (in doubt: disturbed)" if run.is_finished and is_disturbed(run) else change
 
 
-def _change_from_baseline(run: pd.Series, baselines: Baselines, compared: Sequence[str] | None) -> str:
-    if ask.text(run, "outcome") == "same_as":
-        return f"= {ask.text(run, 'same_as')}"
-    if not ask.is_finished(run):
-        status, failure = ask.text(run, "status") or DASH, ask.text(run, "failure")
-        untold = status in (ask.FAILED, ask.KILLED) and not ask.has(run, "reason")
+def _change_from_baseline(run: Run, baselines: Baselines, compared: Sequence[str] | None) -> str:
+    if run.is_same_as:
+        return f"= {run.text('same_as')}"
+    if not run.is_finished:
+        status, failure = run.status or DASH, run.text("failure")
+        untold = status in (FAILED, KILLED) and not run.reason
         reason = failure or ("no reason was tracked" if untold else "")
         return f"{status} ({reason})" if reason else status
-    if ask.is_true(run, "baseline"):
+    if run.baseline:
         return "baseline"
     base = baselines.of(run)
     if base is None:
         return DASH
     # A call of other work takes other time: its change says nothing of how the model is run.
-    same_work = ask.equal(run, base, "workload_id")
+    same_work = run.workload_id == base.workload_id
     parts = []
     for key in told_by_default() if compared is None else compared:
         entry = schema.metric(key)
@@ -221,11 +214,11 @@ def _change_from_baseline(run: pd.Series, baselines: Baselines, compared: Sequen
     return ", ".join(parts) or (DASH if same_work else OTHER_WORK)
 
 
-def _spread(column: Column, run: pd.Series) -> str:
+def _spread(column: Column, run: Run) -> str:
     """Return half the 95 % interval of a metric as a share of its median, such as ` ±2%`; empty where none was taken."""
     if not column.spread:
         return ""
-    spread, value = spread_of(run, column.key), ask.number(run, column.key)
+    spread, value = run.spread(column.key), run.number(column.key)
     if spread is None or spread.n < 2 or not value:
         return ""
     return f" ±{(spread.high - spread.low) / 2 / value:.0%}"
@@ -240,18 +233,11 @@ def _noise(found: Difference) -> str:
     return ""
 
 
-def to_csv(runs: pd.DataFrame) -> str:
+def to_csv(runs: Runs) -> str:
     """Return the numbers behind the table as CSV: unrounded, with the spread, one row per run."""
     names = ["study_id", "experiment", "scenario", "run_id", "status", "outcome", "reason", "baseline"]
     names += [column.key for column in (*condition_columns(), *metric_columns())]
-    names += sorted(name for name in runs.columns if name.startswith(schema.SPREAD_PREFIX))
-    known = runs[[name for name in dict.fromkeys(names) if name in runs.columns]]
+    names += sorted({name for run in runs for name in run.metrics if name.startswith(schema.SPREAD_PREFIX)})
+    table = frame_of(runs)
+    known = table[[name for name in dict.fromkeys(names) if name in table.columns]]
     return str(known.dropna(axis="columns", how="all").to_csv(index=False))
-
-
-def _worth_a_column(values: list[Any]) -> bool:
-    return any(not ask.missing(value) and value != 0 for value in values)
-
-
-def _values(runs: pd.DataFrame, key: str) -> list[Any]:
-    return runs[key].tolist() if key in runs.columns else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
@@ -14,14 +13,10 @@ from llmtrack.decide.floor import say_floor
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import is_disturbed, measure_more, tell
 from llmtrack.decide.wording import change_text
-from llmtrack.report.plots import measured
 from llmtrack.report.reading import bandwidth, in_doubt
-from llmtrack.tracking import ask
-from llmtrack.tracking.cells import VARIANT, keys
+from llmtrack.tracked.run import VARIANT, Run
+from llmtrack.tracked.runs import Runs
 from llmtrack.words import plural
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # What a user can choose, and how it is written.
 CHOICES = tuple(
@@ -41,8 +36,8 @@ class Gain:
         found: the difference.
     """
 
-    run: pd.Series
-    base: pd.Series
+    run: Run
+    base: Run
     found: Difference
 
     @property
@@ -54,11 +49,11 @@ class Gain:
     @property
     def disturbed(self) -> list[str]:
         """Those of both that were disturbed: nothing is learned from them."""
-        return [ask.name(each) for each in (self.run, self.base) if is_disturbed(each)]
+        return [each.name for each in (self.run, self.base) if is_disturbed(each)]
 
 
-def takeaways(runs: pd.DataFrame) -> list[str]:
-    """Return 1 to 5 lines that the runs of a suite (`llmtrack.runs`) bear out.
+def takeaways(runs: Runs) -> list[str]:
+    """Return 1 to 5 lines that the runs of a suite bear out.
 
     The biggest win against its study's baseline and what it costs, what to avoid, where the time of a call
     goes and what limits it, and what failed. A difference within noise, or no larger than equal settings differed in the
@@ -84,51 +79,41 @@ def takeaways(runs: pd.DataFrame) -> list[str]:
     if compared and not wins and not losses:
         lines += _cannot_tell([gain for gain in compared if gain.found.verdict == "unknown"])
     return (
-        lines
-        + say_floor(runs, "tokens_per_sec")
-        + _where_time_goes(runs)
-        + ask.unfinished(runs, experiments=True)
+        lines + say_floor(runs, "tokens_per_sec") + _where_time_goes(runs) + runs.unfinished(experiments=True)
     )
 
 
-def headline(runs: pd.DataFrame) -> dict[str, float]:
+def headline(runs: Runs) -> dict[str, float]:
     """Return what a study or suite came to, as metrics of its own run."""
-    same = ask.where(runs, "outcome", "same_as")
-    done = ask.where(runs, "status", ask.FINISHED)
+    done = runs.finished
     found = {
-        "scenarios_measured": float((done & ~same).sum()),
-        "scenarios_failed": float((~done).sum()),
+        "scenarios_measured": float(sum(not run.is_same_as for run in done)),
+        "scenarios_failed": float(len(runs) - len(done)),
     }
-    timed = measured(runs, "tokens_per_sec")
+    timed = runs.measured("tokens_per_sec")
     # The luckiest of those that were disturbed is no speed of this machine.
-    steady = timed[[not is_disturbed(run) for run in ask.rows(timed, "warnings")]]
-    timed = steady if len(steady) else timed
-    if len(timed):
-        found["best_tokens_per_sec"] = float(timed["tokens_per_sec"].max())
+    timed = timed.where(lambda run: not is_disturbed(run)) or timed
+    if timed:
+        found["best_tokens_per_sec"] = max(timed.figures("tokens_per_sec"))
     wins = [gain.ratio.value for gain in gains(runs) if gain.found.verdict == "better" and not gain.disturbed]
     return found | ({"best_gain": max(wins)} if wins else {})
 
 
-def gains(runs: pd.DataFrame) -> list[Gain]:
+def gains(runs: Runs) -> list[Gain]:
     """Return how each run compares with its study's baseline of the same work, told or not.
 
     Runs of other work are not compared: a shorter prompt is no win.
     """
-    timed = measured(in_context(runs), "tokens_per_sec")
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for row, key in enumerate(keys(timed, ("study_id", "workload_id"))):
-        if all(key):
-            groups.setdefault(key, []).append(row)
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in in_context(runs).measured("tokens_per_sec"):
+        if run.study_id and run.workload_id:
+            groups.setdefault((run.study_id, run.workload_id), []).append(run)
     found = []
-    for rows in groups.values():
-        if len(rows) < 2:
+    for same_work in groups.values():
+        base = Runs(same_work).baseline
+        if base is None:
             continue
-        same_work = timed.iloc[rows]
-        bases = same_work[ask.marked(same_work, "baseline")]
-        if bases.empty:
-            continue
-        base = bases.iloc[0]
-        others = [run for _, run in same_work.iterrows() if run["run_id"] != base["run_id"]]
+        others = [run for run in same_work if run.run_id != base.run_id]
         told = zip(others, tell(base, others, "tokens_per_sec"), strict=True)
         found += [Gain(run, base, each) for run, each in told if each.ratio is not None]
     return found
@@ -142,7 +127,7 @@ def _cannot_tell(unknown: list[Gain]) -> list[str]:
     first = unknown[0]
     return [
         f"{plural(len(unknown), 'comparison')} of speed {'is' if len(unknown) == 1 else 'are'} inconclusive, such as "
-        f"{ask.name(first.run)} against {ask.name(first.base)} ({first.found.why}); to settle it run: "
+        f"{first.run.name} against {first.base.name} ({first.found.why}); to settle it run: "
         f"{measure_more(first.run, repeats)}"
     ]
 
@@ -164,9 +149,9 @@ def _plainest(gains: list[Gain], size: Callable[[Gain], float]) -> Gain:
 
 def _same_tokens(gain: Gain) -> bool | None:
     """Return whether both generated the same tokens; None if that was not tracked."""
-    if not ask.has(gain.run, "output_digest") or not ask.has(gain.base, "output_digest"):
+    if not gain.run.has("output_digest") or not gain.base.has("output_digest"):
         return None
-    return bool(gain.run["output_digest"] == gain.base["output_digest"])
+    return gain.run.agrees(gain.base, "output_digest")
 
 
 def _gives(gain: Gain) -> str:
@@ -176,23 +161,23 @@ def _gives(gain: Gain) -> str:
 
 
 def _what(gain: Gain) -> str:
-    return ", ".join(_changed(gain)) or f"{gain.run['scenario']} instead of {gain.base['scenario']}"
+    return ", ".join(_changed(gain)) or f"{gain.run.scenario} instead of {gain.base.scenario}"
 
 
 def _changed(gain: Gain) -> list[str]:
     """Return what a run changes against its baseline, in words."""
     return [
-        f"{form.format(_word(gain.run[key]))} instead of {_word(gain.base[key])}"
+        f"{form.format(_word(gain.run.get(key)))} instead of {_word(gain.base.get(key))}"
         for key, form in CHOICES
-        if ask.has(gain.run, key) and ask.has(gain.base, key) and gain.run[key] != gain.base[key]
+        if gain.run.has(key) and gain.base.has(key) and not gain.run.agrees(gain.base, key)
     ]
 
 
 def _where(gain: Gain) -> str:
     run = gain.run
     return (
-        f"experiment {run['experiment']}: {run['model_id']} on {run['device']}, {plural(run['prompt_tokens'], 'prompt token')}, "
-        f"{plural(run['max_new_tokens'], 'new one')}"
+        f"experiment {run.experiment}: {run.text('model_id')} on {run.text('device')}, {plural(run.params['prompt_tokens'], 'prompt token')}, "
+        f"{plural(run.params['max_new_tokens'], 'new one')}"
     )
 
 
@@ -200,18 +185,18 @@ def _word(value: object) -> str:
     return {"True": "on", "False": "off"}.get(str(value), str(value))
 
 
-def _cost(gain: Gain, runs: pd.DataFrame) -> str:
+def _cost(gain: Gain, runs: Runs) -> str:
     parts = []
     if _differ(gain.run, gain.base, "batch_size") and all(
-        ask.has(each, "batch_latency_s") for each in (gain.run, gain.base)
+        each.has("batch_latency_s") for each in (gain.run, gain.base)
     ):
-        before, after = (float(each["batch_latency_s"]) for each in (gain.base, gain.run))
+        before, after = (each.metrics["batch_latency_s"] for each in (gain.base, gain.run))
         parts.append(f"a sample waits {after:.2f} s for its batch instead of {before:.2f} s")
     parts.append(_quality(gain, runs))
     return "; ".join(parts)
 
 
-def _quality(gain: Gain, runs: pd.DataFrame) -> str:
+def _quality(gain: Gain, runs: Runs) -> str:
     """Say what a win costs in quality, as far as that was measured."""
     parts = []
     if any(_differ(gain.run, gain.base, key) for key in VARIANT):
@@ -225,43 +210,48 @@ def _quality(gain: Gain, runs: pd.DataFrame) -> str:
     return ", and ".join(parts) or "quality was not measured"
 
 
-def _differ(one: pd.Series, other: pd.Series, key: str) -> bool:
-    return not ask.equal(one, other, key)
+def _differ(one: Run, other: Run, key: str) -> bool:
+    return not one.agrees(other, key)
 
 
-def _perplexities(gain: Gain, runs: pd.DataFrame) -> tuple[float, float] | None:
+def _perplexities(gain: Gain, runs: Runs) -> tuple[float, float] | None:
     """Return the perplexity of the baseline's variant and of the winner's, scored by one convention on the same tokens."""
-    scored = measured(runs, "perplexity")
+    scored = runs.measured("perplexity")
     found = []
     for wanted in (gain.base, gain.run):
-        alike = [run for _, run in scored.iterrows() if not any(_differ(run, wanted, key) for key in VARIANT)]
+        alike = [run for run in scored if run.agrees(wanted, *VARIANT)]
         found.append(alike)
     for before in found[0]:
         for after in found[1]:
             if not _differ(before, after, "workload_id") and not why_not(before, after, "perplexity"):
-                return float(before["perplexity"]), float(after["perplexity"])
+                return before.metrics["perplexity"], after.metrics["perplexity"]
     return None
 
 
-def plain_call(runs: pd.DataFrame) -> pd.Series | None:
+def plain_call(runs: Runs) -> Run | None:
     """Return the run to explain prefill and decoding by: one prompt, with the cache; the baseline's if it is there."""
-    needed = ["time_to_first_token_ms", "inter_token_latency_ms", "total_latency_s", "prompt_tokens_total"]
-    if any(key not in runs.columns for key in needed):
-        return None
-    fit = (
-        ask.where(runs, "status", ask.FINISHED)
-        & runs[needed].notna().all(axis="columns")
-        & ask.where(runs, "batch_size", 1)
-        & (runs["prompt_tokens"] == runs["prompt_tokens_total"]).fillna(False).astype(bool)
-        & ~ask.where(runs, "use_cache", False)
+    fit = runs.finished.where(
+        lambda run: (
+            all(map(run.has, _OF_A_CALL))
+            and run.params.get("batch_size") == 1
+            and run.params.get("prompt_tokens") == run.params["prompt_tokens_total"]
+            and run.params.get("use_cache") is not False
+        )
     )
-    for preferred in (ask.where(runs, "experiment", "baseline"), ask.marked(runs, "baseline"), fit):
-        if (chosen := (fit & preferred).to_numpy()).any():
-            return runs.iloc[int(chosen.argmax())]
+    for preferred in (
+        fit.where(lambda run: run.experiment == "baseline"),
+        fit.where(lambda run: run.baseline),
+        fit,
+    ):
+        if preferred:
+            return preferred[0]
     return None
 
 
-def _not_known(what: str, disturbed: Sequence[str], run: pd.Series) -> str:
+_OF_A_CALL = ("time_to_first_token_ms", "inter_token_latency_ms", "total_latency_s", "prompt_tokens_total")
+
+
+def _not_known(what: str, disturbed: Sequence[str], run: Run) -> str:
     """Say that something is not known, since scenarios were disturbed, and the command that measures one of them again."""
     return (
         f"{what} is not known: {', '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed. "
@@ -269,15 +259,15 @@ def _not_known(what: str, disturbed: Sequence[str], run: pd.Series) -> str:
     )
 
 
-def _where_time_goes(runs: pd.DataFrame) -> list[str]:
+def _where_time_goes(runs: Runs) -> list[str]:
     """Say how a plain call divides into prefill and decoding, and what limits decoding; of one that was disturbed, that."""
-    run = plain_call(runs[[not is_disturbed(run) for run in ask.rows(runs, "warnings")]])
+    run = plain_call(runs.where(lambda run: not is_disturbed(run)))
     if run is None:
         run = plain_call(runs)
-        return [] if run is None else [_not_known("Where the time goes", [str(run["scenario"])], run)]
-    share = float(run["time_to_first_token_ms"]) / 1000 / float(run["total_latency_s"])
+        return [] if run is None else [_not_known("Where the time goes", [run.scenario], run)]
+    share = run.metrics["time_to_first_token_ms"] / 1000 / run.metrics["total_latency_s"]
     line = (
-        f"Where the time goes: with {plural(run['prompt_tokens_total'], 'prompt token')} and {plural(run['max_new_tokens'], 'new one')} the "
+        f"Where the time goes: with {plural(run.params['prompt_tokens_total'], 'prompt token')} and {plural(run.params['max_new_tokens'], 'new one')} the "
         f"prefill is {share:.0%} of the call."
     )
     return [" ".join([line, *bandwidth(run)])]

@@ -5,21 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console
 
 from llmtrack import metrics as schema
 from llmtrack.decide.recommending import Recommendation
-from llmtrack.decide.verdicts import spread_of
 from llmtrack.output import console_of, protected, replace_unknown
 from llmtrack.report.escape import plain
-from llmtrack.tracking import ask
-
-if TYPE_CHECKING:
-    import pandas as pd
-
+from llmtrack.tracked.run import Run
 
 LOG_WIDTH = 1000
 _NAMES = 1 + max(len(metric.name) for metric in schema.METRICS if metric.shown or metric.sampled)
@@ -81,20 +75,20 @@ def render_recommendation(found: Recommendation, width: int | None = None) -> st
     return "\n".join([*lines, *(hanging(f"- {note}", width) for note in found.notes)]) + "\n"
 
 
-def metrics_block(run: pd.Series, width: int | None = None) -> list[str]:
+def metrics_block(run: Run, width: int | None = None) -> list[str]:
     """Return lines such as `tokens_per_sec  13.94 tokens/s  [95 % interval 13.80 to 14.02, n=5]`.
 
     Args:
-        run: a row of `llmtrack.runs`.
+        run: a tracked run.
         width: of the terminal; an interval that it has no room for stands on a line of its own.
     """
     lines = []
     for metric in schema.METRICS:
-        if ask.missing(value := run.get(metric.name)):
+        if (value := run.metrics.get(metric.name)) is None:
             continue
         unit = "" if metric.unit == "-" else f" {metric.unit}"
         line = f"{metric.name:<{_NAMES}}{value:>12,.3f}{unit}"
-        spread = spread_of(run, metric.name)
+        spread = run.spread(metric.name)
         if spread is not None and spread.n > 1 and spread.low != spread.high:
             interval = f"[95 % interval {spread.low:,.3f} to {spread.high:,.3f}, n={spread.n}]"
             if width is not None and len(line) + 2 + len(interval) > width:

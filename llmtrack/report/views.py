@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmtrack import metrics as schema
 from llmtrack.report.table import Table
-from llmtrack.tracking import ask
+from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.filters import quoted
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Columns of MLflow's table, and axes of its parallel coordinates, of metrics and of params: it puts metrics first, so with
 # more of them what was asked would be out of sight.
@@ -23,12 +20,12 @@ _SECTION = "What was asked"
 _SPEEDS = ("tokens_per_sec", "decode_tokens_per_sec")
 
 
-def table_view(table: Table, runs: pd.DataFrame, tag: str, value: str) -> dict[str, Any]:
+def table_view(table: Table, runs: Runs, tag: str, value: str) -> dict[str, Any]:
     """Return the state of MLflow's table of runs that shows what a table of ours shows.
 
     Args:
         table: its columns and their importance.
-        runs: its rows, as `llmtrack.runs` returns them.
+        runs: its rows.
         tag: which of the scenarios' tags chooses them: `llmtrack.study_id` or `llmtrack.suite_id`.
         value: of it.
     """
@@ -46,7 +43,7 @@ def table_view(table: Table, runs: pd.DataFrame, tag: str, value: str) -> dict[s
     }
 
 
-def chart_view(table: Table, runs: pd.DataFrame, tag: str, value: str) -> dict[str, Any]:
+def chart_view(table: Table, runs: Runs, tag: str, value: str) -> dict[str, Any]:
     """Return that and the state of its charts: bars of the leading metric, speed against quality, parallel coordinates.
 
     One view serves both pages, the link says which is opened.
@@ -97,10 +94,10 @@ def as_text(view: Mapping[str, Any]) -> str:
     return json.dumps(view, ensure_ascii=False, separators=(",", ":"))
 
 
-def _columns(table: Table, runs: pd.DataFrame) -> tuple[Sequence[str], Sequence[str]]:
+def _columns(table: Table, runs: Runs) -> tuple[Sequence[str], Sequence[str]]:
     """Return the metrics and params of a table that say most, the first of each first: of a study that timed, its speed."""
     metrics = _most_telling(table.keys, schema.METRIC_BY_NAME)
-    tuned_for = {ask.text(run, "tuned_for") for run in ask.rows(runs, "tuned_for")} - {""}
+    tuned_for = {run.text("tuned_for") for run in runs} - {""}
     leads = (*(tuned_for if len(tuned_for) == 1 else ()), *_SPEEDS)
     if lead := next((key for key in leads if key in table.keys and _of_one_run(runs, key)), None):
         metrics = [lead, *(key for key in metrics if key != lead)][:MOST_OF_EACH]
@@ -108,15 +105,12 @@ def _columns(table: Table, runs: pd.DataFrame) -> tuple[Sequence[str], Sequence[
     return metrics, sorted(chosen, key=table.keys.index)
 
 
-def _axes(
-    runs: pd.DataFrame, metrics: Sequence[str], params: Sequence[str]
-) -> tuple[Sequence[str], Sequence[str]]:
+def _axes(runs: Runs, metrics: Sequence[str], params: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Return the axes of parallel coordinates: MLflow draws only runs that have all of them, and none where one is constant."""
-    drawn = runs[ask.present(runs, metrics[0])] if metrics else runs[:0]
-    metrics = [key for key in metrics if ask.present(drawn, key).all()]
+    drawn = runs.where(lambda run: run.has_figure(metrics[0])) if metrics else Runs()
+    metrics = [key for key in metrics if all(run.has_figure(key) for run in drawn)]
     found = tuple(
-        [key for key in keys if key in drawn.columns and drawn[key].nunique(dropna=False) > 1]
-        for keys in (metrics, params)
+        [key for key in keys if len({run.get(key) for run in drawn}) > 1] for keys in (metrics, params)
     )
     return (found[0], found[1]) if len(drawn) > 1 and sum(map(len, found)) > 1 else ((), ())
 
@@ -126,11 +120,8 @@ def _most_telling(keys: Sequence[str], entries: Mapping[str, Any]) -> list[str]:
     return sorted(keep, key=lambda key: -keep[key])[:MOST_OF_EACH]
 
 
-def _of_one_run(runs: pd.DataFrame, *keys: str) -> bool:
-    both = ask.present(runs, keys[0])
-    for key in keys[1:]:
-        both &= ask.present(runs, key)
-    return bool(both.sum() > 1)
+def _of_one_run(runs: Runs, *keys: str) -> bool:
+    return sum(all(map(run.has_figure, keys)) for run in runs) > 1
 
 
 def _id(name: str, value: str) -> str:

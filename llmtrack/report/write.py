@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -20,11 +19,8 @@ from llmtrack.report.parts import Parts
 from llmtrack.report.picture import to_figure
 from llmtrack.report.table import Table, to_csv
 from llmtrack.report.terminal import width_of
+from llmtrack.tracked.runs import Runs
 from llmtrack.words import plural
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 MORE = "--wide, or --columns NAME,NAME"
 """What shows the columns that a terminal has no room for."""
@@ -91,7 +87,7 @@ def write_report(
     folder: Path,
     title: str,
     table: Table | Mapping[str, Table],
-    tracked: pd.DataFrame,
+    tracked: Runs,
     reading: Sequence[str] = (),
     parts: Parts | None = None,
 ) -> dict[str, Path]:

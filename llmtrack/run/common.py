@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from llmtrack.experiment import Experiment
 from llmtrack.metrics import METRIC_BY_NAME
@@ -14,10 +13,8 @@ from llmtrack.run.merged import merged
 from llmtrack.run.plan import resolved
 from llmtrack.scenario import Scenario
 from llmtrack.task import RepeatPolicy, TrainTask
-from llmtrack.tracking import ask
-
-if TYPE_CHECKING:
-    import pandas as pd
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 MEASURE, REUSE, POOL = HOW = ("measure", "reuse", "pool")
 
@@ -35,7 +32,7 @@ class Common:
     def __init__(self, how: str, experiments: Sequence[Experiment], machine: Mapping[str, str]) -> None:
         self._how, self._machine = how, machine
         self._asked: dict[Scenario, list[Scenario]] = {}
-        self._runs: dict[Scenario, pd.DataFrame] = {}
+        self._runs: dict[Scenario, Run] = {}
         self._measured: dict[Scenario, dict[str, Measurement]] = {}
         for each in (scenario for experiment in experiments for scenario in experiment.scenarios):
             self._asked.setdefault(self._cell(each), []).append(each)
@@ -46,13 +43,13 @@ class Common:
             return experiment
         return replace(experiment, scenarios=tuple(map(self._for_all, experiment.scenarios)))
 
-    def reused(self, scenarios: Sequence[Scenario]) -> list[pd.DataFrame]:
-        """Return the runs, a row each, of those scenarios that were measured in the suite before, under their present names."""
+    def reused(self, scenarios: Sequence[Scenario]) -> list[Run]:
+        """Return the runs of those scenarios that were measured in the suite before, under their present names."""
         found = []
         for each in scenarios if self._how == REUSE else ():
             run = self._runs.get(self._cell(each))
             if run is not None:
-                found.append(run.assign(scenario=each.name, baseline=each.baseline))
+                found.append(run.standing_for(each.name, baseline=each.baseline))
         return found
 
     def pooled(self, experiment: str, measurement: Measurement) -> Measurement:
@@ -73,15 +70,14 @@ class Common:
             whole, facts={**whole.facts, "pooled": json.dumps(own)}, started_at=measurement.started_at
         )
 
-    def learn(self, experiment: Experiment, tracked: pd.DataFrame | None) -> None:
+    def learn(self, experiment: Experiment, tracked: Runs | None) -> None:
         """Be told what an experiment has tracked."""
         if tracked is None or self._how != REUSE:
             return
         cells = {each.name: self._cell(each) for each in experiment.scenarios}
-        measured = tracked[ask.where(tracked, "outcome", "finished")]
-        for place, name in enumerate(measured["scenario"]):
-            if name in cells:
-                self._runs.setdefault(cells[name], measured.iloc[[place]])
+        for run in tracked:
+            if run.outcome == "finished" and run.scenario in cells:
+                self._runs.setdefault(cells[run.scenario], run)
 
     def _cell(self, scenario: Scenario) -> Scenario:
         """Return what equal scenarios have in common; what is trained is a model of each one's own."""

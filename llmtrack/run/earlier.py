@@ -6,18 +6,14 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.metrics import metric
 from llmtrack.run.how import variant_of
 from llmtrack.run.space import Candidate
 from llmtrack.scenario import Variant
-from llmtrack.tracking import ask
-from llmtrack.tracking.query import runs
-
-if TYPE_CHECKING:
-    import pandas as pd
+from llmtrack.tracked.run import Run
+from llmtrack.tracking.query import tracked_runs
 
 # What is tracked as it was resolved, and not as it was asked for.
 _RESOLVED = ("provider", "threads")
@@ -47,7 +43,7 @@ def earlier_ratios(
         tracking_uri: the store.
     """
     try:
-        found = runs(
+        found = tracked_runs(
             tags={"llmtrack.environment_id": environment_id},
             status="FINISHED",
             since=_SINCE,
@@ -55,14 +51,11 @@ def earlier_ratios(
         )
     except LlmtrackError:
         return {}
-    if objective not in found:
-        return {}
-    found = found[ask.present(found, objective)]
     keys = {each.name: _key_of(each, cpus) for each in candidates}
     values: dict[Key, dict[Key, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for _, run in found.iterrows():
+    for run in found.measured(objective):
         if (key := _tracked_key(run, cpus)) is not None:
-            values[run["study_id"], ask.text(run, "model_id"), run["workload_id"]][key].append(run[objective])
+            values[run.study_id, run.text("model_id"), run.workload_id][key].append(run.metrics[objective])
     sign = 1.0 if metric(objective).better == "higher" else -1.0
     ratios: dict[str, list[float]] = defaultdict(list)
     for of_study in values.values():
@@ -79,13 +72,13 @@ def _key_of(candidate: Candidate, cpus: int) -> Key:
     return _key(candidate.variant, task.batch_size or 1, task.use_cache, cpus)
 
 
-def _tracked_key(run: pd.Series, cpus: int) -> Key | None:
+def _tracked_key(run: Run, cpus: int) -> Key | None:
     try:
         variant = variant_of(run)
     except (LlmtrackError, ValueError):
         return None
-    cached = not ask.has(run, "use_cache") or ask.is_true(run, "use_cache")
-    return _key(variant, int(ask.number(run, "batch_size") or 1), cached, cpus)
+    cached = not run.has("use_cache") or bool(run.params["use_cache"])
+    return _key(variant, int(run.number("batch_size") or 1), cached, cpus)
 
 
 def _key(variant: Variant, rows: int, cached: bool, cpus: int) -> Key:

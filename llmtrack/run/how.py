@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmtrack.engines.registry import backend_of
 from llmtrack.errors import LlmtrackError
@@ -14,10 +14,7 @@ from llmtrack.parameter import NONE
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.scenario import Scalar, Variant
 from llmtrack.task import GenerateTask
-from llmtrack.tracking import ask
-
-if TYPE_CHECKING:
-    import pandas as pd
+from llmtrack.tracked.run import Run
 
 # What decides how many threads compute, if it is set.
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -65,31 +62,33 @@ def command_line(variant: Variant, task: GenerateTask | None = None) -> str:
     return shlex.join(words)
 
 
-def variant_of(run: pd.Series) -> Variant:
+def variant_of(run: Run) -> Variant:
     """Return the variant that a tracked run measured: the model that was loaded, not the list that was asked for, and the options
     that it used, where they are not the defaults.
 
     Raises:
         LlmtrackError: its backend or recipe is not there any more.
     """
-    backend = ask.text(run, "backend") or Variant.backend
-    quantization = ask.text(run, "quantization") or NONE
+    backend = run.text("backend") or Variant.backend
+    quantization = run.text("quantization") or NONE
     configs = [
         backend_of(backend).options,
         *(() if quantization == NONE else find_recipe(backend, quantization).takes),
     ]
     told: dict[str, Scalar] = {}
     for each in (each for config in configs for each in parameters(config)):
-        if ask.has(run, each.name):
-            value = each.accept(each.kind(run[each.name]) if each.kind is not bool else bool(run[each.name]))
+        if run.has(each.name):
+            value = each.accept(
+                each.kind(run.params[each.name]) if each.kind is not bool else bool(run.params[each.name])
+            )
             if value != each.default:
                 told[each.name] = value
     return Variant(
-        model=ask.text(run, "model_id") or ask.text(run, "model") or Variant.model,
-        revision=ask.text(run, "revision") or None,
+        model=run.text("model_id") or run.text("model") or Variant.model,
+        revision=run.text("revision") or None,
         backend=backend,
-        device=ask.text(run, "device_requested") or Variant.device,
-        dtype=ask.text(run, "dtype_requested") or Variant.dtype,
+        device=run.text("device_requested") or Variant.device,
+        dtype=run.text("dtype_requested") or Variant.dtype,
         quantization=quantization,
         options=tuple(sorted(told.items())),
     )
@@ -114,34 +113,34 @@ def resolved_as(variant: Variant, tags: Mapping[str, str]) -> str:
     return f"# measured with {', '.join(each for each in known if each)}\n"
 
 
-def run_settings(run: pd.Series) -> list[str]:
+def run_settings(run: Run) -> list[str]:
     """Return what else a tracked run was measured with: the digest of its weights, threads, environment variables to set."""
     found = [("weights", "env.weights_digest"), ("threads", "threads")]
-    lines = [f"{title}: {text}" for title, key in found if (text := ask.text(run, key))]
+    lines = [f"{title}: {text}" for title, key in found if (text := run.text(key))]
     return lines + [f"{name}={value}" for name, value in environment_of(run).items()]
 
 
-def environment_of(run: pd.Series) -> dict[str, str]:
+def environment_of(run: Run) -> dict[str, str]:
     """Return the environment variables that a tracked run was measured under and that decide its speed."""
-    found = {name: ask.text(run, f"env.{name.lower()}") for name in VARIABLES}
+    found = {name: run.text(f"env.{name.lower()}") for name in VARIABLES}
     return {name: value for name, value in found.items() if value}
 
 
-def how_to_run(run: pd.Series) -> list[str]:
+def how_to_run(run: Run) -> list[str]:
     """Return the command and the lines of Python that run a model as a tracked run did; nothing where that is not known."""
-    if not ask.has(run, "max_new_tokens"):
+    if not run.has("max_new_tokens"):
         return []
     try:
         variant = variant_of(run)
     except (LlmtrackError, ValueError):
         return []
-    cache = not ask.has(run, "use_cache") or ask.is_true(run, "use_cache")
+    cache = not run.has("use_cache") or bool(run.params["use_cache"])
     task = GenerateTask(
         (),
-        max_new_tokens=int(run["max_new_tokens"]),
+        max_new_tokens=int(run.params["max_new_tokens"]),
         use_cache=cache,
-        batch_size=int(ask.number(run, "batch_size") or 1),
-        pad_to_multiple=int(ask.number(run, "pad_to_multiple") or 1),
+        batch_size=int(run.number("batch_size") or 1),
+        pad_to_multiple=int(run.number("pad_to_multiple") or 1),
     )
     variables = environment_of(run)
     command = command_line(variant, task)

@@ -8,6 +8,7 @@ import io
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ from llmtrack.report.tasks import tables_by_task
 from llmtrack.run.cell import progress_console
 from llmtrack.run.main import perform
 from llmtrack.run.settings import unknown
+from llmtrack.tracked.frames import frame_of
+from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +42,7 @@ class Finished:
     Attributes:
         experiment: name of the experiment.
         study_id: by which it is named wherever a study is: `llmtrack.report(study)`.
-        runs: its scenarios, a row each, with the columns of `llmtrack.runs`.
+        tracked: its scenarios.
         reading: what they say.
         problems: what of its report could not be made, and why.
         tracking_uri: the store that it is in.
@@ -48,21 +51,26 @@ class Finished:
 
     experiment: str
     study_id: str
-    runs: pd.DataFrame = field(repr=False)
+    tracked: Runs = field(repr=False)
     reading: tuple[str, ...]
     problems: tuple[str, ...]
     tracking_uri: str
     asked: Experiment | None = field(repr=False)
 
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """Its scenarios, a row each, with the columns of `llmtrack.runs`."""
+        return frame_of(self.tracked)
+
     @property
     def table(self) -> Table:
         """Its table, as the study's report has it."""
-        return summary_table(self.runs, own=self.asked.table if self.asked else None)
+        return summary_table(self.tracked, own=self.asked.table if self.asked else None)
 
     @property
     def tables(self) -> Mapping[str, Table]:
         """Its table under its name; of a suite, one for each task."""
-        return {self.experiment: self.table} if self.asked else tables_by_task(self.runs)
+        return {self.experiment: self.table} if self.asked else tables_by_task(self.tracked)
 
     def __repr__(self) -> str:
         """Return the tables and the reading as text."""

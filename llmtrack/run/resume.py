@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.scenario import Scenario
 from llmtrack.task import GenerateTask, workload_id
-from llmtrack.tracking import ask
-from llmtrack.tracking.cells import ASKED_ALIKE, MODEL_DIGESTS, REFERENCE_DIGESTS
-from llmtrack.tracking.query import runs
-
-if TYPE_CHECKING:
-    import pandas as pd
+from llmtrack.tracked.run import FINISHED, MODEL_DIGESTS, REFERENCE_DIGESTS, Run
+from llmtrack.tracked.runs import Runs
+from llmtrack.tracking.query import tracked_runs
 
 
 def finished_already(
@@ -21,7 +17,7 @@ def finished_already(
     environment_id: str,
     identify: Callable[[Scenario], Mapping[str, str]],
     tracking_uri: str | None = None,
-) -> pd.DataFrame:
+) -> Runs:
     """Return the newest finished run of each scenario that has one, under the scenario's present name.
 
     Args:
@@ -30,48 +26,44 @@ def finished_already(
         identify: returns the tags that a run of a scenario would have of its model, as it is now.
         tracking_uri: the store.
     """
-    found = runs(
-        status=ask.FINISHED,
+    found = tracked_runs(
+        status=FINISHED,
         search=f"tags.`llmtrack.environment_id` = '{environment_id}' and tags.`llmtrack.outcome` = 'finished'",
         tracking_uri=tracking_uri,
     )
     asked = {
         (scenario.scenario_id, _workload_id(scenario), environment_id): scenario for scenario in scenarios
     }
-    kept, names, models = [], [], dict[Scenario, Mapping[str, str]]()
-    for position, ids in enumerate(found[list(ASKED_ALIKE)].itertuples(index=False, name=None)):
-        run = found.iloc[position]
+    earlier, models = list[Run](), dict[Scenario, Mapping[str, str]]()
+    # Newest first, so that the first of equal ones is kept.
+    for run in found:
+        ids = (run.scenario_id, run.workload_id, run.environment_id)
         # What was killed before it was measured once more, or in all of its rounds, is not measured yet.
-        if (scenario := asked.get(ids)) is None or ask.is_replaced(run) or ask.is_cut_short(run):
+        if (scenario := asked.get(ids)) is None or run.is_replaced or run.is_cut_short:
             continue
         if scenario not in models:
             models[scenario] = identify(scenario)
         if _is_of(run, models[scenario], _scored_text(scenario)) and _calibrated_alike(run, scenario):
-            # Newest first, so that the first of equal ones is kept.
             del asked[ids]
-            kept.append(position)
-            names.append(scenario)
-    earlier = found.iloc[kept].copy()
-    earlier["scenario"] = [scenario.name for scenario in names]
-    earlier["baseline"] = [scenario.baseline for scenario in names]
-    return earlier.reset_index(drop=True)
+            earlier.append(run.standing_for(scenario.name, baseline=scenario.baseline))
+    return Runs(earlier)
 
 
-def _is_of(run: pd.Series, model: Mapping[str, str], scored: str) -> bool:
+def _is_of(run: Run, model: Mapping[str, str], scored: str) -> bool:
     """Return whether a run measured a model, against the same reference, and scored a text; where nothing tells models apart, their names do."""
     columns = {"revision": "revision"} | {
         name: f"env.{name}" for name in (*MODEL_DIGESTS, *REFERENCE_DIGESTS)
     }
-    same_model = all(ask.text(run, columns[name]) == model[name] for name in columns if name in model)
-    return same_model and scored in ("", ask.text(run, "corpus_digest"))
+    same_model = all(run.text(columns[name]) == model[name] for name in columns if name in model)
+    return same_model and scored in ("", run.text("corpus_digest"))
 
 
-def _calibrated_alike(run: pd.Series, scenario: Scenario) -> bool:
+def _calibrated_alike(run: Run, scenario: Scenario) -> bool:
     """Return whether a run's quantization looked at the text that the scenario's would look at now, if it looks at any."""
-    looked_at = ask.text(run, "calibration_digest")
+    looked_at = run.text("calibration_digest")
     if not looked_at:
         return True
-    corpus = str(scenario.variant.option("calibration", ask.text(run, "calibration")))
+    corpus = str(scenario.variant.option("calibration", run.text("calibration")))
     return load_corpus(corpus).digest == looked_at
 
 

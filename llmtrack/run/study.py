@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
@@ -33,16 +32,15 @@ from llmtrack.run.resume import finished_already
 from llmtrack.run.support import say_support
 from llmtrack.run.together import run_groups
 from llmtrack.stopping import stop_in_order
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.checkpoints import fetch_checkpoints
 from llmtrack.tracking.claim import WORK_TAG, open_claimed
 from llmtrack.tracking.environment import environment, environment_id
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.query import tracked_runs
 from llmtrack.tracking.taken_over import link_to, taken_over_tag
 from llmtrack.tracking.tracker import Study, Tracker
 from llmtrack.words import cut, plural
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Reported:
     """
 
     reading: tuple[str, ...] = ()
-    tracked: pd.DataFrame | None = None
+    tracked: Runs | None = None
     problems: tuple[str, ...] = ()
 
 
@@ -114,8 +112,6 @@ def run_study(
         UsageError: the scenarios cannot be planned, or a model is of a run that is not there.
         TrackingError: the store refuses the study.
     """
-    import pandas as pd
-
     began = time.monotonic()
     machine = executor.machine()
     fetch_checkpoints(experiment.scenarios, tracker.tracking_uri)
@@ -126,12 +122,12 @@ def run_study(
     console.print(head, soft_wrap=True)
     if suite_id is None:
         say_support(console, machine, experiment.scenarios)
-    earlier = None
+    earlier = Runs()
     if resume and not tracker.offline:
         earlier = finished_already(
             experiment.scenarios, environment_id(facts), executor.identify, tracker.tracking_uri
         )
-        plan = plan.without(set(earlier["scenario"]))
+        plan = plan.without(set(earlier.scenarios))
         say(
             console,
             f"  resume: {len(earlier)} of {plural(len(experiment.scenarios), 'scenario')} "
@@ -139,13 +135,12 @@ def run_study(
         )
     reused = common.reused([each for group in plan.groups for each in group]) if common else []
     for run in reused:
-        say(console, f"  {run['scenario'].iloc[0]}: not measured again, reused: {link_to(run.iloc[0])}")
-    if reused:
-        plan = plan.without({run["scenario"].iloc[0] for run in reused})
-        earlier = pd.concat([*([] if earlier is None else [earlier]), *reused], ignore_index=True)
+        say(console, f"  {run.scenario}: not measured again, reused: {link_to(run)}")
+    plan = plan.without({run.scenario for run in reused})
+    earlier = Runs((*earlier, *reused))
     counts, refused = {Measurement: 0, Failure: 0}, 0
     number = sum(map(len, plan.groups))
-    afresh = earlier is None or earlier.empty
+    afresh = not earlier
     took = last_time(experiment, environment_id(facts)) if afresh else None
     if suite_id is None and afresh:
         words = plan_of([experiment], number, {} if took is None else {experiment.name: took})
@@ -159,7 +154,7 @@ def run_study(
         facts,
         suite_id=suite_id,
         asked=experiment.asked,
-        tags={WORK_TAG: work} | ({} if earlier is None else taken_over_tag(earlier)),
+        tags={WORK_TAG: work} | taken_over_tag(earlier),
     )
     claim = partial(open_claimed, tracker, work, resume, partial(say, console), start)
     with opened(tracker, executor, claim) as study:
@@ -265,7 +260,7 @@ def report_study(
     tracker: Tracker,
     console: Console,
     failed: bool,
-    earlier: pd.DataFrame | None,
+    earlier: Sequence[Run] = (),
 ) -> Reported:
     """Read the study's runs back, print and track the table, plots and reading, and finish the study.
 
@@ -282,23 +277,17 @@ def report_study(
     return Reported(reading, tracked, problems)
 
 
-def _read_back(
-    experiment: Experiment, study: Study, tracker: Tracker, earlier: pd.DataFrame | None
-) -> pd.DataFrame:
-    import pandas as pd
-
-    tracked = runs(study=study.study_id, tracking_uri=tracker.tracking_uri)
-    if earlier is not None and len(earlier):
-        own = tracked[~tracked["run_id"].isin(earlier["run_id"])]
-        tracked = pd.concat([own, earlier.assign(study_id=study.study_id)], ignore_index=True)
+def _read_back(experiment: Experiment, study: Study, tracker: Tracker, earlier: Runs) -> Runs:
+    tracked = tracked_runs(study=study.study_id, tracking_uri=tracker.tracking_uri)
+    if earlier:
+        taken = {run.run_id for run in earlier}
+        own = tracked.where(lambda run: run.run_id not in taken)
+        tracked = Runs((*own, *(replace(run, study_id=study.study_id) for run in earlier)))
     # Newest first: a baseline that was measured again stands for its scenario alone.
-    tracked = in_order(tracked.drop_duplicates("scenario"), experiment)
-    return with_samples(tracked, tracker.tracking_uri)
+    return with_samples(in_order(tracked.first_of_each("scenario"), experiment), tracker.tracking_uri)
 
 
-def in_order(tracked: pd.DataFrame, experiment: Experiment) -> pd.DataFrame:
+def in_order(tracked: Runs, experiment: Experiment) -> Runs:
     """Sort tracked runs as the experiment lists its scenarios."""
     position = {scenario.name: index for index, scenario in enumerate(experiment.scenarios)}
-    return tracked.sort_values("scenario", key=lambda names: names.map(position), kind="stable").reset_index(
-        drop=True
-    )
+    return Runs(sorted(tracked, key=lambda run: position.get(run.scenario, len(position))))

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -30,15 +29,13 @@ from llmtrack.run.progress import SuiteProgress
 from llmtrack.run.study import Reported, StudyResult, in_order, opened, run_study
 from llmtrack.run.support import say_support
 from llmtrack.scenario import Scalar
+from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.checkpoints import fetch_checkpoints
 from llmtrack.tracking.claim import WORK_TAG, open_claimed
 from llmtrack.tracking.environment import environment, environment_id
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.query import tracked_runs
 from llmtrack.tracking.store_errors import one_line
 from llmtrack.tracking.tracker import Study, Tracker
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class SuiteResult:
     results: Mapping[str, StudyResult | None]
     reasons: Mapping[str, str] = field(default_factory=dict)
     reading: tuple[str, ...] = ()
-    tracked: pd.DataFrame | None = None
+    tracked: Runs | None = None
     problems: tuple[str, ...] = ()
 
     @property
@@ -170,12 +167,10 @@ def _check(
 
 def _following(experiment: Experiment, results: Mapping[str, StudyResult | None]) -> Experiment:
     """Return the experiment as it follows from what was tracked before it."""
-    import pandas as pd
-
     tracked = [each.tracked for each in results.values() if each is not None and each.tracked is not None]
     if experiment.follow is None or not tracked:
         return experiment
-    return experiment.follow(pd.concat(tracked, ignore_index=True))
+    return experiment.follow(Runs(run for each in tracked for run in each))
 
 
 def _planned(experiment: Experiment, machine: Mapping[str, str]) -> int:
@@ -195,8 +190,6 @@ def _report(
     remarks: Sequence[str],
 ) -> Reported:
     """Read all runs back, print and track what they say together, and finish the suite's run."""
-    import pandas as pd
-
     reasons = [
         *(f"{name} could not be run: {reason}" for name, reason in result.reasons.items()),
         *(
@@ -206,33 +199,33 @@ def _report(
         ),
     ]
 
-    frames: list[pd.DataFrame] = []
+    members: list[Member] = []
 
     def write(place: Place) -> Written:
-        members = _members(result, experiments, tracker)
-        frames.extend(member.runs for member in members if len(member.runs))
+        members.extend(_members(result, experiments, tracker))
         return write_suite(members, question, place, remarks, reasons)
 
     reading, problems = end_study(result.study, tracker, console, result.incomplete, write)
-    return Reported(reading, pd.concat(frames, ignore_index=True) if frames else None, problems)
+    tracked = Runs(run for member in members for run in member.runs)
+    return Reported(reading, tracked or None, problems)
 
 
 def _members(result: SuiteResult, experiments: Sequence[Experiment], tracker: Tracker) -> list[Member]:
     """Return all studies with their runs as read back, in the order of the experiments and their scenarios."""
-    found: pd.DataFrame | None = None
+    found: Runs | None = None
     members = []
     for experiment in experiments:
         study = result.results.get(experiment.name)
         if study is not None and study.tracked is not None:
             # With what was taken over from earlier studies, maybe of another experiment.
-            own = study.tracked.assign(experiment=experiment.name)
+            own = Runs(replace(run, experiment=experiment.name) for run in study.tracked)
         else:
             if found is None:
                 of_suite = {"llmtrack.suite_id": result.study.study_id}
                 found = with_samples(
-                    runs(tags=of_suite, tracking_uri=tracker.tracking_uri), tracker.tracking_uri
+                    tracked_runs(tags=of_suite, tracking_uri=tracker.tracking_uri), tracker.tracking_uri
                 )
-            own = found[found["experiment"] == experiment.name]
+            own = Runs(run for run in found if run.experiment == experiment.name)
         run_id = study.study.run_id if study else None
         members.append(Member(experiment, run_id, in_order(own, experiment), study.reading if study else ()))
     return members

@@ -160,7 +160,7 @@ def run_tune(
             for outcome in tracked.values():
                 progress.ended(outcome.scenario.name, _line(outcome))
         failed = tuning.ending == "none"
-        reported = report_study(experiment, study, tracker, console, failed, None)
+        reported = report_study(experiment, study, tracker, console, failed)
     journal.done()
     lost = sum(isinstance(outcome, Failure) for outcome in tracked.values())
     measured = len(tracked) - lost

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from llmtrack.tracked.run import KILLED
 from llmtrack.tracking import store
-from llmtrack.tracking.ask import KILLED
 from llmtrack.tracking.owner import REASON, TAG, host_id, is_gone
 from llmtrack.tracking.paging import read_pages
 

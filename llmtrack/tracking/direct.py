@@ -9,20 +9,19 @@ the release that is known, MLflow is not even imported, which takes longer than 
 from __future__ import annotations
 
 import json
-import math
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cache, partial
-from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from llmtrack import installed
 from llmtrack.garbage import uncollected
+from llmtrack.metrics import SERIES_PREFIX
 from llmtrack.tracking import store
 from llmtrack.tracking.filters import Wanted
-from llmtrack.tracking.frame import FrameBuilder
+from llmtrack.tracking.parsing import RunParser
 
 NEWEST = (3, 17)
 """The newest release of MLflow whose tables were compared: a newer one may keep values elsewhere."""
@@ -112,7 +111,7 @@ def read(
     experiment_ids: Sequence[str],
     wanted: Wanted,
     on_page: Callable[[int], None],
-) -> FrameBuilder | None:
+) -> RunParser | None:
     """Return the runs that are wanted, or None where MLflow has to read them.
 
     Args:
@@ -123,8 +122,8 @@ def read(
         on_page: is told how many there are.
     """
 
-    def ask(database: sqlite3.Connection) -> FrameBuilder:
-        found = FrameBuilder(experiment_names)
+    def ask(database: sqlite3.Connection) -> RunParser:
+        found = RunParser(experiment_names)
         with uncollected():
             _fill(found, database, experiment_ids, wanted)
         return found
@@ -163,7 +162,7 @@ def _is_known_mlflow() -> bool:
 
 
 def _fill(
-    found: FrameBuilder, database: sqlite3.Connection, experiment_ids: Sequence[str], wanted: Wanted
+    found: RunParser, database: sqlite3.Connection, experiment_ids: Sequence[str], wanted: Wanted
 ) -> None:
     """Add runs, and then their values: what a run that has ended is read with is then complete."""
     condition, values = _condition(experiment_ids, wanted)
@@ -179,11 +178,11 @@ def _fill(
     (count,) = database.execute("SELECT COUNT(*) FROM runs").fetchone()
     # The values of a run are found by an index; where most runs are wanted, going through all of a table is faster.
     read_table = _all if 2 * len(found) > count else partial(_of_runs, tuple(found.run_ids))
-    no_numbers = read_table(database, "latest_metrics", "NULL", "is_nan")
-    metrics = read_table(database, "latest_metrics", "value", "NOT is_nan")
+    # A value that is no number says nothing, and the last one of a series nothing of the run as a whole.
+    numbers = f"NOT is_nan AND key NOT LIKE '{SERIES_PREFIX}%'"
     found.put(
         params=read_table(database, "params", "value"),
-        metrics=chain(((run_id, key, math.nan) for run_id, key, _ in no_numbers), metrics),
+        metrics=read_table(database, "latest_metrics", "value", numbers),
         tags=read_table(database, "tags", "value", "key LIKE 'llmtrack.%'"),
     )
 

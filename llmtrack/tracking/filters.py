@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
 from llmtrack.given import text_or_none
-from llmtrack.tracking.ask import STATUSES
+from llmtrack.tracked.run import STATUSES
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

@@ -16,8 +16,8 @@ from llmtrack.errors import TrackingError
 from llmtrack.metrics import DIGEST_PREFIX, series_key
 from llmtrack.outcome import StepValues
 from llmtrack.redaction import redact
+from llmtrack.tracked.run import RUNNING
 from llmtrack.tracking import facts
-from llmtrack.tracking.ask import RUNNING
 from llmtrack.tracking.files import safe_path
 from llmtrack.tracking.limits import Fitted, fit_limits, shorten
 from llmtrack.tracking.records import RunRecord

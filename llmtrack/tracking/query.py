@@ -1,4 +1,4 @@
-"""Read tracked runs back as a typed table: through MLflow's public API, or straight from a database that is known."""
+"""Read tracked runs back, typed: through MLflow's public API, or straight from a database that is known."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import LlmtrackError, UsageError
+from llmtrack.garbage import uncollected
 from llmtrack.given import text_or_none, texts
 from llmtrack.output import console_of
-from llmtrack.tracking import ask, direct, facts
+from llmtrack.tracked.frames import frame_of, pick
+from llmtrack.tracked.run import RUNNING, Run
+from llmtrack.tracked.runs import Runs
+from llmtrack.tracking import direct, facts
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.filters import Moment, Wanted, quoted
-from llmtrack.tracking.frame import FrameBuilder, pick
 from llmtrack.tracking.ids import run_of_id
 from llmtrack.tracking.paging import read_pages
+from llmtrack.tracking.parsing import RunParser
 from llmtrack.tracking.source import Source
 from llmtrack.tracking.taken_over import as_own, taken_over
 
@@ -65,7 +69,7 @@ def runs(
         columns: only these columns, in this order.
 
     Returns:
-        The columns of `llmtrack.tracking.frame.ID_COLUMNS`, then a column for each param and metric of `metrics/`, whether
+        The columns of `llmtrack.tracked.frames.ID_COLUMNS`, then a column for each param and metric of `metrics/`, whether
         or not a run has it, then any others: params with the type their values have, metrics as float64 in the units
         that docs/metrics.md names, facts about the machine as `env.NAME`. A param or metric whose name is taken
         becomes `params.NAME` or `metrics.NAME`. A missing value is `<NA>`, of a float NaN.
@@ -74,6 +78,39 @@ def runs(
         UsageError: no such experiment, study or column, or MLflow does not understand the filter.
         TrackingError: the store cannot be read.
     """
+    found = frame_of(
+        tracked_runs(
+            experiment,
+            study,
+            model,
+            kind,
+            search,
+            status,
+            tracking_uri,
+            progress,
+            tags=tags,
+            since=since,
+            until=until,
+        )
+    )
+    return found if columns is None else pick(found, texts("column", columns))
+
+
+def tracked_runs(
+    experiment: str | None = None,
+    study: str | None = None,
+    model: str | None = None,
+    kind: str | None = "scenario",
+    search: str | None = None,
+    status: str | None = None,
+    tracking_uri: str | None = None,
+    progress: bool = False,
+    *,
+    tags: Mapping[str, str] | None = None,
+    since: Moment | None = None,
+    until: Moment | None = None,
+) -> Runs:
+    """Return tracked runs, newest first; see `runs` for arguments and errors."""
     source = Source(tracking_uri)
     everywhere = list(source.names)
     named, _, scenario = (text_or_none("study", study) or "").partition("#")
@@ -83,7 +120,7 @@ def runs(
     if study_id and kind == "scenario" and study_id.startswith(f"{SUITE}-"):
         of_tags = {**of_tags, "llmtrack.suite_id": study_id}
         study_id = None
-    # Only older versions have a tag of each fact: those are asked of the table.
+    # Only older versions have a tag of each fact: those are asked of the runs.
     of_facts = facts.unsearched(of_tags) if isinstance(of_tags, Mapping) else {}
     left = {key: of_tags[key] for key in of_tags if key not in of_facts} if of_facts else of_tags
     wanted = Wanted(experiment, study_id, model, kind, search, status, left, since, until)
@@ -103,28 +140,27 @@ def runs(
             ):
                 for run in filter(others.holds, page):
                     found.add(run)
-    table = found.frame()
+    with uncollected():
+        table = found.runs()
     table = as_own(table, study_id, held) if study_id and held else table
-    for key, value in of_facts.items():
-        table = table[ask.where(table, facts.column(key), value)].reset_index(drop=True)
-    table = of_scenario(table, scenario, named) if scenario else table
-    return table if columns is None else pick(table, texts("column", columns))
+    table = table.where(lambda run: all(run.get(facts.column(key)) == of_facts[key] for key in of_facts))
+    return of_scenario(table, scenario, named) if scenario else table
 
 
-def of_scenario(found: pd.DataFrame, scenario: str, named: str) -> pd.DataFrame:
+def of_scenario(found: Runs, scenario: str, named: str) -> Runs:
     """Return the runs of one scenario among those that a selector named.
 
     Raises:
         UsageError: there is none.
     """
-    chosen = found[ask.where(found, "scenario", scenario)].reset_index(drop=True)
-    if chosen.empty:
-        there = ", ".join(map(str, found["scenario"].dropna().unique()[:8])) or "none"
+    chosen = found.where(lambda run: run.scenario == scenario)
+    if not chosen:
+        there = ", ".join([*dict.fromkeys(filter(None, found.scenarios))][:8]) or "none"
         raise UsageError(f"{named!r} has no scenario {scenario!r}: it has {there}")
     return chosen
 
 
-def runs_of_id(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
+def runs_of_id(run_id: str, tracking_uri: str | None = None) -> Runs:
     """Return the run of a scenario that an id names, or all scenarios of the study whose run it is; see `runs`.
 
     Args:
@@ -134,9 +170,9 @@ def runs_of_id(run_id: str, tracking_uri: str | None = None) -> pd.DataFrame:
     source = Source(tracking_uri)
     named = run_of_id(source, run_id)
     if named is not None and named.tags.get("llmtrack.kind") == "study":
-        return runs(study=named.tags.get("llmtrack.study_id"), tracking_uri=tracking_uri)
+        return tracked_runs(study=named.tags.get("llmtrack.study_id"), tracking_uri=tracking_uri)
     wanted = Wanted(kind="scenario", run_id=run_id if named is None else named.run_id)
-    return _gather(source, list(source.names), wanted, lambda count: None).frame()
+    return _gather(source, list(source.names), wanted, lambda count: None).runs()
 
 
 def studies(
@@ -149,7 +185,7 @@ def studies(
     return runs(experiment=experiment, kind="study", search=search, status=status, tracking_uri=tracking_uri)
 
 
-def study_run(study: str, tracking_uri: str | None = None) -> pd.Series:
+def study_run(study: str, tracking_uri: str | None = None) -> Run:
     """Return the run of one study or suite.
 
     Args:
@@ -162,10 +198,10 @@ def study_run(study: str, tracking_uri: str | None = None) -> pd.Series:
     """
     if "#" in study:
         raise UsageError(f"{study!r} names a scenario: name the whole study, {study.partition('#')[0]!r}")
-    found = runs(study=study, kind="study", tracking_uri=tracking_uri)
-    if found.empty:
+    found = tracked_runs(study=study, kind="study", tracking_uri=tracking_uri)
+    if not found:
         raise UsageError(f"the run of study {study!r} is not in this store: send it with llmtrack sync")
-    return found.iloc[0]
+    return found[0]
 
 
 def why_empty(study: str | None, tracking_uri: str | None = None) -> str:
@@ -181,20 +217,20 @@ def why_empty(study: str | None, tracking_uri: str | None = None) -> str:
         own = study_run(study.partition("#")[0], tracking_uri)
     except LlmtrackError:
         return ""
-    if ask.text(own, "status") != ask.RUNNING:
+    if own.status != RUNNING:
         return ""
-    since = f"{own['start_time']:%Y-%m-%d %H:%M} UTC"
-    return f"{ask.text(own, 'experiment')} is running since {since}, nothing measured yet: try again when its first scenario has ended"
+    since = f"{own.start_time:%Y-%m-%d %H:%M} UTC"
+    return f"{own.text('experiment')} is running since {since}, nothing measured yet: try again when its first scenario has ended"
 
 
 def _gather(
     source: Source, experiment_ids: Sequence[str], wanted: Wanted, on_page: Callable[[int], None]
-) -> FrameBuilder:
+) -> RunParser:
     filters = wanted.filters()
     read = direct.read(source.uri, source.names, experiment_ids, wanted, on_page)
     if read is not None:
         return read
-    found = FrameBuilder(source.names)
+    found = RunParser(source.names)
     for text in filters:
         for page in read_pages(source.client, experiment_ids, text):
             for run in page:

@@ -14,8 +14,8 @@ from llmtrack.outcome import REPLACED, Failure, Measurement, Outcome, StepValues
 from llmtrack.plain import digest, kept, to_json
 from llmtrack.scenario import Scalar, Scenario
 from llmtrack.task import GenerateTask, not_asked
+from llmtrack.tracked.run import FAILED, FINISHED, KILLED, RUNNING
 from llmtrack.tracking import spreads
-from llmtrack.tracking.ask import FAILED, FINISHED, KILLED, RUNNING
 
 # Prompts are in the workload's digest; how much is printed changes nothing that is measured; how many workers there were is
 # known when it is measured.

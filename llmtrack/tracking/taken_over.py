@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from llmtrack.tracking import ask
-
-if TYPE_CHECKING:
-    import pandas as pd
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
 
 TAG = "llmtrack.taken_over"
 
 
-def taken_over_tag(earlier: pd.DataFrame) -> dict[str, str]:
+def taken_over_tag(earlier: Runs) -> dict[str, str]:
     """Return the tag of a study that took over runs: each run's id, its present scenario, and whether it is the baseline."""
-    if earlier.empty:
-        return {}
-    held = {
-        str(run["run_id"]): [ask.text(run, "scenario"), ask.is_true(run, "baseline")]
-        for _, run in earlier.iterrows()
-    }
-    return {TAG: json.dumps(held, separators=(",", ":"))}
+    held = {run.run_id: [run.text("scenario"), bool(run.baseline)] for run in earlier}
+    return {TAG: json.dumps(held, separators=(",", ":"))} if held else {}
 
 
-def link_to(run: pd.Series) -> str:
+def link_to(run: Run) -> str:
     """Say which run is taken over."""
-    return f"{ask.text(run, 'experiment')}, run {ask.text(run, 'run_id')}"
+    return f"{run.text('experiment')}, run {run.run_id}"
 
 
 def taken_over(tags: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
@@ -40,13 +32,11 @@ def taken_over(tags: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
         return {}
 
 
-def as_own(runs: pd.DataFrame, study_id: str, held: Mapping[str, tuple[str, bool]]) -> pd.DataFrame:
+def as_own(runs: Runs, study_id: str, held: Mapping[str, tuple[str, bool]]) -> Runs:
     """Return runs of which those that a study took over are told as its own."""
-    ours = runs["run_id"].isin(list(held))
-    if not ours.any():
-        return runs
-    runs = runs.copy()
-    runs.loc[ours, "study_id"] = study_id
-    runs.loc[ours, "scenario"] = [held[run_id][0] for run_id in runs.loc[ours, "run_id"]]
-    runs.loc[ours, "baseline"] = [held[run_id][1] for run_id in runs.loc[ours, "run_id"]]
-    return runs
+
+    def own(run: Run) -> Run:
+        scenario, baseline = held[run.run_id]
+        return run.standing_for(scenario, study_id=study_id, baseline=baseline)
+
+    return Runs(own(run) if run.run_id in held else run for run in runs)

@@ -19,8 +19,8 @@ from llmtrack.metrics import ASKED_TAG
 from llmtrack.outcome import Failure, Measurement, Outcome, StepValues
 from llmtrack.scenario import Scalar, Scenario
 from llmtrack.stopping import stop_in_order
+from llmtrack.tracked.run import FAILED, FINISHED, KILLED
 from llmtrack.tracking import owner, sync
-from llmtrack.tracking.ask import FAILED, FINISHED, KILLED
 from llmtrack.tracking.delivery import Delivery
 from llmtrack.tracking.environment import environment_tags
 from llmtrack.tracking.files import clean_content, safe_path

@@ -9,7 +9,7 @@ from llmtrack.decide.verdicts import disturbance
 from llmtrack.measure.interference import CpuReading, busy_warning
 from llmtrack.measure.statistics import findings
 from llmtrack.task import RepeatPolicy
-from tests.report.frames import frame, interval, run
+from tests.report.frames import interval, made, run
 
 BUSY = "the machine was busy: other programs took 82% of its CPU time: close them and measure again"
 
@@ -37,7 +37,7 @@ def test_so_are_those_of_a_busy_machine(monkeypatch):
 
 def test_a_recommendation_says_first_that_its_run_was_disturbed():
     common = {"workload_id": "w", "environment_id": "e", "perplexity": 20.0}
-    runs = frame(
+    runs = made(
         run("fp32", baseline=True, **interval("tokens_per_sec", 10.0, 9.8, 10.2, 8), **common),
         run("int8", dtype="int8", warnings=BUSY, **interval("tokens_per_sec", 25.0, 24.5, 25.5, 8), **common),
     )

@@ -24,7 +24,7 @@ from llmtrack.report.show import Layout, show
 from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import CHOICES, headline, takeaways
 from llmtrack.task import RepeatPolicy, TrainTask
-from tests.report.frames import frame, interval, run
+from tests.report.frames import interval, made, run
 
 SUITE = {"suite_id": "suite-1", "workload_id": "w", "environment_id": "e", "output_digest": "d"}
 
@@ -43,24 +43,24 @@ EQUAL = (
 
 
 def told(runs, base, other):
-    rows = {str(each["scenario"]): each for _, each in with_floors(runs).iterrows()}
+    rows = {str(each.scenario): each for each in with_floors(runs)}
     (found,) = tell(rows[base], [rows[other]], "tokens_per_sec")
     return found
 
 
 def test_equal_settings_of_several_studies_of_a_suite_differ_by_their_extremes():
-    (known,) = floors(frame(*EQUAL)).values()
+    (known,) = floors(made(*EQUAL)).values()
     seen = known["tokens_per_sec"]
     assert seen.share == pytest.approx(16.7 / 14.4 - 1)
     assert seen.names == ("baseline/base", "precision/float32")
-    assert say_floor(with_floors(frame(*EQUAL)), "tokens_per_sec") == [
+    assert say_floor(with_floors(made(*EQUAL)), "tokens_per_sec") == [
         "Equal settings differed by 16% in this suite (baseline/base 14.4, precision/float32 16.7 tokens/s): differences "
         "below that are not shown as wins."
     ]
 
 
 def test_a_difference_up_to_the_floor_is_none_and_one_beyond_it_is_told():
-    runs = frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"), timed("int8", 25.0, quantization="int8"))
+    runs = made(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"), timed("int8", 25.0, quantization="int8"))
     assert told(runs, "float32", "bf16").verdict == "same"
     assert "no more than equal settings differed here, 16%: 1.11x" in told(runs, "float32", "bf16").words
     assert told(runs, "float32", "int8").verdict == "better"
@@ -77,40 +77,40 @@ def test_a_difference_up_to_the_floor_is_none_and_one_beyond_it_is_told():
     ],
 )
 def test_only_what_is_equal_there_tells_of_the_floor(other):
-    runs = frame(EQUAL[0], EQUAL[1] | other)
+    runs = made(EQUAL[0], EQUAL[1] | other)
     assert not any(floors(runs).values())
     assert say_floor(with_floors(runs), "tokens_per_sec") == []
 
 
 def test_within_a_study_names_tell_settings_apart_that_no_param_does():
-    assert not any(floors(frame(timed("a", 10.0), timed("b", 20.0))).values())
-    again = frame(timed("a", 10.0), timed("a", 11.0) | {"run_id": "again"})
+    assert not any(floors(made(timed("a", 10.0), timed("b", 20.0))).values())
+    again = made(timed("a", 10.0), timed("a", 11.0) | {"run_id": "again"})
     (known,) = floors(again).values()
     assert known["tokens_per_sec"].share == pytest.approx(0.1)
 
 
 def test_a_run_of_which_nothing_was_measured_twice_has_no_floor():
-    rows = with_floors(frame(timed("a", 10.0)))
-    assert floor_of("tokens_per_sec", rows.iloc[0]) == 0.0
-    assert floor_of("tokens_per_sec", frame(timed("a", 10.0)).iloc[0]) == 0.0
+    rows = with_floors(made(timed("a", 10.0)))
+    assert floor_of("tokens_per_sec", rows[0]) == 0.0
+    assert floor_of("tokens_per_sec", made(timed("a", 10.0))[0]) == 0.0
 
 
 def test_takeaways_show_no_win_below_the_floor_and_say_where_it_lies():
-    lines = takeaways(frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16")))
+    lines = takeaways(made(*EQUAL, timed("bf16", 18.5, dtype="bfloat16")))
     assert lines[0] == "No scenario was significantly faster than the baseline of its experiment."
     assert lines[1].startswith("Equal settings differed by 16% in this suite")
 
 
 def test_a_recommendation_says_what_the_floor_is():
-    found = recommend(with_floors(frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"))), Limits())
+    found = recommend(with_floors(made(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"))), Limits())
     assert any("Equal settings differed by 16%" in note for note in found.notes)
 
 
 @pytest.fixture
 def suite(monkeypatch):
     """A suite of which a comparison is asked for two runs only: what else was measured there is read back."""
-    runs = frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"), timed("int8", 25.0, quantization="int8"))
-    monkeypatch.setattr(floor.query, "runs", lambda **asked: runs)
+    runs = made(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"), timed("int8", 25.0, quantization="int8"))
+    monkeypatch.setattr(floor, "tracked_runs", lambda **asked: runs)
     monkeypatch.setattr(verdicts, "samples_by_run", lambda ids, uri, lenient: {})
     return runs
 
@@ -158,10 +158,10 @@ def test_a_gate_neither_fails_nor_passes_on_what_equal_settings_differ_by_too(
 
 @pytest.mark.slow(1)
 def test_a_table_shows_no_change_below_the_floor_and_several_metrics_are_told_in_one_line():
-    runs = with_floors(frame(*EQUAL, timed("bf16", 18.5, dtype="bfloat16")))
+    runs = with_floors(made(*EQUAL, timed("bf16", 18.5, dtype="bfloat16")))
     assert "(no significant difference)" in summary_table(runs).rows[-1][-1]
     two = [each | {"total_latency_s": each["tokens_per_sec"] / 4} for each in EQUAL]
-    assert say_floor(with_floors(frame(*two)), "tokens_per_sec", "total_latency_s") == [
+    assert say_floor(with_floors(made(*two)), "tokens_per_sec", "total_latency_s") == [
         "Equal settings differed by 16% in tokens_per_sec, 16% in total_latency_s in this suite: differences below that "
         "are not shown as wins."
     ]
@@ -169,7 +169,7 @@ def test_a_table_shows_no_change_below_the_floor_and_several_metrics_are_told_in
 
 def test_runs_of_two_suites_are_told_apart_by_the_ids_of_these():
     other = [each | {"suite_id": "suite-2", "run_id": f"{each['run_id']}-2"} for each in EQUAL]
-    lines = say_floor(with_floors(frame(*EQUAL, *other)), "tokens_per_sec")
+    lines = say_floor(with_floors(made(*EQUAL, *other)), "tokens_per_sec")
     assert [line.partition(" in ")[2].partition(" (")[0] for line in lines] == [
         "suite suite-1",
         "suite suite-2",
@@ -180,7 +180,7 @@ def test_runs_of_two_suites_are_told_apart_by_the_ids_of_these():
 def test_what_was_replaced_since_it_was_disturbed_is_no_evidence_of_the_floor(study):
     """Neither beside its successor nor beside what another study of the suite measured."""
     first = timed("a", 1.3, study, warnings=f"noisy\n{REPLACED}, and the newer run counts")
-    assert not any(floors(frame(first, timed("a", 23.0) | {"run_id": "again"})).values())
+    assert not any(floors(made(first, timed("a", 23.0) | {"run_id": "again"})).values())
 
 
 @pytest.mark.slow(1)
@@ -199,7 +199,7 @@ def test_takeaways_change_one_thing_at_a_time_where_runs_allow_it(factor, start,
     base = timed("one", 10.0, baseline=True, **{besides: before})
     both = timed("both", 10.0 * factor * (1.002 if factor > 1 else 0.998), batch_size=8, **{besides: after})
     alone = timed("alone", 10.0 * factor, batch_size=8, **{besides: before})
-    (line,) = [each for each in takeaways(frame(base, both, alone)) if each.startswith(start)]
+    (line,) = [each for each in takeaways(made(base, both, alone)) if each.startswith(start)]
     assert line.startswith(f"{start}: batch size 8 instead of 1 gives {ratio_text(factor)}")
 
 
@@ -222,38 +222,38 @@ def test_whatever_configures_a_run_is_a_choice_that_takeaways_count_or_is_of_the
 def test_takeaways_are_never_from_a_run_that_was_disturbed(warning):
     base = timed("one", 10.0, baseline=True)
     wild, calm = timed("wild", 90.0, dtype="float16", warnings=warning), timed("calm", 20.0, dtype="bfloat16")
-    assert takeaways(frame(base, wild, calm))[0].startswith("Biggest win: bfloat16")
-    assert takeaways(frame(base, wild))[0].startswith(
+    assert takeaways(made(base, wild, calm))[0].startswith("Biggest win: bfloat16")
+    assert takeaways(made(base, wild))[0].startswith(
         "Whether anything beat its baseline is not known: wild was disturbed."
     )
-    assert takeaways(frame(base | {"warnings": warning}, calm))[0].startswith(
+    assert takeaways(made(base | {"warnings": warning}, calm))[0].startswith(
         "Whether anything beat its baseline is not known: one was disturbed."
     )
-    assert "best_gain" not in headline(frame(base, wild))
+    assert "best_gain" not in headline(made(base, wild))
     slow = timed("slow", 1.0, dtype="float16", warnings=warning)
-    assert not any("To avoid" in line for line in takeaways(frame(base, slow, calm)))
+    assert not any("To avoid" in line for line in takeaways(made(base, slow, calm)))
 
 
 def test_where_the_time_goes_is_told_of_no_call_that_was_disturbed():
     call = {"time_to_first_token_ms": 200.0, "inter_token_latency_ms": 60.0, "total_latency_s": 2.0}
     plain = timed("one", 10.0, baseline=True, **call)
-    assert any("Where the time goes" in line for line in takeaways(frame(plain)))
-    noisy = frame(plain | {"warnings": "noisy: repeats vary"})
+    assert any("Where the time goes" in line for line in takeaways(made(plain)))
+    noisy = made(plain | {"warnings": "noisy: repeats vary"})
     assert not any("Where the time goes: " in line for line in takeaways(noisy))
 
 
 def test_the_table_marks_what_stayed_disturbed():
     noisy = {"warnings": "noisy: repeats vary by 30%"}
-    runs = frame(timed("one", 10.0, baseline=True) | noisy, timed("two", 20.0, dtype="bfloat16") | noisy)
+    runs = made(timed("one", 10.0, baseline=True) | noisy, timed("two", 20.0, dtype="bfloat16") | noisy)
     changes = [row[-1] for row in summary_table(runs).rows]
     assert changes[0] == "baseline (in doubt: disturbed)"
     assert changes[1].endswith(" (in doubt: disturbed)")
-    assert not any("disturbed" in row[-1] for row in summary_table(frame(*EQUAL)).rows)
+    assert not any("disturbed" in row[-1] for row in summary_table(made(*EQUAL)).rows)
 
 
 def test_what_a_suite_pooled_still_tells_how_far_it_differed():
     each = {"baseline/base": {"tokens_per_sec": 14.4}, "precision/float32": {"tokens_per_sec": 16.7}}
-    (known,) = floors(frame(timed("float32", 15.5, pooled=json.dumps(each)))).values()
+    (known,) = floors(made(timed("float32", 15.5, pooled=json.dumps(each)))).values()
     assert known["tokens_per_sec"].share == pytest.approx(16.7 / 14.4 - 1)
     assert known["tokens_per_sec"].names == ("baseline/base", "precision/float32")
 
@@ -266,8 +266,8 @@ def test_what_says_disturbed_is_what_the_measuring_side_says():
         assert any(line.startswith(DISTURBED) for line in lines), lines
     # Tests do not notice how busy their machine is, so that what would be said is looked up.
     assert f"{DISTURBED[0]} other programs" in inspect.getsource(interference)
-    assert is_disturbed(frame(timed("a", 1.0, warnings="\n".join(noisy))).iloc[0])
-    assert not is_disturbed(frame(timed("a", 1.0, warnings="random weights: quality is meaningless")).iloc[0])
+    assert is_disturbed(made(timed("a", 1.0, warnings="\n".join(noisy)))[0])
+    assert not is_disturbed(made(timed("a", 1.0, warnings="random weights: quality is meaningless"))[0])
 
 
 @pytest.mark.parametrize(

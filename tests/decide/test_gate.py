@@ -21,7 +21,7 @@ from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
 from llmtrack.tracking.aliases import set_alias
-from tests.report.frames import frame, run
+from tests.report.frames import made, run
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
@@ -340,7 +340,7 @@ def test_a_rule_that_cannot_be_compared_hides_no_other_and_the_worst_code_wins(t
 def test_a_candidate_that_is_not_finished_is_no_pass(uri, state):
     row = run("p", tokens_per_sec=10.0, experiment="e", model="m", status=state)
     found = gate(
-        frame({**row, "status": "FINISHED", "run_id": "0" * 32}), frame(row), [SPEED], tracking_uri=uri
+        made({**row, "status": "FINISHED", "run_id": "0" * 32}), made(row), [SPEED], tracking_uri=uri
     )
     assert found.exit_code == 2
     assert found.checks[0].check.outcome == "missing"
@@ -380,10 +380,9 @@ def test_scenarios_on_one_side_are_named(tracker, uri):
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("side", ["baseline", "candidate"])
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_a_figure_that_is_not_finite_is_none(side, value, monkeypatch):
-    monkeypatch.setattr("llmtrack.decide.gate.samples_of", lambda pairs, uri: {})
+def test_a_figure_that_is_not_finite_is_none(side, value):
     figures = {"baseline": 20.0, "candidate": 20.0, side: value}
-    runs = [frame(run("a", run_id=each, perplexity=figures[each])) for each in ("baseline", "candidate")]
+    runs = [made(run("a", run_id=each, perplexity=figures[each])) for each in ("baseline", "candidate")]
     found = gate(*runs, ["perplexity > +1%"])
     assert (found.exit_code, [each.check.outcome for each in found.checks]) == (2, ["missing"])
 
@@ -403,22 +402,20 @@ def precision(side, same_as="float32", **float16):
         ),
     ]
     rows[1] |= float16
-    return frame(*rows)
+    return made(*rows)
 
 
 @pytest.mark.parametrize("one", [False, True])
-def test_a_scenario_that_is_the_same_as_another_is_checked_as_that_one(one, monkeypatch):
-    monkeypatch.setattr("llmtrack.decide.gate.samples_of", lambda pairs, uri: {})
+def test_a_scenario_that_is_the_same_as_another_is_checked_as_that_one(one):
     baseline, candidate = precision("a"), precision("b")
-    found = gate(baseline.head(1) if one else baseline, candidate, ["perplexity > +1%"])
+    found = gate(baseline[:1] if one else baseline, candidate, ["perplexity > +1%"])
     assert found.exit_code == 0
     assert [each.check.outcome for each in found.checks] == ["kept"]
     assert "float16 is the same as float32: no float16 here" in found.notes
 
 
 @pytest.mark.slow(1)
-def test_one_that_was_measured_before_and_is_the_same_as_another_now_has_the_figures_of_that_one(monkeypatch):
-    monkeypatch.setattr("llmtrack.decide.gate.samples_of", lambda pairs, uri: {})
+def test_one_that_was_measured_before_and_is_the_same_as_another_now_has_the_figures_of_that_one():
     measured = {"outcome": "finished", "same_as": None, "perplexity": 15.0}
     for sides, outcome in (
         ((precision("a", **measured), precision("b")), "broken"),
@@ -428,8 +425,7 @@ def test_one_that_was_measured_before_and_is_the_same_as_another_now_has_the_fig
         assert [each.check.outcome for each in found.checks] == ["kept", outcome]
 
 
-def test_one_that_is_the_same_as_what_is_not_there_is_missing(monkeypatch):
-    monkeypatch.setattr("llmtrack.decide.gate.samples_of", lambda pairs, uri: {})
+def test_one_that_is_the_same_as_what_is_not_there_is_missing():
     measured = {"outcome": "finished", "same_as": None, "perplexity": 15.0}
     found = gate(precision("a", **measured), precision("b", same_as="bfloat16"), ["perplexity > +1%"])
     assert (found.exit_code, [each.check.outcome for each in found.checks]) == (2, ["kept", "missing"])

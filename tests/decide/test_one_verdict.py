@@ -24,8 +24,8 @@ from llmtrack.report import reading
 from llmtrack.report.pareto import pareto_table
 from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import gains
-from llmtrack.tracking import ask
-from tests.report.frames import frame, run
+from llmtrack.tracked.runs import Runs
+from tests.report.frames import made, run
 
 RATE = "tokens_per_sec"
 FLIPPED = {"better": "worse", "worse": "better"}
@@ -57,8 +57,7 @@ def store_of(arms, seed):
         )
         for number in range(len(arms))
     ]
-    # Hundreds of columns that nothing is in take most of the time.
-    return frame(*rows).dropna(axis="columns", how="all"), samples
+    return made(*rows), samples
 
 
 def _median(values):
@@ -72,39 +71,39 @@ def kept():
     held: dict = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verdicts, "samples_by_run", lambda ids, uri, lenient: held["samples"])
-        patch.setattr(floor.query, "runs", lambda **asked: held["runs"])
+        patch.setattr(floor, "tracked_runs", lambda **asked: held["runs"])
         yield held
 
 
 @pytest.mark.slow(20)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(stores)
-def test_all_that_are_asked_say_the_same_of_two_runs(kept, made):
-    kept["runs"], kept["samples"] = store_of(*made)
+def test_all_that_are_asked_say_the_same_of_two_runs(kept, arms):
+    kept["runs"], kept["samples"] = store_of(*arms)
     known = with_samples(kept["runs"])
-    rows = [each for _, each in known.iterrows()]
+    rows = known
     base, *others = rows
     for other in others:
         (told,) = tell(base, [other], RATE)
         figures = comparison_text(RATE, told.ratio, told.repeated)
-        one, its = (kept["runs"][kept["runs"]["run_id"] == each["run_id"]] for each in (base, other))
+        one, its = (Runs([each]) for each in (base, other))
 
         # compare --baseline, of these two alone and of all at once
         for candidates in (its, *([kept["runs"]] if other is others[-1] else [])):
             found = compare(one, candidates, [RATE])
-            row = found[found["run_id"] == other["run_id"]].iloc[0]
+            row = found[found["run_id"] == other.run_id].iloc[0]
             assert (row["verdict"], row["words"]) == (told.verdict, told.words)
             assert Ratio(row["ratio"], row["ratio_low"], row["ratio_high"]) == told.ratio
 
         # the study's own table, compare --study and the page in MLflow
         table = summary_table(known)
-        cell = table.rows[table.run_ids.index(other["run_id"])][-1]
+        cell = table.rows[table.run_ids.index(other.run_id)][-1]
         assert cell.startswith(f"{figures} tokens/s")
         assert ("no significant difference" in cell) == (told.verdict == "same"), cell
         assert ("inconclusive" in cell) == (told.verdict == "unknown"), cell
 
         # the takeaways, and readings
-        (gain,) = (each for each in gains(known) if each.run["run_id"] == other["run_id"])
+        (gain,) = (each for each in gains(known) if each.run.run_id == other.run_id)
         assert gain.found == told
         assert figures in reading.change(base, other, RATE)
 
@@ -115,11 +114,11 @@ def test_all_that_are_asked_say_the_same_of_two_runs(kept, made):
         assert check.check.outcome in allowed.get(told.verdict, ("kept", "cannot tell")), told
 
         # recommend, asked to choose between the two
-        chosen = recommend(known[known["run_id"].isin([base["run_id"], other["run_id"]])], Limits())
-        faster = other["tokens_per_sec"] > base["tokens_per_sec"]
+        chosen = recommend(Runs([base, other]), Limits())
+        faster = other.metrics["tokens_per_sec"] > base.metrics["tokens_per_sec"]
         if told.verdict in ("better", "worse", "same"):
-            assert chosen.scenario == ask.name(other if faster else base)
-            assert figures in (chosen.sentence if faster else dict(chosen.ruled_out)[ask.name(other)])
+            assert chosen.scenario == (other if faster else base).name
+            assert figures in (chosen.sentence if faster else dict(chosen.ruled_out)[other.name])
         else:
             assert chosen.scenario is None
             assert told.why in chosen.sentence or figures in chosen.sentence
@@ -128,10 +127,10 @@ def test_all_that_are_asked_say_the_same_of_two_runs(kept, made):
 @pytest.mark.slow(20)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(stores)
-def test_the_front_is_of_the_same_verdicts_in_table_and_picture(kept, made):
-    kept["runs"], kept["samples"] = store_of(*made)
+def test_the_front_is_of_the_same_verdicts_in_table_and_picture(kept, arms):
+    kept["runs"], kept["samples"] = store_of(*arms)
     known = with_samples(kept["runs"])
-    rows = [each for _, each in known.iterrows()]
+    rows = known
     for index, (own, standing) in enumerate(
         zip(rows, pareto_front(known, (RATE, "perplexity")), strict=True)
     ):
@@ -166,13 +165,13 @@ def test_a_comparison_is_one_of_those_of_its_study_whatever_else_is_asked():
     rows = [run(name, workload_id="w") for name in names] + [run("long", workload_id="x")]
     failed = run("e", workload_id="w", status="FAILED")
     other = [run(name, workload_id="w", study_id="precision-2", run_id=f"2-{name}") for name in ("a", "b")]
-    known = in_context(frame(*rows, failed, *other))
-    a, b, *_, long, _, a2, b2 = (each for _, each in known.iterrows())
+    known = in_context(made(*rows, failed, *other))
+    a, b, *_, long, _, a2, b2 = known
     assert comparisons(a, b) == comparisons(b, a) == 3
     assert comparisons(a, long) == 4, "other work: one of all in the study"
     assert comparisons(a2, b2) == 1
     assert comparisons(a, a2) == 4, "each of the larger study with one of the other"
-    assert comparisons(*(each for _, each in frame(*rows[:2]).iterrows())) == 1
+    assert comparisons(*made(*rows[:2])) == 1
 
 
 @pytest.mark.parametrize(
@@ -250,7 +249,7 @@ def test_the_front_in_the_table_has_the_places_of_the_picture():
     ]
     from llmtrack.decide.points import gather_points
 
-    points = gather_points(frame(*rows))
+    points = gather_points(made(*rows))
     table = pareto_table(points, (RATE, "perplexity"))
     places = [each.why for each in pareto_front(points.runs, (RATE, "perplexity"))]
     assert sorted(row[-1] for row in table.rows) == sorted(places)

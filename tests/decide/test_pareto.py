@@ -22,7 +22,7 @@ from llmtrack.report.labels import label_points
 from llmtrack.report.pareto import pareto_plot, pareto_table
 from llmtrack.report.plots import canvas
 from llmtrack.tracking.query import newest_study
-from tests.report.frames import frame, interval, run
+from tests.report.frames import changed, column, interval, made, run
 from tests.tracking.samples import ENVIRONMENT, measurement
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
@@ -58,8 +58,8 @@ def repeated(name, speed, perplexity, n=8, share=0.01, **values):
 
 
 def places(*rows, respects=("tokens_per_sec", "perplexity")):
-    runs = frame(*rows)
-    return dict(zip(runs["scenario"], (each.place for each in pareto_front(runs, respects)), strict=True))
+    runs = made(*rows)
+    return dict(zip(runs.scenarios, (each.place for each in pareto_front(runs, respects)), strict=True))
 
 
 def test_noise_puts_nothing_on_the_front_and_nothing_off_it():
@@ -75,7 +75,7 @@ def test_noise_puts_nothing_on_the_front_and_nothing_off_it():
 
 @pytest.mark.slow(1)
 def test_what_cannot_be_told_is_said_with_what_would_tell():
-    runs = frame(repeated("plain", 10.0, 20.0), repeated("once", 30.0, 21.0, n=1))
+    runs = made(repeated("plain", 10.0, 20.0), repeated("once", 30.0, 21.0, n=1))
     plain, once = pareto_front(runs, ("tokens_per_sec", "perplexity"))
     assert (plain.place, once.place) == ("on", "open"), "the perplexity of the one is better for sure"
     assert "inconclusive against plain (tokens_per_sec: too few repeats to tell, 1 against 8" in once.why
@@ -88,7 +88,7 @@ def test_what_cannot_be_told_is_said_with_what_would_tell():
 
 @pytest.mark.slow(1)
 def test_a_plot_leaves_out_what_all_names_end_with():
-    runs = frame(
+    runs = made(
         repeated("onnx-int8-threads-2", 20.0, 20.0, n=8), repeated("torch-threads-2", 10.0, 20.0, n=8)
     )
     axes = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity").axes[0]
@@ -99,7 +99,7 @@ def test_a_plot_leaves_out_what_all_names_end_with():
 def test_many_arms_need_more_repeats_to_be_told():
     few = [repeated(f"a{n}", 10.0 + n, 20.0, n=5) for n in range(8)]
     assert set(places(*few).values()) == {"open"}
-    note = pareto_plot(gather_points(frame(*few)), "tokens_per_sec", "perplexity").get_supxlabel()
+    note = pareto_plot(gather_points(made(*few)), "tokens_per_sec", "perplexity").get_supxlabel()
     assert "line" not in note, "there is none"
     assert max(map(len, note.splitlines())) <= 118, "longer lines leave the picture"
     enough = [repeated(f"a{n}", 10.0 + n, 20.0, n=6) for n in range(8)]
@@ -123,15 +123,15 @@ def scored(name, perplexity, **values):
 
 
 def test_runs_that_name_no_model_keep_their_quality():
-    runs = frame(
+    runs = made(
         timed("fp32", 10.0, model_id=None, perplexity=20.0),
         timed("int8", 30.0, model_id=None, quantization="int8", perplexity=25.0),
     )
-    assert list(gather_points(runs).runs["perplexity"]) == [20.0, 25.0]
+    assert list(column(gather_points(runs).runs, "perplexity")) == [20.0, 25.0]
 
 
 def test_quality_is_joined_by_variant_or_is_the_runs_own():
-    runs = frame(
+    runs = made(
         timed("fp32", 10.0, experiment="speed"),
         timed("bf16", 20.0, experiment="speed", dtype="bfloat16"),
         timed(
@@ -149,9 +149,12 @@ def test_quality_is_joined_by_variant_or_is_the_runs_own():
         scored("ppl16", 20.5, experiment="perplexity", dtype="bfloat16"),
     )
     points = gather_points(runs)
-    assert points.runs.set_index("scenario")["perplexity"].to_dict() == pytest.approx(
-        {"fp32": 20.0, "bf16": 20.5, "int8": 25.0, "alone": math.nan}, nan_ok=True
-    )
+    assert {run.scenario: run.get("perplexity") for run in points.runs} == {
+        "fp32": 20.0,
+        "bf16": 20.5,
+        "int8": 25.0,
+        "alone": None,
+    }
     assert points.notes == ()
     table = pareto_table(points, ("tokens_per_sec", "perplexity"))
     last = {row[0]: row[-1] for row in table.rows}
@@ -164,14 +167,14 @@ def test_quality_is_joined_by_variant_or_is_the_runs_own():
 
 
 def test_a_quality_that_could_be_of_either_of_two_models_is_not_joined():
-    runs = frame(timed("a", 10.0), scored("ppl", 20.0), scored("ppl_32", 25.0), scored("again", 20.001))
+    runs = made(timed("a", 10.0), scored("ppl", 20.0), scored("ppl_32", 25.0), scored("again", 20.001))
     points = gather_points(runs)
-    assert math.isnan(points.runs["perplexity"].iloc[0])
+    assert not points.runs[0].has("perplexity")
     assert points.notes == ("a has no perplexity of its own, and the runs of its variant disagree",)
 
 
 def test_what_is_not_comparable_is_left_out_and_said():
-    runs = frame(
+    runs = made(
         timed("a", 10.0),
         timed("b", 20.0, quantization="int8"),
         timed("long", 5.0) | {"workload_id": "other"},
@@ -181,8 +184,8 @@ def test_what_is_not_comparable_is_left_out_and_said():
         scored("rolling", 9.0, protocol="rolling"),
     )
     points = gather_points(runs)
-    assert list(points.runs["scenario"]) == ["a", "b"]
-    assert list(points.runs["perplexity"]) == [20.0, 21.0]
+    assert list(column(points.runs, "scenario")) == ["a", "b"]
+    assert list(column(points.runs, "perplexity")) == [20.0, 21.0]
     assert [note.split(" is left")[0] for note in points.notes] == [
         "1 run of another workload",
         "1 run measured in another environment",
@@ -201,7 +204,7 @@ def test_what_is_not_comparable_is_left_out_and_said():
 def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_and_said(other):
     same = {"scored_tokens_digest": "k", "scored_text_digest": "t", "tokens_scored": 1000.0}
     same["bytes_scored"] = 4000.0
-    runs = frame(
+    runs = made(
         timed("a", 10.0),
         timed("b", 20.0, quantization="int8"),
         timed("c", 30.0, quantization="int4"),
@@ -210,13 +213,13 @@ def test_a_perplexity_of_other_tokens_or_another_text_is_left_out_and_said(other
         scored("ppl4", 12.0, quantization="int4", **{**same, **other}),
     )
     points = gather_points(runs)
-    assert list(points.runs["perplexity"].fillna(0)) == [20.0, 21.0, 0]
+    assert column(points.runs, "perplexity") == [20.0, 21.0, None]
     assert points.notes[0].startswith("1 run whose perplexity is of other tokens or another text is left out")
 
 
 def test_nothing_to_choose_among():
     with pytest.raises(UsageError, match="no finished run of precision has tokens_per_sec"):
-        gather_points(frame(scored("ppl", 20.0)))
+        gather_points(made(scored("ppl", 20.0)))
 
 
 def boxes(figure, labels):
@@ -246,7 +249,7 @@ def test_labels_do_not_overlap_and_stay_inside(seed):
 
 
 def test_the_plot_joins_the_front():
-    runs = frame(
+    runs = made(
         repeated("a", 10.0, 20.0, peak_memory_mib=100.0),
         repeated("b", 20.0, 21.0, peak_memory_mib=50.0),
         repeated("c", 15.0, 22.0, peak_memory_mib=400.0),
@@ -322,21 +325,21 @@ def test_mistakes_are_one_line(arguments, message):
     ],
 )
 def test_quality_is_not_taken_over_from_a_model_of_another_config_or_tokenizer(name, values, quality):
-    runs = frame(scored("quality", 20.0, experiment="perplexity"), timed("speed", 10.0))
-    (found,) = gather_points(runs.assign(**{name: values})).runs["perplexity"]
-    assert found == quality or (quality is None and math.isnan(found))
+    runs = made(scored("quality", 20.0, experiment="perplexity"), timed("speed", 10.0))
+    (found,) = gather_points(changed(runs, **{name: values})).runs
+    assert found.get("perplexity") == quality
 
 
 def test_infinity_is_no_figure_to_choose_by():
     points = gather_points(
-        frame(timed("a", math.inf, perplexity=1.0), timed("b", 10.0, perplexity=math.inf), timed("c", 5.0, perplexity=9.0))
+        made(timed("a", math.inf, perplexity=1.0), timed("b", 10.0, perplexity=math.inf), timed("c", 5.0, perplexity=9.0))
     )  # fmt: skip
-    assert points.runs["scenario"].tolist() == ["b", "c"]
-    assert points.runs["perplexity"].notna().tolist() == [False, True]
+    assert points.runs.scenarios == ["b", "c"]
+    assert column(points.runs, "perplexity") == [None, 9.0]
 
 
 def test_the_warnings_of_the_runs_on_the_front_are_said_with_it():
-    runs = frame(
+    runs = made(
         repeated("slow", 5.0, 30.0, warnings="off the front"),
         repeated("fast", 10.0, 20.0, warnings="the machine was busy"),
     )
@@ -345,7 +348,7 @@ def test_the_warnings_of_the_runs_on_the_front_are_said_with_it():
 
 
 def test_a_warning_of_many_and_a_command_that_would_tell_of_many_are_each_said_once():
-    runs = frame(*(repeated(name, 10.0, 20.0, warnings="the machine was busy") for name in "abcdefg"))
+    runs = made(*(repeated(name, 10.0, 20.0, warnings="the machine was busy") for name in "abcdefg"))
     (said, *_) = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity")).notes
     assert said == "read with care: all 7 runs: the machine was busy"
     command = "mlflow run . -e precision -P dtypes=float32 -P min_repeats={} -P max_new_tokens=4"

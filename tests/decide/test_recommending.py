@@ -19,7 +19,7 @@ from llmtrack.errors import UsageError
 from llmtrack.tracking.query import newest_study
 from tests.decide.test_pareto import timed as timed_run
 from tests.decide.test_pareto import tracked  # noqa: F401 - fixture
-from tests.report.frames import frame, interval, run
+from tests.report.frames import column, interval, made, run
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
 
@@ -32,7 +32,7 @@ def timed(name, speed, n=8, share=0.02, **values):
     )
 
 
-RUNS = frame(
+RUNS = made(
     timed("fp32", 10.0, perplexity=20.0, peak_memory_mib=2000.0, baseline=True),
     timed("int8", 25.0, perplexity=20.1, peak_memory_mib=600.0),
     timed("int8_slow", 20.0, perplexity=20.1, peak_memory_mib=500.0),
@@ -80,7 +80,7 @@ def test_nothing_fits_is_said_with_the_nearest():
 
 
 def test_what_is_as_fast_within_the_noise_is_told():
-    runs = frame(
+    runs = made(
         timed("a", 10.0, share=0.05),
         timed("b", 10.2, share=0.04),
     )
@@ -98,7 +98,7 @@ def test_one_baseline_repeat_of_a_busy_machine_recommends_nothing_and_says_how_t
     base = timed(
         "torch-float32", 1.3, n, 0.9, perplexity=20.0, baseline=True, warnings=f"noisy: 134%\n{BUSY}"
     )
-    runs = frame(base, timed("torch-bfloat16", 18.4, perplexity=20.1, experiment="quantization", model="m"))
+    runs = made(base, timed("torch-bfloat16", 18.4, perplexity=20.1, experiment="quantization", model="m"))
     found = recommend(runs, Limits(0.01))
     assert (found.scenario, found.run_id) == (None, None)
     assert "14.1" not in found.sentence
@@ -110,7 +110,7 @@ def test_one_baseline_repeat_of_a_busy_machine_recommends_nothing_and_says_how_t
 
 @pytest.mark.slow(1)
 def test_what_is_told_of_a_busy_machine_is_told_with_its_doubts():
-    runs = frame(
+    runs = made(
         timed("a", 10.0, baseline=True, warnings=BUSY, perplexity=20.0), timed("b", 20.0, perplexity=20.0)
     )
     found = recommend(runs, Limits(0.01))
@@ -120,7 +120,7 @@ def test_what_is_told_of_a_busy_machine_is_told_with_its_doubts():
 
 @pytest.mark.slow(1)
 def test_a_rival_that_cannot_be_told_from_the_best_leaves_the_choice_open():
-    runs = frame(timed("a", 10.0, baseline=True, perplexity=20.0), timed("b", 20.0), timed("c", 19.0, n=1))
+    runs = made(timed("a", 10.0, baseline=True, perplexity=20.0), timed("b", 20.0), timed("c", 19.0, n=1))
     found = recommend(runs, Limits())
     assert found.scenario is None
     assert "min_repeats=" in found.measure
@@ -128,7 +128,7 @@ def test_a_rival_that_cannot_be_told_from_the_best_leaves_the_choice_open():
 
 @pytest.mark.parametrize("values", [{}, {"tokens_per_sec": 0.0}])
 def test_single_values_recommend_nothing(values):
-    runs = frame(timed_run("a", 10.0) | {"baseline": True, **values}, timed_run("b", 20.0, quantization="b"))
+    runs = made(timed_run("a", 10.0) | {"baseline": True, **values}, timed_run("b", 20.0, quantization="b"))
     assert recommend(runs, Limits()).scenario is None
 
 
@@ -140,11 +140,11 @@ def test_no_winner_on_the_word_of_single_values_or_few_repeats(objective, n):
         row = timed_run(name, 10.0, quantization=name, perplexity=20.0, **values) | {objective: value}
         return row | (interval(objective, value, value, value, n) if n else {})
 
-    runs = frame(measured("a", 10.0, baseline=True), measured("b", 20.0), measured("c", 400.0))
+    runs = made(measured("a", 10.0, baseline=True), measured("b", 20.0), measured("c", 400.0))
     for limits in (Limits(), Limits(0.01)):
         assert recommend(runs, limits, objective).scenario is None
         # Where the limits leave one, nothing is won: what is not known of it is said.
-    (only,) = [recommend(frame(measured("a", 10.0)), Limits(), objective)]
+    (only,) = [recommend(made(measured("a", 10.0)), Limits(), objective)]
     assert bool(only.notes) == (n < 2)
 
 
@@ -161,7 +161,7 @@ def test_the_command_that_measures_more_can_be_pasted(name):
     row = run("a", experiment=name, model="a folder/model,synthetic:tiny", min_repeats=6)
     if name in ("perplexity", "training"):
         row["max_new_tokens"] = None
-    words = shlex.split(measure_more(frame(row).iloc[0], 4))
+    words = shlex.split(measure_more(made(row)[0], 4))
     assert words[:5] == ["mlflow", "run", ".", "-e", name]
     given = dict(each.split("=", 1) for each in words[words.index("-P") + 1 :: 2])
     assert set(given) <= PARAMETERS[name]
@@ -171,35 +171,35 @@ def test_the_command_that_measures_more_can_be_pasted(name):
 
 def test_the_command_asks_for_all_that_was_asked_and_not_to_take_over_what_is_there():
     asked = {"model": "m", "device": "cpu", "dtype": "bfloat16", "max_new_tokens": "8", "resume": "true"}
-    words = measure_more(frame(run("a", min_repeats=5) | {"asked": json.dumps(asked)}).iloc[0], 7)
+    words = measure_more(made(run("a", min_repeats=5) | {"asked": json.dumps(asked)})[0], 7)
     assert words.endswith("-P model=m -P device=cpu -P dtype=bfloat16 -P max_new_tokens=8 -P min_repeats=7")
     assert "resume" not in words
 
 
 def test_of_an_older_run_the_command_asks_for_what_every_experiment_takes():
     old = run("a", model="m", revision="r1", device_requested="cuda:1", max_new_tokens=8, backend="onnx")
-    words = measure_more(frame(old).iloc[0], 7)
+    words = measure_more(made(old)[0], 7)
     assert words.endswith("-P model=m -P revision=r1 -P device=cuda:1 -P max_new_tokens=8 -P min_repeats=7")
-    assert "-P" not in measure_more(frame(run("a", device_requested="auto")).iloc[0])
+    assert "-P" not in measure_more(made(run("a", device_requested="auto"))[0])
 
 
 def test_the_command_makes_room_for_the_repeats_that_it_asks_for():
-    slow = frame(run("a", total_latency_s=20.0, max_seconds=60.0)).iloc[0]
+    slow = made(run("a", total_latency_s=20.0, max_seconds=60.0))[0]
     assert measure_more(slow, 6).endswith("-P min_repeats=6 -P max_seconds=240")
-    quick = frame(run("a", total_latency_s=1.0, max_seconds=60.0)).iloc[0]
+    quick = made(run("a", total_latency_s=1.0, max_seconds=60.0))[0]
     assert "max_seconds" not in measure_more(quick, 6)
 
 
 @pytest.mark.slow(1)
 def test_the_nearest_breaks_the_fewest_limits_by_the_least_and_was_measured():
-    runs = frame(
+    runs = made(
         timed("two", 30.0, perplexity=25.0, peak_memory_mib=1100.0),
         timed("one", 20.0, perplexity=20.0, peak_memory_mib=1900.0, baseline=True),
         timed("far", 10.0, perplexity=20.1, peak_memory_mib=2000000.0),
         timed("unscored", 90.0, peak_memory_mib=1.0),
     )
     assert "the nearest is one for packaged:smollm2" in recommend(runs, Limits(0.01, 1000)).sentence
-    unscored = recommend(frame(timed("unscored", 90.0)), Limits(0.01))
+    unscored = recommend(made(timed("unscored", 90.0)), Limits(0.01))
     assert "which is nearest is not known (no perplexity was scored)" in unscored.sentence
 
 
@@ -215,8 +215,8 @@ def test_a_configuration_of_several_studies_is_one_and_the_newest_counts():
         **late,
     }
     newest = {**same, "tokens_per_sec": 2.5, **interval("tokens_per_sec", 2.5, 2.4, 2.6, 8)}
-    points = gather_points(frame(lucky, newest))
-    assert list(points.runs["run_id"]) == ["later"]
+    points = gather_points(made(lucky, newest))
+    assert list(column(points.runs, "run_id")) == ["later"]
     assert points.notes == (
         "torch-bfloat16 was measured 2 times in one configuration: the newest counts (tokens_per_sec 2.5; before: 20.9)",
     )
@@ -224,7 +224,7 @@ def test_a_configuration_of_several_studies_is_one_and_the_newest_counts():
 
 def test_a_baseline_that_was_scored_and_not_timed_is_still_the_reference():
     base = {**timed("ppl", 1.0, perplexity=20.0, baseline=True), "tokens_per_sec": None}
-    runs = frame(base, timed("a", 10.0, perplexity=20.3), timed("b", 20.0, perplexity=19.0))
+    runs = made(base, timed("a", 10.0, perplexity=20.3), timed("b", 20.0, perplexity=19.0))
     assert dict(recommend(runs, Limits(0.01)).ruled_out)["a"] == "perplexity +1.5 % is over +1 %"
 
 

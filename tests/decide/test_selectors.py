@@ -38,7 +38,7 @@ def two_branches(tracker):
 
 
 def chosen(selector, uri, **more):
-    return sorted(select(selector, tracking_uri=uri, **more)["scenario"])
+    return sorted(select(selector, tracking_uri=uri, **more).scenarios)
 
 
 @pytest.mark.slow(2)
@@ -57,7 +57,7 @@ def test_selectors(studies, uri):
     assert chosen("latest:precision#a", uri) == ["a"]
     assert chosen(f"study:{one.study_id}#b", uri) == ["b"]
     both = select_all([ids["a"], f"study:{one.study_id}", "latest"], tracking_uri=uri)
-    assert sorted(both["scenario"]) == ["a", "b", "c"]
+    assert sorted(both.scenarios) == ["a", "b", "c"]
 
 
 @pytest.mark.slow(5)
@@ -75,7 +75,7 @@ def test_the_ids_that_lists_print_and_every_name_of_a_study_are_taken_everywhere
         f"study:{one.study_id}",
     ):
         assert sorted(runs(study=name, tracking_uri=uri)["scenario"]) == ["a", "b"]
-        assert study_run(name, uri)["run_id"] == one.run_id
+        assert study_run(name, uri).run_id == one.run_id
         assert chosen(as_selector(name), uri) == ["a", "b"]
     assert sorted(runs(study="latest", tracking_uri=uri)["scenario"]) == ["c"]
 
@@ -102,7 +102,7 @@ def test_a_suite_means_the_runs_of_all_its_studies(tracker, uri):
     for name in (suite.study_id, suite.run_id, suite.run_id[:8], "latest:suite"):
         assert sorted(runs(study=name, tracking_uri=uri)["scenario"]) == ["batching", "precision"]
     assert chosen(f"study:{suite.study_id}", uri) == chosen("latest:suite", uri) == ["batching", "precision"]
-    assert study_run("latest:suite", uri)["run_id"] == suite.run_id
+    assert study_run("latest:suite", uri).run_id == suite.run_id
 
 
 NOTHING = [

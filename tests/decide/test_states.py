@@ -24,8 +24,7 @@ from llmtrack.cli import main
 from llmtrack.decide.points import gather_points
 from llmtrack.report.gather import conditions, rows_of
 from llmtrack.report.takeaways import takeaways
-from llmtrack.tracking import ask
-from tests.report.frames import frame, run
+from tests.report.frames import changed, column, made, run
 
 pytestmark = pytest.mark.usefixtures("_clean_environment")
 
@@ -91,20 +90,19 @@ READINGS = [
 
 @pytest.mark.parametrize("state", STATES)
 def test_readings_and_pages_bear_runs_in_every_state(state):
-    found = frame(run("a", status=state, outcome=None, baseline=None, use_cache=None), run("b", status=state))
+    found = made(run("a", status=state, outcome=None, baseline=None, use_cache=None), run("b", status=state))
     for experiment in READINGS:
         lines = experiment.reading(found)
         assert any("2 of 2 scenarios" in line for line in lines) or "Nothing" in lines[0]
-    assert takeaways(found) == ask.unfinished(found, experiments=True)
+    assert takeaways(found) == found.unfinished(experiments=True)
     rows_of(found)
     conditions(found)
 
 
-@pytest.mark.parametrize("column", ["outcome", "baseline", "status", "warnings", "use_cache", "workload_id"])
-def test_columns_may_be_missing_altogether(column):
-    found = frame(run("a", baseline=True, total_latency_s=1.0, tokens_per_sec=32.0), run("b")).drop(
-        columns=column
-    )
+@pytest.mark.parametrize("name", ["outcome", "baseline", "status", "warnings", "use_cache", "workload_id"])
+def test_values_may_be_missing_altogether(name):
+    found = made(run("a", baseline=True, total_latency_s=1.0, tokens_per_sec=32.0), run("b"))
+    found = changed(found, **{name: None})
     rows_of(found)
     takeaways(found)
     for experiment in (batching, quantization):
@@ -112,21 +110,21 @@ def test_columns_may_be_missing_altogether(column):
 
 
 def test_values_that_are_missing_are_neither_equal_nor_unequal_to_one():
-    one, other = (row for _, row in frame(run("a", outcome=None), run("b", outcome=None)).iterrows())
-    assert ask.equal(one, other, "outcome")
-    assert not ask.is_true(one, "outcome")
-    assert ask.text(one, "outcome") == ""
-    assert ask.number(one, "perplexity") is None
-    assert not ask.where(frame(run("a", outcome=None)), "outcome", "finished").any()
-    assert not ask.where(frame(run("a")), "no such column", 1).any()
+    one, other = made(run("a", outcome=None), run("b", outcome=None))
+    assert one.agrees(other, "outcome")
+    assert not one.agrees(made(run("c"))[0], "outcome")
+    assert not one.has("outcome")
+    assert one.text("outcome") == ""
+    assert one.number("perplexity") is None
+    assert one.get("no such value") is None
 
 
 def test_states_are_named_each_on_a_line():
-    found = frame(
+    found = made(
         run("a"), run("b", status="FAILED"), run("c", status="KILLED"), run("d", status="RUNNING"),
         run("e", status="RUNNING"),
     )  # fmt: skip
-    assert ask.unfinished(found) == [
+    assert found.unfinished() == [
         "1 of 5 scenarios failed: b.",
         "1 of 5 scenarios was killed: c.",
         "2 of 5 scenarios are still running: d, e.",
@@ -136,5 +134,5 @@ def test_states_are_named_each_on_a_line():
 def test_the_newest_finished_run_counts_while_a_newer_one_is_in_progress():
     done = run("a", tokens_per_sec=1.0, model="m")
     again = {**done, "run_id": "newer", "start_time": "2026-11-29T10:00:00Z", "tokens_per_sec": None}
-    points = gather_points(frame(done, {**again, "status": "RUNNING", "outcome": None}))
-    assert list(points.runs["run_id"]) == ["id-a"]
+    points = gather_points(made(done, {**again, "status": "RUNNING", "outcome": None}))
+    assert list(column(points.runs, "run_id")) == ["id-a"]

@@ -48,7 +48,7 @@ from llmtrack.run.executors import InlineExecutor
 from llmtrack.run.settings import RunOptions
 from llmtrack.scenario import Variant
 from llmtrack.task import NAMED_CORPORA
-from tests.report.frames import frame, run
+from tests.report.frames import made, run
 from tests.test_project_files import TOOLS
 
 EXPERIMENT = '''
@@ -205,9 +205,9 @@ def test_a_param_is_a_condition_unless_it_says_otherwise():
 def test_a_figure_against_another_model_is_compared_where_that_is_the_same(monkeypatch):
     metric = schema.Metric("distance", "-", "lower", "from the reference", "sum", needs=("text", "reference"))
     monkeypatch.setitem(schema.METRIC_BY_NAME, "distance", metric)
-    runs = frame(run("a", reference="one", distance=1.0), run("b", reference="another", distance=1.0))
-    assert why_not(runs.iloc[0], runs.iloc[1], "distance").startswith("compared with different references")
-    assert why_not(runs.iloc[0], runs.iloc[0], "distance") == ""
+    runs = made(run("a", reference="one", distance=1.0), run("b", reference="another", distance=1.0))
+    assert why_not(runs[0], runs[1], "distance").startswith("compared with different references")
+    assert why_not(runs[0], runs[0], "distance") == ""
 
 
 def test_a_field_of_what_is_sent_is_read_of_data_that_has_it_not_yet():

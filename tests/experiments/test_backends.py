@@ -9,7 +9,7 @@ from experiments.backends import Config, build, everything, plots, reading, seve
 from llmtrack.errors import UsageError
 from llmtrack.installed import RUNTIMES
 from tests.experiments.installing import pretend
-from tests.report.frames import frame, interval, run
+from tests.report.frames import interval, made, run
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def runs():
     int8 = {"backend": "genai", "quantization": "int8", "dtype": "int8 weights (float32)"}
     int4 = {"backend": "openvino", "quantization": "int4", "dtype": "int4 weights (float32)"}
     silent = {"backend": "theirs", "dtype": "q5"}
-    return frame(
+    return made(
         measured("torch-float32", 1, 365.0, 16.8, 20.0, baseline=True),
         measured("torch-float32", 2, 528.0, 16.9, 20.0),
         measured("genai-int8", 1, 417.0, 68.0, 20.1, **int8),
@@ -155,6 +155,6 @@ def test_the_front_is_drawn_for_each_number_of_threads(runs):
 
 def test_nothing_measured_is_said_and_not_drawn(installed):
     installed("genai")
-    failed = frame(run("torch-float32", experiment="backends", status="FAILED", failure="error", reason="no"))
+    failed = made(run("torch-float32", experiment="backends", status="FAILED", failure="error", reason="no"))
     assert "Nothing was both timed and scored" in reading(failed)[0]
     assert plots(failed, lambda run_id, name: []) == {}

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pytest
 
 from experiments import batching
+from llmtrack.tracked.runs import Runs
+from tests.report.frames import changed, interval, made, run
 
 
-def runs(*throughputs: tuple[int, float, float]) -> pd.DataFrame:
-    """Rows of (batch size, tokens/s, half width of its interval)."""
-    return pd.DataFrame(
-        [
-            {
-                "scenario": f"batch_{size}",
-                "run_id": f"id-{size}",
-                "spread/tokens_per_sec.n": 8.0,
-                "status": "FINISHED",
-                "warnings": "",
-                "batch_size": size,
-                "tokens_per_sec": rate,
-                "spread/tokens_per_sec.ci_low": rate - half,
-                "spread/tokens_per_sec.ci_high": rate + half,
-                "batch_latency_s": 32 * size / rate,
-                "tokens_per_sec_per_sample": rate / size,
-                "pad_share": 0.25,
-            }
+def runs(*throughputs: tuple[int, float, float]) -> Runs:
+    """Runs of (batch size, tokens/s, half width of its interval)."""
+    return made(
+        *(
+            run(
+                f"batch_{size}",
+                batch_size=size,
+                **interval("tokens_per_sec", rate, rate - half, rate + half, n=8),
+                batch_latency_s=32 * size / rate,
+                tokens_per_sec_per_sample=rate / size,
+                pad_share=0.25,
+            )
             for size, rate, half in throughputs
-        ]
+        )
     )
 
 
@@ -53,7 +48,7 @@ def test_every_arm_works_off_the_same_prompts():
     ],
 )
 def test_the_knee_is_where_throughput_stops_growing_beyond_noise(throughputs, best):
-    assert batching.knee(runs(*throughputs))["batch_size"] == best
+    assert batching.knee(runs(*throughputs)).params["batch_size"] == best
 
 
 def test_reading_names_the_batch_size_and_its_price():
@@ -71,6 +66,5 @@ def test_the_largest_size_may_not_be_the_end():
 
 
 def test_an_arm_that_ran_out_of_memory_is_named():
-    found = runs((1, 10, 0.1), (2, 16, 0.1))
-    found.loc[1, "status"] = "FAILED"
+    found = changed(runs((1, 10, 0.1), (2, 16, 0.1)), status=["FINISHED", "FAILED"])
     assert any("1 of 2 scenarios failed: batch_2" in line for line in batching.reading(found))

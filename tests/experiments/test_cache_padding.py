@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from experiments import cache_padding
-from tests.report.frames import interval
+from tests.report.frames import changed, interval, made
 
 
 def run(scenario: str, **values: object) -> dict[str, object]:
-    plain = {"status": "FINISHED", "warnings": "", "prompt_tokens": 30, "batch_size": 1}
+    plain = {"status": "FINISHED", "prompt_tokens": 30, "batch_size": 1}
     for metric in ("total_latency_s", "tokens_per_sec"):
         if metric in values:
             plain |= interval(metric, values[metric], values[metric], values[metric], 8)
@@ -27,8 +25,7 @@ def cache_run(on: bool, new: int, latency: float, first: float, last: float) -> 
     )
 
 
-RUNS = pd.DataFrame(
-    [
+RUNS = made(
         cache_run(True, 16, 1.6, 90, 91),
         cache_run(False, 16, 4.0, 200, 260),
         cache_run(True, 32, 3.0, 90, 99),
@@ -36,7 +33,6 @@ RUNS = pd.DataFrame(
         run("pad_none", use_cache=True, max_new_tokens=16, tokens_per_sec=10.0, pad_share=0.0, rows_equal_unpadded=1.0),
         run("pad_left", use_cache=True, max_new_tokens=16, tokens_per_sec=25.0, pad_share=0.4, rows_equal_unpadded=1.0, batch_size=8),
         run("pad_right", use_cache=True, max_new_tokens=16, tokens_per_sec=25.0, pad_share=0.4, rows_equal_unpadded=0.125, batch_size=8),
-    ]
 )  # fmt: skip
 
 
@@ -80,14 +76,14 @@ def test_reading_tells_the_price_of_no_cache_and_which_padding_changes_the_text(
 
 
 def test_reading_of_nothing_says_so():
-    failed = RUNS.assign(status="FAILED")
+    failed = changed(RUNS, status="FAILED")
     assert cache_padding.reading(failed)[0] == "Nothing was measured."
 
 
 def test_plots_show_what_was_measured():
-    figures = cache_padding.plots(RUNS.assign(baseline=False), lambda run_id, name: [])
+    figures = cache_padding.plots(changed(RUNS, baseline=False), lambda run_id, name: [])
     assert set(figures) == {"cache_latency", "padding_tokens_per_sec"}
     lines = figures["cache_latency"].axes[0].get_legend().get_texts()
     assert {line.get_text() for line in lines} == {"with KV cache", "without"}
-    only_cache = cache_padding.plots(RUNS[:4].assign(baseline=False), lambda run_id, name: [])
+    only_cache = cache_padding.plots(changed(RUNS[:4], baseline=False), lambda run_id, name: [])
     assert set(only_cache) == {"cache_latency"}

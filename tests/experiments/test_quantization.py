@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 
 from experiments import edge_prompts, quantization, suite
@@ -12,8 +11,9 @@ from experiments.quantization import BASELINE, Config, best_quantized, build, on
 from experiments.suite import FOCUSES, chosen_names, experiments_of
 from llmtrack.errors import UsageError
 from llmtrack.scenario import Scenario
+from llmtrack.tracked.runs import Runs
 from tests.experiments.installing import pretend
-from tests.report.frames import frame, interval, run
+from tests.report.frames import interval, made, run
 
 
 def variant_of(experiment, name):
@@ -162,7 +162,7 @@ def measured(name, prefill, decode, perplexity, **values):
 
 @pytest.fixture
 def runs():
-    return frame(
+    return made(
         measured("torch-float32", 350.0, 14.0, 20.0, baseline=True),
         measured("onnx-int8-weight-only", 420.0, 44.0, 20.1, quantization="int8-weight-only"),
         measured(
@@ -193,7 +193,7 @@ def test_the_reading_names_a_recipe_for_each_use(runs):
 def test_the_reading_says_what_the_worst_layers_were_left_out_of(runs):
     told = {"linear_layers": 210, "left_out_layers": 21, "left_out_parameter_share": 0.11, "weight_bits": 4}
     mixed = measured("onnx-int4-mixed", 380.0, 30.0, 20.9, quantization="int4-mixed", **told)
-    lines = quantization.reading(pd.concat([runs, frame(mixed)], ignore_index=True))
+    lines = quantization.reading(Runs((*runs, *made(mixed))))
     assert any(
         "onnx-int8-mixed left 30 of 211 layers out of 8-bit activations (19%" in line for line in lines
     )
@@ -202,7 +202,7 @@ def test_the_reading_says_what_the_worst_layers_were_left_out_of(runs):
 
 def test_without_a_baseline_there_is_nothing_to_compare():
     lines = quantization.reading(
-        frame(run("torch-float32", status="FAILED", baseline=True, failure="load", reason="gone"))
+        made(run("torch-float32", status="FAILED", baseline=True, failure="load", reason="gone"))
     )
     assert lines[0].startswith("The baseline was not measured")
 
@@ -221,7 +221,7 @@ def test_speed_is_drawn_against_perplexity(runs, tmp_path):
 
 @pytest.mark.slow(1)
 def test_names_of_points_do_not_overlap():
-    crowd = frame(
+    crowd = made(
         *(
             measured(f"recipe-with-a-name-{n}", 100.0 + n / 10, 14.0 + n / 100, 20.0 + n / 1000)
             for n in range(6)
@@ -236,10 +236,12 @@ def test_names_of_points_do_not_overlap():
 
 def test_the_best_quantized_variant_is_the_fastest_at_the_least_cost(runs):
     assert best_quantized(runs) == ["onnx-int8-weight-only"]
-    assert best_quantized(runs[~runs["scenario"].isin(["onnx-int8-weight-only"])]) == ["onnx-int8-mixed"]
-    far = runs[runs["scenario"].isin(["torch-float32", "onnx-int4-weight-only"])]
+    assert best_quantized(runs.where(lambda run: run.scenario != "onnx-int8-weight-only")) == [
+        "onnx-int8-mixed"
+    ]
+    far = runs.where(lambda run: run.scenario in ("torch-float32", "onnx-int4-weight-only"))
     assert best_quantized(far) == ["onnx-int4-weight-only"]
-    assert best_quantized(runs[runs["scenario"] == "torch-float32"]) == []
+    assert best_quantized(runs.where(lambda run: run.scenario == "torch-float32")) == []
 
 
 @pytest.mark.slow(1)
@@ -254,7 +256,7 @@ def test_the_best_quantized_variant_is_the_fastest_at_the_least_cost(runs):
 def test_the_luckiest_figure_is_not_the_best_variant(decode, n, best):
     lucky = measured("lucky", 420.0, decode, 20.15, quantization="a")
     lucky |= interval("decode_tokens_per_sec", decode, 0.98 * decode, 1.02 * decode, n)
-    runs = frame(
+    runs = made(
         measured("torch-float32", 350.0, 14.0, 20.0, baseline=True),
         measured("careful", 420.0, 44.0, 20.1, quantization="b"),
         lucky,
@@ -282,7 +284,7 @@ def test_edge_prompts_follow_on_the_best_variant(runs, monkeypatch):
 
 def test_without_a_quantized_run_they_stay_as_planned(runs):
     experiment = edge_prompts.build(edge_prompts.Config())
-    same = on_best(experiment, {}, runs[runs["scenario"] == "torch-float32"])
+    same = on_best(experiment, {}, runs.where(lambda run: run.scenario == "torch-float32"))
     assert same is experiment
 
 

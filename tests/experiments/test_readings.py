@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments import baseline, perplexity, precision, prompt_length
-from tests.report.frames import frame, interval, run
+from tests.report.frames import interval, made, run
 
 EXPERIMENTS = [baseline, perplexity, precision, prompt_length]
 
@@ -22,14 +22,14 @@ def none(run_id, name):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_nothing_measured_is_said_and_drawn_without_an_error(experiment, tmp_path):
-    runs = frame(run("a", status="FAILED", failure="load", reason="gone", baseline=True))
+    runs = made(run("a", status="FAILED", failure="load", reason="gone", baseline=True))
     assert len(experiment.reading(runs)) >= 1
     for figure in experiment.plots(runs, none).values():
         figure.savefig(tmp_path / "x.png")
 
 
 def test_baseline():
-    runs = frame(
+    runs = made(
         timed(
             "baseline",
             2.0,
@@ -66,7 +66,7 @@ def test_prompt_length():
     long = timed("prompt_64", 1.2, 1.19, 1.21, prompt_tokens_total=64, time_to_first_token_ms=240.0)
     for each, gap in ((short, 29.0), (long, 30.0)):
         each.update(interval("inter_token_latency_ms", gap, gap - 2, gap + 2))
-    lines = prompt_length.reading(frame(long, short))
+    lines = prompt_length.reading(made(long, short))
     assert lines == [
         "From 16 to 64 prompt tokens the call takes 1.20x (1.18 to 1.22) the time (1.00 s to 1.20 s).",
         "Each further prompt token costs 3.00 ms of the time to the first token.",
@@ -74,14 +74,14 @@ def test_prompt_length():
         "(29.0 ms to 30.0 ms).",
         "At 64 prompt tokens the prefill is 20% of the call; a longer answer would make that share smaller.",
     ]
-    plots = prompt_length.plots(frame(long, short), none)
+    plots = prompt_length.plots(made(long, short), none)
     assert list(plots) == ["latency", "tokens_per_sec"]
     (line,) = [each for each in plots["latency"].axes[0].get_lines() if each.get_marker() == "o"]
     assert line.get_xydata().tolist() == [[16, 1.0], [64, 1.2]]
 
 
 def test_one_length_is_no_comparison():
-    runs = frame(timed("prompt_16", 1.0, 0.9, 1.1), run("prompt_64", status="FAILED"))
+    runs = made(timed("prompt_16", 1.0, 0.9, 1.1), run("prompt_64", status="FAILED"))
     assert prompt_length.reading(runs) == [
         "Fewer than two lengths were measured: there is nothing to compare.",
         "1 of 2 scenarios failed: prompt_64.",
@@ -90,7 +90,7 @@ def test_one_length_is_no_comparison():
 
 def test_precision():
     reason = "same as float32: float32 (forced on CPU)"
-    runs = frame(
+    runs = made(
         timed("float32", 2.0, 1.9, 2.1, baseline=True, model_size_mib=512.0, output_digest="d1"),
         run("float16", outcome="same_as", same_as="float32", reason=reason, dtype="float32 (forced on CPU)"),
         timed("bfloat16", 1.0, 0.9, 1.1, dtype="bfloat16", model_size_mib=256.0, output_digest="d2"),
@@ -107,7 +107,7 @@ def test_precision():
 
 def test_precision_without_its_baseline_does_not_call_another_one_that():
     """The first that was measured is compared with, by name, so no sentence is wrong."""
-    runs = frame(
+    runs = made(
         run("float32", status="FAILED", baseline=True),
         timed("bfloat16", 1.0, 0.9, 1.1, dtype="bfloat16", model_size_mib=256.0, output_digest="d2"),
     )
@@ -129,7 +129,7 @@ SCORED = {
 
 
 def test_perplexity():
-    runs = frame(
+    runs = made(
         run("perplexity_float32", baseline=True, loss=2.9308, perplexity=20.0, **SCORED),
         run("perplexity_bfloat16", dtype="bfloat16", loss=2.9357, perplexity=20.1, **SCORED),
     )
@@ -155,7 +155,7 @@ BUSY = "the machine was busy: other programs took 82% of its CPU time: close the
 def of_dtypes(*warnings):
     """float32 the fastest of two, with these warnings."""
     weights = {"workload_id": "w", "environment_id": "e", "model_size_mib": 100.0}
-    return frame(
+    return made(
         *(
             timed(dtype, seconds, 0.99 * seconds, 1.01 * seconds, dtype=dtype, warnings=line, **weights)
             for dtype, seconds, line in zip(("float32", "bfloat16"), (1.0, 2.0), warnings, strict=True)
@@ -194,7 +194,7 @@ def test_what_carries_other_warnings_is_not_said_to_be_disturbed():
 
 def test_each_sentence_of_a_single_run_that_was_disturbed_says_so():
     told = baseline.reading(
-        frame(
+        made(
             timed(
                 "baseline",
                 2.0,

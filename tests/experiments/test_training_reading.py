@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from experiments import training
-from tests.report.frames import frame, run
+from tests.report.frames import made, run
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,6 @@ def test_before_and_after_are_told_as_any_two_perplexities_are(after, words, hel
         "train", loss_before=3.0, perplexity_before=20.0, perplexity=after, best_step=5.0, tokens_scored=100.0,
         train_loss=2.9, corpus="builtin", split="document", max_length=64, **figures,
     )  # fmt: skip
-    lines = training.reading(frame(trained))
+    lines = training.reading(made(trained))
     assert f"20.000 before, {after:.3f} after ({words})" in lines[0]
     assert any(line.startswith("Training did not help") for line in lines) is not helped

@@ -1,16 +1,15 @@
-"""Tracked runs made by hand, with the columns and dtypes that `llmtrack.runs` returns."""
+"""Tracked runs made by hand."""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
-import pandas as pd
-
 from llmtrack import metrics as schema
-from llmtrack.tracking.frame import ID_COLUMNS, TEXT
-
-KINDS = {str: TEXT, int: "Int64", float: "float64", bool: "boolean"}
+from llmtrack.tracked.frames import lines_of
+from llmtrack.tracked.run import ENV, IDENTITY, Run
+from llmtrack.tracked.runs import Runs
 
 DEFAULTS: dict[str, Any] = {
     "status": "FINISHED",
@@ -45,24 +44,50 @@ def interval(metric: str, value: float, low: float, high: float, n: int = 5) -> 
     return {metric: value, **{schema.spread_key(metric, stat): each for stat, each in spread.items()}}
 
 
-def frame(*rows: dict[str, Any]) -> pd.DataFrame:
-    given = dict.fromkeys(name for row in rows for name in row)
-    found = _empty(len(rows), schema.PARAMS, schema.METRICS).copy()
-    added = {}
-    for name in given:
-        values = [row.get(name) for row in rows]
+def made(*rows: dict[str, Any]) -> Runs:
+    """Runs of values by their columns' names; what no table knows is a metric."""
+    return Runs(map(_made, rows))
+
+
+def changed(runs: Iterable[Run], **values: Any) -> Runs:
+    """Runs with other values: of all of them, or a list with one for each."""
+    rows = [values_of(run) for run in runs]
+    each = [
+        {name: value[place] if isinstance(value, list) else value for name, value in values.items()}
+        for place in range(len(rows))
+    ]
+    return made(*(row | own for row, own in zip(rows, each, strict=True)))
+
+
+def column(runs: Iterable[Run], name: str) -> list[Any]:
+    """A value of each run."""
+    return [run.get(name) for run in runs]
+
+
+def values_of(run: Run) -> dict[str, Any]:
+    """The values of a run by their columns' names."""
+    facts = {ENV + name: value for name, value in run.environment.items()}
+    return {name: run.get(name) for name in IDENTITY} | run.params | run.metrics | facts
+
+
+def _made(row: dict[str, Any]) -> Run:
+    identity: dict[str, Any] = {"run_id": ""}
+    params: dict[str, Any] = {}
+    metrics: dict[str, float] = {}
+    environment: dict[str, str] = {}
+    for name, value in row.items():
+        if value is None or value != value:
+            continue
         if name in ("start_time", "end_time"):
-            found[name] = pd.to_datetime(pd.Series(values), utc=True).astype(found[name].dtype)
-        elif name in found:
-            found[name] = pd.Series(values, dtype=found[name].dtype)
+            identity[name] = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+        elif name == "warnings":
+            identity[name] = lines_of(value)
+        elif name in IDENTITY:
+            identity[name] = value
+        elif name.startswith(ENV):
+            environment[name.removeprefix(ENV)] = value
+        elif name in schema.PARAM_BY_NAME or isinstance(value, str):
+            params[name] = value
         else:
-            added[name] = pd.Series(values, dtype=TEXT if name.startswith("env.") else "float64")
-    return pd.concat([found, pd.DataFrame(added)], axis=1) if added else found
-
-
-@cache
-def _empty(rows: int, params: tuple[schema.Param, ...], metrics: tuple[schema.Metric, ...]) -> pd.DataFrame:
-    """So many rows without a value: to make some hundred columns takes most of the time."""
-    dtypes = dict(ID_COLUMNS) | {param.name: KINDS[param.kind] for param in params}
-    dtypes |= {metric.name: "float64" for metric in metrics}
-    return pd.DataFrame({name: pd.Series([None] * rows, dtype=dtype) for name, dtype in dtypes.items()})
+            metrics[name] = float(value)
+    return Run(**identity, params=params, metrics=metrics, environment=environment)

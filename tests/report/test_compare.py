@@ -11,8 +11,7 @@ import pytest
 from llmtrack.decide.matching import match
 from llmtrack.decide.points import gather_points
 from llmtrack.report.listing import render_runs
-from llmtrack.tracking.cells import in_order_of_time, newest_of_each
-from tests.report.frames import frame, run
+from tests.report.frames import column, made, run
 
 
 def at(minute, scenario="a", **values):
@@ -28,7 +27,7 @@ def at(minute, scenario="a", **values):
 
 def test_the_newest_run_of_each_cell_is_kept():
     rows = [at(3), at(1), at(2), at(1, "b"), at(4, dtype="bfloat16"), at(0, model_id="other")]
-    assert set(newest_of_each(frame(*rows))["run_id"]) == {"a3", "b1", "a4", "a0"}
+    assert set(column(made(*rows).newest_of_each(), "run_id")) == {"a3", "b1", "a4", "a0"}
 
 
 def test_another_machine_or_workload_is_another_cell():
@@ -38,12 +37,12 @@ def test_another_machine_or_workload_is_another_cell():
         at(3) | {"workload_id": "w2"},
         at(4) | {"workload_id": None},
     ]
-    assert len(newest_of_each(frame(*rows))) == 4
+    assert len(made(*rows).newest_of_each()) == 4
 
 
 def test_two_failures_without_a_known_model_are_one_cell():
     rows = [at(1, model_id=None, dtype=None), at(2, model_id=None, dtype=None)]
-    assert list(newest_of_each(frame(*rows))["run_id"]) == ["a2"]
+    assert list(column(made(*rows).newest_of_each(), "run_id")) == ["a2"]
 
 
 @pytest.mark.slow(1)
@@ -51,13 +50,13 @@ def test_two_failures_without_a_known_model_are_one_cell():
     "changed", [{"backend": "onnx"}, {"quantization": "int8"}, {"device": "cuda"}, {"model_id": "other"}]
 )
 def test_another_variant_of_a_scenario_is_another_cell_wherever_cells_are_told(changed):
-    runs = frame(at(1, tokens_per_sec=1.0), at(2, tokens_per_sec=2.0, study_id="s2", **changed))
-    assert list(newest_of_each(runs)["run_id"]) == ["a1", "a2"]
-    pairs, _ = match(frame(at(0, "base")), runs)
-    assert [pair.candidate["run_id"] for pair in pairs] == ["a1", "a2"]
+    runs = made(at(1, tokens_per_sec=1.0), at(2, tokens_per_sec=2.0, study_id="s2", **changed))
+    assert list(column(runs.newest_of_each(), "run_id")) == ["a1", "a2"]
+    pairs, _ = match(made(at(0, "base")), runs)
+    assert [pair.candidate.run_id for pair in pairs] == ["a1", "a2"]
     # A choice is among the runs of one model, here of the newest.
     chosen = ["a2"] if "model_id" in changed else ["a1", "a2"]
-    assert list(gather_points(runs).runs["run_id"]) == chosen
+    assert list(column(gather_points(runs).runs, "run_id")) == chosen
 
 
 @pytest.mark.slow(1)
@@ -66,27 +65,27 @@ def test_an_older_failure_is_replaced_by_what_was_asked_alike_and_replaces_nothi
     unloaded = {"model_id": None, "device": None, "dtype": None, "status": "FAILED", **asked}
     failed = [at(minute, **unloaded) | {"workload_id": None} for minute in (1, 3)]
     done = at(2, **asked)
-    assert list(newest_of_each(frame(failed[0], done))["run_id"]) == ["a2"]
-    assert set(newest_of_each(frame(done, failed[1]))["run_id"]) == {"a2", "a3"}
-    assert len(newest_of_each(frame(done, failed[0] | {"model": "another"}))) == 2
-    assert len(newest_of_each(frame(done, failed[0] | {"scenario_id": "q2"}))) == 2
-    assert len(newest_of_each(frame(done, failed[0] | {"scenario_id": "q2"}), across_work=True)) == 1
+    assert list(column(made(failed[0], done).newest_of_each(), "run_id")) == ["a2"]
+    assert set(column(made(done, failed[1]).newest_of_each(), "run_id")) == {"a2", "a3"}
+    assert len(made(done, failed[0] | {"model": "another"}).newest_of_each()) == 2
+    assert len(made(done, failed[0] | {"scenario_id": "q2"}).newest_of_each()) == 2
+    assert len(made(done, failed[0] | {"scenario_id": "q2"}).newest_of_each(across_work=True)) == 1
 
 
 def test_a_comparison_takes_the_newest_work_of_a_scenario_and_a_table_each():
-    runs = frame(at(1), at(2) | {"workload_id": "w2"})
-    assert list(newest_of_each(runs)["run_id"]) == ["a1", "a2"]
-    assert list(newest_of_each(runs, across_work=True)["run_id"]) == ["a2"]
+    runs = made(at(1), at(2) | {"workload_id": "w2"})
+    assert list(column(runs.newest_of_each(), "run_id")) == ["a1", "a2"]
+    assert list(column(runs.newest_of_each(across_work=True), "run_id")) == ["a2"]
 
 
 @pytest.mark.slow(1)
 def test_the_counterpart_is_of_the_same_variant_where_there_is_one():
-    baselines = frame(at(3, backend="onnx"), at(2), at(1) | {"workload_id": "w2"})
+    baselines = made(at(3, backend="onnx"), at(2), at(1) | {"workload_id": "w2"})
     for minute, candidate in ((3, at(9, backend="onnx")), (2, at(9)), (3, at(9, dtype="bfloat16"))):
-        ((pair,), _) = match(baselines, frame(candidate))
-        assert pair.baseline["run_id"] == f"a{minute}"
-    ((other_work,), _) = match(baselines, frame(at(9) | {"workload_id": "w2"}))
-    assert other_work.baseline["run_id"] == "a1"
+        ((pair,), _) = match(baselines, made(candidate))
+        assert pair.baseline.run_id == f"a{minute}"
+    ((other_work,), _) = match(baselines, made(at(9) | {"workload_id": "w2"}))
+    assert other_work.baseline.run_id == "a1"
 
 
 def test_studies_by_their_beginning_and_runs_as_they_were_measured():
@@ -96,10 +95,10 @@ def test_studies_by_their_beginning_and_runs_as_they_were_measured():
         at(7, "z", study_id="s1"),
         at(1, "w", study_id="s1"),
     ]
-    assert list(in_order_of_time(frame(*rows))["scenario"]) == ["w", "z", "y", "x"]
+    assert list(column(made(*rows).in_order_of_time(), "scenario")) == ["w", "z", "y", "x"]
 
 
-RUNS = frame(at(1, tokens_per_sec=10.123456, run_name="ab"), at(2, "b", status="FAILED", reason='a, "b"'))
+RUNS = made(at(1, tokens_per_sec=10.123456, run_name="ab"), at(2, "b", status="FAILED", reason='a, "b"'))
 
 
 def test_json_and_csv_hold_every_value():
@@ -123,6 +122,6 @@ def test_the_list_for_people_is_a_line_a_run():
 
 
 def test_no_runs_are_a_valid_answer():
-    empty = RUNS.iloc[0:0]
+    empty = RUNS[0:0]
     assert json.loads(render_runs(empty, "json")) == []
     assert render_runs(empty).strip().endswith("0 runs")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import pandas as pd
+from dataclasses import replace
+
 import pytest
 
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.matching import Pair
 from llmtrack.report.comparison import _what_differs
-from tests.report.frames import frame, run
+from tests.report.frames import changed, made, run
 
 
 def two(**facts):
     """Return runs of two environments; a fact is (then, now)."""
-    runs = frame(
+    runs = made(
         *(run(name, environment_id=name, workload_id="w", tokens_per_sec=10.0) for name in ("then", "now"))
     )
-    runs = runs.assign(**{f"env.{key}": pd.array(values, dtype="string") for key, values in facts.items()})
-    return Pair(runs.iloc[0], runs.iloc[1])
+    runs = changed(runs, **{f"env.{key}": list(values) for key, values in facts.items()})
+    return Pair(runs[0], runs[1])
 
 
 @pytest.mark.parametrize(
@@ -41,18 +42,18 @@ def test_compare_names_what_differs_between_environments(facts, said):
 
 def test_a_fact_that_only_one_of_two_selections_knows_is_named():
     pair = two()
-    candidate = pd.concat([pair.candidate, pd.Series({"env.node_kind": "cooled"})])
+    candidate = replace(pair.candidate, environment={**pair.candidate.environment, "node_kind": "cooled"})
     assert "node_kind: not given against cooled" in why_not(pair.baseline, candidate, "tokens_per_sec")
 
 
 @pytest.mark.parametrize("metric", ["kl_divergence", "top1_agreement", "reference_perplexity_ratio"])
 @pytest.mark.parametrize(
-    "changed",
+    "differing",
     [{"reference": "n torch/float32"}, {"reference_tokens": 9}, {"env.reference_weights_digest": "w2"}],
 )
-def test_figures_against_different_references_are_not_compared(metric, changed):
+def test_figures_against_different_references_are_not_compared(metric, differing):
     told = {"reference": "m torch/float32", "reference_tokens": 8, "env.reference_weights_digest": "w1"}
-    one, other = (pd.Series({"model_id": "m", metric: 1.0, **told, **more}) for more in ({}, changed))
+    one, other = made(*({"model_id": "m", metric: 1.0, **told, **more} for more in ({}, differing)))
     assert why_not(one, one, metric) == ""
     assert why_not(one, other, metric).startswith("compared with different references (reference")
     assert why_not(one, other, "perplexity") == ""

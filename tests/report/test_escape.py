@@ -23,7 +23,7 @@ from llmtrack.report.table import summary_table
 from llmtrack.report.terminal import say
 from llmtrack.report.write import print_report
 from tests.conftest import HANG_S
-from tests.report.frames import frame, run
+from tests.report.frames import made, run
 
 HOSTILE = (
     "x$_$",
@@ -58,7 +58,7 @@ HOSTILE = (
 
 @cache
 def table_of(name: str):
-    rows = frame(
+    rows = made(
         run(name, baseline=True, tokens_per_sec=10.0), run(f"{name}2", model_id=name, tokens_per_sec=2.0)
     )
     return summary_table(rows), rows
@@ -83,7 +83,7 @@ def test_tables_and_lists_for_a_terminal_obey_nothing(name):
     for text in (
         render(table, "table", name),
         render_runs(rows),
-        render_runs(rows[["scenario"]], chosen=True),
+        render_runs(rows, chosen=["scenario"]),
     ):
         assert shown(text) == text
         assert shown(" ".join(name.split()))[:20] in text
@@ -137,7 +137,7 @@ def test_html_shows_what_it_could_run(name):
 def test_plots_draw_every_text():
     words = {"title": "\n".join(HOSTILE), "x_label": HOSTILE[0], "y_label": HOSTILE[5]}
     names = dict(enumerate(HOSTILE))
-    rows = frame(
+    rows = made(
         *(
             run(name, prompt_tokens=number, tokens_per_sec=1.0 + number, perplexity=2.0, dtype=name)
             for number, name in names.items()
@@ -147,7 +147,7 @@ def test_plots_draw_every_text():
         figures = (
             line_plot(rows, "prompt_tokens", "tokens_per_sec", group="dtype", **words),
             bar_plot(rows, "scenario", "tokens_per_sec", title=HOSTILE[0], y_label=HOSTILE[0]),
-            scatter_plot(rows.iloc[:4], "tokens_per_sec", "perplexity", **words),
+            scatter_plot(rows[:4], "tokens_per_sec", "perplexity", **words),
             curves_plot({name: ([1, 2], [1.0, 2.0]) for name in HOSTILE}, **words),
             to_figure(summary_table(rows), HOSTILE[0]),
         )
@@ -162,7 +162,7 @@ def test_plots_draw_every_text():
 
 @pytest.mark.slow(7)
 def test_a_picture_of_a_long_table_has_its_first_rows_and_says_so():
-    rows = frame(*(run(f"s{number}", tokens_per_sec=1.0) for number in range(MOST_DRAWN + 900)))
+    rows = made(*(run(f"s{number}", tokens_per_sec=1.0) for number in range(MOST_DRAWN + 900)))
     figure = to_figure(summary_table(rows), "many")
     assert f"the first {MOST_DRAWN} of {MOST_DRAWN + 900} rows" in figure.axes[0].get_title(loc="left")
     assert figure.get_size_inches()[1] < 40

@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 from functools import cache
 
-import pandas as pd
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
@@ -35,7 +34,9 @@ from llmtrack.report.table import DASH, Table, summary_table
 from llmtrack.report.tasks import split_by_task, tables_by_task
 from llmtrack.report.terminal import metrics_block, render_recommendation
 from llmtrack.report.write import print_report, write_report
-from tests.report.frames import frame, interval, run
+from llmtrack.tracked.frames import column_names
+from llmtrack.tracked.runs import Runs
+from tests.report.frames import changed, interval, made, run
 
 WIDTHS = (60, 80, 100, 120, 200)
 
@@ -50,7 +51,7 @@ SPREAD = interval("tokens_per_sec", 1234.56, 1200.0, 1300.0) | interval(
 
 
 @cache
-def _many() -> pd.DataFrame:
+def _many() -> Runs:
     """Runs that differ in everything that they can, with a name, a failure and a device that are long."""
     rows = [run("float32", task="generate", baseline=True, **(EVERYTHING | SPREAD))]
     for number, name in enumerate(
@@ -83,22 +84,23 @@ def _many() -> pd.DataFrame:
         for name, value in (("score", 18.744), ("score-int8", 18.91))
     ]
     rows.append(run("trained", task="train", experiment="training", perplexity=9.0, perplexity_before=99.0))
-    return frame(*rows)
+    return made(*rows)
 
 
-def _raced() -> pd.DataFrame:
+def _raced() -> Runs:
     """Ways that were tried, each with what became of it in many words."""
     places = ("winner", "equal", "dropped", "dropped", "open", "dropped", "dropped", "dropped")
-    return _many().assign(
+    return changed(
+        _many(),
         tuned_for="decode_tokens_per_sec",
-        race_place=places,
+        race_place=list(places),
         race_reason=[f"slower than the best by 12.{n} % (9.8 to 14.7), told in round 4" for n in range(8)],
     )
 
 
 def _pairs():
     runs = _many()
-    pairs, _ = match(runs.iloc[:1], runs.iloc[1:4])
+    pairs, _ = match(runs[:1], runs[1:4])
     return pairs
 
 
@@ -126,21 +128,21 @@ def _pareto() -> Table:
 TABLES = {
     "everything": lambda: summary_table(_many()),
     "of one experiment, with every param": lambda: with_differing_params(
-        summary_table(_many().iloc[:5]), _many().iloc[:5]
+        summary_table(_many()[:5]), _many()[:5]
     ),
     "own table": lambda: summary_table(
-        _many().iloc[:5],
+        _many()[:5],
         own=OwnTable(("file_size_mib", "tokens_per_sec", "perplexity"), ("tokens_per_sec", "perplexity")),
     ),
     **{
-        f"as {name} shows it": lambda own=own: summary_table(_many().iloc[:5], own=own)
+        f"as {name} shows it": lambda own=own: summary_table(_many()[:5], own=own)
         for name, own in (("backends", backends.TABLE), ("quantization", quantization.TABLE))
     },
     "as tune shows it": lambda: summary_table(_raced(), own=tune.TABLE),
-    "one run": lambda: summary_table(_many().iloc[:1]),
-    "no rows": lambda: listing_table(_many().iloc[:0]),
+    "one run": lambda: summary_table(_many()[:1]),
+    "no rows": lambda: listing_table(_many()[:0]),
     "runs": lambda: listing_table(_many()),
-    "runs, every column": lambda: listing_table(_many(), chosen=True),
+    "runs, every column": lambda: listing_table(_many(), column_names(_many())),
     "gate": _gate,
     "against a baseline": _differences,
     "Pareto": _pareto,
@@ -200,7 +202,7 @@ def test_pipes_files_and_wide_show_every_cell(name):
 
 @pytest.mark.slow(1)
 def test_the_columns_leave_in_the_order_that_their_entries_state():
-    table = summary_table(_many().iloc[:5])
+    table = summary_table(_many()[:5])
     left = [set(fit_to_width(table, width).left_out) for width in range(400, NARROW - 1, -1)]
     for more_room, less_room in itertools.pairwise(left):
         assert more_room <= less_room
@@ -237,7 +239,7 @@ def test_what_rows_share_goes_above_and_what_no_row_has_goes_away():
 
 
 def test_below_60_columns_each_row_is_a_block_that_leaves_nothing_out():
-    table = summary_table(_many().iloc[:3])
+    table = summary_table(_many()[:3])
     text = _printed(table, 45)
     joined = " ".join(text.split())
     for row in without_constants(table).rows:
@@ -266,7 +268,7 @@ def test_the_blocks_and_lists_of_other_commands_fit_too(width):
     ]
     found = recommend(_many(), Limits(0.01, 2**30))
     texts = [
-        "\n".join(metrics_block(_many().iloc[0], width)),
+        "\n".join(metrics_block(_many()[0], width)),
         render_findings(findings, width=width),
         render_recommendation(replace(found, notes=("a note " * 30,)), width=width),
     ]
@@ -300,16 +302,16 @@ def test_timing_quality_and_training_are_tables_of_their_own(tmp_path):
 )
 def test_a_change_is_told_of_the_same_work_only(workload, expected):
     base = run("plain", baseline=True, workload_id="w1", tokens_per_sec=10.0)
-    table = summary_table(frame(base, run("one_token", workload_id=workload, tokens_per_sec=15.0)))
+    table = summary_table(made(base, run("one_token", workload_id=workload, tokens_per_sec=15.0)))
     assert table.rows[1][-1] == expected
 
 
 def test_what_was_not_measured_again_makes_no_column():
     rows = [run("a", vocab_size=512), run("b", vocab_size=512), run("c", outcome="same_as", same_as="a")]
-    table = summary_table(frame(*rows))
-    assert with_differing_params(table, frame(*rows)).titles == table.titles
+    table = summary_table(made(*rows))
+    assert with_differing_params(table, made(*rows)).titles == table.titles
 
 
 def test_a_way_that_was_tried_keeps_what_became_of_it_where_room_is_scarce():
-    fitted = fit_to_width(summary_table(_raced().iloc[:3], own=tune.TABLE), 120)
+    fitted = fit_to_width(summary_table(_raced()[:3], own=tune.TABLE), 120)
     assert {"scenario", "race_place", "race_reason", "tokens_per_sec"} <= set(fitted.table.keys)

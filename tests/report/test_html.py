@@ -24,7 +24,7 @@ from llmtrack.report.gather import (
 from llmtrack.report.html import GeneratedText, Plot, Report, Section, render_report
 from llmtrack.report.phases import MOST_STEPS, WIDTH, Call, timeline
 from llmtrack.report.place import server_of
-from tests.report.frames import frame, interval, run
+from tests.report.frames import changed, interval, made, run
 
 ATTACK = "<script>alert(1)</script>"
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -71,7 +71,7 @@ class Page(HTMLParser):
         return [attrs for name, attrs in self.tags if name == tag]
 
 
-RUNS = frame(
+RUNS = made(
     run(
         "plain",
         experiment="baseline",
@@ -222,15 +222,17 @@ def test_many_steps_are_one_block_and_many_tokens_are_32_squares():
 
 
 def test_a_call_of_one_new_token_has_nothing_to_decode():
-    assert suite_report("?", None, RUNS.assign(max_new_tokens=1), (), ()).call is None
+    assert suite_report("?", None, changed(RUNS, max_new_tokens=1), (), ()).call is None
 
 
 def test_conditions_are_read_from_the_runs():
-    runs = RUNS.copy()
-    runs["env.cpu"] = "A <CPU>"
-    runs["env.memory_gib"] = "23.5"
-    runs["env.git_commit"] = "0123456789abcdef0123"
-    runs["env.git_dirty"] = "true"
+    facts = {
+        "cpu": "A <CPU>",
+        "memory_gib": "23.5",
+        "git_commit": "0123456789abcdef0123",
+        "git_dirty": "true",
+    }
+    runs = changed(RUNS, **{f"env.{name}": value for name, value in facts.items()})
     found = dict(conditions(runs))
     assert found["date"] == "2026-11-28 10:00 UTC"
     assert found["CPU"] == "A <CPU>"
@@ -246,7 +248,7 @@ def test_equal_texts_are_shown_once_and_long_ones_are_cut():
     assert samples(RUNS, lambda run_id, _: texts[run_id]) == (
         GeneratedText(("plain", "float32"), "once upon"),
     )
-    (long,) = samples(RUNS.iloc[:1], lambda *_: "a" * 5000)
+    (long,) = samples(RUNS[:1], lambda *_: "a" * 5000)
     assert len(long.text) == 1200
     assert long.text.endswith("…")
     assert samples(RUNS, lambda *_: "  \n") == ()
@@ -255,7 +257,8 @@ def test_equal_texts_are_shown_once_and_long_ones_are_cut():
 def test_a_text_is_read_once_for_each_output_and_no_more_than_are_shown():
     """Of 1,000 runs, 12 texts are read; runs of an output that was read share its text without being asked."""
     numbers = range(1000)
-    many = RUNS.iloc[[0] * 1000].assign(
+    many = changed(
+        [RUNS[0]] * 1000,
         run_id=[f"id-{n}" for n in numbers],
         scenario=[f"s{n}" for n in numbers],
         output_digest=[f"{n % 500:03}" for n in numbers],
@@ -320,7 +323,7 @@ def test_runs_are_links_to_where_mlflow_shows_them():
         render_report(report(runs_at="http://127.0.0.1:5000/#/experiments/1/runs/", start="mlflow ui"))
     )
     links = [attributes["href"] for attributes in page.all("a")]
-    assert f"http://127.0.0.1:5000/#/experiments/1/runs/{RUNS['run_id'].iloc[0]}" in links
+    assert f"http://127.0.0.1:5000/#/experiments/1/runs/{RUNS['run_id'][0]}" in links
     assert all(str(link).startswith("http://127.0.0.1:5000/#/experiments/1/runs/") for link in links)
     assert all(attributes["rel"] == "noopener noreferrer" for attributes in page.all("a"))
 

@@ -13,11 +13,11 @@ from llmtrack.decide.matching import Pair
 from llmtrack.decide.points import gather_points
 from llmtrack.decide.rules import check_samples, check_values, parse_rule
 from llmtrack.metrics.page import page
-from llmtrack.report.columns import with_columns
+from llmtrack.report.columns import further, with_columns
 from llmtrack.report.pareto import pareto_table
 from llmtrack.report.table import condition_columns, summary_table, to_csv
 from llmtrack.report.terminal import metrics_block
-from tests.report.frames import frame, run
+from tests.report.frames import changed, made, run
 
 SPEEDY = schema.Metric(
     "requests_per_sec",
@@ -48,7 +48,7 @@ def two_runs(**other):
     ids = {"environment_id": "e1", "workload_id": "w1"}
     values = {"requests_per_sec": 10.0, "tokens_per_sec": 5.0, "perplexity": 9.0, "worth": 4.0, "size": 100.0}
     base = run("base", baseline=True, flavour="plain", **ids, **values)
-    return frame(base, run("cand", **(ids | values | {"requests_per_sec": 12.0, "flavour": "new"} | other)))
+    return made(base, run("cand", **(ids | values | {"requests_per_sec": 12.0, "flavour": "new"} | other)))
 
 
 def test_docs_tell_of_it():
@@ -70,12 +70,12 @@ def test_a_table_has_its_column_in_its_place_and_tells_its_change():
     assert "flavour" in [column.key for column in condition_columns()]
     # One without a column is shown where it is asked for.
     assert "worth" not in table.titles
-    assert "worth" in with_columns(table, runs, ["worth"]).titles
+    assert "worth" in with_columns(table, further(runs), ["worth"]).titles
 
 
 def test_it_is_compared_by_its_own_rules():
     runs = two_runs(worth=4.4, size=109.0)
-    pair = Pair(runs.iloc[0], runs.iloc[1])
+    pair = Pair(runs[0], runs[1])
     headlines = compare_pairs([pair], None)
     assert list(headlines["metric"]) == ["requests_per_sec", "tokens_per_sec", "perplexity"]
     found = compare_pairs([pair], ["requests_per_sec", "worth", "size"])
@@ -88,7 +88,7 @@ def test_it_is_compared_by_its_own_rules():
 
 def test_what_it_needs_says_what_forbids_a_comparison():
     runs = two_runs(environment_id="e2", workload_id="w2", bytes_scored=7.0)
-    base, cand = runs.iloc[0], runs.iloc[1]
+    base, cand = runs[0], runs[1]
     assert "workloads differ" in why_not(base, cand, "requests_per_sec")
     assert "different environments" in why_not(base, cand, "requests_per_sec", across_work=True)
     assert "scored text differs" in why_not(base, cand, "worth")
@@ -103,9 +103,13 @@ def test_a_gate_and_a_front_know_it():
     assert check_samples(rule, [1.0, 3.0], [3.0, 3.0]).change.startswith("2.00x")
     assert check_values(parse_rule("size > +5%"), 100, 109).outcome == "kept"
     runs = two_runs()
-    spread = {"n": 8.0, "ci_low": 0.99 * runs["requests_per_sec"], "ci_high": 1.01 * runs["requests_per_sec"]}
-    repeated = runs.assign(
-        **{schema.spread_key("requests_per_sec", key): each for key, each in spread.items()}
+    spread = {
+        "n": 8.0,
+        "ci_low": [0.99 * each for each in runs.figures("requests_per_sec")],
+        "ci_high": [1.01 * each for each in runs.figures("requests_per_sec")],
+    }
+    repeated = changed(
+        runs, **{schema.spread_key("requests_per_sec", key): each for key, each in spread.items()}
     )
     points = gather_points(repeated, "requests_per_sec", "perplexity")
     table = pareto_table(points, ("requests_per_sec", "perplexity"))
@@ -114,9 +118,7 @@ def test_a_gate_and_a_front_know_it():
 
 @pytest.mark.slow(1)
 def test_the_block_of_a_run_has_it():
-    assert any(
-        line.split()[:2] == ["requests_per_sec", "10.000"] for line in metrics_block(two_runs().iloc[0])
-    )
+    assert any(line.split()[:2] == ["requests_per_sec", "10.000"] for line in metrics_block(two_runs()[0]))
 
 
 @pytest.mark.parametrize(

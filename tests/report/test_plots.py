@@ -6,10 +6,10 @@ import pytest
 from matplotlib.colors import to_hex
 
 from llmtrack.report.drawing import BASELINE, COLOR
-from llmtrack.report.plots import axis_label, bar_plot, line_plot, measured, scatter_plot, step_plot
-from tests.report.frames import frame, interval, run
+from llmtrack.report.plots import axis_label, bar_plot, line_plot, scatter_plot, step_plot
+from tests.report.frames import changed, column, interval, made, run
 
-RUNS = frame(
+RUNS = made(
     run(
         "b",
         baseline=False,
@@ -37,9 +37,9 @@ def segments(axes):
 
 
 def test_only_what_was_measured_is_drawn():
-    assert list(measured(RUNS, "tokens_per_sec")["scenario"]) == ["b", "a"]
-    assert measured(RUNS, "perplexity").empty
-    assert measured(RUNS, "no_such_metric").empty
+    assert list(column(RUNS.measured("tokens_per_sec"), "scenario")) == ["b", "a"]
+    assert not RUNS.measured("perplexity")
+    assert not RUNS.measured("no_such_metric")
 
 
 def line(runs):
@@ -72,14 +72,14 @@ def test_bars_with_intervals_values_and_a_grey_baseline():
 
 
 def test_without_intervals_there_are_no_error_bars():
-    runs = frame(run("a", tokens_per_sec=10.0, prompt_tokens_total=16))
+    runs = made(run("a", tokens_per_sec=10.0, prompt_tokens_total=16))
     (axes,) = line(runs).axes
     (bars,) = axes.containers
     assert not bars.has_yerr
 
 
 def test_a_run_without_an_interval_among_others_has_a_bar_of_no_length():
-    runs = frame(
+    runs = made(
         run("a", prompt_tokens_total=1, tokens_per_sec=5.0),
         run("b", prompt_tokens_total=2, **interval("tokens_per_sec", 4.0, 3.0, 6.0)),
     )
@@ -88,12 +88,12 @@ def test_a_run_without_an_interval_among_others_has_a_bar_of_no_length():
 
 def test_two_runs_of_one_label_are_two_bars():
     """Two fallbacks to one dtype, or two models in one dtype: neither hides behind the other."""
-    runs = frame(run("a", tokens_per_sec=10.0), run("b", tokens_per_sec=4.0))
+    runs = made(run("a", tokens_per_sec=10.0), run("b", tokens_per_sec=4.0))
     (axes,) = bar_plot(runs, "dtype", "tokens_per_sec", title="T", y_label="Y").axes
     assert len({round(bar.get_x(), 3) for bar in axes.patches}) == 2
 
 
-@pytest.mark.parametrize("runs", [frame(run("a", status="FAILED")), frame()])
+@pytest.mark.parametrize("runs", [made(run("a", status="FAILED")), made()])
 def test_nothing_measured_is_an_empty_picture(runs, tmp_path):
     for figure in (line(runs), bar_plot(runs, "dtype", "tokens_per_sec", title="T", y_label="Y")):
         figure.savefig(tmp_path / "empty.png")
@@ -105,7 +105,7 @@ def test_steps_count_from_one():
 
 
 def named(*values, metric="tokens_per_sec"):
-    return frame(
+    return made(
         *(
             run(
                 f"s{n}", baseline=n == 0, perplexity=20.0 + n, **interval(metric, value, value - 1, value + 1)
@@ -120,19 +120,19 @@ def test_whiskers_and_the_color_of_the_baseline_are_explained_where_they_are_dra
     bars = bar_plot(named(8.0, 10.0), "scenario", "tokens_per_sec", title="T").get_supxlabel()
     assert "95 % intervals" in bars
     assert "Amber: the baseline." in bars
-    one = frame(run("a", tokens_per_sec=8.0))
+    one = made(run("a", tokens_per_sec=8.0))
     assert bar_plot(one, "scenario", "tokens_per_sec", title="T").get_supxlabel() == ""
 
 
 @pytest.mark.slow(1)
 def test_what_is_next_to_nothing_does_not_fill_a_plot():
     """Perplexities of 20 and 20.1, 0.5 % apart, take a tenth of an axis of 5 %; 20 and 22 take theirs."""
-    runs = frame(
+    runs = made(
         *(run(f"s{n}", tokens_per_sec=5.0 + n, perplexity=value) for n, value in enumerate((20.0, 20.1)))
     )
     figure = scatter_plot(runs, "tokens_per_sec", "perplexity", title="T", x_label="X", y_label="Y")
     assert figure.axes[0].get_ylim() == pytest.approx((20.05 * 0.975, 20.05 * 1.025))
-    runs.loc[1, "perplexity"] = 22.0
+    runs = changed(runs, perplexity=[20.0, 22.0])
     figure = scatter_plot(runs, "tokens_per_sec", "perplexity", title="T", x_label="X", y_label="Y")
     assert figure.axes[0].get_ylim()[1] < 22.5
 

@@ -7,11 +7,11 @@ import pytest
 from llmtrack.decide.family import in_context
 from llmtrack.decide.warned import grouped
 from llmtrack.report import reading
-from tests.report.frames import frame, interval, run
+from tests.report.frames import interval, made, run
 
 
 def row(**values):
-    return frame(run("one", **values)).iloc[0]
+    return made(run("one", **values))[0]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_many_comparisons_ask_for_more():
             run(f"r{number}", workload_id="w", **interval("total_latency_s", value, value, value, 5))
             for number, value in enumerate([1.0, *[9.0] * comparisons])
         ]
-        one, other, *_ = (each for _, each in in_context(frame(*rows)).iterrows())
+        one, other, *_ = (each for each in in_context(made(*rows)))
         return reading.change(one, other, "total_latency_s")
 
     assert told(6) == "9.0x (9.0 to 9.0) the time"
@@ -105,10 +105,10 @@ def test_memory():
 
 
 def test_doubts():
-    runs = frame(run("a", warnings="noisy"), run("b", status="FAILED"), run("c"), run("d", warnings=""))
+    runs = made(run("a", warnings="noisy"), run("b", status="FAILED"), run("c"), run("d", warnings=""))
     assert reading.doubts(runs) == ["1 of 4 scenarios failed: b.", "Warning: a: noisy"]
-    assert reading.doubts(frame(run("c"))) == []
-    many = frame(*(run(name, warnings="noisy") for name in "abcde"), run("f"))
+    assert reading.doubts(made(run("c"))) == []
+    many = made(*(run(name, warnings="noisy") for name in "abcde"), run("f"))
     assert reading.doubts(many) == [
         "Warning: a, b and 3 others: noisy",
         "Warnings run by run: llmtrack compare --study precision-1 --warnings",
@@ -120,7 +120,7 @@ BUSY = "the machine was busy: other programs took {}% of its CPU time: close the
 
 def test_warnings_that_differ_in_their_numbers_only_are_one_line():
     """Four busy runs, of which one carries the same line twice, and two whose memory differs."""
-    runs = frame(
+    runs = made(
         *(
             run(f"prompt_{share}", warnings="\n".join([BUSY.format(share)] * times))
             for share, times in ((92, 1), (87, 2), (90, 1), (88, 1))
@@ -148,7 +148,7 @@ def test_only_numbers_that_stand_alone_make_a_range(lines, told):
 
 
 def test_of_many_kinds_of_warnings_the_first_are_told():
-    runs = frame(*(run(name, warnings=f"kind {name}") for name in "abcdef"))
+    runs = made(*(run(name, warnings=f"kind {name}") for name in "abcdef"))
     assert reading.doubts(runs)[-2:] == [
         "Warning: d: kind d",
         "Warnings (2 other kinds of them not shown) run by run: llmtrack compare --study precision-1 --warnings",

@@ -6,7 +6,7 @@ import pytest
 
 from llmtrack.report import reading
 from llmtrack.report.roofline import points, roofline_plots, roofs
-from tests.report.frames import frame, run
+from tests.report.frames import made, run
 
 GPU = {
     "device": "cuda:0",
@@ -32,7 +32,7 @@ ONE = run(
 
 
 def test_a_point_is_its_intensity_and_the_rate_that_was_reached():
-    prefill, decode = points(frame(ONE))
+    prefill, decode = points(made(ONE))
     assert (decode.run, decode.stage) == ("one", "decode")
     assert decode.intensity == pytest.approx(2e9 / 2**31)
     assert decode.rate == pytest.approx(2e9 / (0.001 / 0.12))
@@ -43,7 +43,7 @@ def test_a_point_is_its_intensity_and_the_rate_that_was_reached():
 def test_a_roof_is_that_of_a_device_and_an_arithmetic_and_the_highest_that_was_measured():
     other = {**ONE, "copy_bandwidth_gb_per_s": 3100.0, "matrix_tflop_per_s": 700.0}
     full = {**ONE, "arithmetic": "float32", "matrix_tflop_per_s": 50.0}
-    first, second = roofs(frame(ONE, other, full))
+    first, second = roofs(made(ONE, other, full))
     assert (first.name, first.bandwidth, first.rate) == ("bfloat16 on H100", 3.1e12, 7.5e14)
     assert (second.name, second.rate) == ("float32 on H100", 5e13)
     assert first.ridge == pytest.approx(7.5e14 / 3.1e12)
@@ -55,13 +55,13 @@ def test_a_roof_is_that_of_a_device_and_an_arithmetic_and_the_highest_that_was_m
     ({**ONE, "status": "FAILED"},),
 ])  # fmt: skip
 def test_runs_without_a_place_are_not_drawn(runs):
-    assert roofline_plots(frame(*runs)) == {}
+    assert roofline_plots(made(*runs)) == {}
 
 
 @pytest.mark.slow(1)
 def test_the_plot_has_a_line_for_each_roof_and_a_mark_for_each_stage():
     full = {**ONE, "scenario": "two", "arithmetic": "float32", "matrix_tflop_per_s": 50.0}
-    figure = roofline_plots(frame(ONE, full))["roofline"]
+    figure = roofline_plots(made(ONE, full))["roofline"]
     (axes,) = figure.axes
     labels = [text.get_text() for text in axes.get_legend().get_texts()]
     assert labels == [
@@ -79,9 +79,9 @@ def test_the_plot_has_a_line_for_each_roof_and_a_mark_for_each_stage():
 
 
 def test_the_reading_says_what_sets_the_floor_and_where_overhead_takes_the_rest():
-    prefill, decode = reading.roofline(frame(ONE).iloc[0])
+    prefill, decode = reading.roofline(made(ONE)[0])
     assert prefill == "Prefill takes 2.0 times its floor of 26.7 ms, which arithmetic sets."
     assert decode.startswith(
         "Decoding takes 8.3 times its floor of 1 ms/token, which memory sets: the rest is overhead"
     )
-    assert reading.roofline(frame(run("plain")).iloc[0]) == []
+    assert reading.roofline(made(run("plain"))[0]) == []

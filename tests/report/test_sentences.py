@@ -16,7 +16,7 @@ from llmtrack.decide.verdicts import tell
 from llmtrack.report.columns import shared_conditions
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.takeaways import takeaways
-from tests.report.frames import frame, interval, run
+from tests.report.frames import interval, made, run
 
 BUSY = "the machine was busy: other programs took 82% of its CPU time: close them and measure again"
 RATE = "tokens_per_sec"
@@ -131,7 +131,7 @@ VERDICTS: Sequence[tuple[str, str, dict[str, Any], str, str]] = [
 )
 def test_a_verdict(metric, candidate, verdict, words):
     known = {"load_time_s": 2.0, "model_size_mib": 100.0, "perplexity": 18.001, "pad_share": 0.0}
-    base, other = (row for _, row in frame({**known, **BASE}, candidate).iterrows())
+    base, other = (row for row in made({**known, **BASE}, candidate))
     (found,) = tell(base, [other], metric)
     assert (found.verdict, found.words) == (verdict, words)
 
@@ -150,8 +150,8 @@ MORE = "to settle it run: mlflow run . -e precision --env-manager local"
 
 
 def test_a_verdict_within_what_equal_settings_differ_by():
-    rows = with_floors(frame(*in_a_suite(timed("b", 11.0, n=60, share=0.001, dtype="bfloat16"))))
-    (found,) = tell(rows.iloc[0], [rows.iloc[2]], RATE)
+    rows = with_floors(made(*in_a_suite(timed("b", 11.0, n=60, share=0.001, dtype="bfloat16"))))
+    (found,) = tell(rows[0], [rows[2]], RATE)
     assert (found.verdict, found.words) == (
         "same",
         "no more than equal settings differed here, 16%: 1.10x (1.08 to 1.12)",
@@ -255,7 +255,7 @@ TAKEAWAYS: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[str]]] = [
     ("rows", "lines"), [each[1:] for each in TAKEAWAYS], ids=[each[0] for each in TAKEAWAYS]
 )
 def test_takeaways(rows, lines):
-    assert takeaways(frame(*rows)) == lines
+    assert takeaways(made(*rows)) == lines
 
 
 def scored(name: str, rate: float, perplexity: float, memory: float, **more: Any) -> dict[str, Any]:
@@ -386,7 +386,7 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
     ids=[each[0] for each in RECOMMENDED],
 )
 def test_a_recommendation(rows, limits, objective, sentence, beside):
-    found = recommend(frame(*rows), limits, objective)
+    found = recommend(made(*rows), limits, objective)
     assert found.sentence == sentence
     assert [f"{name}: {why}" for name, why in found.ruled_out] + list(found.notes) == list(beside)
     assert (found.scenario is None) == sentence.startswith("Nothing")
@@ -424,15 +424,15 @@ COMPARED: Sequence[tuple[str, dict[str, Any], Sequence[dict[str, Any]], Sequence
     ("baseline", "candidates", "lines"), [each[1:] for each in COMPARED], ids=[each[0] for each in COMPARED]
 )
 def test_a_comparison(baseline, candidates, lines):
-    pairs, unmatched = match(frame(baseline), frame(*candidates))
+    pairs, unmatched = match(made(baseline), made(*candidates))
     table = differences_table(compare_pairs(pairs, METRICS), pairs, unmatched)
-    shared, _ = shared_conditions(frame(baseline, *candidates))
+    shared, _ = shared_conditions(made(baseline, *candidates))
     assert [line for line in (*table.conditions, *table.notes) if line not in shared] == lines
 
 
 def test_a_candidate_without_a_counterpart():
     pairs, unmatched = match(
-        frame(BASE, timed("b", 9.0)), frame(timed("b", 11.0, run_id="id-new"), timed("new", 11.0))
+        made(BASE, timed("b", 9.0)), made(timed("b", 11.0, run_id="id-new"), timed("new", 11.0))
     )
     table = differences_table(compare_pairs(pairs, [RATE]), pairs, unmatched)
     assert "new has no counterpart in the baseline" in table.notes

@@ -13,13 +13,13 @@ from llmtrack.report.picture import to_figure
 from llmtrack.report.table import DASH, summary_table, to_csv
 from llmtrack.report.terminal import metrics_block
 from llmtrack.report.write import print_report, write_report
-from tests.report.frames import frame, interval, run
+from tests.report.frames import interval, made, run
 
 BASE = run("float32", baseline=True, **interval("tokens_per_sec", 10.0, 9.9, 10.1))
 
 
 def table_of(*rows, **settings):
-    return summary_table(frame(*rows), **settings)
+    return summary_table(made(*rows), **settings)
 
 
 def cell(table, row, title):
@@ -112,7 +112,7 @@ def test_runs_are_compared_with_the_baseline_of_their_own_study():
     other = run("other", study_id="precision-2", tokens_per_sec=20.0)
     assert table_of(BASE, other).rows[1][-1] == "–"
     its_base = run("float32", study_id="precision-2", baseline=True, tokens_per_sec=16.0)
-    table = summary_table(frame(BASE, other), among=frame(BASE, its_base, other))
+    table = summary_table(made(BASE, other), among=made(BASE, its_base, other))
     assert table.rows[1][-1] == "1.25x tokens/s (inconclusive: one value each)"
 
 
@@ -167,7 +167,7 @@ def test_markdown_has_conditions_rows_and_notes():
 
 def test_csv_is_unrounded_and_has_the_spread():
     value, low = 10.123456789012345, 9.87654321
-    runs = frame(run("one", **interval("tokens_per_sec", value, low, 10.5)))
+    runs = made(run("one", **interval("tokens_per_sec", value, low, 10.5)))
     again = pd.read_csv(io.StringIO(to_csv(runs)))
     assert again.loc[0, "tokens_per_sec"] == value
     assert again.loc[0, "spread/tokens_per_sec.ci_low"] == low
@@ -210,7 +210,7 @@ def test_the_picture_shows_every_cell():
 
 @pytest.mark.slow(1)
 def test_report_files(tmp_path):
-    runs = frame(BASE)
+    runs = made(BASE)
     files = write_report(tmp_path / "new" / "folder", "title", summary_table(runs), runs, ["one", "two"])
     assert set(files) == {"table.csv", "table.md", "table.png", "reading.md"}
     assert files["reading.md"].read_text() == "- one\n- two\n"
@@ -220,8 +220,8 @@ def test_report_files(tmp_path):
 
 
 def test_the_block_has_a_line_per_metric_with_its_spread():
-    runs = frame(run("one", perplexity=18.5, **interval("tokens_per_sec", 1234.5, 1200.0, 1300.0, n=7)))
-    lines = metrics_block(runs.iloc[0])
+    runs = made(run("one", perplexity=18.5, **interval("tokens_per_sec", 1234.5, 1200.0, 1300.0, n=7)))
+    lines = metrics_block(runs[0])
     assert [line.split()[0] for line in lines] == ["tokens_per_sec", "perplexity"]
     assert lines[0].endswith("1,234.500 tokens/s  [95 % interval 1,200.000 to 1,300.000, n=7]")
     assert "interval" not in lines[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import measure_more
 from llmtrack.report.takeaways import gains, headline, plain_call, takeaways
-from tests.report.frames import frame, interval, run
+from tests.report.frames import interval, made, run
 
 
 def timed(scenario, value, low, high, n=5, **values):
@@ -23,7 +23,7 @@ def scored(dtype, perplexity, **values):
 
 
 def test_the_biggest_win_has_its_size_its_place_and_its_cost():
-    runs = frame(
+    runs = made(
         BASE,
         timed("half", 15.0, 14.9, 15.1, dtype="float16"),
         FASTER,
@@ -39,28 +39,28 @@ def test_the_biggest_win_has_its_size_its_place_and_its_cost():
 
 
 def test_the_interval_of_the_ratio_is_the_widest_that_both_intervals_allow():
-    (gain,) = gains(frame(BASE, FASTER))
+    (gain,) = gains(made(BASE, FASTER))
     assert gain.ratio == Ratio(2.0, 19.0 / 10.2, 21.0 / 9.8)
 
 
 def test_perplexities_of_another_convention_are_not_compared():
-    runs = frame(BASE, FASTER, scored("float32", 18.0), scored("bfloat16", 9.0) | {"workload_id": "other"})
+    runs = made(BASE, FASTER, scored("float32", 18.0), scored("bfloat16", 9.0) | {"workload_id": "other"})
     assert takeaways(runs)[1] == "What it costs: the generated tokens are other than the baseline's."
 
 
 def test_perplexities_of_other_tokens_are_not_compared():
     other = scored("bfloat16", 9.0, scored_tokens_digest="k2")
-    runs = frame(BASE, FASTER, scored("float32", 18.0, scored_tokens_digest="k1"), other)
+    runs = made(BASE, FASTER, scored("float32", 18.0, scored_tokens_digest="k1"), other)
     assert takeaways(runs)[1] == "What it costs: the generated tokens are other than the baseline's."
 
 
 def test_quality_that_was_not_measured_is_said_to_be_so():
     unknown = {"output_digest": None}
-    assert takeaways(frame(BASE | unknown, FASTER | unknown))[1] == "What it costs: quality was not measured."
+    assert takeaways(made(BASE | unknown, FASTER | unknown))[1] == "What it costs: quality was not measured."
 
 
 def test_a_batch_costs_waiting():
-    runs = frame(
+    runs = made(
         timed("batch_1", 10.0, 9.8, 10.2, baseline=True, experiment="batching", batch_latency_s=1.0),
         timed("batch_8", 40.0, 39.0, 41.0, experiment="batching", batch_size=8, batch_latency_s=2.0),
     )
@@ -73,7 +73,7 @@ def test_a_batch_costs_waiting():
 
 
 def test_of_wins_alike_the_one_that_keeps_the_tokens_is_named():
-    runs = frame(
+    runs = made(
         BASE,
         timed("right", 20.1, 19.5, 20.5, padding_side="right", batch_size=8, output_digest="other"),
         timed("left", 20.0, 19.4, 20.4, batch_size=8),
@@ -84,7 +84,7 @@ def test_of_wins_alike_the_one_that_keeps_the_tokens_is_named():
 def test_a_win_that_is_told_from_the_biggest_is_not_named_instead():
     """Whatever their gains' intervals are, which the noise of the baseline widens."""
     base = timed("float32", 10.0, 8.0, 12.0, baseline=True)
-    runs = frame(
+    runs = made(
         base,
         timed("right", 24.0, 23.9, 24.1, padding_side="right", output_digest="other"),
         timed("left", 20.0, 19.9, 20.1, batch_size=8),
@@ -93,7 +93,7 @@ def test_a_win_that_is_told_from_the_biggest_is_not_named_instead():
 
 
 def test_what_to_avoid_is_the_biggest_loss():
-    runs = frame(BASE, FASTER, timed("no_cache", 2.0, 1.9, 2.1, use_cache=False))
+    runs = made(BASE, FASTER, timed("no_cache", 2.0, 1.9, 2.1, use_cache=False))
     assert takeaways(runs)[2] == (
         "To avoid: KV cache off instead of on gives 0.20x (0.19 to 0.21) the tokens/s "
         "(experiment precision: packaged:smollm2 on cpu, 16 prompt tokens, 32 new ones)."
@@ -102,38 +102,38 @@ def test_what_to_avoid_is_the_biggest_loss():
 
 def test_nothing_beats_the_baseline_beyond_noise():
     near = timed("near", 10.3, 10.1, 10.6, dtype="bfloat16")
-    assert takeaways(frame(BASE, near)) == [
+    assert takeaways(made(BASE, near)) == [
         "No scenario was significantly faster than the baseline of its experiment."
     ]
 
 
 def test_one_repeat_is_no_win():
     once = timed("once", 20.0, 20.0, 20.0, n=1, dtype="bfloat16")
-    assert [gain.found.verdict for gain in gains(frame(BASE, once))] == ["unknown"]
-    assert takeaways(frame(BASE, once)) == [
+    assert [gain.found.verdict for gain in gains(made(BASE, once))] == ["unknown"]
+    assert takeaways(made(BASE, once)) == [
         "1 comparison of speed is inconclusive, such as once against float32 (too few repeats to tell, 5 against 1); "
         "to settle it run: mlflow run . -e precision --env-manager local -P min_repeats=4"
     ]
 
 
 def test_a_win_over_a_run_with_warnings_is_in_doubt():
-    (line, *_) = takeaways(frame({**BASE, "warnings": "random weights: quality is meaningless"}, FASTER))
+    (line, *_) = takeaways(made({**BASE, "warnings": "random weights: quality is meaningless"}, FASTER))
     assert line.startswith("Biggest win")
     assert line.endswith(", in doubt since float32 carried warnings.")
 
 
 def test_other_work_is_no_win():
-    assert gains(frame(BASE, timed("shorter", 50.0, 49.0, 51.0, workload_id="less"))) == []
+    assert gains(made(BASE, timed("shorter", 50.0, 49.0, 51.0, workload_id="less"))) == []
 
 
 def test_a_study_with_several_baselines_compares_within_each_work():
-    runs = frame(
+    runs = made(
         BASE,
         FASTER,
         timed("long", 5.0, 4.9, 5.1, baseline=True, workload_id="long"),
         timed("long_off", 4.0, 3.9, 4.1, use_cache=False, workload_id="long"),
     )
-    assert [gain.base["scenario"] for gain in gains(runs)] == ["float32", "long"]
+    assert [gain.base.scenario for gain in gains(runs)] == ["float32", "long"]
 
 
 CALL = {
@@ -147,7 +147,7 @@ CALL = {
 
 def test_where_the_time_goes_and_what_limits_it():
     moving = {"memory_bandwidth_utilization": 0.75, "copy_bandwidth_gb_per_s": 12.0}
-    assert takeaways(frame(run("baseline", **CALL, **moving))) == [
+    assert takeaways(made(run("baseline", **CALL, **moving))) == [
         "Where the time goes: with 16 prompt tokens and 32 new ones the prefill is 10% of the call. Decoding moves 75% of "
         "the measured 12.0 GB/s: memory is the limit, so smaller weights (lower precision, quantization) make it faster."
     ]
@@ -156,34 +156,34 @@ def test_where_the_time_goes_and_what_limits_it():
 def test_a_call_that_was_disturbed_tells_how_to_learn_where_the_time_goes():
     """A suite says something in any case."""
     busy = run("baseline", **CALL, warnings="the machine was busy: other programs")
-    assert takeaways(frame(busy)) == [
-        f"Where the time goes is not known: baseline was disturbed. Measure again: {measure_more(busy)}"
+    assert takeaways(made(busy)) == [
+        f"Where the time goes is not known: baseline was disturbed. Measure again: {measure_more(made(busy)[0])}"
     ]
 
 
 def test_a_plain_call_has_one_prompt_and_the_cache():
-    assert plain_call(frame(run("batch", **CALL | {"batch_size": 4}))) is None
-    assert plain_call(frame(run("list", **CALL, prompt_tokens_total=160))) is None
-    assert plain_call(frame(run("off", **CALL | {"use_cache": False}))) is None
-    assert plain_call(frame(run("failed", **CALL, status="FAILED"))) is None
+    assert plain_call(made(run("batch", **CALL | {"batch_size": 4}))) is None
+    assert plain_call(made(run("list", **CALL, prompt_tokens_total=160))) is None
+    assert plain_call(made(run("off", **CALL | {"use_cache": False}))) is None
+    assert plain_call(made(run("failed", **CALL, status="FAILED"))) is None
     chosen = plain_call(
-        frame(run("other", **CALL | {"experiment": "x", "baseline": False}), run("plain", **CALL))
+        made(run("other", **CALL | {"experiment": "x", "baseline": False}), run("plain", **CALL))
     )
     assert chosen is not None
-    assert chosen["scenario"] == "plain"
+    assert chosen.scenario == "plain"
 
 
 def test_failures_are_named_with_their_experiment():
     lost = run("batch_64", status="FAILED", outcome="failed", experiment="batching")
-    assert takeaways(frame(BASE, lost)) == ["1 of 2 scenarios failed: batch_64 (batching)."]
+    assert takeaways(made(BASE, lost)) == ["1 of 2 scenarios failed: batch_64 (batching)."]
 
 
 def test_nothing_tracked_nothing_said():
-    assert takeaways(frame()) == []
+    assert takeaways(made()) == []
 
 
 def test_at_most_five_lines():
-    runs = frame(
+    runs = made(
         BASE,
         FASTER,
         timed("no_cache", 2.0, 1.9, 2.1, use_cache=False),
@@ -197,12 +197,12 @@ def test_a_study_has_figures_of_its_own():
     fast = timed("bfloat16", 20.0, 19.9, 20.1, dtype="bfloat16")
     same = run("float16", outcome="same_as", same_as="float32")
     failed = run("big", status="FAILED", reason="no memory")
-    assert headline(frame(BASE, fast, same, failed)) == {
+    assert headline(made(BASE, fast, same, failed)) == {
         "scenarios_measured": 2.0,
         "scenarios_failed": 1.0,
         "best_tokens_per_sec": 20.0,
         "best_gain": 2.0,
     }
-    assert headline(frame(failed)) == {"scenarios_measured": 0.0, "scenarios_failed": 1.0}
+    assert headline(made(failed)) == {"scenarios_measured": 0.0, "scenarios_failed": 1.0}
     noisy = timed("noisy", 10.1, 9.0, 11.0)
-    assert "best_gain" not in headline(frame(BASE, noisy)), "no gain that noise may explain"
+    assert "best_gain" not in headline(made(BASE, noisy)), "no gain that noise may explain"

@@ -11,9 +11,8 @@ from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.report import reading as say
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.takeaways import takeaways
-from llmtrack.tracking import ask
 from llmtrack.words import plural
-from tests.report.frames import frame, interval, run
+from tests.report.frames import interval, made, run
 
 
 def timed(name: str, low: float, value: float, high: float, n: int = 8, **more):
@@ -44,7 +43,7 @@ CHANGES = [
 @pytest.mark.parametrize(("before", "after", "words"), CHANGES)
 def test_a_change_of_a_time(before, after, words):
     rows = [timed(name, *figures[:3], n=figures[3]) for name, figures in (("a", before), ("b", after))]
-    one, other = (row for _, row in frame(*rows).iterrows())
+    one, other = (row for row in made(*rows))
     assert say.change(one, other, "total_latency_s").startswith(words)
 
 
@@ -57,11 +56,11 @@ def test_one_is_one(count, words):
 
 @pytest.mark.slow(1)
 def test_of_one_scenario_no_plural_is_said():
-    failed = frame(run("a", status="FAILED", reason="gone"))
-    assert ask.unfinished(failed) == ["1 of 1 scenario failed: a."]
+    failed = made(run("a", status="FAILED", reason="gone"))
+    assert failed.unfinished() == ["1 of 1 scenario failed: a."]
     assert "1 comparison of speed is inconclusive" in " ".join(
         takeaways(
-            frame(
+            made(
                 *(
                     run(n, workload_id="w", tokens_per_sec=v, baseline=n == "a")
                     for n, v in (("a", 1.0), ("b", 2.0))
@@ -91,13 +90,13 @@ def batch(size: int, rate: float, spread: float = 0.01):
     ],
 )
 def test_how_throughput_grows(rates, words):
-    runs = frame(batch(1, rates[0]), batch(4, rates[1]))
+    runs = made(batch(1, rates[0]), batch(4, rates[1]))
     assert batching.reading(runs)[0] == words
 
 
 def test_what_was_not_measured_again_is_said_once_beside_the_table():
     same = run("float16", outcome="same_as", same_as="float32", reason="same as float32: forced")
-    runs = frame(run("float32", tokens_per_sec=10.0, baseline=True), same)
+    runs = made(run("float32", tokens_per_sec=10.0, baseline=True), same)
     assert not any("not measured" in line for line in precision.reading(runs))
 
 
@@ -116,7 +115,7 @@ def test_a_recommendation_is_a_sentence_that_a_person_would_say(metric, words):
         | {"peak_memory_mib": 100 * rate}
         for name, rate in (("a", 1.0), ("b", 2.0))
     ]
-    assert recommend(frame(*rows), Limits(), objective=metric).sentence.startswith(words)
+    assert recommend(made(*rows), Limits(), objective=metric).sentence.startswith(words)
 
 
 def test_what_all_candidates_differ_in_is_said_once_and_a_long_list_below_the_table():
@@ -136,7 +135,7 @@ def test_what_all_candidates_differ_in_is_said_once_and_a_long_list_below_the_ta
             ("b", "float16 " + "(asked for another one) " * 3, 64),
         )
     ]
-    pairs, _ = match(frame(base), frame(*arms))
+    pairs, _ = match(made(base), made(*arms))
     table = differences_table(compare_pairs(pairs, ["tokens_per_sec"]), pairs)
     assert any(
         line.startswith("all differ from it in: ") and "threads 1 → 2" in line for line in table.conditions

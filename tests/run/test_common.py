@@ -18,7 +18,7 @@ from llmtrack.run.settings import Settings
 from llmtrack.run.suite import run_suite
 from llmtrack.scenario import QualityCheck
 from llmtrack.task import RepeatPolicy, TrainTask
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.query import tracked_runs
 from tests.decide.scripted import noisy_scripts
 from tests.tracking.samples import measurement, scenario
 
@@ -55,25 +55,24 @@ def test_a_cell_of_two_studies_is_measured_twice_once_or_pooled_and_recommended_
         same=how,
     )
     assert result.exit_code == 0
-    found = runs(tracking_uri=uri)
-    of_two = result.results["two"].tracked.set_index("scenario")
-    both = of_two.loc["prompt_4"]
-    count = both["spread/tokens_per_sec.n"]
+    found = tracked_runs(tracking_uri=uri)
+    (both,) = (run for run in result.results["two"].tracked if run.scenario == "prompt_4")
+    count = both.spread("tokens_per_sec").n
     if how == REUSE:
         assert calls.count(4) == 1 + 7, "a warm-up, and as often as the one that asks for most"
-        assert both["run_id"] in set(result.results["one"].tracked["run_id"])
+        assert both.run_id in {run.run_id for run in result.results["one"].tracked}
         said = console.file.getvalue()
-        assert f"prompt_4: not measured again, reused: one, run {both['run_id']}" in said
+        assert f"prompt_4: not measured again, reused: one, run {both.run_id}" in said
         # Whoever reads the study later finds the run again, by the link that the study keeps.
-        later = runs(study=result.results["two"].study.study_id, tracking_uri=uri)
-        assert both["run_id"] in set(later["run_id"])
+        later = tracked_runs(study=result.results["two"].study.study_id, tracking_uri=uri)
+        assert both.run_id in {run.run_id for run in later}
         assert len(found) == 3
     else:
         assert calls.count(4) == 1 + 5 + 1 + 7
         assert len(found) == 4
     assert count == (12 if how == POOL else 7)
     if how == POOL:
-        assert list(json.loads(both["pooled"])) == ["one/prompt_4", "two/prompt_4"]
+        assert list(json.loads(both.params["pooled"])) == ["one/prompt_4", "two/prompt_4"]
     told = recommend(with_samples(found, uri), Limits())
     named = [name for name, _ in told.ruled_out] + [told.scenario]
     assert len(named) == len(set(named))

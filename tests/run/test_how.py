@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -29,27 +28,28 @@ from llmtrack.run.how import (
 from llmtrack.run.study import run_study
 from llmtrack.scenario import Variant
 from llmtrack.task import GenerateTask
+from llmtrack.tracked.run import Run
 
 VARIANT = Variant("synthetic:tiny", device="cpu", dtype="bfloat16", options=(("threads", 1),))
 TASK = GenerateTask(("a",), max_new_tokens=3, use_cache=False)
 
 
-@pytest.fixture
-def run():
-    return pd.Series(
-        {
-            "model": "synthetic:tiny",
-            "backend": "torch",
-            "device_requested": "cpu",
-            "dtype_requested": "bfloat16",
-            "quantization": "none",
-            "threads": 1,
-            "max_new_tokens": 3,
-            "use_cache": False,
-            "batch_size": 1,
-            "revision": None,
-        }
-    )
+TOLD = {
+    "model": "synthetic:tiny",
+    "backend": "torch",
+    "device_requested": "cpu",
+    "dtype_requested": "bfloat16",
+    "quantization": "none",
+    "threads": 1,
+    "max_new_tokens": 3,
+    "use_cache": False,
+    "batch_size": 1,
+}
+RUN = Run("id", params=TOLD)
+
+
+def run_of(**params) -> Run:
+    return replace(RUN, params={**TOLD, **params})
 
 
 @pytest.mark.slow(1)
@@ -75,16 +75,15 @@ def test_the_files_say_which_weights_were_measured():
     assert resolved_as(VARIANT, {}) == "# measured with synthetic:tiny\n"
 
 
-def test_a_tracked_run_tells_the_variant_that_it_measured(run):
-    assert variant_of(run) == VARIANT
-    command, *lines = how_to_run(run)
+def test_a_tracked_run_tells_the_variant_that_it_measured():
+    assert variant_of(RUN) == VARIANT
+    command, *lines = how_to_run(RUN)
     assert command == command_line(VARIANT, TASK)
     assert lines == python_lines(VARIANT, TASK).splitlines()
 
 
-def test_a_run_of_batches_is_run_in_batches(run):
-    run["batch_size"], run["pad_to_multiple"] = 4, 16
-    command, *lines = how_to_run(run)
+def test_a_run_of_batches_is_run_in_batches():
+    command, *lines = how_to_run(run_of(batch_size=4, pad_to_multiple=16))
     assert command.count(PROMPT) == 4
     assert "--pad-to-multiple 16" in command
     assert f"generate_texts(engine, [{PROMPT!r}] * 4," in lines[-1]
@@ -126,16 +125,16 @@ def test_the_lines_that_recommend_prints_of_a_tracked_run_run_the_model(
     assert printed.strip()
 
 
-def test_a_recipe_keeps_the_options_that_are_not_its_defaults(run):
-    run["backend"], run["dtype_requested"], run["quantization"] = "onnx", "float32", "int8-weight-only"
-    run["block_size"], run["threads"] = 128, 2
+def test_a_recipe_keeps_the_options_that_are_not_its_defaults():
+    asked = {"backend": "onnx", "dtype_requested": "float32", "quantization": "int8-weight-only"}
+    run = run_of(**asked, block_size=128, threads=2)
     assert dict(variant_of(run).options) == {"block_size": 128, "threads": 2}
 
 
-def test_a_run_that_generated_nothing_or_whose_backend_is_gone_has_no_such_lines(run):
-    assert how_to_run(run.drop("max_new_tokens")) == []
-    run["backend"] = "gone"
-    assert how_to_run(run) == []
+def test_a_run_that_generated_nothing_or_whose_backend_is_gone_has_no_such_lines():
+    told = {name: value for name, value in TOLD.items() if name != "max_new_tokens"}
+    assert how_to_run(Run("id", params=told)) == []
+    assert how_to_run(run_of(backend="gone")) == []
 
 
 def test_a_prompt_without_tokens_and_an_unknown_option_are_refused_in_one_line():
@@ -166,8 +165,8 @@ def test_messages_are_put_to_a_model_by_its_chat_template():
             chat_text(engine, wrong)
 
 
-def test_the_lines_name_the_model_that_was_loaded_and_not_the_list_that_was_asked_for(run):
-    run["model"], run["model_id"], run["revision"] = "org/gone,org/there", "org/there", "0123abc"
+def test_the_lines_name_the_model_that_was_loaded_and_not_the_list_that_was_asked_for():
+    run = run_of(model="org/gone,org/there", model_id="org/there", revision="0123abc")
     command, *lines = how_to_run(run)
     assert "--model org/there --revision 0123abc" in command
     assert "org/gone" not in "\n".join([command, *lines])
@@ -176,8 +175,8 @@ def test_the_lines_name_the_model_that_was_loaded_and_not_the_list_that_was_aske
     assert as_loaded(asked, {}) == asked
 
 
-def test_environment_variables_that_were_set_are_part_of_the_lines(run):
-    run["env.omp_num_threads"], run["env.weights_digest"] = "2", "safetensors:ab"
+def test_environment_variables_that_were_set_are_part_of_the_lines():
+    run = replace(RUN, environment={"omp_num_threads": "2", "weights_digest": "safetensors:ab"})
     command, *lines = how_to_run(run)
     assert command.startswith("env OMP_NUM_THREADS=2 llmtrack generate ")
     assert lines[:3] == ["import os", "", "os.environ.update({'OMP_NUM_THREADS': '2'})"]

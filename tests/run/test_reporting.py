@@ -55,7 +55,7 @@ def full_disk(*_: object, **__: object) -> None:
         ("llmtrack.report.write.to_csv", {"table.csv"}),
         ("llmtrack.report.study.plot_of", {"plots/latency.png", "plots/tokens_per_sec.png"}),
         ("llmtrack.report.study.study_report", {"report.html"}),
-        ("llmtrack.run.study.runs", REPORT),
+        ("llmtrack.run.study.tracked_runs", REPORT),
         ("tempfile.TemporaryDirectory", REPORT),
     ],
 )
@@ -120,7 +120,7 @@ def test_the_report_of_a_study_whose_store_was_away_is_made_after_sync(
     def away(*_: object, **__: object) -> None:
         raise store_errors.UnreachableError("no answer")
 
-    monkeypatch.setattr("llmtrack.run.study.runs", away)
+    monkeypatch.setattr("llmtrack.run.study.tracked_runs", away)
     monkeypatch.setattr("llmtrack.tracking.sync.push_entry", away)
     result = study(tracker, console, lengths(4, 8))
     assert result.measured == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
@@ -21,7 +20,9 @@ from llmtrack.run.settings import Settings
 from llmtrack.run.study import run_study
 from llmtrack.scenario import QualityCheck
 from llmtrack.task import TrainTask
-from llmtrack.tracking.cells import REFERENCE_DIGESTS
+from llmtrack.tracked.frames import lines_of
+from llmtrack.tracked.run import REFERENCE_DIGESTS, Run
+from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.query import runs
 from llmtrack.worker.identity import identify
 from tests.engines.models import small
@@ -73,7 +74,7 @@ def lengths(*values: int, **changes: object):
 )
 def test_what_was_to_be_measured_further_when_it_was_killed_is_measured(tracker, console, uri, warning):
     _, first = study(tracker, console, lengths(4))
-    (run_id,) = first.tracked["run_id"]
+    (run_id,) = (run.run_id for run in first.tracked)
     client = MlflowClient(tracking_uri=uri)
     client.set_tag(run_id, "llmtrack.warnings", f"noisy\n{warning}")
     names, _ = study(tracker, console, lengths(4))
@@ -91,8 +92,8 @@ def test_only_what_is_missing_is_measured_and_what_was_taken_over_is_the_studys_
     names, third = study(tracker, console, lengths(4, 8, 12))
     assert names == ["prompt_12"]
     assert "2 of 3 scenarios are measured already and skipped" in console.file.getvalue()
-    assert list(third.tracked["scenario"]) == ["prompt_4", "prompt_8", "prompt_12"]
-    assert set(third.tracked["study_id"]) == {third.study.study_id}
+    assert third.tracked.scenarios == ["prompt_4", "prompt_8", "prompt_12"]
+    assert {run.study_id for run in third.tracked} == {third.study.study_id}
     assert "From 4 to 12 prompt tokens" in third.reading[0]
     # Nothing was tracked twice.
     assert sorted(runs(tracking_uri=uri)["scenario"]) == ["prompt_12", "prompt_4", "prompt_8"]
@@ -211,7 +212,7 @@ def test_another_reference_of_the_same_folder_is_compared_with_anew(name, tmp_pa
     reference = replace(scenario.variant, model=str(tmp_path))
     found = identify(replace(scenario, quality=QualityCheck(reference=reference)))
     assert {each for each in found if each.startswith("reference_")} == set(REFERENCE_DIGESTS)
-    run = pd.Series({f"env.{key}": value for key, value in found.items()})
+    run = Run("id", environment=found)
     assert resume._is_of(run, found, "")
     assert not resume._is_of(run, {**found, f"reference_{name}": "another"}, "")
     itself = replace(scenario, quality=QualityCheck(reference=scenario.variant))
@@ -227,17 +228,20 @@ def test_a_hub_model_is_told_by_its_commit(monkeypatch, tmp_path):
     scenario = lengths(4, model="some/model").scenarios[0]
     first, second = identify(scenario), identify(scenario)
     assert (first["revision"], second["revision"]) == ("a" * 40, "b" * 40)
-    run = pd.Series({f"env.{name}": value for name, value in first.items()} | {"revision": "a" * 40})
+    run = Run("id", params={"revision": "a" * 40}, environment=first)
     assert resume._is_of(run, first, "")
     assert not resume._is_of(run, second, "")
-    assert not resume._is_of(run.drop("env.config_digest"), first, ""), (
+    facts = {name: fact for name, fact in first.items() if name != "config_digest"}
+    assert not resume._is_of(replace(run, environment=facts), first, ""), (
         "tracked before there was such a digest"
     )
 
 
 def test_a_model_that_is_gone_is_no_run_s(tmp_path):
     scenario = lengths(4, model=f"{tmp_path}/gone,{tmp_path}/gone_too").scenarios[0]
-    assert not resume._is_of(pd.Series({"env.weights_digest": "safetensors:0"}), identify(scenario), "")
+    assert not resume._is_of(
+        Run("id", environment={"weights_digest": "safetensors:0"}), identify(scenario), ""
+    )
 
 
 def test_another_calibration_text_of_the_same_name_is_quantized_with_again(tmp_path):
@@ -245,11 +249,12 @@ def test_another_calibration_text_of_the_same_name_is_quantized_with_again(tmp_p
     text.write_text("one text", encoding="utf-8")
     plain = lengths(4).scenarios[0]
     calibrated = replace(plain, variant=replace(plain.variant, options=(("calibration", str(text)),)))
-    run = pd.Series({"calibration": "calibration.txt", "calibration_digest": load_corpus(str(text)).digest})
+    told = {"calibration": "calibration.txt", "calibration_digest": load_corpus(str(text)).digest}
+    run = Run("id", params=told)
     assert resume._calibrated_alike(run, calibrated)
     text.write_text("another text", encoding="utf-8")
     assert not resume._calibrated_alike(run, calibrated)
-    assert resume._calibrated_alike(pd.Series({"calibration_digest": None}), plain)
+    assert resume._calibrated_alike(Run("id"), plain)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +273,7 @@ def test_a_run_that_was_to_be_measured_further_is_passed_over(monkeypatch, warni
         "workload_id": resume._workload_id(scenario),
         "environment_id": "here",
     }
-    newest_first = [{"run_id": "r1", "warnings": warning, **ids}, {"run_id": "r0", "warnings": "", **ids}]
-    monkeypatch.setattr(resume, "runs", lambda **asked: pd.DataFrame(newest_first))
+    newest_first = Runs([Run("r1", warnings=lines_of(warning), **ids), Run("r0", **ids)])
+    monkeypatch.setattr(resume, "tracked_runs", lambda **asked: newest_first)
     found = resume.finished_already([scenario], "here", lambda scenario: {})
-    assert found["run_id"].tolist() == taken_over
+    assert [run.run_id for run in found] == taken_over

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from mlflow import MlflowClient
 
 from llmtrack.cli import main
-from llmtrack.tracking import ask, owner
+from llmtrack.tracking import owner
 from llmtrack.tracking.abandoned import close_abandoned
 from llmtrack.tracking.owner import host_id, is_gone, started, this_process
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.query import runs, tracked_runs
 from tests.tracking.samples import ENVIRONMENT
 
 
@@ -108,18 +108,18 @@ def test_what_a_killed_process_left_is_closed_and_nothing_else(left, uri):
 def test_what_is_read_says_so_before_anything_is_closed(left, uri):
     """Right after a SIGKILL, from a database that is read with MLflow and without."""
     for read in (
-        partial(runs, kind="study"),
-        partial(runs, kind="study", search="attributes.run_name != ''"),
+        partial(tracked_runs, kind="study"),
+        partial(tracked_runs, kind="study", search="attributes.run_name != ''"),
     ):
-        found = read(tracking_uri=uri).set_index("run_id")
+        found = {run.run_id: run for run in read(tracking_uri=uri)}
         for name, run_ids in left.items():
             for run_id in run_ids:
-                run = found.loc[run_id]
-                assert run["status"] == ("KILLED" if name == "killed" else "RUNNING"), name
+                run = found[run_id]
+                assert run.status == ("KILLED" if name == "killed" else "RUNNING"), name
                 if name == "killed":
-                    assert "was killed: its process ended without a word" in ask.state(run)
+                    assert "was killed: its process ended without a word" in run.state
                 else:
-                    assert ask.state(run) == "is still running"
+                    assert run.state == "is still running"
 
 
 @pytest.mark.slow(1)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-import pandas as pd
 import pytest
 
 from llmtrack import metrics as schema
 from llmtrack.decide.matching import match
 from llmtrack.decide.points import gather_points
 from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
-from llmtrack.tracking.cells import newest_of_each, params_in
-from llmtrack.tracking.frame import FrameBuilder
-from tests.report.frames import frame, run
+from llmtrack.tracking.parsing import RunParser
+from tests.report.frames import column, made, run
 
 ONE = {str: "one", int: 1, float: 0.25, bool: False}
 OTHER = {str: "other", int: 2, float: 0.5, bool: True}
@@ -30,49 +28,49 @@ def at(minute, **values):
 
 def two(name):
     kind = PARAMS[name].kind
-    return frame(at(1, **{name: ONE[kind]}), at(2, **{name: OTHER[kind]}))
+    return made(at(1, **{name: ONE[kind]}), at(2, **{name: OTHER[kind]}))
 
 
 def kept(runs):
-    return sorted(newest_of_each(runs)["run_id"])
+    return sorted(column(runs.newest_of_each(), "run_id"))
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_runs_that_differ_in_a_configuration_are_all_shown_wherever_cells_are_told(name):
     runs = two(name)
     assert kept(runs) == ["a1", "a2"]
-    pairs, _ = match(frame(run("base", run_id="b", start_time="2026-11-28T09:00:00Z")), runs)
-    assert [pair.candidate["run_id"] for pair in pairs] == ["a1", "a2"]
+    pairs, _ = match(made(run("base", run_id="b", start_time="2026-11-28T09:00:00Z")), runs)
+    assert [pair.candidate.run_id for pair in pairs] == ["a1", "a2"]
     # A choice is among the runs of one model, here of the newest.
     chosen = ["a2"] if name == "model_id" else ["a1", "a2"]
-    assert sorted(gather_points(runs).runs["run_id"]) == chosen
+    assert sorted(column(gather_points(runs).runs, "run_id")) == chosen
 
 
 @pytest.mark.parametrize("name", OF_WORK)
 def test_other_work_hides_nothing_in_a_table_and_the_newest_work_is_compared(name):
     runs = two(name)
     assert kept(runs) == ["a1", "a2"]
-    assert list(newest_of_each(runs, across_work=True)["run_id"]) == ["a2"]
+    assert list(column(runs.newest_of_each(across_work=True), "run_id")) == ["a2"]
 
 
 @pytest.mark.parametrize("name", SAME)
 def test_what_came_out_or_how_often_a_call_repeats_makes_no_other_configuration(name):
     runs = two(name)
     assert kept(runs) == ["a2"]
-    assert list(gather_points(runs).runs["run_id"]) == ["a2"]
-    assert name in params_in(runs), "said where runs differ in it"
+    assert list(column(gather_points(runs).runs, "run_id")) == ["a2"]
+    assert name in runs.params, "said where runs differ in it"
 
 
 @pytest.mark.parametrize("digest", ["weights_digest", "config_digest", "tokenizer_digest"])
 def test_another_model_under_the_same_name_is_another_configuration(digest):
-    rows = frame(at(1), at(2)).assign(**{f"env.{digest}": pd.Series(["one", "other"], dtype="string")})
+    rows = made(at(1) | {f"env.{digest}": "one"}, at(2) | {f"env.{digest}": "other"})
     assert kept(rows) == ["a1", "a2"]
 
 
 @pytest.mark.parametrize("values", [("a", "b"), ("1", "2"), ("0.25", "0.5"), ("true", "false"), (None, "1")])
 def test_an_option_that_no_table_knows_is_a_configuration(values):
     """Such as of an engine of another package, read back from what MLflow holds: text."""
-    table = FrameBuilder({})
+    table = RunParser({})
     for number, value in enumerate(values):
         name = f"r{number}"
         table.begin(name, name, "FINISHED", "1", number, number)
@@ -81,11 +79,11 @@ def test_an_option_that_no_table_knows_is_a_configuration(values):
             metrics=[(name, "their_metric", number)],
             tags=[(name, "llmtrack.scenario", "a"), (name, "llmtrack.kind", "scenario")],
         )
-    assert sorted(newest_of_each(table.frame())["run_id"]) == ["r0", "r1"]
+    assert sorted(column(table.runs().newest_of_each(), "run_id")) == ["r0", "r1"]
 
 
 def test_a_metric_that_no_table_knows_is_none():
-    runs = frame(at(1, their_metric=1.0), at(2, their_metric=2.0))
+    runs = made(at(1, their_metric=1.0), at(2, their_metric=2.0))
     assert kept(runs) == ["a2"]
 
 
@@ -103,14 +101,14 @@ def test_what_failed_after_its_model_was_loaded_is_replaced_by_what_was_asked_al
     asked = {"model": "m", "device_requested": "auto", "dtype_requested": "auto", "scenario_id": "q1"}
     failed = {"status": "FAILED", "workload_id": None, "prompt_tokens": None, **asked}
     done = at(2, threads=2, **asked)
-    assert kept(frame(at(1, **failed), done)) == ["a2"]
-    assert kept(frame(done, at(3, **failed))) == ["a2", "a3"]
-    assert kept(frame(at(1, **{**failed, "scenario_id": "q2"}), done)) == ["a1", "a2"]
+    assert kept(made(at(1, **failed), done)) == ["a2"]
+    assert kept(made(done, at(3, **failed))) == ["a2", "a3"]
+    assert kept(made(at(1, **{**failed, "scenario_id": "q2"}), done)) == ["a1", "a2"]
 
 
 @pytest.mark.slow(1)
 def test_the_counterpart_is_of_the_same_configuration_where_there_is_one():
-    baselines = frame(at(3, threads=8), at(2, threads=1), at(1, threads=None))
+    baselines = made(at(3, threads=8), at(2, threads=1), at(1, threads=None))
     for threads, minute in ((8, 3), (1, 2), (None, 1), (4, 3)):
-        ((pair,), _) = match(baselines, frame(at(9, threads=threads)))
-        assert pair.baseline["run_id"] == f"a{minute}"
+        ((pair,), _) = match(baselines, made(at(9, threads=threads)))
+        assert pair.baseline.run_id == f"a{minute}"

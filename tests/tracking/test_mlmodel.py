@@ -39,9 +39,9 @@ def test_a_logged_model_is_loaded_back_and_generates(tracker, tmp_path, monkeypa
     experiment = quantization.build(config)
     result = run_study(experiment, tracker=tracker, executor=InlineExecutor(), console=make_console())
     assert result.exit_code == 0
-    runs = result.tracked.set_index("scenario")
+    runs = {run.scenario: run.run_id for run in result.tracked}
     mlflow.set_tracking_uri(tracker.tracking_uri)
-    run_id = runs.loc["onnx-int8-weight-only", "run_id"]
+    run_id = runs["onnx-int8-weight-only"]
     model = mlflow.pyfunc.load_model(f"runs:/{run_id}/model")
     texts = model.predict(["The harbour wakes", "A"], params={"max_new_tokens": 5})
     variant = next(each.variant for each in experiment.scenarios if each.name == "onnx-int8-weight-only")
@@ -54,7 +54,7 @@ def test_a_logged_model_is_loaded_back_and_generates(tracker, tmp_path, monkeypa
     assert texts == expected
     assert all(texts)
     # What is not asked for is not logged: the baseline's run has no model.
-    base = runs.loc["torch-float32", "run_id"]
+    base = runs["torch-float32"]
     assert "model" not in {each.path for each in mlflow.MlflowClient().list_artifacts(base)}
 
 

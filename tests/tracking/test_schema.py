@@ -2,7 +2,7 @@ from pathlib import Path
 
 from llmtrack import metrics as schema
 from llmtrack.metrics.page import page
-from llmtrack.tracking.frame import ID_COLUMNS
+from llmtrack.tracked.frames import ID_COLUMNS
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 

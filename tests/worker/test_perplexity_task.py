@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -20,6 +19,8 @@ from llmtrack.outcome import Measurement
 from llmtrack.plain import from_json, to_json
 from llmtrack.scenario import Scenario, Variant
 from llmtrack.task import PerplexityTask, workload_id
+from llmtrack.tracked.run import FINISHED, Run
+from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.records import params_of
 from llmtrack.worker.perplexity import measure_perplexity
 from tests.quality.tokenizers import SlowTokenizer, TokenizingEngine, word_piece, wrap
@@ -99,11 +100,14 @@ def measured(task: PerplexityTask, engine: ScriptedEngine | None = None) -> Meas
     return outcome
 
 
-def run(done: Measurement) -> pd.Series:
-    """The row of a tracked run, as far as a reading looks at it."""
-    tracked = {**params_of(done.scenario), **done.facts, **done.metrics}
-    return pd.Series(
-        {"status": "FINISHED", "outcome": "finished", "warnings": "", "score_tokens_per_sec": 1.0, **tracked}
+def run(done: Measurement) -> Run:
+    """The tracked run, as far as a reading looks at it."""
+    return Run(
+        "id",
+        status=FINISHED,
+        outcome="finished",
+        params={**params_of(done.scenario), **done.facts},
+        metrics={"score_tokens_per_sec": 1.0, **done.metrics},
     )
 
 
@@ -136,7 +140,7 @@ def test_the_stride_that_was_used_is_tracked() -> None:
 
 
 def test_the_reading_states_the_convention() -> None:
-    lines = perplexity.reading(pd.DataFrame([run(measured(ROLLING))]))
+    lines = perplexity.reading(Runs([run(measured(ROLLING))]))
     digest = measured(ROLLING).facts["corpus_digest"]
     assert "loss 1.0000 ± 0.0000 nats per token" in lines[0]
     assert lines[1] == (
@@ -144,7 +148,7 @@ def test_the_reading_states_the_convention() -> None:
         "first 1000 tokens, BOS rule none; perplexities of another convention must not be compared with it."
     )
     assert "Scored 999 tokens of one stream in 60 windows" in lines[2]
-    documents = perplexity.reading(pd.DataFrame([run(measured(PerplexityTask(max_length=64)))]))
+    documents = perplexity.reading(Runs([run(measured(PerplexityTask(max_length=64)))]))
     assert "at most 64 tokens a document, BOS rule tokenizer;" in documents[1]
     assert "of 25 documents" in documents[2]
 
@@ -168,5 +172,5 @@ def test_a_text_that_cannot_be_told_is_said(tmp_path: Path) -> None:
     done = measured(PerplexityTask(corpus=str(corpus)), TokenizingEngine(SlowTokenizer()))
     assert "bits_per_byte" not in done.metrics
     assert "scored_text_digest" not in done.facts
-    assert perplexity.reading(pd.DataFrame([run(done)]))[0].endswith("perplexity 2.718.")
+    assert perplexity.reading(Runs([run(done)]))[0].endswith("perplexity 2.718.")
     assert any("does not tell which text its tokens cover" in warning for warning in done.warnings)

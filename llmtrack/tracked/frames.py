@@ -1,0 +1,172 @@
+"""The public edge: tracked runs as a typed DataFrame, and back."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from llmtrack import metrics as schema
+from llmtrack.errors import UsageError
+from llmtrack.tracked.run import ENV, IDENTITY, Run
+from llmtrack.tracked.runs import Runs
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEXT = "string[python]"
+"""Dtype of texts. Runs share most of theirs, which columns of Python's own need not copy, and rows are made of in a third of the time."""
+
+_TIMES = dict.fromkeys(("start_time", "end_time"), "datetime64[ms, UTC]")
+# Column to dtype, in order.
+ID_COLUMNS: dict[str, str] = dict.fromkeys(IDENTITY, TEXT) | {"baseline": "boolean"} | _TIMES
+
+_DTYPE_OF_KIND: dict[type, str] = {str: TEXT, int: "Int64", float: "float64", bool: "boolean"}
+# Attribute of the table that names its columns of params: one that no table knows may look like a metric.
+PARAM_COLUMNS = "llmtrack.params"
+
+
+def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return runs as a table, a row each: identity, then each known param and metric, then all others, then the environment."""
+    import pandas as pd
+
+    @cache
+    def empty(dtype: str) -> Any:
+        return _array([None] * len(runs), dtype)
+
+    columns: dict[str, Any] = {name: _identity(runs, name, dtype) for name, dtype in ID_COLUMNS.items()}
+
+    def add(rows: Sequence[Mapping[str, Any]], known: Mapping[str, type]) -> None:
+        found = set[str]().union(*rows)
+        for name in _known_first(found, known):
+            kind = known.get(name)
+            if name in found:
+                columns[name] = _array(*_typed([row.get(name) for row in rows], kind))
+            else:
+                columns[name] = empty(_DTYPE_OF_KIND[kind or str])
+
+    add([run.params for run in runs], {each.name: each.kind for each in schema.PARAMS})
+    params = tuple(name for name in columns if name not in ID_COLUMNS)
+    add([run.metrics for run in runs], dict.fromkeys(schema.METRIC_BY_NAME, float))
+    facts = [run.environment for run in runs]
+    for name in sorted(set[str]().union(*facts)):
+        columns[ENV + name] = _array([each.get(name) for each in facts], TEXT)
+    table = pd.DataFrame(columns)
+    table.attrs[PARAM_COLUMNS] = params
+    return table
+
+
+def runs_of(table: pd.DataFrame) -> Runs:
+    """Return the runs that rows of `llmtrack.runs` are, with what a caller has changed in them."""
+    count = len(table)
+    identity: list[dict[str, Any]] = [{} for _ in range(count)]
+    params: list[dict[str, Any]] = [{} for _ in range(count)]
+    metrics: list[dict[str, float]] = [{} for _ in range(count)]
+    environment: list[dict[str, str]] = [{} for _ in range(count)]
+    asked = table.attrs.get(PARAM_COLUMNS, ())
+    for column in map(str, table.columns):
+        where: Sequence[dict[str, Any]] = params
+        name = column
+        if column in ID_COLUMNS:
+            where = identity
+        elif column.startswith(ENV):
+            where, name = environment, column.removeprefix(ENV)
+        elif column in schema.METRIC_BY_NAME or (
+            column not in schema.PARAM_BY_NAME and column not in asked and table[column].dtype == "float64"
+        ):
+            where = metrics
+        values, there = table[column].tolist(), table[column].notna().tolist()
+        for row, value, is_there in zip(where, values, there, strict=True):
+            if is_there:
+                row[name] = value
+    return Runs(
+        Run(
+            **{"run_id": "", **own, "warnings": lines_of(own.get("warnings", ""))},
+            params=asked_for,
+            metrics=figures,
+            environment=facts,
+        )
+        for own, asked_for, figures, facts in zip(identity, params, metrics, environment, strict=True)
+    )
+
+
+def lines_of(text: str) -> tuple[str, ...]:
+    """Return the lines of a text that are not blank."""
+    return tuple(filter(None, map(str.strip, text.splitlines())))
+
+
+def column_names(runs: Sequence[Run]) -> list[str]:
+    """Return the names of the columns that runs have as a table; see `frame_of`."""
+    params = set[str]().union(*(run.params for run in runs))
+    metrics = set[str]().union(*(run.metrics for run in runs))
+    facts = set[str]().union(*(run.environment for run in runs))
+    return [
+        *ID_COLUMNS,
+        *_known_first(params, schema.PARAM_BY_NAME),
+        *_known_first(metrics, schema.METRIC_BY_NAME),
+        *(ENV + name for name in sorted(facts)),
+    ]
+
+
+def pick(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Return some columns of a table, in their order.
+
+    Raises:
+        UsageError: there is no such column; the message names near ones.
+    """
+    check_columns(columns, list(map(str, table.columns)))
+    return table[list(columns)]
+
+
+def check_columns(asked: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse a name that no column has.
+
+    Raises:
+        UsageError: there is one; the message names near ones.
+    """
+    unknown = [name for name in asked if name not in known]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=4, cutoff=0.6)
+        near += [name for name in known if unknown[0].lower() in name.lower() and name not in near][:4]
+        hint = (
+            f"did you mean {', '.join(near)}?" if near else "`llmtrack runs --format csv` shows all of them"
+        )
+        raise UsageError(f"there is no column {unknown[0]!r}: {hint}")
+
+
+def _identity(runs: Sequence[Run], name: str, dtype: str) -> Any:
+    import pandas as pd
+
+    values = list(map(attrgetter(name), runs))
+    if dtype.startswith("datetime"):
+        return pd.Series(pd.to_datetime(values, utc=True), dtype=dtype).array
+    if name == "warnings":
+        values = ["\n".join(lines) for lines in values]
+    return _array([None if value == "" else value for value in values], dtype)
+
+
+def _typed(values: list[Any], kind: type | None) -> tuple[list[Any], str]:
+    """Return values of one type, and its dtype: the kind's if all are of it, else the narrowest that holds all."""
+    kinds = {type(value) for value in values if value is not None}
+    if kind in kinds and len(kinds) == 1:
+        return values, _DTYPE_OF_KIND[kind]
+    if kinds <= {int, float}:
+        return values, "Int64" if kinds == {int} and kind is not float else "float64"
+    if kinds == {bool}:
+        return values, "boolean"
+    return [None if value is None else str(value) for value in values], TEXT
+
+
+def _array(values: list[Any], dtype: str) -> Any:
+    import numpy as np
+    import pandas as pd
+
+    return np.array(values, dtype) if dtype == "float64" else pd.array(values, dtype)  # type: ignore[call-overload]
+
+
+def _known_first(found: Collection[str], known: Iterable[str]) -> list[str]:
+    """Return the known names in their order, then the others that were found, sorted."""
+    first = list(known)
+    return first + sorted(set(found).difference(first))

@@ -1,0 +1,199 @@
+"""Several tracked runs: which of them stand for the same thing, which one is the newest of it, and the baseline of each.
+
+A cell is a scenario of an experiment on one machine in one configuration: one loaded model, doing one work in one way. What
+makes two runs two configurations, the roles of the params in `metrics/` say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
+from typing import SupportsIndex, overload
+
+from llmtrack import metrics as schema
+from llmtrack.tracked.run import LOADED, STATES, VARIANT, Run
+from llmtrack.words import plural
+
+Key = tuple[str, ...]
+
+_PLACE = ("experiment", "scenario", "environment_id")
+# What only a loaded model tells, and what was asked for instead: all that a run has that failed before.
+_AS_ASKED = {"model_id": "model", "device": "device_requested", "dtype": "dtype_requested"}
+_EVER = datetime.max.replace(tzinfo=timezone.utc)
+_NEVER = datetime.min.replace(tzinfo=timezone.utc)
+
+
+class Runs(tuple[Run, ...]):
+    """Tracked runs, in some order."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> Run: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Runs: ...
+
+    def __getitem__(self, at: SupportsIndex | slice) -> Run | Runs:
+        """Return one, or some of them."""
+        found = tuple.__getitem__(self, at)
+        return Runs(found) if isinstance(at, slice) else found
+
+    def where(self, holds: Callable[[Run], object]) -> Runs:
+        """Return those for which something holds."""
+        return Runs(filter(holds, self))
+
+    @property
+    def finished(self) -> Runs:
+        """Those that came to their end."""
+        return self.where(lambda run: run.is_finished)
+
+    @property
+    def baseline(self) -> Run | None:
+        """The first one that others are compared with, or None."""
+        return next((run for run in self if run.baseline), None)
+
+    @property
+    def scenarios(self) -> list[str]:
+        """Names of their scenarios."""
+        return [run.scenario for run in self]
+
+    def measured(self, *names: str) -> Runs:
+        """Return those that finished and have some values; infinity is none."""
+        return self.where(lambda run: run.is_finished and all(map(run.has_figure, names)))
+
+    def by(self, name: str, highest_first: bool = False) -> Runs:
+        """Sort them by a value; those without one come last."""
+        have = sorted(
+            self.where(lambda run: run.has(name)), key=lambda run: run.get(name), reverse=highest_first
+        )
+        return Runs((*have, *self.where(lambda run: not run.has(name))))
+
+    def figures(self, metric: str) -> list[float]:
+        """Return a metric of each; NaN where there is none."""
+        return [run.metrics.get(metric, math.nan) for run in self]
+
+    def first_of_each(self, *names: str) -> Runs:
+        """Return the first one of each combination of some values."""
+        found: dict[Key, Run] = {}
+        for run, key in zip(self, keys(self, names), strict=True):
+            found.setdefault(key, run)
+        return Runs(found.values())
+
+    @property
+    def params(self) -> list[str]:
+        """The params that any of them has and that say what was asked or found: known ones first, in their order."""
+        found = {name for run in self for name in run.params}
+        known = [name for name in schema.PARAM_BY_NAME if name in found and schema.role(name) != "implied"]
+        return known + sorted(found - set(schema.PARAM_BY_NAME))
+
+    def configuration(self, across_work: bool = False) -> list[str]:
+        """Return the values that make runs different configurations: of the loaded model, of the work and how it is done.
+
+        Args:
+            across_work: other work, or another convention of scoring it, is no other configuration.
+        """
+        roles = {"configuration"} if across_work else {"configuration", "work", "convention"}
+        told = [name for name in self.params if schema.role(name) in roles and name not in LOADED]
+        return [*LOADED, *told, *(() if across_work else ("workload_id",))]
+
+    def cells(self, across_work: bool = False) -> list[Key]:
+        """Return what tells the cell of each run from other cells; see `newest_of_each`."""
+        names = (*_PLACE, *self.configuration(across_work))
+        return [tuple(_as_known(run, name) for name in names) for run in self]
+
+    def newest_of_each(self, across_work: bool = False) -> Runs:
+        """Keep the newest run of each cell; the order stays.
+
+        A run that is not finished tells less of its configuration: it is replaced by any newer one that was asked alike, and
+        replaces none of which more is known.
+
+        Args:
+            across_work: of a scenario that was measured on other work since, only the newest work counts.
+        """
+        place = [*_PLACE, *(_AS_ASKED.get(name, name) for name in VARIANT)]
+        asked = keys(self, place if across_work else [*place, "scenario_id"])
+        cells = self.cells(across_work)
+        seen: set[Key] = set()
+        seen_asked: set[Key] = set()
+        kept: set[int] = set()
+        for row in sorted(range(len(self)), key=lambda row: self[row].start_time or _NEVER, reverse=True):
+            if cells[row] not in seen and (self[row].is_finished or asked[row] not in seen_asked):
+                kept.add(row)
+            seen.add(cells[row])
+            seen_asked.add(asked[row])
+        return Runs(run for row, run in enumerate(self) if row in kept)
+
+    def in_order_of_time(self) -> Runs:
+        """Sort them by the beginning of their study, and within it as they were measured."""
+        began: dict[str, datetime] = {}
+        for run in self:
+            began[run.study_id] = min(began.get(run.study_id, _EVER), run.start_time or _EVER)
+        # What is of no study, or has no time, comes last.
+        return Runs(
+            sorted(
+                self,
+                key=lambda run: (began[run.study_id], not run.study_id, run.study_id, *when_measured(run)),
+            )
+        )
+
+    def unfinished(self, experiments: bool = False) -> list[str]:
+        """Name those that have no figures since they are not finished, a line for each state.
+
+        Args:
+            experiments: name the experiment of each, too.
+        """
+        named: dict[str, list[str]] = {}
+        for run in self.where(lambda run: not run.is_finished):
+            called = f"{run.name} ({run.text('experiment')})" if experiments else run.name
+            named.setdefault(run.status, []).append(called)
+        lines = []
+        for status, names in named.items():
+            one, several = STATES.get(status, (f"is {status}", f"are {status}"))
+            words = one if len(names) == 1 else several
+            lines.append(f"{len(names)} of {plural(len(self), 'scenario')} {words}: {', '.join(names)}.")
+        return lines
+
+
+class Baselines:
+    """The runs that others are compared with within their studies, found once for all of a table.
+
+    Args:
+        runs: all that may be a baseline.
+    """
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self._of_study: dict[str, list[Run]] = {}
+        for run in runs:
+            if run.baseline and run.study_id:
+                self._of_study.setdefault(run.study_id, []).append(run)
+
+    def of(self, run: Run) -> Run | None:
+        """Return the run that a run is compared with, or None.
+
+        A study that asks several things has several baselines: the one of the same work is meant, and where none is,
+        the study's only one.
+        """
+        own = self._of_study.get(run.study_id, [])
+        same_work = (each for each in own if run.workload_id and each.workload_id == run.workload_id)
+        return next(same_work, own[0] if len(own) == 1 else None)
+
+
+def keys(runs: Iterable[Run], names: Sequence[str]) -> list[Key]:
+    """Return some values of each run as text; empty where there is none."""
+    return [tuple(_plain(run, name) for name in names) for run in runs]
+
+
+def when_measured(run: Run) -> tuple[datetime, datetime]:
+    """Return what sorts runs as they were measured; a time that is not known comes last."""
+    return run.start_time or _EVER, run.end_time or _EVER
+
+
+def _plain(run: Run, name: str) -> str:
+    found = run.get(name)
+    return "" if found is None else str(found)
+
+
+def _as_known(run: Run, name: str) -> str:
+    return _plain(run, name) or (_plain(run, _AS_ASKED[name]) if name in _AS_ASKED else "")

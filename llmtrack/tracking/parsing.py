@@ -1,0 +1,234 @@
+"""Parse MLflow's runs, which are texts by name, into typed ones: once, where they are read."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from llmtrack import metrics as schema
+from llmtrack.tracked.frames import lines_of
+from llmtrack.tracked.run import IDENTITY, KILLED, RUNNING, Run
+from llmtrack.tracked.runs import Runs
+from llmtrack.tracking import facts, spreads
+from llmtrack.tracking.owner import REASON, TAG, is_gone
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run as MlflowRun
+
+_PREFIX = "llmtrack."
+_FIELDS = (
+    "kind",
+    "experiment",
+    "study_id",
+    "suite_id",
+    "outcome",
+    "failure",
+    "reason",
+    "same_as",
+    "question",
+    "asked",
+    "scenario_id",
+    "workload_id",
+    "environment_id",
+)
+"""What a run's tags say of it under the same name, but for how it is written: `warnings` and `baseline`."""
+
+_TAGS = frozenset(_PREFIX + name for name in (*_FIELDS, "warnings", "baseline"))
+_EPOCH = datetime.fromtimestamp(0, timezone.utc)
+
+Value = TypeVar("Value")
+# Id of a run, key, and value of each.
+Values = Iterable[tuple[str, str, Value]]
+
+
+@dataclass
+class _Read:
+    """What was read of a run so far."""
+
+    name: str | None
+    status: str
+    experiment: str
+    start_time: int | None
+    end_time: int | None
+    params: dict[str, str] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class RunParser:
+    """Takes what is read of runs as it arrives, and makes typed runs of it.
+
+    Thousands of runs share a few texts: each is kept once, and parsed once for each param.
+    """
+
+    def __init__(self, experiment_names: Mapping[str, str]) -> None:
+        """Begin; `experiment_names` maps an MLflow experiment's id to its name."""
+        self._experiment_names = experiment_names
+        self._read: dict[str, _Read] = {}
+        self._texts: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    @property
+    def run_ids(self) -> Collection[str]:
+        """Ids of the runs that are there, in the order in which they came."""
+        return self._read.keys()
+
+    def add(self, run: MlflowRun) -> None:
+        """Add a run of MLflow's, unless it is there already."""
+        info, data = run.info, run.data
+        if info.run_id in self._read:
+            return
+        run_id = info.run_id
+        self.begin(run_id, info.run_name, info.status, info.experiment_id, info.start_time, info.end_time)
+        # A value that is no number says nothing, and the last one of a series nothing of the run as a whole.
+        metrics = {
+            key: number
+            for key, number in data.metrics.items()
+            if number == number and not key.startswith(schema.SERIES_PREFIX)
+        }
+        self.put(*([(run_id, *item) for item in each.items()] for each in (data.params, metrics, data.tags)))
+
+    def begin(
+        self,
+        run_id: str,
+        name: str | None,
+        status: str,
+        experiment_id: str,
+        start_time: int | None,
+        end_time: int | None,
+    ) -> None:
+        """Add a run that is not there yet, and has no values yet."""
+        experiment = self._experiment_names.get(experiment_id, "")
+        self._read[run_id] = _Read(name, status, experiment, start_time, end_time)
+
+    def put(self, params: Values[str], metrics: Values[float], tags: Values[str]) -> None:
+        """Put values of runs that are there, metrics without series; what is of another run is left out."""
+        # Older versions have the spread among the metrics, and digests among the params, which then count.
+        read, text_of = self._read.get, self._texts.setdefault
+        for run_id, key, number in metrics:
+            if (run := read(run_id)) is not None:
+                run.metrics[key] = number
+        for run_id, key, text in tags:
+            if (run := read(run_id)) is not None:
+                _put_tag(run, key, text_of(text, text))
+        for run_id, key, text in params:
+            if (run := read(run_id)) is not None:
+                run.params[key] = text_of(text, text)
+
+    def runs(self) -> Runs:
+        """Return all runs that were added, newest first."""
+        texts: dict[str, set[str]] = defaultdict(set)
+        for read in self._read.values():
+            for name, text in read.params.items():
+                texts[name].add(text)
+        typed = {name: _typed(name, found) for name, found in texts.items()}
+        # What has another's name cannot stand beside it as a column.
+        taken = {*IDENTITY, *schema.METRIC_BY_NAME}
+        of_params = {name: f"params.{name}" if name in taken else name for name in texts}
+        taken = {*IDENTITY, *schema.PARAM_BY_NAME, *of_params.values()}
+        found = set[str]().union(*(read.metrics for read in self._read.values()))
+        of_metrics = {name: f"metrics.{name}" for name in found & taken}
+        newest = sorted(self._read.items(), key=lambda each: (each[1].start_time or 0, each[0]), reverse=True)
+        return Runs(_run(run_id, read, of_params, typed, of_metrics) for run_id, read in newest)
+
+
+def _put_tag(run: _Read, key: str, text: str) -> None:
+    if key in _TAGS:
+        run.tags[key.removeprefix(_PREFIX)] = text
+    elif key == facts.TAG:
+        run.environment |= _facts(text)
+    elif key == spreads.TAG:
+        run.metrics |= spreads.joined({key: text})
+    elif key.startswith(schema.ENV_TAG_PREFIX):
+        run.environment[key.removeprefix(schema.ENV_TAG_PREFIX)] = text
+    elif key.startswith(schema.DIGEST_PREFIX):
+        run.params[key.removeprefix(schema.DIGEST_PREFIX)] = text
+    elif key == TAG and run.status == RUNNING and is_gone(text):
+        # Its process has left it so, and `close_abandoned` will say so.
+        run.status = KILLED
+        run.tags |= {"outcome": "killed", "reason": REASON}
+
+
+@lru_cache(maxsize=1024)
+def _facts(text: str) -> Mapping[str, str]:
+    return {key.removeprefix(schema.ENV_TAG_PREFIX): fact for key, fact in facts.joined(text).items()}
+
+
+def _run(
+    run_id: str,
+    read: _Read,
+    of_params: Mapping[str, str],
+    typed: Mapping[str, Mapping[str, Any]],
+    of_metrics: Mapping[str, str],
+) -> Run:
+    tags = read.tags
+    params = {
+        of_params[name]: value
+        for name, text in read.params.items()
+        if (value := typed[name][text]) is not None
+    }
+    named: dict[str, Any] = {name: tags.get(name, "") for name in _FIELDS}
+    metrics = read.metrics
+    if of_metrics:
+        metrics = {of_metrics.get(name, name): value for name, value in metrics.items()}
+    return Run(
+        run_id,
+        read.name or "",
+        read.status,
+        mlflow_experiment=read.experiment,
+        start_time=_moment(read.start_time),
+        end_time=_moment(read.end_time),
+        baseline=tags["baseline"] == "true" if "baseline" in tags else None,
+        warnings=lines_of(tags.get("warnings", "")),
+        params=params,
+        metrics=metrics,
+        environment=read.environment,
+        **named,
+    )
+
+
+def _moment(milliseconds: int | None) -> datetime | None:
+    return None if milliseconds is None else _EPOCH + timedelta(milliseconds=milliseconds)
+
+
+def _typed(name: str, texts: Collection[str]) -> Mapping[str, Any]:
+    """Return the value of each text of a param: of its kind or, if that is unknown or wrong, of the narrowest that fits all."""
+    known = schema.PARAM_BY_NAME.get(name)
+    kind = known.kind if known else None
+    for candidate in (kind,) if kind is str else (kind, int, float, bool):
+        if candidate is None:
+            continue
+        try:
+            return {text: _value(text, candidate) for text in texts}
+        except (ValueError, OverflowError):
+            continue
+    return {text: text for text in texts}
+
+
+def _value(text: str, kind: type) -> Any:
+    """Return a text as a value of a kind, None if it says that there is none.
+
+    Raises:
+        ValueError: it is of another kind.
+    """
+    if kind is str:
+        return text
+    if text in ("", "None", "none"):
+        return None
+    if kind is bool:
+        try:
+            return {"true": True, "false": False}[text.lower()]
+        except KeyError:
+            raise ValueError(text) from None
+    if kind is int and not re.fullmatch(r"[+-]?\d{1,18}", text):
+        raise ValueError(text)  # int() would also take 1_000, and a digest of digits overflows.
+    value = kind(text)
+    return value if value == value else None
