@@ -277,7 +277,7 @@ def report_study(
     return Reported(reading, tracked, problems)
 
 
-def _read_back(experiment: Experiment, study: Study, tracker: Tracker, earlier: Runs) -> Runs:
+def _read_back(experiment: Experiment, study: Study, tracker: Tracker, earlier: Sequence[Run]) -> Runs:
     tracked = tracked_runs(study=study.study_id, tracking_uri=tracker.tracking_uri)
     if earlier:
         taken = {run.run_id for run in earlier}

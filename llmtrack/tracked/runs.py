@@ -37,8 +37,7 @@ class Runs(tuple[Run, ...]):
 
     def __getitem__(self, at: SupportsIndex | slice) -> Run | Runs:
         """Return one, or some of them."""
-        found = tuple.__getitem__(self, at)
-        return Runs(found) if isinstance(at, slice) else found
+        return Runs(super().__getitem__(at)) if isinstance(at, slice) else super().__getitem__(at)
 
     def where(self, holds: Callable[[Run], object]) -> Runs:
         """Return those for which something holds."""
