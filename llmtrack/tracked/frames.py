@@ -150,6 +150,8 @@ def _identity(runs: Sequence[Run], name: str, dtype: str) -> Any:
 def _typed(values: list[Any], kind: type | None) -> tuple[list[Any], str]:
     """Return values of one type, and its dtype: the kind's if all are of it, else the narrowest that holds all."""
     kinds = {type(value) for value in values if value is not None}
+    if not kinds:
+        return values, _DTYPE_OF_KIND[kind or int]
     if kind in kinds and len(kinds) == 1:
         return values, _DTYPE_OF_KIND[kind]
     if kinds <= {int, float}:

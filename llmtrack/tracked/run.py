@@ -98,7 +98,7 @@ class Run:
         start_time: when it began.
         end_time: when it ended.
         warnings: findings in words about how it was measured.
-        params: conditions by name.
+        params: conditions by name; None where none was asked for.
         metrics: figures by name, those of the spread among them.
         environment: facts of the machine and versions by name.
         samples: raw samples by metric, once read (see `decide.verdicts.with_samples`).

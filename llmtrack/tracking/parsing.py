@@ -170,11 +170,7 @@ def _run(
     of_metrics: Mapping[str, str],
 ) -> Run:
     tags = read.tags
-    params = {
-        of_params[name]: value
-        for name, text in read.params.items()
-        if (value := typed[name][text]) is not None
-    }
+    params = {of_params[name]: typed[name][text] for name, text in read.params.items()}
     named: dict[str, Any] = {name: tags.get(name, "") for name in _FIELDS}
     metrics = read.metrics
     if of_metrics:
