@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -18,13 +19,29 @@ HEAD = """# Commands
 Made from the commands' own `--help` by `make docs`; a test keeps the two equal. Under `mlflow run` an option
 `--max-new-tokens 8` of an experiment is the parameter `-P max_new_tokens=8`.
 """
+COMMON = """### Common options
+
+Each experiment below takes these, too, but for those that stand behind its own.
+"""
+# An option that so large a share of the experiments has with the same help is told once.
+SHARE = 0.6
 
 
 def page() -> str:
     """Return the text of docs/commands.md."""
-    parts = [HEAD, "## llmtrack\n", *_sections("llmtrack", llmtrack_command), "## Experiments\n"]
-    for name, command in _experiments():
-        parts += _sections(f"python -m experiments.{name}", command)
+    named = list(_experiments())
+    common = _common([command for _, command in named])
+    parts = [HEAD, "## llmtrack\n", *_sections("llmtrack", llmtrack_command), "## Experiments\n", COMMON]
+    shared = click.Command("experiment", params=list(common.values()), add_help_option=False)
+    _, _, listed = _help(click.Context(shared, terminal_width=WIDTH)).partition("Options:\n")
+    parts.append(_block("Options:\n" + listed))
+    for name, command in named:
+        own = [each for each in command.params if _told(each) not in common]
+        parts += _sections(f"python -m experiments.{name}", command, own)
+        flags = {option.opts[0] for option in command.params}
+        lacking = sorted(option.opts[0] for option in common.values() if option.opts[0] not in flags)
+        if lacking:
+            parts.append(f"Not of the common options: {', '.join(f'`{each}`' for each in lacking)}.\n")
     return "\n".join(parts)
 
 
@@ -35,15 +52,46 @@ def _experiments() -> Iterator[tuple[str, click.Command]]:
             yield module.name, command
 
 
-def _sections(name: str, command: click.Command, parent: click.Context | None = None) -> Iterator[str]:
+def _told(option: click.Parameter) -> tuple[str, str]:
+    """Return what the help says of an option."""
+    return option.get_help_record(click.Context(click.Command(""))) or ("", "")
+
+
+def _common(commands: Sequence[click.Command]) -> dict[tuple[str, str], click.Parameter]:
+    """Return the options that most commands have, by what their help says."""
+    every = {_told(each): each for command in commands for each in command.params}
+    times = Counter(told for command in commands for told in {_told(each) for each in command.params})
+    return {told: each for told, each in every.items() if times[told] >= SHARE * len(commands)}
+
+
+def _sections(
+    name: str,
+    command: click.Command,
+    options: Sequence[click.Parameter] | None = None,
+    parent: click.Context | None = None,
+) -> Iterator[str]:
+    """Yield the help of a command, with all its options or some of them, and of its subcommands."""
     context = click.Context(
         command, parent=parent, info_name=name, terminal_width=WIDTH, **command.context_settings
     )
-    text = "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
-    yield f"### {context.command_path}\n\n```text\n{text}\n```\n"
+    every = command.params
+    command.params = every if options is None else list(options)
+    try:
+        text = _help(context)
+    finally:
+        command.params = every
+    yield f"### {context.command_path}\n\n{_block(text)}"
     if isinstance(command, click.Group):
         for each in sorted(command.commands):
-            yield from _sections(each, command.commands[each], context)
+            yield from _sections(each, command.commands[each], parent=context)
+
+
+def _help(context: click.Context) -> str:
+    return "\n".join(line.rstrip() for line in context.command.get_help(context).splitlines())
+
+
+def _block(text: str) -> str:
+    return f"```text\n{text}\n```\n"
 
 
 if __name__ == "__main__":
