@@ -102,7 +102,7 @@ def _experiment(own: Run, parts: Parts) -> Experiment:
         )
     settings = {
         key.removeprefix(SETTING_PREFIX): str(value)
-        for key, value in own.params.items()
+        for key, value in sorted(own.params.items())
         if key.startswith(SETTING_PREFIX) and value is not None
     }
     declared: Declaration[Any] | None = getattr(module, "DECLARED", None)
