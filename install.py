@@ -64,9 +64,7 @@ def main(words: Sequence[str]) -> int:
     if not subprocess.run([*by_uv, *told(found), *words], env={**os.environ, **variables(found)}).returncode:
         return 0
     print("uv cannot install it: pip tries", file=sys.stderr)
-    return subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", *words]
-    ).returncode
+    return subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", *words]).returncode
 
 
 if __name__ == "__main__":

@@ -56,10 +56,7 @@ def main(folder: str, text: str, new_tokens: int, repeats: int = 5) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    found = [
-        measure(model, tokenizer(text).input_ids, new_tokens, tokenizer.eos_token_id)
-        for _ in range(repeats + 1)
-    ]
+    found = [measure(model, tokenizer(text).input_ids, new_tokens, tokenizer.eos_token_id) for _ in range(repeats + 1)]
     for name in found[0]:
         print(name, median(each[name] for each in found[1:]))
 

@@ -103,20 +103,14 @@ def by_value(uri: str) -> dict[str, float]:
 
 def by_tracker(tracker: Tracker) -> dict[str, float]:
     """Track a run as llmtrack does: by the spool, and at once."""
-    from llmtrack.outcome import Measurement
-    from llmtrack.scenario import Scenario, Variant
-    from llmtrack.task import GenerateTask, RepeatPolicy
+    from llmtrack.spec.outcome import Measurement
+    from llmtrack.spec.scenario import Scenario, Variant
+    from llmtrack.spec.task import GenerateTask, RepeatPolicy
 
-    study = tracker.start_study(
-        "cost", "?", {}, {f"tag_{number}": f"text {number}" for number in range(TAGS)}
-    )
-    scenario = Scenario(
-        f"s{time.time_ns()}", Variant("synthetic:tiny"), GenerateTask(("hello",)), RepeatPolicy()
-    )
+    study = tracker.start_study("cost", "?", {}, {f"tag_{number}": f"text {number}" for number in range(TAGS)})
+    scenario = Scenario(f"s{time.time_ns()}", Variant("synthetic:tiny"), GenerateTask(("hello",)), RepeatPolicy())
     facts = {f"param_{number}": number for number in range(PARAMS)}
-    outcome = Measurement(
-        scenario, "w", facts, {f"metric_{number}": float(number) for number in range(METRICS)}
-    )
+    outcome = Measurement(scenario, "w", facts, {f"metric_{number}": float(number) for number in range(METRICS)})
     start = time.perf_counter()
     tracker.log(study, outcome)
     seconds = time.perf_counter() - start
@@ -130,9 +124,7 @@ def measure(small: bool) -> Found:
         uri = f"sqlite:///{Path(folder, 'mlflow.db')}"
         store.initialise(uri)
         tracker = Tracker.open(uri, "cost", Path(folder, "spool"))
-        tracked = rounds(
-            {"ours": partial(by_tracker, tracker), "by value": partial(by_value, uri)}, 1 if small else 7
-        )
+        tracked = rounds({"ours": partial(by_tracker, tracker), "by value": partial(by_value, uri)}, 1 if small else 7)
         # A trial measures no baseline: it would take most of a minute on a busy machine.
         whole = {} if small else rounds({"run": partial(run, uri), "imports": imports}, 4)
     rows = [
@@ -150,9 +142,7 @@ def measure(small: bool) -> Found:
     if whole:
         taken, alone = whole["run"], whole["imports"]["s"]
         beyond = [every - own for every, own in zip(taken["all"], alone, strict=True)]
-        rows.append(
-            row("beyond the worker's imports, loading and generating", "s", beyond, goal=Goal(most=3))
-        )
+        rows.append(row("beyond the worker's imports, loading and generating", "s", beyond, goal=Goal(most=3)))
         rows.append(row("the worker's imports alone", "s", alone))
         rows += [row(f"of it: {name}", "s", taken[name]) for name in taken if name not in ("all", *NOT_OURS)]
     return Found(tuple(rows))

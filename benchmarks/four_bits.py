@@ -29,7 +29,7 @@ from llmtrack.errors import ScenarioError
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.quality.drift import Drift, compare_distributions
 from llmtrack.quantize.recipe import find_recipe
-from llmtrack.scenario import Scalar, Variant
+from llmtrack.spec.scenario import Scalar, Variant
 from llmtrack.train.split import split_texts
 
 KEPT = Goal(most=2.0)
@@ -124,9 +124,7 @@ def compared(subject: Subject, tokens: int, block_sizes: Sequence[int], arms: Se
         told: dict[str, Scalar] = {**options, "block_size": block_size}
         if find_recipe("onnx", name).calibrated:
             told["calibration"] = str(subject.calibration)
-        variant = Variant(
-            subject.model, backend="onnx", quantization=name, options=tuple(sorted(told.items()))
-        )
+        variant = Variant(subject.model, backend="onnx", quantization=name, options=tuple(sorted(told.items())))
         try:
             engine = load_variant(variant)
             drift = compare_distributions(

@@ -25,9 +25,11 @@ import torch
 from benchmarks.training_overhead import our_training, plain_training
 from llmtrack.devices import resolve_device
 from llmtrack.engine import GenerateRequest
-from llmtrack.engines import compiled, pytorch
-from llmtrack.engines.pytorch import TorchEngine
-from llmtrack.engines.stamps import Stamps
+from llmtrack.engines.torch import pytorch
+from llmtrack.engines.torch.fast import compiled
+from llmtrack.engines.torch.pytorch import TorchEngine
+from llmtrack.engines.torch.stamps import Stamps
+from llmtrack.host.units import GIB
 from llmtrack.measure.arithmetic import matrix_rate
 from llmtrack.measure.bandwidth import copy_bandwidth
 from llmtrack.measure.formulas import decode_step_bytes, memory_bandwidth_utilization
@@ -36,12 +38,11 @@ from llmtrack.measure.timing import Arm, time_arms, trace_generate
 from llmtrack.models.load import load_model
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.quality.perplexity import score_rolling
-from llmtrack.scenario import Variant
-from llmtrack.task import RepeatPolicy, TrainTask
+from llmtrack.spec.scenario import Variant
+from llmtrack.spec.task import RepeatPolicy, TrainTask
 from llmtrack.tensors import likelihood
 from llmtrack.train.opening import open_session
 from llmtrack.train.session import Session
-from llmtrack.units import GIB
 from llmtrack.worker.perplexity import warm_up
 
 PROMPT, NEW = 128, 128
@@ -66,9 +67,7 @@ def request_of(rows: int) -> GenerateRequest:
     return GenerateRequest(tuple(map(tuple, ids)), NEW)
 
 
-def decode(
-    shape: str, device: str, modes: tuple[str, ...], sizes: tuple[int, ...], profile: bool
-) -> list[Row]:
+def decode(shape: str, device: str, modes: tuple[str, ...], sizes: tuple[int, ...], profile: bool) -> list[Row]:
     """Time generation eagerly and compiled; of one row also how often it chooses what a whole pass would."""
     table: list[dict[str, Any]] = []
     for mode, engine in engines(shape, device, modes).items():
@@ -127,9 +126,7 @@ def kernels(engine: TorchEngine, request: GenerateRequest) -> list[tuple[str, fl
             for _ in range(10):
                 loop.step()
             torch.cuda.synchronize()
-    found = [
-        (each.key[:90], each.count / 10, each.self_device_time_total / 10) for each in seen.key_averages()
-    ]
+    found = [(each.key[:90], each.count / 10, each.self_device_time_total / 10) for each in seen.key_averages()]
     found.sort(key=lambda each: -each[2])
     for name, count, microseconds in found[:14]:
         print(f"    {microseconds:8.1f} us  {count:5.1f} x  {name}", flush=True)

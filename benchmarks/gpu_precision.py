@@ -20,12 +20,12 @@ import torch
 
 from experiments.prompts import BASE_TEXT
 from llmtrack.engines.registry import load_variant
-from llmtrack.events import Event, SoFar
-from llmtrack.outcome import Failure, Measurement
-from llmtrack.plain import to_json
 from llmtrack.quantize.recipe import find_recipe
-from llmtrack.scenario import QualityCheck, Scenario, Variant
-from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
+from llmtrack.spec.events import Event, SoFar
+from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
+from llmtrack.spec.serialization import to_json
+from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
 from llmtrack.tracked.run import FINISHED, Run
 from llmtrack.tracked.runs import Runs
 from llmtrack.train.checkpoint import checkpoints
@@ -56,15 +56,11 @@ COLUMNS = (
 )
 
 
-def variant_of(
-    model: str, device: str, label: str, compiled: str = "none", tensor_parallel: int = 1
-) -> Variant:
+def variant_of(model: str, device: str, label: str, compiled: str = "none", tensor_parallel: int = 1) -> Variant:
     """Return the variant of a precision: a dtype, or a recipe of torchao with or without `@DTYPE`."""
     name, _, dtype = label.partition("@")
     told = {"compile": compiled} if compiled != "none" else {}
-    options = tuple(
-        sorted((told | ({"tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {})).items())
-    )
+    options = tuple(sorted((told | ({"tensor_parallel": tensor_parallel} if tensor_parallel > 1 else {})).items()))
     if name in DTYPES:
         return Variant(model, device=device, dtype=name, options=options)
     computes = dtype or find_recipe("torch", name).computes
@@ -91,9 +87,7 @@ def trained(folder: str, device: str) -> str:
 
 
 @click.command(help=__doc__)
-@click.option(
-    "--model", default="synthetic:llama-1b", show_default=True, help="trained: one that is trained first."
-)
+@click.option("--model", default="synthetic:llama-1b", show_default=True, help="trained: one that is trained first.")
 @click.option("--device", default="cuda:0", show_default=True)
 @click.option("--precisions", default=",".join(PRECISIONS), show_default=True)
 @click.option("--compiled", default="none", show_default=True, help="The torch backend's option compile.")
@@ -101,9 +95,7 @@ def trained(folder: str, device: str) -> str:
 @click.option("--prompt-tokens", type=click.IntRange(min=1), default=128, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(min=2), default=128, show_default=True)
 @click.option("--rows", default="1", show_default=True, help="Rows of a batch, a comma list.")
-@click.option(
-    "--seconds", type=float, default=6.0, show_default=True, help="Seconds of counted calls at most."
-)
+@click.option("--seconds", type=float, default=6.0, show_default=True, help="Seconds of counted calls at most.")
 @click.option("--quality/--no-quality", default=True, show_default=True)
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), default=Path("precision.json"))
 def main(
@@ -142,11 +134,7 @@ def main(
         ]
         events: list[Event] = []
         measure_group(scenarios, engines, events.append)
-        found = [
-            each
-            for each in events
-            if isinstance(each, (Measurement, Failure)) and not isinstance(each, SoFar)
-        ]
+        found = [each for each in events if isinstance(each, (Measurement, Failure)) and not isinstance(each, SoFar)]
         outcomes += found
         for done in found:
             print(row_of(done), f"({time.perf_counter() - start:.0f} s)", flush=True)

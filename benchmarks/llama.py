@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.llama_bench import PHASES, compare
 from benchmarks.results import Found, Goal, benchmark, row
-from llmtrack.installed import missing_modules
+from llmtrack.host.packages import missing_modules
 from llmtrack.models import packaged
 
 BINARY = "LLAMA_BENCH"

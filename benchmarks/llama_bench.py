@@ -117,15 +117,11 @@ def _narrow(pairs: Pairs, width: float) -> bool:
 @click.option("--threads", default="1,2", show_default=True)
 @click.option("--prompt", type=click.IntRange(min=2), default=256, show_default=True)
 @click.option("--new-tokens", type=click.IntRange(min=1), default=32, show_default=True)
-@click.option(
-    "--rounds", type=click.IntRange(min=LEAST_ROUNDS), default=40, show_default=True, help="At most."
-)
+@click.option("--rounds", type=click.IntRange(min=LEAST_ROUNDS), default=40, show_default=True, help="At most.")
 @click.option(
     "--width", type=float, default=0.05, show_default=True, help="Width of an interval that is narrow enough."
 )
-def main(
-    binary: Path, model: str, threads: str, prompt: int, new_tokens: int, rounds: int, width: float
-) -> None:
+def main(binary: Path, model: str, threads: str, prompt: int, new_tokens: int, rounds: int, width: float) -> None:
     """Compare, and print."""
     file: Any = identify_model(model, as_gguf=True).gguf
     if file is None:

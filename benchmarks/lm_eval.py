@@ -128,9 +128,7 @@ def text_of(folder: Path, tokens: int) -> str:
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    ids = tokenizer(
-        "\n\n".join(load_corpus("pydoc").texts)[: 20 * tokens], add_special_tokens=False
-    ).input_ids
+    ids = tokenizer("\n\n".join(load_corpus("pydoc").texts)[: 20 * tokens], add_special_tokens=False).input_ids
     return str(tokenizer.decode(ids[:tokens]))
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.experiment import Experiment
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.stopping import handlers_kept
-from llmtrack.task import GenerateTask, RepeatPolicy
+from llmtrack.host.signals import handlers_kept
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import GenerateTask, RepeatPolicy
 
 # Without time for more: what the other node, or other work, disturbs would be repeated further.
 ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_seconds=0.001, max_repeats=1)

@@ -24,7 +24,7 @@ from llmtrack.convert.environment import apart, error_line
 from llmtrack.errors import LlmtrackError
 from llmtrack.models.load import identify_model
 from llmtrack.quantize.build import onnx_folder
-from llmtrack.scenario import Variant
+from llmtrack.spec.scenario import Variant
 from llmtrack.tracking.artifacts import raw_samples
 
 PEER, ITS_ONNXRUNTIME = "optimum-benchmark", "import optimum_benchmark.backends.onnxruntime.backend"
@@ -177,9 +177,7 @@ def theirs(folder: Path, shape: Shape, threads: int, backend: str, launcher: str
         start = time.perf_counter()
         _run(command, Path(scratch), {**apart(), "HYDRA_FULL_ERROR": "1"})
         wall = time.perf_counter() - start
-        report: dict[str, Any] = json.loads(
-            Path(scratch, "benchmark_report.json").read_text(encoding="utf-8")
-        )
+        report: dict[str, Any] = json.loads(Path(scratch, "benchmark_report.json").read_text(encoding="utf-8"))
     total, prefill, decode = (report[part]["latency"]["values"] for part in ("generate", "prefill", "decode"))
     gaps = [1000 * seconds / (shape.new - 1) for seconds in decode]
     return figures_of(total, [1000 * seconds for seconds in prefill], gaps, wall)
@@ -199,17 +197,13 @@ def configuration(folder: Path, shape: Shape, threads: int, backend: str, launch
     )
 
 
-def figures_of(
-    total: Sequence[float], first: Sequence[float], gap: Sequence[float], wall: float
-) -> dict[str, float]:
+def figures_of(total: Sequence[float], first: Sequence[float], gap: Sequence[float], wall: float) -> dict[str, float]:
     """Return medians over the counted calls, and what the whole tool took: in all, and per second of them."""
     return dict(zip(UNITS, (median(total), median(first), median(gap), wall, wall / sum(total)), strict=True))
 
 
 def _run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace"
-    )
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace")
     if done.returncode:
         said = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         # Where a module lies on this machine says nothing to others.

@@ -9,10 +9,10 @@ from itertools import product
 
 import click
 
-from llmtrack.engines import pytorch
+from llmtrack.engines.torch import pytorch
 from llmtrack.quality.corpora import load_corpus
 from llmtrack.quality.perplexity import score_documents, score_rolling
-from llmtrack.scenario import DEFAULT_MODEL, Variant
+from llmtrack.spec.scenario import DEFAULT_MODEL, Variant
 
 BATCH_SIZES = (1, 3, 8)
 SIDES = ("right", "left")
@@ -25,16 +25,12 @@ TOLERANCE = 1e-6
 @click.option("--max-length", default=512, show_default=True, help="documents: tokens of a document at most.")
 @click.option("--window", default=256, show_default=True, help="rolling: tokens of a window.")
 @click.option("--stride", default=128, show_default=True, help="rolling: new tokens of each window.")
-@click.option(
-    "--max-tokens", default=0, show_default=True, help="rolling: tokens of the stream at most; 0: all."
-)
+@click.option("--max-tokens", default=0, show_default=True, help="rolling: tokens of the stream at most; 0: all.")
 def main(model: str, corpus: str, max_length: int, window: int, stride: int, max_tokens: int) -> None:
     """Print the loss of each protocol, batch size and side; exit with 1 where they differ by more than 1e-6."""
     engine = pytorch.load(Variant(model))
     texts = load_corpus(corpus).texts
-    print(
-        f"{engine.info.model_id}, {engine.info.dtype_label} on {engine.info.device}, corpus {corpus}, nats per token"
-    )
+    print(f"{engine.info.model_id}, {engine.info.dtype_label} on {engine.info.device}, corpus {corpus}, nats per token")
     print("| protocol | batch size | padding side | tokens | loss | stderr | perplexity |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     spread = 0.0
@@ -42,9 +38,7 @@ def main(model: str, corpus: str, max_length: int, window: int, stride: int, max
         losses = []
         for batch_size, side in product(BATCH_SIZES, SIDES):
             if protocol == "documents":
-                done = score_documents(
-                    engine, texts, max_length=max_length, batch_size=batch_size, padding_side=side
-                )
+                done = score_documents(engine, texts, max_length=max_length, batch_size=batch_size, padding_side=side)
             else:
                 done = score_rolling(
                     engine,

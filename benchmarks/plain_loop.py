@@ -8,7 +8,7 @@ from benchmarks import by_hand
 from benchmarks.results import Found, Goal, Samples, benchmark, rounds, row
 from llmtrack import load_engine
 from llmtrack.engine import GenerateRequest
-from llmtrack.engines.pytorch import TorchEngine, threads_set
+from llmtrack.engines.torch.pytorch import TorchEngine, threads_set
 from llmtrack.measure.formulas import derive
 from llmtrack.measure.statistics import summarize
 from llmtrack.measure.timing import trace_generate

@@ -55,9 +55,7 @@ def copies(path: Path, count: int) -> None:
                 columns = [column for _, column, *_ in database.execute(f"PRAGMA table_info({table})")]
                 values = ["?" if column == "run_uuid" else f'"{column}"' for column in columns]
                 if table == "runs":
-                    values[columns.index("start_time")] = (
-                        f"start_time + {60_000 * (number - number % len(made))}"
-                    )
+                    values[columns.index("start_time")] = f"start_time + {60_000 * (number - number % len(made))}"
                 database.execute(
                     f"INSERT INTO {table} SELECT {', '.join(values)} FROM {table} WHERE run_uuid = ?",
                     (new, source),
@@ -81,9 +79,7 @@ def measure(small: bool) -> Found:
         uri = f"sqlite:///{path}"
         fill(uri, EXPERIMENT, MADE)
         copies(path, count)
-        samples = rounds(
-            {each: partial(read, each, uri) for each in ("llmtrack", "mlflow")}, 1 if small else 3
-        )
+        samples = rounds({each: partial(read, each, uri) for each in ("llmtrack", "mlflow")}, 1 if small else 3)
     ours, theirs = samples["llmtrack"], samples["mlflow"]
     where = f"{count:,} runs of 20 metrics, 15 params, 12 tags; SQLite"
     shown = (
@@ -97,9 +93,7 @@ def measure(small: bool) -> Found:
     )
     return Found(
         tuple(rows),
-        notes=(
-            "Nothing is kept between two readings, so a run that was edited or deleted is seen as it is.",
-        ),
+        notes=("Nothing is kept between two readings, so a run that was edited or deleted is seen as it is.",),
     )
 
 

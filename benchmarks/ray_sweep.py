@@ -19,12 +19,12 @@ from rich.console import Console
 from benchmarks.nodes import cluster, install, sweep
 from benchmarks.results import Found, Goal, benchmark, row
 from llmtrack.experiment import Experiment
-from llmtrack.installed import install as install_line
-from llmtrack.installed import installed_version
-from llmtrack.run.executors import Executor
-from llmtrack.run.patience import Patience
-from llmtrack.run.process_executor import ProcessExecutor
-from llmtrack.run.study import run_study
+from llmtrack.host.packages import install as install_line
+from llmtrack.host.packages import installed_version
+from llmtrack.run.executors.inline import Executor
+from llmtrack.run.executors.patience import Patience
+from llmtrack.run.executors.process import ProcessExecutor
+from llmtrack.run.study.study import run_study
 from llmtrack.tracking.tracker import Tracker
 
 VARIANTS = 4
@@ -50,7 +50,7 @@ def timed(experiment: Experiment, start: Callable[[], Executor], folder: Path) -
 
 def on_nodes(experiment: Experiment, nodes: int, folder: Path) -> tuple[float, float]:
     """Return what `timed` does of so many nodes."""
-    from llmtrack.run.cluster.opening import open_cluster
+    from llmtrack.run.executors.ray.opening import open_cluster
 
     with cluster(nodes) as address:
 

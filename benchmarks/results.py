@@ -24,8 +24,8 @@ from pathlib import Path
 import click
 
 from llmtrack.measure.statistics import summarize
-from llmtrack.outcome import Summary
-from llmtrack.plain import digest, from_json, kept, to_json
+from llmtrack.spec.outcome import Summary
+from llmtrack.spec.serialization import digest, from_json, kept, to_json
 from llmtrack.tracking.environment import environment
 from llmtrack.worker.machine import describe
 
@@ -69,11 +69,7 @@ class Goal:
         return ("met" if met else "missed") + (" within doubt" if doubt else "")
 
     def __str__(self) -> str:
-        bounds = [
-            f"{word} {bound:g}"
-            for word, bound in (("≥", self.least), ("≤", self.most))
-            if math.isfinite(bound)
-        ]
+        bounds = [f"{word} {bound:g}" for word, bound in (("≥", self.least), ("≤", self.most)) if math.isfinite(bound)]
         return ", ".join([*bounds, *([f"interval ≤ {self.width:.0%}"] if math.isfinite(self.width) else [])])
 
 
@@ -294,20 +290,12 @@ def benchmark(
 
     def wrap(measure: Callable[..., Found]) -> click.Command:
         module = getattr(measure, "__module__", "")
-        name = (
-            Path(str(measure.__code__.co_filename)).stem
-            if module == "__main__"
-            else module.rpartition(".")[2]
-        )
+        name = Path(str(measure.__code__.co_filename)).stem if module == "__main__" else module.rpartition(".")[2]
 
         @click.command(help=title)
         @click.option("--small", is_flag=True, help="Of seconds: whether it works, not what is true.")
-        @click.option(
-            "--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="File to write it to."
-        )
-        @click.option(
-            "--keep", type=click.Path(file_okay=False, path_type=Path), help="Folder of results by machine."
-        )
+        @click.option("--json", "file", type=click.Path(dir_okay=False, path_type=Path), help="File to write it to.")
+        @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Folder of results by machine.")
         def main(small: bool, file: Path | None, keep: Path | None, **more: str | None) -> None:
             logging.basicConfig(level=logging.WARNING, format="%(message)s")
             command = f"python -m benchmarks.{name}" + (" --small" if small else "")
@@ -352,9 +340,7 @@ def sections(results: Sequence[Result]) -> str:
         title if titles.count(title) == 1 else f"{title} ({machine_id(result.machine)[-4:]})"
         for title, result in zip(titles, results, strict=True)
     ]
-    parts = [
-        "\n".join(f"{'- ' * (len(results) > 1)}{_taken(*pair)}" for pair in zip(titles, results, strict=True))
-    ]
+    parts = ["\n".join(f"{'- ' * (len(results) > 1)}{_taken(*pair)}" for pair in zip(titles, results, strict=True))]
     if any(result.small for result in results):
         parts.append("A trial: these figures say nothing.")
     if len(results) == 1 and results[0].found.rows:
@@ -365,9 +351,7 @@ def sections(results: Sequence[Result]) -> str:
     for title, found in zip(titles, (result.found for result in results), strict=True):
         for each in (*found.notes, *(f"Left out: {reason}" for reason in found.left_out)):
             said.setdefault(each, []).append(title)
-    lines = [
-        f"- {each}" + (f" ({'; '.join(of)})" if len(of) < len(results) else "") for each, of in said.items()
-    ]
+    lines = [f"- {each}" + (f" ({'; '.join(of)})" if len(of) < len(results) else "") for each, of in said.items()]
     if lines:
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
@@ -375,8 +359,7 @@ def sections(results: Sequence[Result]) -> str:
 
 def _taken(title: str, result: Result) -> str:
     return (
-        f"`{result.command}` on {title}, {result.begun} UTC, {result.wall_s:.0f} s, load {result.load:g} when it "
-        "began."
+        f"`{result.command}` on {title}, {result.begun} UTC, {result.wall_s:.0f} s, load {result.load:g} when it began."
     )
 
 
@@ -393,8 +376,7 @@ def columns(of: Mapping[str, Sequence[Row]]) -> str:
             merged.setdefault(key, {})[title] = _in_short(each)
     lines = [f"| figure | under | peer | goal | {' | '.join(of)} |", f"| --- |{' --- |' * (3 + len(of))}"]
     lines += [
-        f"| {' | '.join(key)} | {' | '.join(cells.get(title, '') for title in of)} |"
-        for key, cells in merged.items()
+        f"| {' | '.join(key)} | {' | '.join(cells.get(title, '') for title in of)} |" for key, cells in merged.items()
     ]
     return "\n".join(lines)
 

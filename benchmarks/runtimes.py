@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.results import SETTLE_S, Found, Goal, Row, benchmark, rounds, row
 from llmtrack import load_engine
 from llmtrack.engine import Engine, GenerateRequest
-from llmtrack.installed import available
+from llmtrack.host.packages import available
 from llmtrack.measure.timing import trace_generate
 
 TEXT = "The harbour wakes before the town does: boats come in, and the gulls know it."
@@ -50,9 +50,7 @@ def measure(small: bool) -> Found:
 
 
 def _rows(threads: int, small: bool, peers: bool) -> list[Row]:
-    model, prompt, new, count = (
-        ("synthetic:tiny", 16, 4, 2) if small else ("packaged:smollm2", 256, 32, ROUNDS)
-    )
+    model, prompt, new, count = ("synthetic:tiny", 16, 4, 2) if small else ("packaged:smollm2", 256, 32, ROUNDS)
     theirs = dict.fromkeys(PEERS.values() if peers else ())
     labels = [FLOAT, INT8, INT4, INT4_HEAD, *(() if small else FASTER_PREFILL), *theirs]
     settle = 0.0 if small else SETTLE_S
@@ -93,9 +91,7 @@ def _engine(model: str, label: str, threads: int) -> Engine:
     name, *told = label.split()
     backend, _, recipe = name.partition("/")
     options: dict[str, Any] = {key: int(value) for key, _, value in (each.partition("=") for each in told)}
-    return load_engine(
-        model, backend=backend, device="cpu", quantization=recipe or "none", threads=threads, **options
-    )
+    return load_engine(model, backend=backend, device="cpu", quantization=recipe or "none", threads=threads, **options)
 
 
 def _ours(engine: Engine, ids: tuple[int, ...], new: int) -> dict[str, float]:

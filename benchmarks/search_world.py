@@ -83,9 +83,7 @@ class World:
         """Speeds of those that run and keep to the bound."""
         out = self.failures | self.stalls
         return {
-            name: speed
-            for name, speed in self.speeds.items()
-            if self.perplexity[name] <= BOUND and name not in out
+            name: speed for name, speed in self.speeds.items() if self.perplexity[name] <= BOUND and name not in out
         }
 
     def goal(self, seconds: float) -> Goal:
@@ -143,9 +141,7 @@ class World:
         if took < PART_S * self.load:
             return PartScore(0.0, 0, took, "not in time")
         of_part = np.random.default_rng([self.seed, part, list(self.speeds).index(name)])
-        return PartScore(
-            400 * (2.9 + math.log(self.perplexity[name]) + 0.002 * of_part.standard_normal()), 400, took
-        )
+        return PartScore(400 * (2.9 + math.log(self.perplexity[name]) + 0.002 * of_part.standard_normal()), 400, took)
 
     def dropped(self, name: str) -> None:
         """Need not know."""

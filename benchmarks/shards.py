@@ -14,12 +14,12 @@ from statistics import median
 
 import click
 
-from llmtrack.events import Event
-from llmtrack.outcome import Failure, Measurement
-from llmtrack.run.process_executor import ProcessExecutor
-from llmtrack.run.scoring import run_scenarios
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import PerplexityTask
+from llmtrack.run.executors.process import ProcessExecutor
+from llmtrack.run.study.scoring import run_scenarios
+from llmtrack.spec.events import Event
+from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import PerplexityTask
 
 GOAL = 0.9
 ALIKE = 1e-9

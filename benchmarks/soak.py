@@ -23,14 +23,14 @@ import psutil
 from rich.console import Console
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.events import Event
 from llmtrack.experiment import Experiment
 from llmtrack.measure import bandwidth
-from llmtrack.outcome import Failure, Measurement, Outcome
-from llmtrack.run.executors import InlineExecutor
-from llmtrack.run.study import StudyResult, run_study
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import GenerateTask, RepeatPolicy
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.study.study import StudyResult, run_study
+from llmtrack.spec.events import Event
+from llmtrack.spec.outcome import Failure, Measurement, Outcome
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import GenerateTask, RepeatPolicy
 from llmtrack.tracking.tracker import Study, Tracker
 
 
@@ -128,9 +128,7 @@ def main(scenarios: int, every: int, untracked: bool) -> None:
         click.echo("scenarios  memory MiB  descriptors  s")
         for each in readings:
             click.echo(f"{each.scenarios:>9}  {each.rss_mib:>10.0f}  {each.files:>11}  {each.seconds:.1f}")
-        click.echo(
-            f"measured {result.measured}, failed {result.failed}, report problems {list(result.problems)}"
-        )
+        click.echo(f"measured {result.measured}, failed {result.failed}, report problems {list(result.problems)}")
         left = 0 if isinstance(tracker, Untracked) else len(tracker.spool.names())
         click.echo(f"{time.monotonic() - began:.1f} s in all, {left} left in the spool")
 

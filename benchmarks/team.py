@@ -22,11 +22,11 @@ import click
 from rich.console import Console
 
 from benchmarks.nodes import cluster, install, sweep
-from llmtrack.outcome import Measurement
-from llmtrack.run.patience import Patience
-from llmtrack.run.study import run_study
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import GenerateTask
+from llmtrack.run.executors.patience import Patience
+from llmtrack.run.study.study import run_study
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import GenerateTask
 from llmtrack.tracking import store
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.tracker import Tracker
@@ -109,7 +109,7 @@ def missing(writers: int, scenarios: int, experiment: str) -> list[str]:
 
 def sweep_on(nodes: int, scenarios: int, experiment: str) -> list[str]:
     """Track a sweep that so many Ray nodes measure; return what went wrong."""
-    from llmtrack.run.cluster.opening import open_cluster
+    from llmtrack.run.executors.ray.opening import open_cluster
 
     with tempfile.TemporaryDirectory() as name:
         install(Path(name))
@@ -118,9 +118,7 @@ def sweep_on(nodes: int, scenarios: int, experiment: str) -> list[str]:
             (executor,) = open_cluster(address, "same", "node", Patience(), say)
             asked = sweep(scenarios, 2 * nodes, seconds=0.02)
             try:
-                result = run_study(
-                    asked, tracker=tracker, executor=executor, console=Console(file=io.StringIO())
-                )
+                result = run_study(asked, tracker=tracker, executor=executor, console=Console(file=io.StringIO()))
             finally:
                 executor.close()
         left = len(tracker.spool.names())
@@ -175,9 +173,7 @@ def main(writers: int, nodes: int, scenarios: int, experiment: str) -> None:
         who, count = f"{writers} processes", writers * (scenarios + 1)
         wrong = write_at_once(writers, scenarios, experiment)
     took = time.perf_counter() - start
-    wrong += (
-        missing_of_sweep(nodes, scenarios, experiment) if nodes else missing(writers, scenarios, experiment)
-    )
+    wrong += missing_of_sweep(nodes, scenarios, experiment) if nodes else missing(writers, scenarios, experiment)
     if wrong:
         raise click.ClickException("\n".join(wrong))
     print(f"{who} tracked {count} runs in {took:.1f} s ({count / took:.1f} a second); all are there, once")

@@ -24,11 +24,11 @@ from pathlib import Path
 import click
 import torch
 
-from llmtrack.events import Event, Progress, event_to_json
 from llmtrack.measure.statistics import bootstrap_median_ci, summarize
-from llmtrack.outcome import Failure
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import TrainTask
+from llmtrack.spec.events import Event, Progress, event_to_json
+from llmtrack.spec.outcome import Failure
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import TrainTask
 from llmtrack.train.loop import BETAS
 from llmtrack.train.opening import open_session
 from llmtrack.worker.train import measure_training
@@ -48,9 +48,7 @@ def plain_training(variant: Variant, task: TrainTask) -> float:
     for step, batch in enumerate(islice(session.batches(), task.steps)):
         with torch.autocast(device.type, dtype=torch.bfloat16) if session.autocast else nullcontext():
             logits = run(input_ids=batch.inputs.to(device), use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), batch.targets.to(device).flatten()
-        )
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), batch.targets.to(device).flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip_norm)
         optimizer.step()
@@ -89,9 +87,7 @@ def our_training(variant: Variant, task: TrainTask) -> float:
 @click.option("--rounds", type=click.IntRange(min=3), default=15, show_default=True)
 @click.option("--batch-size", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option("--sequence-length", type=click.IntRange(min=1), default=256, show_default=True)
-def main(
-    model: str, device: str, dtype: str, steps: int, rounds: int, batch_size: int, sequence_length: int
-) -> None:
+def main(model: str, device: str, dtype: str, steps: int, rounds: int, batch_size: int, sequence_length: int) -> None:
     """Time both, in turn, and print the ratio."""
     variant = Variant(model, device=device, dtype=dtype)
     task = TrainTask(
@@ -122,9 +118,7 @@ def main(
         ratios = [plain / its for plain, its in zip(seconds["plain loop"], times, strict=True)]
         low, high = bootstrap_median_ci(ratios)
         speed = tokens / summarize(times).median
-        print(
-            f"{name:<18}{speed:>12,.0f} tokens/s   x {summarize(ratios).median:.4f}  [{low:.4f}, {high:.4f}]"
-        )
+        print(f"{name:<18}{speed:>12,.0f} tokens/s   x {summarize(ratios).median:.4f}  [{low:.4f}, {high:.4f}]")
 
 
 if __name__ == "__main__":

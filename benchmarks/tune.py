@@ -27,10 +27,10 @@ from experiments.tune import Config, prepared
 from llmtrack.decide.bounded import ComparedPart, perplexity_ratio
 from llmtrack.decide.goal import PartScore
 from llmtrack.decide.tuning import Tuning
-from llmtrack.run.hands import Hands
-from llmtrack.run.journal import Journal
-from llmtrack.run.process_executor import ProcessExecutor
-from llmtrack.run.search_progress import SearchProgress
+from llmtrack.run.executors.process import ProcessExecutor
+from llmtrack.run.study.journal import Journal
+from llmtrack.run.tune.progress import SearchProgress
+from llmtrack.run.tune.trials import Hands
 
 REPEATS = 6
 LOADS: dict[str, dict[str, Any]] = {
@@ -103,9 +103,7 @@ def on_this_machine(config: Config) -> None:
     better = max if tuning.task.better == "higher" else min
     most = config.most_perplexity or math.inf
     best = better((name for name in speeds if losses.get(name, math.inf) <= most), key=speeds.__getitem__)
-    click.echo(
-        f"| | answer | {config.objective} in the grid | perplexity | ways measured | samples | seconds |"
-    )
+    click.echo(f"| | answer | {config.objective} in the grid | perplexity | ways measured | samples | seconds |")
     click.echo("| --- | --- | --- | --- | --- | --- | --- |")
     rows = (
         (f"search ({tuning.ending})", tuning.winner, measured, calls, race_s),

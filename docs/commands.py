@@ -71,9 +71,7 @@ def _sections(
     parent: click.Context | None = None,
 ) -> Iterator[str]:
     """Yield the help of a command, with all its options or some of them, and of its subcommands."""
-    context = click.Context(
-        command, parent=parent, info_name=name, terminal_width=WIDTH, **command.context_settings
-    )
+    context = click.Context(command, parent=parent, info_name=name, terminal_width=WIDTH, **command.context_settings)
     every = command.params
     command.params = every if options is None else list(options)
     try:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from experiments import declarations, suite
 from llmtrack.cli import main as llmtrack_command
-from llmtrack.options import parameters
-from llmtrack.parameter import NONE, Parameter, flag_of, written
 from llmtrack.quantize.recipe import BUILTIN
+from llmtrack.spec.options import parameters
+from llmtrack.spec.parameter import NONE, Parameter, flag_of, written
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- made by `make docs`: {} -->\n", "<!-- end -->\n"
@@ -67,10 +67,7 @@ def _entry(name: str, module: str, given: Sequence[tuple[str, str]]) -> str:
     lines += [f"      {key}: {{type: string, default: {json.dumps(default)}}}" for key, default in given]
     command = " ".join([f"python -m {module}", *(f"{flag_of(key)}\0{{{key}}}" for key, _ in given)])
     wrapped = textwrap.wrap(command, 104, break_on_hyphens=False, break_long_words=False)
-    return (
-        "\n".join([*lines, "    command: >-", *(f"      {line}".replace("\0", " ") for line in wrapped)])
-        + "\n"
-    )
+    return "\n".join([*lines, "    command: >-", *(f"      {line}".replace("\0", " ") for line in wrapped)]) + "\n"
 
 
 def _recipes() -> Iterator[str]:
@@ -78,11 +75,7 @@ def _recipes() -> Iterator[str]:
     for each in (each for module in BUILTIN for each in importlib.import_module(module).RECIPES):
         told = (f"`{one.name}={written(one.default)}`" for config in each.takes for one in parameters(config))
         needs = ["`torchao`" if each.backend == "torch" else f"`{each.backend}`"]
-        needs += (
-            [f"a GPU of compute capability {each.capability[0]}.{each.capability[1]}"]
-            if each.capability
-            else []
-        )
+        needs += [f"a GPU of compute capability {each.capability[0]}.{each.capability[1]}"] if each.capability else []
         yield f"| `{each.label}` | {each.quantizes} | {', '.join(told)} | {', '.join(needs)} |\n"
 
 

@@ -8,8 +8,8 @@ import sys
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.bytecode import keep_bytecode
-from llmtrack.stopping import interrupt_in_a_line
+from llmtrack.host.signals import interrupt_in_a_line
+from llmtrack.worker.bytecode import keep_bytecode
 
 if TYPE_CHECKING:
     from llmtrack.experiment import Declaration

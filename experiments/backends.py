@@ -10,15 +10,15 @@ from experiments.quantization import ALL, BASELINE, advise, named, parsed
 from llmtrack.decide.points import gather_points
 from llmtrack.engines.options import MOST_THREADS
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
-from llmtrack.installed import RUNTIMES, available, install, missing_modules
-from llmtrack.options import Option
+from llmtrack.host.packages import RUNTIMES, available, install, missing_modules
 from llmtrack.quantize.recipe import recipes
 from llmtrack.report import reading as say
 from llmtrack.report.pareto import pareto_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import QualityOptions, RunOptions, TimingOptions, WhichModel
-from llmtrack.scenario import QualityCheck, Scenario, Variant
-from llmtrack.task import GenerateTask, PerplexityTask
+from llmtrack.spec.options import Option
+from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
+from llmtrack.spec.task import GenerateTask, PerplexityTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs, keys
 
@@ -148,9 +148,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     for threads, scored in _by_threads(runs):
         for phase, speed in SPEEDS.items():
             points = gather_points(scored, speed, "perplexity")
-            figures[f"{phase}_against_perplexity_{threads}_threads"] = pareto_plot(
-                points, speed, "perplexity"
-            )
+            figures[f"{phase}_against_perplexity_{threads}_threads"] = pareto_plot(points, speed, "perplexity")
     return figures
 
 
@@ -159,13 +157,9 @@ def reading(runs: Runs) -> list[str]:
     lines: list[str] = []
     for threads, scored in _by_threads(runs):
         counted = "1 thread" if threads == 1 else f"{threads} threads"
-        base = next(
-            (run for run in scored if (run.text("backend"), run.text("dtype")) == ("torch", "float32")), None
-        )
+        base = next((run for run in scored if (run.text("backend"), run.text("dtype")) == ("torch", "float32")), None)
         if base is None:
-            lines.append(
-                f"With {counted} PyTorch in float32 was not measured: there is nothing to compare with."
-            )
+            lines.append(f"With {counted} PyTorch in float32 was not measured: there is nothing to compare with.")
             continue
         lines.append(
             f"{base.text('model_id')} with {counted}, PyTorch in float32: prefill {base.metrics['prefill_tokens_per_sec']:.0f} and "

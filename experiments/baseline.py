@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import DEFAULT_PROMPT
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option
 from llmtrack.report import reading as say
 from llmtrack.report.plots import step_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
-from llmtrack.scenario import Scenario
-from llmtrack.task import GenerateTask
+from llmtrack.spec.options import Option
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.task import GenerateTask
 from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
@@ -43,11 +43,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
         return {}
     title = "Time before each token (the first one includes the prefill)"
     values = series(done[0].run_id, "token_latency_ms")
-    return {
-        "token_latency": step_plot(
-            values, title=title, x_label="new token", y_label="time before the token (ms)"
-        )
-    }
+    return {"token_latency": step_plot(values, title=title, x_label="new token", y_label="time before the token (ms)")}
 
 
 def reading(runs: Runs) -> list[str]:

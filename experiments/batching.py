@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from experiments.prompts import UNEQUAL_PROMPTS
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option
 from llmtrack.report import reading as say
 from llmtrack.report.plots import line_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
-from llmtrack.scenario import Scenario
-from llmtrack.task import GenerateTask
+from llmtrack.spec.options import Option
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.task import GenerateTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -60,12 +60,8 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     kept: dict[str, Any] = {"x": "batch_size", "x_label": "batch size", "log_x": True}
     return {
         "tokens_per_sec": line_plot(runs, y="tokens_per_sec", title="Throughput of the whole list", **kept),
-        "latency_per_sample": line_plot(
-            runs, y="latency_per_sample_s", title="Time per sample worked off", **kept
-        ),
-        "batch_latency": line_plot(
-            runs, y="batch_latency_s", title="Time a sample waits for its batch", **kept
-        ),
+        "latency_per_sample": line_plot(runs, y="latency_per_sample_s", title="Time per sample worked off", **kept),
+        "batch_latency": line_plot(runs, y="batch_latency_s", title="Time a sample waits for its batch", **kept),
     }
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 from experiments.prompts import DEFAULT_PROMPT, UNEQUAL_PROMPTS
 from llmtrack.decide.wording import ratio_text
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option
 from llmtrack.report import reading as say
 from llmtrack.report.plots import bar_plot, line_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, ManyTimingOptions, RunOptions
-from llmtrack.scenario import Scenario
-from llmtrack.task import GenerateTask
+from llmtrack.spec.options import Option
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.task import GenerateTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -50,9 +50,7 @@ def build(config: Config) -> Experiment:
         "pad_none": replace(batch, batch_size=1),
         "pad_left": replace(batch, padding_side="left"),
         "pad_right": replace(batch, padding_side="right"),
-        f"pad_left_to_{config.multiple}": replace(
-            batch, padding_side="left", pad_to_multiple=config.multiple
-        ),
+        f"pad_left_to_{config.multiple}": replace(batch, padding_side="left", pad_to_multiple=config.multiple),
     }
     return DECLARED.asking(
         config,

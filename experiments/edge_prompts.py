@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 from experiments.prompts import BASE_TEXT, DEFAULT_PROMPT
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option
+from llmtrack.host.words import plural
 from llmtrack.report import reading as say
 from llmtrack.report.outliers import outlier_lines, prefill_shares
 from llmtrack.report.plots import bar_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, ManyTimingOptions, RunOptions
-from llmtrack.scenario import Scenario
-from llmtrack.task import GenerateTask
+from llmtrack.spec.options import Option
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.task import GenerateTask
 from llmtrack.tracked.runs import Runs
-from llmtrack.words import plural
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,18 +51,14 @@ PROMPTS = (
     EdgePrompt("empty", "", "a causal model cannot start from nothing: a start token stands in"),
     EdgePrompt("whitespace", " \t \n\n   \n", "tokenizers merge, keep or strip blanks"),
     EdgePrompt("very_long", BASE_TEXT, "as long as the context, or --long-tokens, allows", prompt_share=1.0),
-    EdgePrompt(
-        "beyond_context", BASE_TEXT, "longer than the context: its last tokens are kept", prompt_share=1.25
-    ),
+    EdgePrompt("beyond_context", BASE_TEXT, "longer than the context: its last tokens are kept", prompt_share=1.25),
     EdgePrompt(
         "multi_line",
         "Dear harbour master,\n\nthe crane on quay three\n\t- lifts nothing,\r\n\t- turns by itself,\n\t- sings.\n\n"
         "Yours,\n\n\n",
         "line ends of both kinds, tabs, blank lines, an open end",
     ),
-    EdgePrompt(
-        "repeated_token", " the" * 64, "one token of most vocabularies again and again: greedy text loops"
-    ),
+    EdgePrompt("repeated_token", " the" * 64, "one token of most vocabularies again and again: greedy text loops"),
     EdgePrompt(
         "emoji_combining",
         "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f3f3\ufe0f\u200d\U0001f308 "
@@ -99,9 +95,7 @@ PROMPT_BY_NAME = {prompt.name: prompt for prompt in PROMPTS}
 class Config(EngineOptions, ManyTimingOptions, RunOptions):
     """What the experiment takes."""
 
-    prompts: Annotated[tuple[str, ...], Option("Prompts to measure.", choices=(ALL, *PROMPT_BY_NAME))] = (
-        ALL,
-    )
+    prompts: Annotated[tuple[str, ...], Option("Prompts to measure.", choices=(ALL, *PROMPT_BY_NAME))] = (ALL,)
     long_tokens: Annotated[
         int | None,
         Option("Tokens of the long prompts at most; none: as many as the context has room for.", min=1),

@@ -10,13 +10,13 @@ from llmtrack.decide.wording import change_text
 from llmtrack.devices import canonical_dtype
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option, taken
 from llmtrack.report import reading as say
 from llmtrack.report.plots import step_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions
-from llmtrack.scenario import Scenario
-from llmtrack.task import PerplexityTask
+from llmtrack.spec.options import Option, taken
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.task import PerplexityTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -28,16 +28,12 @@ if TYPE_CHECKING:
 class Config(PerplexityTask, EngineOptions, RunOptions):
     """What the experiment takes."""
 
-    dtypes: Annotated[
-        tuple[str, ...], Option("Precisions to compare; none: only dtype.", read=canonical_dtype)
-    ] = ()
+    dtypes: Annotated[tuple[str, ...], Option("Precisions to compare; none: only dtype.", read=canonical_dtype)] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dtypes and self.dtype not in (*self.dtypes, Config.dtype):
-            raise UsageError(
-                f"dtype {self.dtype} would change nothing beside dtypes: leave one of the two out"
-            )
+            raise UsageError(f"dtype {self.dtype} would change nothing beside dtypes: leave one of the two out")
 
 
 def build(config: Config) -> Experiment:

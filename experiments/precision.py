@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 from experiments.prompts import DEFAULT_PROMPT
 from llmtrack.devices import canonical_dtype
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option
 from llmtrack.report import reading as say
 from llmtrack.report.plots import bar_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import BackendOption, ModelOptions, RunOptions, TimingOptions
-from llmtrack.scenario import Scenario
-from llmtrack.task import GenerateTask
+from llmtrack.spec.options import Option
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.task import GenerateTask
 from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:
@@ -51,11 +51,7 @@ def build(config: Config) -> Experiment:
 
 def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
     """Draw a bar of tokens/s per precision that was measured."""
-    return {
-        "tokens_per_sec": bar_plot(
-            runs, "dtype", "tokens_per_sec", title="New tokens per second by precision"
-        )
-    }
+    return {"tokens_per_sec": bar_plot(runs, "dtype", "tokens_per_sec", title="New tokens per second by precision")}
 
 
 def reading(runs: Runs) -> list[str]:
@@ -76,9 +72,7 @@ def reading(runs: Runs) -> list[str]:
             f"the weights take {run.metrics['model_size_mib'] / base.metrics['model_size_mib']:.0%} of the memory, "
             f"and greedy decoding gives {same} tokens."
         )
-    lines.append(
-        "Speed is half of the choice: the perplexity experiment with the same dtype tells what it costs."
-    )
+    lines.append("Speed is half of the choice: the perplexity experiment with the same dtype tells what it costs.")
     return lines + say.doubts(runs)
 
 

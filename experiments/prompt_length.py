@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from experiments.prompts import BASE_TEXT
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
-from llmtrack.options import Option
 from llmtrack.report import reading as say
 from llmtrack.report.plots import line_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions, TimingOptions
-from llmtrack.scenario import Scenario
-from llmtrack.task import GenerateTask
+from llmtrack.spec.options import Option
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.task import GenerateTask
 from llmtrack.tracked.runs import Runs
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from llmtrack.devices import canonical_dtype
 from llmtrack.engines.options import OnnxOptions
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
-from llmtrack.installed import RUNTIMES, available, why_missing
+from llmtrack.host.packages import RUNTIMES, available, why_missing
 from llmtrack.measure.gpus import capability
 from llmtrack.metrics import SPIKE
-from llmtrack.options import Option, changed, parameters, taken
 from llmtrack.quantize.options import (
     BLOCK_SIZES,
     HEAD_BITS,
@@ -34,8 +33,9 @@ from llmtrack.report import reading as say
 from llmtrack.report.plots import curves_plot, scatter_plot
 from llmtrack.run.command import command
 from llmtrack.run.settings import ManyTimingOptions, ModelOptions, QualityOptions, RunOptions
-from llmtrack.scenario import QualityCheck, Scalar, Scenario, Variant
-from llmtrack.task import GenerateTask, PerplexityTask
+from llmtrack.spec.options import Option, changed, parameters, taken
+from llmtrack.spec.scenario import QualityCheck, Scalar, Scenario, Variant
+from llmtrack.spec.task import GenerateTask, PerplexityTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -75,9 +75,7 @@ class Options(OnnxOptions):
             "rises by no more than this (such as 5%); none: quantize all; auto: each recipe's own."
         ),
     ] = "auto"
-    block_size: Annotated[
-        int, Option("Weight-only: weights that share a scale; 0: the recipe's own.", min=0)
-    ] = 0
+    block_size: Annotated[int, Option("Weight-only: weights that share a scale; 0: the recipe's own.", min=0)] = 0
     symmetric: Symmetric = Blocks.symmetric
     head_bits: Annotated[
         int,
@@ -101,14 +99,10 @@ class Options(OnnxOptions):
         if recipe != "none":
             found = find_recipe(backend, recipe)
             mine = {
-                each.name: getattr(self, each.name)
-                for each in parameters(found.options)
-                if hasattr(self, each.name)
+                each.name: getattr(self, each.name) for each in parameters(found.options) if hasattr(self, each.name)
             }
             # False is no 0 here: blocks with zero points are asked for by it.
-            chosen |= {
-                name: value for name, value in mine.items() if value is False or value not in (0, "auto")
-            }
+            chosen |= {name: value for name, value in mine.items() if value is False or value not in (0, "auto")}
             if found.calibrated:
                 chosen["calibration"] = self.calibration
         return tuple(sorted(chosen.items()))
@@ -147,9 +141,7 @@ def build(config: Config) -> Experiment:
         Scenario(
             named(label),
             _variant(config, label),
-            GenerateTask(
-                (BASE_TEXT,), prompt_tokens=config.prompt_tokens, max_new_tokens=config.max_new_tokens
-            ),
+            GenerateTask((BASE_TEXT,), prompt_tokens=config.prompt_tokens, max_new_tokens=config.max_new_tokens),
             config.repeat(),
             baseline=label == BASELINE,
             quality=QualityCheck(quality, reference, config.reference_tokens),
@@ -314,9 +306,7 @@ def plots(runs: Runs, series: SeriesOf) -> dict[str, Figure]:
         values = tuple(series(run.run_id, "layer_sqnr_db"))
         ranked.setdefault(values, []).append(f"{run.scenario} ({run.params['left_out_layers']} left out)")
     # Recipes that round alike rank alike: one line of all their names instead of lines on top of one another.
-    curves = {
-        ", ".join(names): (range(1, len(values) + 1), values) for values, names in ranked.items() if values
-    }
+    curves = {", ".join(names): (range(1, len(values) + 1), values) for values, names in ranked.items() if values}
     if curves:
         figures["layer_errors"] = curves_plot(
             curves,

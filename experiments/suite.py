@@ -13,12 +13,9 @@ from rich.console import Console
 from experiments import declarations, quantization
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
-from llmtrack.options import Option, parameters, tracked
-from llmtrack.parameter import written
 from llmtrack.report.terminal import make_console, say
 from llmtrack.run.command import ConfigCommand
-from llmtrack.run.common import HOW, MEASURE
-from llmtrack.run.executors import Executor
+from llmtrack.run.executors.inline import Executor
 from llmtrack.run.main import (
     Performed,
     open_executor,
@@ -28,9 +25,12 @@ from llmtrack.run.main import (
     say_where,
 )
 from llmtrack.run.settings import Settings
+from llmtrack.run.study.suite_cache import HOW, MEASURE
 from llmtrack.run.suite import SuiteResult, run_suite
-from llmtrack.scenario import Scenario
-from llmtrack.task import GenerateTask
+from llmtrack.spec.options import Option, parameters, tracked
+from llmtrack.spec.parameter import written
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.task import GenerateTask
 from llmtrack.tracking.tracker import Tracker
 
 QUESTION = "How should this model run on this machine?"
@@ -52,9 +52,9 @@ QUICK_NEW_TOKENS, QUICK_SECONDS = 16, 30.0
 class Config(Settings):
     """What the suite takes: what it has in common with an experiment is passed on to it."""
 
-    experiments: Annotated[
-        tuple[str, ...], Option("Experiments to run, in this order.", choices=(ALL, *NAMES))
-    ] = (ALL,)
+    experiments: Annotated[tuple[str, ...], Option("Experiments to run, in this order.", choices=(ALL, *NAMES))] = (
+        ALL,
+    )
     focus: Annotated[
         str | None,
         Option(
@@ -124,9 +124,7 @@ def experiments_of(names: Sequence[str], config: Config) -> list[Experiment]:
         return built
     variants = {each.name: each.variant for e in built if e.name == "quantization" for each in e.scenarios}
     return [
-        replace(each, follow=partial(quantization.on_best, each, variants))
-        if each.name == "edge_prompts"
-        else each
+        replace(each, follow=partial(quantization.on_best, each, variants)) if each.name == "edge_prompts" else each
         for each in built
     ]
 

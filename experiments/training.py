@@ -13,14 +13,14 @@ from llmtrack.decide.differences import difference, judge
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, SeriesOf
 from llmtrack.models.source import parse_candidates
-from llmtrack.options import Option, taken
 from llmtrack.report import reading as say
 from llmtrack.report.plots import curves_plot, step_plot
-from llmtrack.run.cluster.files import HOME
 from llmtrack.run.command import command
+from llmtrack.run.executors.ray.files import HOME
 from llmtrack.run.settings import EngineOptions, RunOptions
-from llmtrack.scenario import Scenario
-from llmtrack.task import TrainTask
+from llmtrack.spec.options import Option, taken
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.task import TrainTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -70,9 +70,7 @@ def output_folder(scenario: Scenario, task: TrainTask, resume: bool) -> str:
     if task.output:
         folder = Path(os.path.expanduser(task.output)).absolute()
         if not resume and (any(folder.glob("checkpoint-*")) or (folder / HOME).exists()):
-            raise UsageError(
-                f"{folder} holds checkpoints already: add resume=true to go on, or give another output"
-            )
+            raise UsageError(f"{folder} holds checkpoints already: add resume=true to go on, or give another output")
         return str(folder)
     root = OUTPUT_ROOT.absolute()
     earlier = sorted(root.glob(f"*-{scenario.scenario_id}")) if resume else []
@@ -110,9 +108,7 @@ def reading(runs: Runs) -> list[str]:
     """Say what training did to the held-out text, how long it took, and under which convention that is known."""
     lines = []
     for run in runs.measured("loss_before"):
-        (found,) = judge(
-            [difference("perplexity", run.metrics["perplexity_before"], run.metrics["perplexity"])]
-        )
+        (found,) = judge([difference("perplexity", run.metrics["perplexity_before"], run.metrics["perplexity"])])
         lines += [
             f"{run.text('model_id')} on {run.text('corpus')}: perplexity of the held-out text {run.metrics['perplexity_before']:.3f} before, "
             f"{run.metrics['perplexity']:.3f} after ({found.words}), by the checkpoint after step {run.metrics['best_step']:.0f} of "
@@ -121,9 +117,7 @@ def reading(runs: Runs) -> list[str]:
             f"{run.metrics['train_tokens_per_sec']:,.0f} tokens/s (median){_mfu(run)}; last training loss {run.metrics['train_loss']:.4f}.",
             f"Convention: protocol rolling, {run.metrics['tokens_scored']:,.0f} held-out tokens (split by {run.text('split')}), windows of "
             f"{run.params['max_length']}; the best checkpoint was chosen on the same text, so expect a little less on other text.",
-            f"Use it: --model runs:/{run.run_id}/checkpoint"
-            if run.text("log_checkpoint") not in ("", "none")
-            else "",
+            f"Use it: --model runs:/{run.run_id}/checkpoint" if run.text("log_checkpoint") not in ("", "none") else "",
         ]
         if found.verdict != "better":
             lines.append(
@@ -134,9 +128,7 @@ def reading(runs: Runs) -> list[str]:
 
 def _early(run: Run) -> str:
     return (
-        ", where it was no longer getting better"
-        if run.has("ended") and run.params["ended"] == "stopped_early"
-        else ""
+        ", where it was no longer getting better" if run.has("ended") and run.params["ended"] == "stopped_early" else ""
     )
 
 

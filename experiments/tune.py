@@ -20,24 +20,24 @@ from llmtrack.decide.recommending import parse_percent, parse_size
 from llmtrack.decide.verdicts import tell
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
-from llmtrack.options import Option
-from llmtrack.parameter import read_number
 from llmtrack.report import reading as say
 from llmtrack.report.pareto import pareto_plot
 from llmtrack.report.terminal import make_console
 from llmtrack.report.terminal import say as tell_user
 from llmtrack.run.command import ConfigCommand
-from llmtrack.run.executors import Executor
-from llmtrack.run.hands import Asked
-from llmtrack.run.how import how_to_run
+from llmtrack.run.executors.inline import Executor
+from llmtrack.run.executors.pool import MOST_ON_GPU, Pool
 from llmtrack.run.main import Performed, make_executor, open_tracker, say_where
-from llmtrack.run.plan import device_of
-from llmtrack.run.pool import MOST_ON_GPU, Pool
+from llmtrack.run.reproduce import reproduce_command
 from llmtrack.run.settings import HereOptions, JudgedText, ModelOptions
-from llmtrack.run.space import Space, make_space, parse_space, rows_of_work
-from llmtrack.run.tune import run_tune
-from llmtrack.scenario import Scenario
-from llmtrack.task import GenerateTask, PerplexityTask
+from llmtrack.run.study.plan import device_of
+from llmtrack.run.tune.search_space import Space, make_space, parse_space, rows_of_work
+from llmtrack.run.tune.trials import Asked
+from llmtrack.run.tune.tune import run_tune
+from llmtrack.spec.options import Option
+from llmtrack.spec.parameter import read_number
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.task import GenerateTask, PerplexityTask
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
 
@@ -76,9 +76,7 @@ class Config(JudgedText, ModelOptions, HereOptions):
         str | None, Option("Over PyTorch's in float32, such as 1%; none: any.", min=1)
     ] = "1%"
     max_memory: Annotated[str | None, Option("Peak memory at most, such as 2GiB; none: any.", min=1)] = None
-    max_ttft: Annotated[
-        float | None, Option("Milliseconds to the first token at most; none: any.", above=0)
-    ] = None
+    max_ttft: Annotated[float | None, Option("Milliseconds to the first token at most; none: any.", above=0)] = None
     prompt_tokens: Annotated[int, Option("Tokens of the prompt.", min=1)] = 128
     new_tokens: Annotated[int, Option("New tokens per row.", min=1)] = 32
     margin: Annotated[
@@ -110,9 +108,7 @@ class Config(JudgedText, ModelOptions, HereOptions):
     @property
     def most_perplexity(self) -> float | None:
         """Perplexity over the baseline's at most."""
-        return (
-            None if self.max_perplexity_increase is None else 1 + parse_percent(self.max_perplexity_increase)
-        )
+        return None if self.max_perplexity_increase is None else 1 + parse_percent(self.max_perplexity_increase)
 
     @property
     def near(self) -> float:
@@ -197,7 +193,7 @@ def reading(runs: Runs) -> list[str]:
         lines.append(f"Of {len(runs)} ways {len(out)} {were} dropped; `race_reason` of each run says why.")
     lines += _never_started(best)
     lines += _front(_with_both(runs, objective), objective)
-    how = how_to_run(best)
+    how = reproduce_command(best)
     if how:
         lines += [f"Run it: {how[0]}", f"In Python: {'; '.join(line for line in how[1:] if line)}"]
     return lines
@@ -220,9 +216,7 @@ def _never_started(best: Run) -> list[str]:
     if best.has("race_hopeless"):
         names = best.text("race_hopeless").split(", ")
         were = "1 way was" if len(names) == 1 else f"{len(names)} ways were"
-        lines.append(
-            f"{were} not started, as they cannot win by what they promise: `not_tried.json` lists them."
-        )
+        lines.append(f"{were} not started, as they cannot win by what they promise: `not_tried.json` lists them.")
     return lines
 
 
@@ -373,7 +367,7 @@ def run(config: Config) -> None:
     tracked = done.result.tracked
     if tracked is not None:
         for winner in _all_at(tracked, "winner"):
-            tell_user(console, "\n".join(["Run it that way:", "", *how_to_run(winner), ""]))
+            tell_user(console, "\n".join(["Run it that way:", "", *reproduce_command(winner), ""]))
     say_where(console, done.tracker, done.result.study)
     sys.exit(done.result.exit_code)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from llmtrack.quality.perplexity import score_documents, score_rolling
     from llmtrack.run.notebook import report
     from llmtrack.run.typed import run
-    from llmtrack.task import RepeatPolicy
+    from llmtrack.spec.task import RepeatPolicy
     from llmtrack.tracking.artifacts import measurements
     from llmtrack.tracking.query import runs, studies
 
@@ -32,7 +32,7 @@ _CALLED = ("report", "run")
 
 _HOME = {
     "LlmtrackError": "llmtrack.errors",
-    "RepeatPolicy": "llmtrack.task",
+    "RepeatPolicy": "llmtrack.spec.task",
     "compare": "llmtrack.decide.comparing",
     "compute_perplexity": "llmtrack.quality.figures",
     "generate_text": "llmtrack.engines.text",

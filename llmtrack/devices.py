@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import UsageError
-from llmtrack.system import cpu_model, read_text
+from llmtrack.host.machine import cpu_model, read_text
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from llmtrack.options import NoOptions
-from llmtrack.scenario import Scalar, Variant
+from llmtrack.spec.options import NoOptions
+from llmtrack.spec.scenario import Scalar, Variant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -179,7 +179,7 @@ class Backend:
     """A backend that takes options: what an entry point names instead of its function `load`.
 
     Attributes:
-        load: turns a variant into an engine; `llmtrack.options.chosen(options, variant.options)` reads its options.
+        load: turns a variant into an engine; `llmtrack.spec.options.chosen(options, variant.options)` reads its options.
         options: what it can be told: a frozen dataclass, each field with an `Option` (see `llmtrack.options`).
         precisions: dtypes that it can be asked for, the most exact first.
     """

@@ -82,9 +82,7 @@ class ScenarioError(LlmtrackError):
 
     def __init__(self, message: str, *, kind: FailureKind = "error") -> None:
         if kind not in get_args(FailureKind):
-            raise TypeError(
-                f"the kind of a ScenarioError is one of {', '.join(get_args(FailureKind))}: not {kind!r}"
-            )
+            raise TypeError(f"the kind of a ScenarioError is one of {', '.join(get_args(FailureKind))}: not {kind!r}")
         super().__init__(message)
         self.kind: FailureKind = kind
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from llmtrack.options import changed, tracked
-from llmtrack.scenario import Scalar, Scenario
+from llmtrack.spec.options import changed, tracked
+from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.tracked.frames import frame_of
 from llmtrack.tracked.runs import Runs
 

@@ -20,9 +20,7 @@ class GeneratingModel:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
-    def predict(
-        self, model_input: pd.DataFrame | Sequence[str], params: Mapping[str, Any] | None = None
-    ) -> list[str]:
+    def predict(self, model_input: pd.DataFrame | Sequence[str], params: Mapping[str, Any] | None = None) -> list[str]:
         """Return what the model goes on with after each prompt, greedily, each prompt alone.
 
         Args:

@@ -20,9 +20,9 @@ import pytest
 from filelock import FileLock
 from hypothesis import settings
 
-from llmtrack import redaction
-from llmtrack.compat import unseen_by_transformers
-from llmtrack.garbage import uncollected
+from llmtrack.host import secrets
+from llmtrack.host.garbage import uncollected
+from llmtrack.host.transformers_compat import unseen_by_transformers
 from llmtrack.measure import ceilings, gauges, interference, statistics
 from llmtrack.models import durations
 
@@ -34,9 +34,7 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 
-DOT = base64.b64decode(
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
-)
+DOT = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg==")
 """A PNG of one pixel."""
 
 HANG_S = 3600
@@ -114,7 +112,7 @@ def make_here(patch: pytest.MonkeyPatch) -> None:
     """Let exports and quantized models be made in this process: a child imports PyTorch and more for seconds."""
     from llmtrack.quantize import build
 
-    patch.setattr(build, "run_apart", lambda what, work, *arguments: work(*arguments))
+    patch.setattr(build, "run_isolated", lambda what, work, *arguments: work(*arguments))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -139,10 +137,7 @@ def _temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 @pytest.fixture(scope="session", autouse=True)
 def _fork_server(_temporary_files: None) -> None:
     """Fork the fork server off this process where that has imported what it would import for seconds, before any test runs."""
-    if (
-        sys.platform == "linux"
-        and {"experiments.suite", "llmtrack.worker.measuring", "mlflow"} <= sys.modules.keys()
-    ):
+    if sys.platform == "linux" and {"experiments.suite", "llmtrack.worker.measuring", "mlflow"} <= sys.modules.keys():
         from tests.forking import fork_instead, processes
 
         with pytest.MonkeyPatch.context() as patch:
@@ -178,7 +173,7 @@ def _no_asked_width(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_address_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no address that a test has used hide a part of another test's."""
-    monkeypatch.setattr(redaction, "_known", {})
+    monkeypatch.setattr(secrets, "_known", {})
 
 
 @pytest.fixture(autouse=True)
@@ -193,7 +188,7 @@ def quiet_machine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
     monkeypatch.setattr(durations, "folder", lambda: Path(os.devnull) / "durations")
     monkeypatch.setattr(gauges, "gauge_of", lambda device: None)
     generation = sys.modules.get("llmtrack.worker.generate")
-    rounds = sys.modules.get("llmtrack.run.merged")
+    rounds = sys.modules.get("llmtrack.run.study.merged")
     for module in filter(None, (generation, rounds)):
         monkeypatch.setattr(module, "disturbed", lambda durations: False)
 

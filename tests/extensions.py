@@ -19,16 +19,12 @@ def install(site: Path, package: str, module: str, entry_points: str) -> Path:
     info = site / f"{package}-1.0.dist-info"
     info.mkdir(parents=True)
     (site / f"{package}.py").write_text(module, encoding="utf-8")
-    (info / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n", encoding="utf-8"
-    )
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n", encoding="utf-8")
     (info / "entry_points.txt").write_text(entry_points, encoding="utf-8")
     return site
 
 
-ENGINE = (
-    "[llmtrack.engines]\nplugin = plugin_engine:load\n[llmtrack.recipes]\nplugin = plugin_engine:RECIPES\n"
-)
+ENGINE = "[llmtrack.engines]\nplugin = plugin_engine:load\n[llmtrack.recipes]\nplugin = plugin_engine:RECIPES\n"
 
 # Instead of what a worker imports for models, since most have one: seconds for each worker.
 LIGHT = """

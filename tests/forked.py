@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
-from llmtrack.run.worker_process import WorkerProcess
+from llmtrack.run.executors.worker_process import WorkerProcess
 from tests.forking import processes
 
 
@@ -23,9 +23,7 @@ class Forked:
         environment: its variables.
     """
 
-    def __init__(
-        self, work: Callable[..., object], *arguments: object, environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, work: Callable[..., object], *arguments: object, environment: Mapping[str, str]) -> None:
         context = processes()
         there_in, here_in = context.Pipe(duplex=False)
         here_out, there_out = context.Pipe(duplex=False)

@@ -2,7 +2,7 @@
 
 import importlib
 
-from llmtrack.compat import import_transformers
+from llmtrack.host.transformers_compat import import_transformers
 from llmtrack.report import drawing
 
 import_transformers()

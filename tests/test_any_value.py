@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from experiments import declarations, suite
 from llmtrack.cli import main as llmtrack_command
-from llmtrack.options import parameters
-from llmtrack.parameter import LARGEST
 from llmtrack.run import command as entry
+from llmtrack.spec.options import parameters
+from llmtrack.spec.parameter import LARGEST
 from llmtrack.tracking.tracker import Tracker
 from tests.tracking.conftest import _clean_environment  # noqa: F401 - fixture
 from tests.tracking.samples import ENVIRONMENT, failure, measurement
@@ -27,9 +27,7 @@ NUMBERS = [
     "-0", "½", "1e-400", str(LARGEST), "9" * 400 + "%", "9" * 400 + "GiB", "0d", "99999999999d", "5%",
 ]  # fmt: skip
 WORDS = ["", " ", "none", "all", "\x00", "\udcff", "[red]", "a" * 5_000, "%", "..", "-", "=", "~no_one/x"]
-VALUES = st.one_of(
-    st.sampled_from(NUMBERS + WORDS), st.text(max_size=8), st.integers().map(str), st.floats().map(str)
-)
+VALUES = st.one_of(st.sampled_from(NUMBERS + WORDS), st.text(max_size=8), st.integers().map(str), st.floats().map(str))
 
 EXPERIMENTS = {**{name: entry.command(each) for name, each in declarations().items()}, "suite": suite.main}
 # What these need beside the option that is tried, and what keeps them short.
@@ -108,9 +106,7 @@ def test_an_experiment_takes_or_refuses_any_value(name, data):
 
 
 @pytest.mark.usefixtures("_nothing_is_run")
-@pytest.mark.parametrize(
-    "value", ["nan", "inf", "-inf", "1e400", "999999999999", "9" * 5_000, "1,30000000000"]
-)
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e400", "999999999999", "9" * 5_000, "1,30000000000"])
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_no_number_of_an_experiment_is_without_bounds(name, value):
     for parameter in parameters(EXPERIMENTS[name].config):
@@ -160,9 +156,7 @@ def test_every_command_is_tried():
     assert {"alias", "doctor", "gate", "report", "runs"} <= set(COMMANDS)
     for name, command in COMMANDS.items():
         needed = {each.opts[0] for each in command.params if each.required}
-        assert needed <= set(NEEDED.get(name, {})), (
-            "name what it needs, or it is refused before it reads a value"
-        )
+        assert needed <= set(NEEDED.get(name, {})), "name what it needs, or it is refused before it reads a value"
 
 
 @pytest.mark.slow(1)

@@ -42,9 +42,7 @@ def test_a_command_that_is_refused_memory_says_so_in_a_line(error, capsys):
         raise error
     said = capsys.readouterr()
     assert (ended.value.code, said.out) == (2, "")
-    assert said.err.startswith(
-        "error: out of memory: free some, raise the limit of the container, job or shell"
-    )
+    assert said.err.startswith("error: out of memory: free some, raise the limit of the container, job or shell")
     assert said.err.count("\n") == 1
 
 

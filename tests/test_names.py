@@ -20,9 +20,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
             yield node.name
         elif isinstance(node, (ast.Assign, ast.AnnAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            yield from (
-                each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)
-            )
+            yield from (each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name))
 
 
 @pytest.mark.slow(2)

@@ -10,10 +10,11 @@ from rich.console import Console
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llmtrack import devices, doctor
-from llmtrack.engines import pytorch
-from llmtrack.engines.decoding import choose_decoding
-from llmtrack.engines.stamps import Stamps
+from llmtrack import devices
+from llmtrack.cli import doctor
+from llmtrack.engines.torch import pytorch
+from llmtrack.engines.torch.decoding import choose_decoding
+from llmtrack.engines.torch.stamps import Stamps
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.measure.ceilings import best_seconds, device_id
 from llmtrack.measure.gauges import gauge_of
@@ -21,10 +22,10 @@ from llmtrack.measure.room import free_memory
 from llmtrack.models import synthetic
 from llmtrack.onnx.session import choose_provider
 from llmtrack.quantize.torchao import check_card
-from llmtrack.run.plan import device_of
-from llmtrack.run.support import say_support, support_notes
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import GenerateTask, TrainTask
+from llmtrack.run.study.plan import device_of
+from llmtrack.run.study.support import say_support, support_notes
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import GenerateTask, TrainTask
 from llmtrack.tensors.likelihood import _nll_on, chunk_tokens, sum_nll
 from llmtrack.tracking.environment import environment_id
 from llmtrack.train.opening import open_session

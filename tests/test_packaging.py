@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from llmtrack.installed import find_uv
+from llmtrack.host.packages import find_uv
 from llmtrack.tracking.query import studies
 from tests import border
 
@@ -67,7 +67,7 @@ assert code == 0 and "mlflow run project -e baseline" in output, output
 text = open("project/MLproject").read()
 assert "python -m llmtrack.experiments.baseline" in text and "python -m experiments." not in text
 assert "llmtrack" in open("project/conda.yaml").read().splitlines()[-1]
-from llmtrack.modules import named_experiment
+from llmtrack.host.callable_package import named_experiment
 assert named_experiment("suite").__name__ == "llmtrack.experiments.suite"
 assert told("init", "project")[0] == 2, "nothing is overwritten"
 print("all there")
@@ -182,9 +182,7 @@ def test_a_wheel_alone_measures_from_any_folder_and_from_the_project_that_it_wri
     assert "mlflow run project -e baseline" in installed.run(tmp_path, "llmtrack", "init", "project")
     scored = {"model": "synthetic:tiny", "executor": "inline", "corpus": "texts.jsonl"}
     installed.mlflow_run(tmp_path, "project", "perplexity", scored)
-    listed = installed.run(
-        tmp_path, "llmtrack", "runs", "--format", "csv", "--columns", "scenario,status,corpus"
-    )
+    listed = installed.run(tmp_path, "llmtrack", "runs", "--format", "csv", "--columns", "scenario,status,corpus")
     # A run that something disturbed is measured once more.
     assert set(listed.splitlines()[1:]) == {"baseline,FINISHED,", "perplexity_float32,FINISHED,texts.jsonl"}
     found = studies(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")

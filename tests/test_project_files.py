@@ -39,9 +39,7 @@ def test_every_dependency_is_imported():
         assert re.search(rf"(?:import|from) {name}\b", sources), f"{name} is never imported"
 
 
-@pytest.mark.parametrize(
-    "workflow", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name
-)
+@pytest.mark.parametrize("workflow", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.name)
 def test_a_workflow_runs_what_is_there(workflow):
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     jobs = yaml.safe_load(workflow.read_text(encoding="utf-8"))["jobs"]

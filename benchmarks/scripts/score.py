@@ -36,9 +36,7 @@ def plain(folder: str, dtype: str, context: int) -> Score:
             window = ids[:, max(0, end - context) : end + 1]
             with torch.inference_mode():
                 logits = model(window[:, :-1]).logits[0, done - end :].float()
-                nats += float(
-                    torch.nn.functional.cross_entropy(logits, window[0, done - end :], reduction="sum")
-                )
+                nats += float(torch.nn.functional.cross_entropy(logits, window[0, done - end :], reduction="sum"))
         return nats, last
 
     return score
@@ -53,9 +51,7 @@ def harness(folder: str, dtype: str, context: int) -> Score:
 
     def score(text: str) -> tuple[float, int]:
         request = Instance(request_type="loglikelihood_rolling", doc={}, arguments=(text,), idx=0)
-        return -float(model.loglikelihood_rolling([request], disable_tqdm=True)[0]), len(
-            model.tok_encode(text)
-        )
+        return -float(model.loglikelihood_rolling([request], disable_tqdm=True)[0]), len(model.tok_encode(text))
 
     return score
 
@@ -100,9 +96,7 @@ def main(who: str, folder: str, dtype: str, context: str, text_file: str) -> Non
         nats, tokens = score(text)
         seconds, cpu_s = time.perf_counter() - start, time.process_time() - cpu
         found = {"tokens/s": tokens / seconds, "loss": nats / tokens, "CPU s": cpu_s, "tokens": tokens}
-        print(
-            json.dumps({**found, "MiB above the model": memory("VmHWM") - loaded}), file=answers, flush=True
-        )
+        print(json.dumps({**found, "MiB above the model": memory("VmHWM") - loaded}), file=answers, flush=True)
 
 
 if __name__ == "__main__":

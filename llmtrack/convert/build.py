@@ -16,7 +16,7 @@ from llmtrack.models.cache import build_once, entry_stem
 from llmtrack.models.durations import making
 from llmtrack.models.folder import ModelFolder
 from llmtrack.models.reasons import tool_failed
-from llmtrack.plain import digest
+from llmtrack.spec.serialization import digest
 
 VERSION = 3
 """Raised when a conversion's result changes, so that cached ones are made anew."""

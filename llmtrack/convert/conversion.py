@@ -10,11 +10,11 @@ from pathlib import Path
 from llmtrack.convert.build import Converter, converted
 from llmtrack.convert.fidelity import Open, has_thresholds, parity_facts, says_alike, says_the_same
 from llmtrack.errors import MissingDependencyError
-from llmtrack.installed import install, missing_modules
+from llmtrack.host.packages import install, missing_modules
 from llmtrack.models.folder import model_folder
-from llmtrack.parameter import NONE
 from llmtrack.quantize.recipe import find_recipe
-from llmtrack.scenario import Scalar, Variant
+from llmtrack.spec.parameter import NONE
+from llmtrack.spec.scenario import Scalar, Variant
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from llmtrack.errors import FailureKind, MissingDependencyError, ScenarioError
-from llmtrack.installed import find_uv, installed_version
+from llmtrack.host.packages import find_uv, installed_version
 from llmtrack.models.cache import LOCK_SECONDS, cache_root, is_full, why_full
 from llmtrack.models.durations import making
-from llmtrack.plain import digest
+from llmtrack.spec.serialization import digest
 
 INSTALL_SECONDS = 1200.0
 # Converters read the folder that they are given: nothing is fetched, and nobody is told of what is converted.
@@ -83,9 +83,7 @@ class BuildEnvironment:
             ) from None
         except OSError as error:
             if is_full(error):
-                raise MissingDependencyError(
-                    f"{self._what} cannot be made: {why_full(lock.parent)}"
-                ) from error
+                raise MissingDependencyError(f"{self._what} cannot be made: {why_full(lock.parent)}") from error
             raise MissingDependencyError(
                 f"{self._what} cannot be made in {lock.parent} ({error.strerror or error}): free or permit it, or set "
                 "LLMTRACK_CACHE to another folder"
@@ -140,9 +138,7 @@ class BuildEnvironment:
                 except subprocess.TimeoutExpired:
                     code, said = 1, f"error: it took over {INSTALL_SECONDS:.0f} s"
                 if code and is_full(said):
-                    raise MissingDependencyError(
-                        f"{self._what} cannot be made: {why_full(self.folder.parent)}"
-                    )
+                    raise MissingDependencyError(f"{self._what} cannot be made: {why_full(self.folder.parent)}")
                 if code:
                     raise MissingDependencyError(
                         f"{self._what} cannot be made ({error_line(said)}): check the network or uv's package index "

@@ -15,8 +15,8 @@ from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.cache import read_manifest
 from llmtrack.models.digests import weight_files
 from llmtrack.onnx.lengths import LENGTH_DEPENDENT_ROPE, Parity, at_every_length, check_lengths, rope_kind
-from llmtrack.quantize.apart import run_apart
-from llmtrack.scenario import Scalar
+from llmtrack.quantize.isolated import run_isolated
+from llmtrack.spec.scenario import Scalar
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ def says_the_same(open_folder: Open, source: Path, folder: Path) -> dict[str, fl
     Raises:
         ScenarioError: they differ by more than rounding.
     """
-    found = run_apart("comparing with PyTorch", _compare, open_folder, str(source), str(folder))
+    found = run_isolated("comparing with PyTorch", _compare, open_folder, str(source), str(folder))
     difference, share, agreement = (found[name] for name in FACTS)
     told = Parity(difference, share, agreement, round(found["length"]))
     if not told.holds:
@@ -69,7 +69,7 @@ def says_alike(open_folder: Open, source: Path, folder: Path) -> dict[str, float
     Raises:
         ScenarioError: they have nothing to do with one another.
     """
-    found = run_apart("comparing with PyTorch", _compare, open_folder, str(source), str(folder))
+    found = run_isolated("comparing with PyTorch", _compare, open_folder, str(source), str(folder))
     if not found["correlation"] >= LEAST_CORRELATION:
         raise _refused(f"the correlation of their logits is {found['correlation']:.2f}")
     return {}

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from llmtrack.convert.build import Converter
 from llmtrack.convert.environment import BuildEnvironment, pinned
-from llmtrack.options import Checked, Option
 from llmtrack.quantize.recipe import Recipe
-from llmtrack.scenario import Scalar
+from llmtrack.spec.options import Checked, Option
+from llmtrack.spec.scenario import Scalar
 
 BACKEND = "genai"
 _UNQUANTIZED = ("-p", "fp32")
@@ -26,9 +26,7 @@ class BuilderBlocks(Checked):
     accuracy_level: Annotated[
         int, Option("What products are computed in; 4: activations in 8 bits, 1: in float32.", min=0, max=4)
     ] = 4
-    algorithm: Annotated[str, Option("How weights are rounded.", choices=("default", "rtn", "k_quant"))] = (
-        "default"
-    )
+    algorithm: Annotated[str, Option("How weights are rounded.", choices=("default", "rtn", "k_quant"))] = "default"
 
 
 def _command(source: Path, target: Path, arguments: Sequence[str]) -> Sequence[str]:
@@ -59,10 +57,6 @@ CONVERTER = Converter(
 )
 
 RECIPES = (
-    Recipe(
-        "int8", BACKEND, "weights, 8 bits in blocks (GenAI's model builder)", "int8", _int8, BuilderBlocks
-    ),
-    Recipe(
-        "int4", BACKEND, "weights, 4 bits in blocks (GenAI's model builder)", "int4", _int4, BuilderBlocks
-    ),
+    Recipe("int8", BACKEND, "weights, 8 bits in blocks (GenAI's model builder)", "int8", _int8, BuilderBlocks),
+    Recipe("int4", BACKEND, "weights, 4 bits in blocks (GenAI's model builder)", "int4", _int4, BuilderBlocks),
 )

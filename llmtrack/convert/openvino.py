@@ -9,9 +9,9 @@ from typing import Annotated
 
 from llmtrack.convert.build import Converter
 from llmtrack.convert.environment import BuildEnvironment, pinned
-from llmtrack.options import Checked, Option
 from llmtrack.quantize.recipe import Recipe
-from llmtrack.scenario import Scalar
+from llmtrack.spec.options import Checked, Option
+from llmtrack.spec.scenario import Scalar
 
 BACKEND = "openvino"
 _UNQUANTIZED = ("--weight-format", "fp32")
@@ -30,9 +30,7 @@ class PerChannel(Checked):
 class Groups(PerChannel):
     """What int4 can be told; the defaults are the exporter's own."""
 
-    group_size: Annotated[
-        int, Option("Weights that share a scale; less where a layer is no multiple.", min=1)
-    ] = 128
+    group_size: Annotated[int, Option("Weights that share a scale; less where a layer is no multiple.", min=1)] = 128
     ratio: Annotated[
         float, Option("Share of the layers in 4 bits; the others, and the head, are in 8.", above=0, max=1)
     ] = 1.0
@@ -58,8 +56,6 @@ CONVERTER = Converter(
 )
 
 RECIPES = (
-    Recipe(
-        "int8", BACKEND, "weights, 8 bits, a scale per output (OpenVINO's NNCF)", "int8", _int8, PerChannel
-    ),
+    Recipe("int8", BACKEND, "weights, 8 bits, a scale per output (OpenVINO's NNCF)", "int8", _int8, PerChannel),
     Recipe("int4", BACKEND, "weights, 4 bits in groups, head in 8 (OpenVINO's NNCF)", "int4", _int4, Groups),
 )

@@ -50,11 +50,7 @@ def why_not(
     if "work" in entry.needs and not across_work and baseline.workload_id != candidate.workload_id:
         found = _differing(baseline, candidate, WORK) or "the texts of the prompts"
         return f"the workloads differ ({found})"
-    if (
-        "machine" in entry.needs
-        and not across_environments
-        and baseline.environment_id != candidate.environment_id
-    ):
+    if "machine" in entry.needs and not across_environments and baseline.environment_id != candidate.environment_id:
         return f"measured in different environments ({differing_facts(baseline, candidate)})"
     return ""
 

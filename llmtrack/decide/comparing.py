@@ -14,8 +14,8 @@ from llmtrack.decide.selectors import select_all
 from llmtrack.decide.significance import ALPHA
 from llmtrack.decide.verdicts import tell_pairs, with_samples
 from llmtrack.errors import UsageError
-from llmtrack.given import texts
-from llmtrack.parameter import CHANCE, read_number
+from llmtrack.spec.parameter import CHANCE, read_number
+from llmtrack.spec.text_args import texts
 from llmtrack.tracked.frames import runs_of
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
@@ -87,9 +87,7 @@ def compare(
         UsageError: a selector or metric is not understood, nothing can be paired, or nothing of it be compared.
         TrackingError: the store cannot be read.
     """
-    pairs, _ = match(
-        as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri)
-    )
+    pairs, _ = match(as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri))
     pairs = with_samples_of(pairs, tracking_uri)
     return compare_pairs(pairs, metrics, across_environments=across_environments, alpha=alpha)
 

@@ -111,9 +111,7 @@ def say_floor(runs: Runs, *metrics: str) -> list[str]:
     kinds: dict[Place, str] = {}
     for run in runs:
         known = run.floors or {}
-        told[run.place] = {
-            name: known[name] for name in metrics if name in known and known[name].share >= _LEAST
-        }
+        told[run.place] = {name: known[name] for name in metrics if name in known and known[name].share >= _LEAST}
         kinds[run.place] = "suite" if run.suite_id else "study"
     lines = []
     for place, found in told.items():

@@ -14,8 +14,8 @@ from llmtrack.decide.rules import Check, Rule, check_samples, check_values, deci
 from llmtrack.decide.significance import ALPHA
 from llmtrack.decide.verdicts import tell_pairs
 from llmtrack.errors import UsageError
-from llmtrack.given import texts
-from llmtrack.parameter import CHANCE, read_number
+from llmtrack.spec.parameter import CHANCE, read_number
+from llmtrack.spec.text_args import texts
 from llmtrack.tracked.run import FAILED, Run
 from llmtrack.tracked.runs import Runs
 

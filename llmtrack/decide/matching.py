@@ -53,9 +53,7 @@ def match(baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]:
             pairs.append(Pair(baseline, candidate))
     if not pairs and unmatched:
         known = ", ".join(sorted(set(finished.scenarios))[:5])
-        raise UsageError(
-            f"no scenario is in both: the baseline has {known}; the candidate {', '.join(unmatched[:5])}"
-        )
+        raise UsageError(f"no scenario is in both: the baseline has {known}; the candidate {', '.join(unmatched[:5])}")
     if not pairs:
         raise UsageError("baseline and candidate are the same run: there is nothing to compare")
     return pairs, unmatched

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import CONVENTION, scored_key
 from llmtrack.errors import UsageError
+from llmtrack.host.words import plural
 from llmtrack.tracked.run import LOADED, Run
 from llmtrack.tracked.runs import Key, Runs, keys
-from llmtrack.words import plural
 
 # What all points have in common.
 _SAME = ("model_id", "workload_id", "environment_id")
@@ -92,9 +92,7 @@ def reference_of(timed: Runs) -> Run:
     base = [bool(run.baseline) for run in timed]
     tiers = [(base, loaded), (base, measured), ([True] * len(cells), loaded), (base, None)]
     for wanted, counted in tiers:
-        rows = [
-            row for row, cell in enumerate(cells) if wanted[row] and (counted is None or counted[cell] > 1)
-        ]
+        rows = [row for row, cell in enumerate(cells) if wanted[row] and (counted is None or counted[cell] > 1)]
         if rows:
             # What a study is about comes first in it.
             return timed[next(row for row in rows if cells[row][0] == cells[rows[-1]][0])]
@@ -103,9 +101,7 @@ def reference_of(timed: Runs) -> Run:
 
 def _scored_like(scored: Runs, reference: Run, quality: str) -> Run:
     """Return the run by whose text and convention the others' quality counts: the newest that scored the reference, or any."""
-    keyed = [
-        (*scored_key(run, quality), *key) for run, key in zip(scored, keys(scored, CONVENTION), strict=True)
-    ]
+    keyed = [(*scored_key(run, quality), *key) for run, key in zip(scored, keys(scored, CONVENTION), strict=True)]
     shared = Counter(key for key, _ in dict.fromkeys(zip(keyed, keys(scored, LOADED), strict=True)))
     own = [(run, key) for run, key in zip(scored, keyed, strict=True) if run.agrees(reference, *LOADED)]
     compared = [run for run, key in own if shared[key] > 1]

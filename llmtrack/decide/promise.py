@@ -166,18 +166,13 @@ class Predictor:
         own = goodness(*_seconds(self.base.way, self.base, self.work), self.base.way, self.work)
         shift = 0.0 if self.base.good is None else self.base.good - own
         self._prior = np.array(
-            [
-                shift + goodness(*_seconds(way, self.base, self.work), way, self.work)
-                for way in self.ways.values()
-            ]
+            [shift + goodness(*_seconds(way, self.base, self.work), way, self.work) for way in self.ways.values()]
         )
         self._most = {name: _most(way, self.base, self.work) for name, way in self.ways.items()}
         self._kinship = _kinship(list(self.ways.values()))
         if self.base.good is not None:
             earlier = {name: way.earlier for name, way in self.ways.items() if way.earlier}
-            self._learn(
-                [self._number[name] for name in earlier], self.base.good + np.log([*earlier.values()])
-            )
+            self._learn([self._number[name] for name in earlier], self.base.good + np.log([*earlier.values()]))
 
     def _learn(self, known: Sequence[int], values: np.ndarray) -> None:
         """Let what was seen earlier, in less certain terms, be what is expected before anything is seen."""
@@ -251,11 +246,7 @@ def _seconds(way: Way, base: Base, work: Work) -> tuple[float, float]:
 
 def _most(way: Way, base: Base, work: Work) -> float | None:
     """Return the most that the bandwidth allows: no step is faster than its weights are read."""
-    if (
-        base.read_s is None
-        or not way.cached
-        or work.objective not in ("decode_tokens_per_sec", "tokens_per_sec")
-    ):
+    if base.read_s is None or not way.cached or work.objective not in ("decode_tokens_per_sec", "tokens_per_sec"):
         return None
     share = way.bits / base.way.bits
     if not work.on_gpu and base.weight_bytes * share < _IN_CACHES:

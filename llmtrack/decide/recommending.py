@@ -17,11 +17,11 @@ from llmtrack.decide.verdicts import doubt, measure_more, score_command, tell
 from llmtrack.decide.warned import grouped
 from llmtrack.decide.wording import share_text
 from llmtrack.errors import UsageError
-from llmtrack.parameter import read_number
+from llmtrack.host.units import MIB
+from llmtrack.host.words import plural
+from llmtrack.spec.parameter import read_number
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.units import MIB
-from llmtrack.words import plural
 
 _SIZE = re.compile(r"\s*((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*([KMGT]i?)?B?\s*", re.IGNORECASE)
 _MIB_OF = {"": 1 / MIB, "k": 1e3 / MIB, "m": 1e6 / MIB, "g": 1e9 / MIB, "t": 1e12 / MIB}
@@ -77,9 +77,7 @@ class Broken:
     excess: float | None = None
 
 
-def recommend(
-    runs: Runs, limits: Limits, objective: str = SPEED, baseline: str | None = None
-) -> Recommendation:
+def recommend(runs: Runs, limits: Limits, objective: str = SPEED, baseline: str | None = None) -> Recommendation:
     """Choose the scenario that is best in the objective among those that keep to the limits.
 
     It is best by the one rule of `llmtrack.decide.verdicts`: where noise or too few repeats leave open whether it is better
@@ -162,9 +160,7 @@ def _reference(points: Points, baseline: str | None, limits: Limits, notes: list
     if baseline is not None:
         named = next((run for run in (*table, *scored) if run.scenario == baseline), None)
         if named is None:
-            raise UsageError(
-                f"there is no timed scenario {baseline!r}: use one of {', '.join(table.scenarios)}"
-            )
+            raise UsageError(f"there is no timed scenario {baseline!r}: use one of {', '.join(table.scenarios)}")
         return named
     known = table.where(lambda run: run.has(QUALITY))
     about = points.reference.study_id if points.reference else ""
@@ -241,11 +237,7 @@ def _sentence(
         parts.append("perplexity not known")
     if best.has(MEMORY):
         parts.append(f"{best.metrics[MEMORY]:,.0f} MiB peak memory")
-    among = (
-        f"{_best_in(objective)} of {plural(len(points), 'scenario')}"
-        if len(points) > 1
-        else "the only scenario"
-    )
+    among = f"{_best_in(objective)} of {plural(len(points), 'scenario')}" if len(points) > 1 else "the only scenario"
     kept = " that keeps to the limits" if limits != Limits() else ""
     return f"Run {best.scenario}{doubt(best)}: {among}{kept}{_of_model(best)}, with {_listed(parts)}."
 
@@ -319,9 +311,7 @@ def _left(runs: Runs, points: Runs) -> list[tuple[str, str]]:
     """Return what has no figure of the same experiments, since it is not finished."""
     experiments = {run.experiment for run in points}
     left = runs.where(
-        lambda run: (
-            not run.is_finished and run.experiment in experiments and run.scenario not in points.scenarios
-        )
+        lambda run: not run.is_finished and run.experiment in experiments and run.scenario not in points.scenarios
     )
     return [(run.name, run.state) for run in left.first_of_each("scenario")]
 

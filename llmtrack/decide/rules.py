@@ -14,7 +14,7 @@ from llmtrack.decide.differences import Verdict, comparison_text, sampled_ratio,
 from llmtrack.decide.floor import floor_in_words, is_within
 from llmtrack.decide.significance import ALPHA, Ratio, holm, least_p, mann_whitney_p
 from llmtrack.errors import UsageError
-from llmtrack.parameter import read_number
+from llmtrack.spec.parameter import read_number
 
 Ruling = Literal["broken", "kept", "cannot tell", "missing"]
 
@@ -113,9 +113,7 @@ def parse_rules(texts: Sequence[str]) -> list[Rule]:
     return list(dict.fromkeys(rules))
 
 
-def check_samples(
-    rule: Rule, baseline: Sequence[float], candidate: Sequence[float], floor: float = 0.0
-) -> Check:
+def check_samples(rule: Rule, baseline: Sequence[float], candidate: Sequence[float], floor: float = 0.0) -> Check:
     """Return a check of raw samples, not decided yet: see `decide`.
 
     The baseline's samples are moved to the limit and compared with the candidate's, one-sided (Mann-Whitney): is the
@@ -162,10 +160,7 @@ def decide(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
     """
     tested = [each.p_broken for each in checks if each.p_broken is not None]
     adjusted = iter(holm(tested))
-    decided = (
-        each if each.p_broken is None else _decided(each, next(adjusted), len(tested), alpha)
-        for each in checks
-    )
+    decided = (each if each.p_broken is None else _decided(each, next(adjusted), len(tested), alpha) for each in checks)
     return [
         dataclasses.replace(each, outcome="cannot tell", why=each.words) if each.contradicts else each
         for each in decided

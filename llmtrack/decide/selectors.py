@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from llmtrack import metrics as schema
 from llmtrack.errors import UsageError
-from llmtrack.given import texts
+from llmtrack.spec.text_args import texts
 from llmtrack.tracked.run import FINISHED
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.aliases import run_of_alias
@@ -83,9 +83,7 @@ def run_named(selector: str, tracking_uri: str | None = None) -> str:
         return study_run(named, tracking_uri).run_id
     found = select(selector, tracking_uri=tracking_uri)
     if len(found) > 1:
-        raise UsageError(
-            f"{selector!r} means {len(found)} runs: name one by its id (`llmtrack runs` lists them)"
-        )
+        raise UsageError(f"{selector!r} means {len(found)} runs: name one by its id (`llmtrack runs` lists them)")
     return found[0].run_id
 
 
@@ -94,9 +92,7 @@ def as_selector(study: str) -> str:
     return study if study.partition(":")[0] in ("latest", "alias", "study") else f"study:{study}"
 
 
-def select_all(
-    selectors: str | Sequence[str], experiment: str | None = None, tracking_uri: str | None = None
-) -> Runs:
+def select_all(selectors: str | Sequence[str], experiment: str | None = None, tracking_uri: str | None = None) -> Runs:
     """Return the runs that any of several selectors names, each once; see `select`."""
     names = texts("selector", selectors)
     if not names:

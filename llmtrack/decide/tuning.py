@@ -161,9 +161,7 @@ class Tuning:
         names = self._to_try()
         given_up = [name for name in names if name in self._attempts]
         afresh = [name for name in names if name not in self._attempts]
-        best = self._most_promising(afresh, with_proof, kept) or self._most_promising(
-            given_up, with_proof, kept
-        )
+        best = self._most_promising(afresh, with_proof, kept) or self._most_promising(given_up, with_proof, kept)
         if best is None:
             return False
         expected = self.costs.first(self._way(best), self._call_s(best))
@@ -243,8 +241,7 @@ class Tuning:
         rivals = [
             name
             for name in self.race.open_against(leader)
-            if bar - self.race.goodness(name) < near
-            and (name not in self.race.waiting or self._scorable(name))
+            if bar - self.race.goodness(name) < near and (name not in self.race.waiting or self._scorable(name))
         ]
         if not rivals:
             return False
@@ -265,11 +262,7 @@ class Tuning:
         name, base = self.race.choice(), self.task.baseline
         if name is None or name == base or name in self._duels or self.race.exact or self._predictor is None:
             return False
-        fits = [
-            least
-            for least in (_USUAL_FRESH, _LEAST_FRESH)
-            if _ROOM * self._duel_s(name, least) <= self._left()
-        ]
+        fits = [least for least in (_USUAL_FRESH, _LEAST_FRESH) if _ROOM * self._duel_s(name, least) <= self._left()]
         if not fits:
             return False
         self._show(f"proving {name} afresh against {base}")
@@ -367,9 +360,7 @@ class Tuning:
             elif verdict == "broken":
                 self.race.drop(each, self.quality.over_the_bound(model))
 
-    def _compare(
-        self, baseline: str, winner: str, samples: Mapping[str, Sequence[float]]
-    ) -> Difference | None:
+    def _compare(self, baseline: str, winner: str, samples: Mapping[str, Sequence[float]]) -> Difference | None:
         """Return how the answer differs from the baseline by samples of both."""
         before, after = samples.get(baseline, ()), samples.get(winner, ())
         if not before or not after:
@@ -430,9 +421,7 @@ class Tuning:
         return [
             name
             for name in self.race.alive
-            if not self.race.samples[name]
-            and name != self.task.baseline
-            and self._attempts.get(name, 0) < _ATTEMPTS
+            if not self.race.samples[name] and name != self.task.baseline and self._attempts.get(name, 0) < _ATTEMPTS
         ]
 
     def _top(self) -> str | None:
@@ -528,9 +517,7 @@ class Tuning:
         if answer is None and top is None:
             return None
         # Whatever is better but for a missing proof is named rather than what is proven.
-        if top is not None and (
-            answer is None or self.race.goodness(top) > self.race.goodness(answer) + margin
-        ):
+        if top is not None and (answer is None or self.race.goodness(top) > self.race.goodness(answer) + margin):
             return self._unproven(top, self._promising(top))
         assert answer is not None
         if answer != base and not self.race.exact and not self._proven(answer):
@@ -577,9 +564,7 @@ class Tuning:
         missing, more = [], 0.0
         model = self.model_of(name)
         if name in self.race.waiting:
-            missing.append(
-                self.quality.unscored.get(model) or "its quality is not known to be within the bound"
-            )
+            missing.append(self.quality.unscored.get(model) or "its quality is not known to be within the bound")
             more += self._decide_s(name)
         if self._predictor is None:
             missing.append("the baseline could not be measured")
@@ -641,13 +626,9 @@ class Tuning:
         value = ratio = None
         if top is not None:
             value = self.race.samples[top][-1]
-            ratio = (
-                self.race.ratio(top, self.task.baseline) if self.race.samples[self.task.baseline] else None
-            )
+            ratio = self.race.ratio(top, self.task.baseline) if self.race.samples[self.task.baseline] else None
         samples = sum(map(len, self.race.samples.values()))
-        self.hands.show(
-            SearchState(doing, self.spent, top or "", value, ratio, len(self.race.alive), samples)
-        )
+        self.hands.show(SearchState(doing, self.spent, top or "", value, ratio, len(self.race.alive), samples))
 
     def _tell_dropped(self) -> None:
         for name in self.race.dropped:

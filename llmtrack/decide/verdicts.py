@@ -18,17 +18,15 @@ from llmtrack.decide.differences import Difference, Verdict, difference, in_figu
 from llmtrack.decide.family import comparisons, in_context
 from llmtrack.decide.floor import floor_in_words, floor_of, is_within, measured_there
 from llmtrack.decide.significance import ALPHA
-from llmtrack.scenario import DEFAULT_MODEL, Variant
-from llmtrack.task import GenerateTask, RepeatPolicy
+from llmtrack.spec.scenario import DEFAULT_MODEL, Variant
+from llmtrack.spec.task import GenerateTask, RepeatPolicy
 from llmtrack.tracked.run import FAILED, Run
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.artifacts import samples_by_run
 
 # How the warnings begin that say so; a test holds them to what the measuring side says.
 DISTURBED = ("the machine was busy:", "noisy:", "drift:")
-_DISTURBANCES = dict(
-    zip(DISTURBED, ("others took {} % of the CPU", "varied by {} %", "drifted by {} %"), strict=True)
-)
+_DISTURBANCES = dict(zip(DISTURBED, ("others took {} % of the CPU", "varied by {} %", "drifted by {} %"), strict=True))
 
 # Repeats that are asked for must fit into the cap on time, of arms that are slower than the one that is known, too.
 _ROOM = 2.0
@@ -138,9 +136,7 @@ def measure_more(run: Run, repeats: int = 0) -> str:
         seconds = wanted * _ROOM * (run.number("total_latency_s") or 0.0)
         if seconds > (run.number("max_seconds") or RepeatPolicy.max_seconds):
             given["max_seconds"] = str(math.ceil(seconds))
-    return shlex.join(
-        [*words, *(word for name, value in given.items() for word in ("-P", f"{name}={value}"))]
-    )
+    return shlex.join([*words, *(word for name, value in given.items() for word in ("-P", f"{name}={value}"))])
 
 
 def score_command(run: Run) -> str:
@@ -165,10 +161,7 @@ def each_once(commands: Iterable[str]) -> list[str]:
         most = found.setdefault(_LEAST.sub("", command), {})
         for name, value in _LEAST.findall(command):
             most[name] = max(int(value), most.get(name, 0))
-    return [
-        " ".join([what, *(f"-P {name}={value}" for name, value in most.items())])
-        for what, most in found.items()
-    ]
+    return [" ".join([what, *(f"-P {name}={value}" for name, value in most.items())]) for what, most in found.items()]
 
 
 def parameters_asked(run: Run) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from llmtrack.words import some_of
+from llmtrack.host.words import some_of
 
 # A number that stands alone: those in names (prompt_16, smollm2-135m, v1.2) are part of the name.
 _NUMBER = re.compile(r"(?<![\w.:/#-])\d[\d,]*(?:\.\d+)?(?![\w.:/-]*[A-Za-z_/])")
@@ -27,8 +27,7 @@ def grouped(warned: Iterable[tuple[str, str]], runs: int) -> list[str]:
     for name, line in dict.fromkeys(warned):
         kinds.setdefault(warning_kind(line), []).append((name, line))
     return [
-        f"{_who([name for name, _ in found], runs)}: {_ranged([line for _, line in found])}"
-        for found in kinds.values()
+        f"{_who([name for name, _ in found], runs)}: {_ranged([line for _, line in found])}" for found in kinds.values()
     ]
 
 

@@ -18,12 +18,12 @@ from llmtrack.engines.host import NO_PEAK, HostEngine, cannot_run, require_cpu, 
 from llmtrack.engines.onnx import weight_sizes
 from llmtrack.engines.options import GenaiOptions
 from llmtrack.engines.rows import Sharing
-from llmtrack.installed import installed_version
+from llmtrack.host.packages import installed_version
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.context import context_length
 from llmtrack.onnx.lengths import windows
-from llmtrack.options import chosen
-from llmtrack.scenario import Variant
+from llmtrack.spec.options import chosen
+from llmtrack.spec.scenario import Variant
 from llmtrack.tensors import tokens
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from llmtrack.errors import FailureKind, LlmtrackError, ScenarioError, UsageErro
 from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
 from llmtrack.models.reasons import reason_of
 from llmtrack.models.view import LOCAL
-from llmtrack.scenario import Variant
+from llmtrack.spec.scenario import Variant
 from llmtrack.tensors import tokens
 from llmtrack.tensors.likelihood import predicted, sum_nll
 from llmtrack.tensors.padding import pad_rows
@@ -40,9 +40,7 @@ def require_cpu(variant: Variant) -> None:
         ScenarioError: another precision is.
     """
     if variant.device not in ("auto", "cpu"):
-        raise UsageError(
-            f"the {variant.backend} backend runs on the CPU here: use device=cpu, not {variant.device}"
-        )
+        raise UsageError(f"the {variant.backend} backend runs on the CPU here: use device=cpu, not {variant.device}")
     if variant.dtype != "float32":
         raise ScenarioError(
             f"the {variant.backend} backend has no {variant.dtype}: use dtype=float32, with a quantization to store less",
@@ -167,9 +165,7 @@ class HostEngine(WithTokenizer, ABC):
 
         valid = predicted(attention_mask, scored)
         sums = torch.zeros(len(valid), dtype=torch.float64)
-        for number, (ids, real, counts) in enumerate(
-            zip(input_ids, attention_mask.bool(), valid, strict=True)
-        ):
+        for number, (ids, real, counts) in enumerate(zip(input_ids, attention_mask.bool(), valid, strict=True)):
             if not counts.any():
                 continue
             row, begin = ids[real], 0

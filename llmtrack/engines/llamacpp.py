@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack.engine import EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.host import NO_PEAK, HostEngine, require_cpu
+from llmtrack.engines.llamacpp_probe import try_once
 from llmtrack.engines.options import LlamacppOptions
-from llmtrack.engines.trial import try_once
 from llmtrack.errors import ScenarioError
 from llmtrack.llamacpp.decoder import LlamaDecoder
 from llmtrack.llamacpp.library import CACHE_TYPES, library
@@ -19,11 +19,11 @@ from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.folder import model_folder
 from llmtrack.models.gguf_facts import GgufFacts, read_facts
 from llmtrack.models.load import identify_model
-from llmtrack.options import chosen
-from llmtrack.parameter import NONE
 from llmtrack.quantize.gguf import gguf_of
 from llmtrack.quantize.recipe import find_recipe
-from llmtrack.scenario import Scalar, Variant
+from llmtrack.spec.options import chosen
+from llmtrack.spec.parameter import NONE
+from llmtrack.spec.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
 
 if TYPE_CHECKING:

@@ -29,11 +29,11 @@ from llmtrack.onnx.session import (
     next_token_logits,
     onnxruntime,
 )
-from llmtrack.options import chosen
-from llmtrack.parameter import NONE
 from llmtrack.quantize.build import EXPORT_FACTS, onnx_folder
 from llmtrack.quantize.recipe import find_recipe
-from llmtrack.scenario import Scalar, Variant
+from llmtrack.spec.options import chosen
+from llmtrack.spec.parameter import NONE
+from llmtrack.spec.scenario import Scalar, Variant
 from llmtrack.tensors import tokens
 
 if TYPE_CHECKING:
@@ -256,9 +256,7 @@ def _shares_read(model: Any, experts_per_token: int) -> dict[str, float]:
             weights.setdefault(found[1], set()).update(node.input)
             experts.setdefault(found[1], set()).add(found[2])
     return {
-        name: min(1.0, experts_per_token / len(experts[layer]))
-        for layer, names in weights.items()
-        for name in names
+        name: min(1.0, experts_per_token / len(experts[layer])) for layer, names in weights.items() for name in names
     }
 
 

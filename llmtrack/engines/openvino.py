@@ -21,12 +21,12 @@ from llmtrack.engine import EngineInfo, Generated, GenerateRequest
 from llmtrack.engines.host import NO_PEAK, HostEngine, cannot_run, require_cpu, told_by
 from llmtrack.engines.options import KV_CACHES, OpenvinoOptions
 from llmtrack.errors import ScenarioError
-from llmtrack.installed import installed_version
+from llmtrack.host.packages import installed_version
 from llmtrack.measure.memory import reset_peak_rss
 from llmtrack.models.context import context_length
 from llmtrack.onnx.session import positions
-from llmtrack.options import chosen
-from llmtrack.scenario import Variant
+from llmtrack.spec.options import chosen
+from llmtrack.spec.scenario import Variant
 from llmtrack.tensors import tokens
 
 if TYPE_CHECKING:
@@ -199,9 +199,7 @@ def _keep_from_first(graph: Any) -> None:
     ops = import_module("openvino.opset13")
     head = graph.output("logits").get_node().input_value(0).get_node()
     if head.get_type_name() != "MatMul":
-        raise ValueError(
-            f"its logits come from a {head.get_type_name()}, and not from the product of the head"
-        )
+        raise ValueError(f"its logits come from a {head.get_type_name()}, and not from the product of the head")
     first = ops.parameter([1], np.int64, name=_FIRST)
     first.output(0).set_names({_FIRST})
     end, step, axis = (ops.constant(np.array([each], dtype=np.int64)) for each in (2**31 - 1, 1, 1))
@@ -213,9 +211,7 @@ def _keep_from_first(graph: Any) -> None:
 
 def _cached_values(graph: Any) -> int:
     """Return how many values of the KV cache one token of one row takes."""
-    shapes = [
-        node.get_output_partial_shape(0) for node in graph.get_ops() if node.get_type_name() == "ReadValue"
-    ]
+    shapes = [node.get_output_partial_shape(0) for node in graph.get_ops() if node.get_type_name() == "ReadValue"]
     return sum(shape[1].get_length() * shape[3].get_length() for shape in shapes if len(shape) == 4)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from llmtrack.errors import UsageError
 from llmtrack.llamacpp.library import CACHE_TYPES, FLASH_ATTENTION
 from llmtrack.onnx.names import GRAPH_OPTIMIZATIONS
-from llmtrack.options import Checked, Option
+from llmtrack.spec.options import Checked, Option
 
 MOST_THREADS = 1_024
 NO_COMPILE = "none"
@@ -122,15 +122,11 @@ class OnnxOptions(ThreadOption):
 class LlamacppOptions(ThreadOption):
     """What the llamacpp backend can be told; defaults are llama.cpp's own."""
 
-    ubatch: Annotated[int, Option("Prompt tokens that are computed at once at most.", min=1, max=65_536)] = (
-        512
-    )
+    ubatch: Annotated[int, Option("Prompt tokens that are computed at once at most.", min=1, max=65_536)] = 512
     flash_attention: Annotated[
         str, Option("Whether attention is computed by its fused kernel.", choices=tuple(FLASH_ATTENTION))
     ] = "auto"
-    cache_type: Annotated[
-        str, Option("What cached keys and values are stored as.", choices=tuple(CACHE_TYPES))
-    ] = "f16"
+    cache_type: Annotated[str, Option("What cached keys and values are stored as.", choices=tuple(CACHE_TYPES))] = "f16"
 
     def __post_init__(self) -> None:
         super().__post_init__()

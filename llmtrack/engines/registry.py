@@ -14,11 +14,11 @@ from llmtrack.devices import DTYPES
 from llmtrack.engine import Backend, Engine, EngineInfo
 from llmtrack.engines.options import GenaiOptions, LlamacppOptions, OnnxOptions, OpenvinoOptions, TorchOptions
 from llmtrack.errors import UsageError
-from llmtrack.extensions import ENGINE_POINTS, broken, extensions, load_extension
-from llmtrack.given import one_text, text_or_none
-from llmtrack.options import accepted, why_unusable
+from llmtrack.host.entry_points import ENGINE_POINTS, broken, extensions, load_extension
 from llmtrack.quantize.recipe import Recipe, recipes
-from llmtrack.scenario import Scalar, Variant
+from llmtrack.spec.options import accepted, why_unusable
+from llmtrack.spec.scenario import Scalar, Variant
+from llmtrack.spec.text_args import one_text, text_or_none
 
 
 def _module(name: str) -> Callable[[Variant], Engine]:
@@ -37,7 +37,7 @@ BUILTIN: dict[str, Backend] = {
     "llamacpp": Backend(_module("llmtrack.engines.llamacpp"), LlamacppOptions),
     "onnx": Backend(_module("llmtrack.engines.onnx"), OnnxOptions),
     "openvino": Backend(_module("llmtrack.engines.openvino"), OpenvinoOptions),
-    "torch": Backend(_module("llmtrack.engines.pytorch"), TorchOptions, ("float32", "bfloat16", "float16")),
+    "torch": Backend(_module("llmtrack.engines.torch.pytorch"), TorchOptions, ("float32", "bfloat16", "float16")),
 }
 
 
@@ -138,9 +138,7 @@ def incomplete(engine: Any) -> str:
     if missing:
         return f"its engine {type(engine).__name__} lacks {', '.join(missing)}"
     if not isinstance(engine.info, EngineInfo):
-        return (
-            f"info of its engine {type(engine).__name__} is a {type(engine.info).__name__}, and no EngineInfo"
-        )
+        return f"info of its engine {type(engine).__name__} is a {type(engine.info).__name__}, and no EngineInfo"
     return ""
 
 

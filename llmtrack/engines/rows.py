@@ -65,9 +65,7 @@ class Sharing:
         """
         if self.apart and len(lengths) > 1:
             raise ScenarioError(f"{self.reason}: use batch_size=1", kind="unsupported")
-        if any(length != padded_length for length in lengths) and (
-            padded_length + new_tokens > self.unequal_up_to
-        ):
+        if any(length != padded_length for length in lengths) and (padded_length + new_tokens > self.unequal_up_to):
             raise ScenarioError(
                 f"{self.reason}, so rows of unequal lengths cannot be generated from in one batch: use batch_size=1 and "
                 "pad_to_multiple=1, or prompts of one length (prompt_tokens)",
@@ -83,9 +81,7 @@ MIXED = Sharing(
 """Of a model that rounds by one range for all rows: none is scored beside another."""
 
 
-def sharing_of(
-    model: Any, forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], recurrent: bool
-) -> Sharing:
+def sharing_of(model: Any, forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], recurrent: bool) -> Sharing:
     """Find out which rows of a model may share a batch.
 
     Args:
@@ -124,9 +120,7 @@ def sharing_of_generation(
     return found
 
 
-def _sharing_of_row(
-    sharing: Sharing, generate: Generate, probe: tuple[Inputs, Inputs], noise: Noise | None
-) -> Sharing:
+def _sharing_of_row(sharing: Sharing, generate: Generate, probe: tuple[Inputs, Inputs], noise: Noise | None) -> Sharing:
     (ids, real), padded = probe
     if not sharing.unequal_up_to:
         beside = ids.expand(2, -1), real.expand(2, -1)

@@ -9,8 +9,8 @@ from llmtrack.engine import Engine, GenerateRequest
 from llmtrack.errors import UsageError, in_words
 from llmtrack.measure.finite import check_finite
 from llmtrack.measure.room import check_batch
-from llmtrack.parameter import whole_number
-from llmtrack.task import GenerateTask
+from llmtrack.spec.parameter import whole_number
+from llmtrack.spec.task import GenerateTask
 
 Messages = Sequence[Mapping[str, str]]
 """A conversation as transformers takes it: messages with a `role` (system, user, assistant) and a `content`."""
@@ -55,9 +55,7 @@ def generate_texts(
     if not rows or not all(rows):
         raise UsageError("the prompt has no tokens: give some text")
     check_batch(engine.info, len(rows), max(map(len, rows)), new_tokens, cached=use_cache)
-    request = GenerateRequest(
-        rows, new_tokens, use_cache=use_cache, ignore_eos=False, pad_to_multiple=pad_to_multiple
-    )
+    request = GenerateRequest(rows, new_tokens, use_cache=use_cache, ignore_eos=False, pad_to_multiple=pad_to_multiple)
     new_ids = engine.generate(request, lambda: None).new_ids
     check_finite(engine, (request,), new_ids)
     return list(map(engine.decode, new_ids))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmtrack.errors import FailureKind, ScenarioError
+from llmtrack.host.units import MIB
 from llmtrack.llamacpp.library import FLASH_ATTENTION, last_error, library
-from llmtrack.units import MIB
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -84,9 +84,7 @@ class LlamaDecoder:
             raise ScenarioError(f"llama.cpp cannot run {path.name}: {last_error()}", kind="unsupported")
         if cpp.llama_model_has_encoder(self._model) or not cpp.llama_model_has_decoder(self._model):
             cpp.llama_model_free(self._model)
-            raise ScenarioError(
-                f"{path.name} is no decoder: choose a causal language model", kind="unsupported"
-            )
+            raise ScenarioError(f"{path.name} is no decoder: choose a causal language model", kind="unsupported")
         self.vocab = cpp.llama_model_get_vocab(self._model)
         self.vocab_size = int(cpp.llama_vocab_n_tokens(self.vocab))
         self.context_length = int(cpp.llama_model_n_ctx_train(self._model))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmtrack.errors import MissingDependencyError, in_words
-from llmtrack.installed import available, install
+from llmtrack.host.packages import available, install
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -75,9 +75,7 @@ def largest_side(free: int, device: str) -> int:
     """
     side = min(SIDE_ON_GPU if on_gpu(device) else SIDE, math.isqrt(free // (SHARE * 3 * 4)))
     if side < FIRST:
-        raise ScenarioError(
-            f"too little memory is free for matrices of {FIRST} x {FIRST}", kind="out_of_memory"
-        )
+        raise ScenarioError(f"too little memory is free for matrices of {FIRST} x {FIRST}", kind="out_of_memory")
     return side
 
 
@@ -94,9 +92,7 @@ def _product(device: str, dtype: str, side: int) -> Callable[[], object]:
     import torch
 
     if dtype == "int8":
-        left, right = (
-            torch.randint(-128, 128, (side, side), dtype=torch.int8, device=device) for _ in range(2)
-        )
+        left, right = (torch.randint(-128, 128, (side, side), dtype=torch.int8, device=device) for _ in range(2))
         # Its rows beside one another, as the weight of a linear layer is: cards multiply 8 bits fast in this order only.
         return lambda: torch._int_mm(left, right.t())
     left, right = (torch.randn(side, side, device=device).to(getattr(torch, dtype)) for _ in range(2))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from llmtrack.devices import on_gpu
 from llmtrack.errors import ScenarioError
+from llmtrack.host.units import MIB
 from llmtrack.measure.ceilings import best_seconds, remembered
 from llmtrack.measure.room import free_memory
-from llmtrack.units import MIB
 
 LARGEST, LARGEST_ON_GPU, SMALLEST = 256 * MIB, 1024 * MIB, 64 * MIB
 """Bytes of a buffer."""
@@ -71,9 +71,7 @@ def last_caches_bytes(root: Path = Path("/sys/devices/system/cpu")) -> int:
     caches: dict[tuple[int, str], int] = {}
     for path in root.glob("cpu[0-9]*/cache/index[0-9]*"):
         with suppress(OSError, ValueError):
-            level, shared, size = (
-                (path / name).read_text().strip() for name in ("level", "shared_cpu_list", "size")
-            )
+            level, shared, size = ((path / name).read_text().strip() for name in ("level", "shared_cpu_list", "size"))
             caches[int(level), shared] = int(size.removesuffix("K")) * 1024
     last = max((level for level, _ in caches), default=0)
     return sum(size for (level, _), size in caches.items() if level == last)

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 
 from llmtrack.devices import kind_of, name_of, on_gpu, synchronize
+from llmtrack.host.machine import cpu_model, usable_cpus
 from llmtrack.measure import interference
 from llmtrack.measure.gpus import torch_uuid
 from llmtrack.models.cache import cache_root, keep_note
-from llmtrack.plain import digest
-from llmtrack.system import cpu_model, usable_cpus
+from llmtrack.spec.serialization import digest
 
 KEPT_SECONDS = 30 * 24 * 3600
 """How long a ceiling is believed: a virtual machine moves, a driver is replaced."""

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from llmtrack.host.machine import control_groups, read_text
 from llmtrack.measure.gauge import GaugeReading
-from llmtrack.system import control_groups, read_text
 
 _QUOTA = "the CPU quota of its control group"
 
@@ -30,9 +30,7 @@ class CpuGauge:
         cpus = root / "sys/devices/system/cpu"
         self._clocks = sorted(cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
         self._throttles = sorted(cpus.glob("cpu[0-9]*/thermal_throttle/*_throttle_count"))
-        self._quotas = [
-            path for _, each in control_groups("cpu", root) if (path := each / "cpu.stat").is_file()
-        ]
+        self._quotas = [path for _, each in control_groups("cpu", root) if (path := each / "cpu.stat").is_file()]
 
     def read(self) -> GaugeReading:
         """Read the counters; what cannot be read is left out."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from llmtrack.system import in_pid_namespace
+from llmtrack.host.machine import in_pid_namespace
 
 _TIMEOUT_S = 10
 
@@ -58,9 +58,7 @@ def cards() -> tuple[Card, ...]:
         else:
             card = uuid
     rows = ask("--query-gpu=uuid,name,driver_version", "--format=csv,noheader")
-    return tuple(
-        Card(row[0], row[1], row[2], tuple(instances.get(row[0], ()))) for row in rows if len(row) == 3
-    )
+    return tuple(Card(row[0], row[1], row[2], tuple(instances.get(row[0], ()))) for row in rows if len(row) == 3)
 
 
 def other_pids(pids: Iterable[int]) -> frozenset[int]:
@@ -123,10 +121,7 @@ def visible_cards(environ: Mapping[str, str], known: Sequence[Card]) -> tuple[Ca
         environ: the environment.
         known: all cards, in the order of the bus.
     """
-    by_bus = (
-        environ.get("CUDA_DEVICE_ORDER", "").strip() == "PCI_BUS_ID"
-        or len({each.name for each in known}) <= 1
-    )
+    by_bus = environ.get("CUDA_DEVICE_ORDER", "").strip() == "PCI_BUS_ID" or len({each.name for each in known}) <= 1
     if "CUDA_VISIBLE_DEVICES" not in environ:
         return tuple(known) if by_bus else ()
     found: list[Card] = []
@@ -147,7 +142,6 @@ def _named(entry: str, known: Sequence[Card], by_bus: bool) -> Card | None:
     fitting = [
         card
         for card in known
-        if entry.startswith(("GPU-", "MIG-"))
-        and any(uuid.startswith(entry) for uuid in (card.uuid, *card.instances))
+        if entry.startswith(("GPU-", "MIG-")) and any(uuid.startswith(entry) for uuid in (card.uuid, *card.instances))
     ]
     return fitting[0] if len(fitting) == 1 else None

@@ -71,9 +71,7 @@ def busy_warning(before: CpuReading | None, after: CpuReading) -> tuple[str, ...
             f"the machine was busy: its host gave {stolen:.0%} of its CPU time to other virtual machines (steal), and "
             f"programs on it took {max(0.0, share - stolen):.0%}: measure again at another time or on another machine",
         )
-    return (
-        f"the machine was busy: other programs took {share:.0%} of its CPU time: close them and measure again",
-    )
+    return (f"the machine was busy: other programs took {share:.0%} of its CPU time: close them and measure again",)
 
 
 def gpu_warning(device: str, others: frozenset[int] | None = None) -> tuple[str, ...]:

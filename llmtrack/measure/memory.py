@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from llmtrack.system import control_groups, read_text
+from llmtrack.host.machine import control_groups, read_text
 
 CLEAR_REFS = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
@@ -69,9 +69,7 @@ def _room_in_groups() -> list[int]:
     found = []
     for version, group in control_groups("memory", ROOT):
         limit, used, cached = _IN_GROUPS[version]
-        counts = dict(
-            line.split(" ", 1) for line in read_text(group / "memory.stat").splitlines() if " " in line
-        )
+        counts = dict(line.split(" ", 1) for line in read_text(group / "memory.stat").splitlines() if " " in line)
         # What is cached of files is given back when it is wanted.
         with suppress(ValueError, KeyError):  # no limit (`max`), or none that it may see
             found.append(int(read_text(group / limit)) - int(read_text(group / used)) + int(counts[cached]))

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.room import check_context, check_memory
-from llmtrack.scenario import Scalar
-from llmtrack.task import GenerateTask
+from llmtrack.spec.scenario import Scalar
+from llmtrack.spec.task import GenerateTask
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,7 @@ def _start(engine: Engine, task: GenerateTask, text: str, ids: tuple[int, ...]) 
         name = special.names.get(ids[0], str(ids[0]))
         return _Row(ids, f"empty: starts from {name}, which the tokenizer puts in front of every text")
     if task.empty_prompt != "bos":
-        raise ScenarioError(
-            f"prompt {text!r} has no tokens: a causal model needs at least one", kind="unsupported"
-        )
+        raise ScenarioError(f"prompt {text!r} has no tokens: a causal model needs at least one", kind="unsupported")
     if special.start_id is None:
         raise ScenarioError(
             f"prompt {text!r} has no tokens, and the tokenizer of {engine.info.model_id} has neither a BOS nor an "
@@ -178,9 +176,7 @@ def _too_long(engine: Engine, task: GenerateTask, length: int, limit: _Limit) ->
 def _repeat_to(engine: Engine, text: str, length: int) -> list[int]:
     """Repeat a text until it has `length` tokens, and cut the tokens there."""
     if not text.strip():
-        raise ScenarioError(
-            "cannot repeat a blank text to a length in tokens: give some words", kind="unsupported"
-        )
+        raise ScenarioError("cannot repeat a blank text to a length in tokens: give some words", kind="unsupported")
     copies = 1 + length // max(len(engine.encode(text)), 1)
     while len(ids := engine.encode(" ".join([text] * copies))) < length:
         copies += max(1, copies // 2)

@@ -78,9 +78,7 @@ def decode_step_work(info: EngineInfo, prompt_tokens: Sequence[int], new_tokens:
     if info.operations is None:
         return Work(moved)
     steps = range(1, max(new_tokens, 2))
-    attended = sum(info.cache.attended(prompt + step) for prompt in prompt_tokens for step in steps) / len(
-        steps
-    )
+    attended = sum(info.cache.attended(prompt + step) for prompt in prompt_tokens for step in steps) / len(steps)
     done = len(prompt_tokens) * info.operations.per_token + info.operations.per_context * attended
     return Work(moved, done)
 
@@ -154,9 +152,7 @@ class Stage:
 def stage(works: Sequence[Work], roof: Roof) -> Stage:
     """Return what calls have in common, each of which takes some work."""
     known = [work.operations for work in works if work.operations is not None]
-    mean = Work(
-        fmean(work.bytes for work in works), fmean(known) if known and len(known) == len(works) else None
-    )
+    mean = Work(fmean(work.bytes for work in works), fmean(known) if known and len(known) == len(works) else None)
     return Stage(mean, fmean(floor_seconds(work, roof) for work in works), bound(mean, roof))
 
 
@@ -168,10 +164,7 @@ def prefill_stage(info: EngineInfo, requests: Sequence[GenerateRequest], roof: R
 def decode_stage(info: EngineInfo, requests: Sequence[GenerateRequest], roof: Roof) -> Stage:
     """Return the decode step of a repeat's calls."""
     return stage(
-        [
-            decode_step_work(info, [len(row) for row in each.prompt_ids], each.max_new_tokens)
-            for each in requests
-        ],
+        [decode_step_work(info, [len(row) for row in each.prompt_ids], each.max_new_tokens) for each in requests],
         roof,
     )
 

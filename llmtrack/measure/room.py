@@ -5,8 +5,8 @@ from __future__ import annotations
 from llmtrack.devices import free_on_card, on_gpu
 from llmtrack.engine import EngineInfo
 from llmtrack.errors import ScenarioError
+from llmtrack.host.units import GIB
 from llmtrack.measure.memory import available_bytes
-from llmtrack.units import GIB
 
 # A token's id as it waits in a list, and its id, mask and position as a batch holds them.
 TOKEN_BYTES = 4 * 8

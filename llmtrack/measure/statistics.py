@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmtrack.outcome import Summary
-from llmtrack.task import RepeatPolicy
+from llmtrack.spec.outcome import Summary
+from llmtrack.spec.task import RepeatPolicy
 
 BOOTSTRAP_RESAMPLES = 2000
 NOISY_CV = 0.10

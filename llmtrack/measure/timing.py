@@ -15,7 +15,6 @@ from itertools import chain, zip_longest
 
 from llmtrack.engine import Engine, Generated, GenerateRequest, Preparing
 from llmtrack.errors import UsageError
-from llmtrack.given import texts
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.finite import check_finite
 from llmtrack.measure.formulas import GenerationTrace, derive, token_gaps_ms
@@ -24,9 +23,10 @@ from llmtrack.measure.prompts import prompt_ids
 from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import findings, should_stop, summarize, summarize_rate
 from llmtrack.metrics import metric
-from llmtrack.outcome import Summary
-from llmtrack.parameter import whole_number
-from llmtrack.task import GenerateTask, RepeatPolicy
+from llmtrack.spec.outcome import Summary
+from llmtrack.spec.parameter import whole_number
+from llmtrack.spec.task import GenerateTask, RepeatPolicy
+from llmtrack.spec.text_args import texts
 
 Clock = Callable[[], float]
 
@@ -283,9 +283,7 @@ class _Repeats:
         if self.warmup_s is None and len(self.repeats) == 1:
             self.warnings = check_finite(engine, requests, self.outputs[0])
 
-    def _traced(
-        self, engine: Engine, request: GenerateRequest, clock: Clock
-    ) -> tuple[GenerationTrace, Generated]:
+    def _traced(self, engine: Engine, request: GenerateRequest, clock: Clock) -> tuple[GenerationTrace, Generated]:
         """Run one call; where an engine cannot keep what all of them need, it compiles once more, before the time runs."""
         self._prepare(engine, request)
         return trace_generate(engine, request, clock)
@@ -302,15 +300,12 @@ class _Repeats:
         names = dict.fromkeys(chain.from_iterable(derived))
         samples = {name: tuple(each[name] for each in derived if name in each) for name in names}
         summaries = {
-            name: (summarize_rate if metric(name).rate else summarize)(values)
-            for name, values in samples.items()
+            name: (summarize_rate if metric(name).rate else summarize)(values) for name, values in samples.items()
         }
         gaps = [token_gaps_ms(call) for calls in self.repeats for call in calls]
         warnings = self.warnings + findings(self.durations, policy)
         if any(output != self.outputs[0] for output in self.outputs):
-            warnings += (
-                "the repeats generated different tokens although decoding is greedy: not deterministic",
-            )
+            warnings += ("the repeats generated different tokens although decoding is greedy: not deterministic",)
         if self.compiled_late:
             warnings += (
                 f"compiled {self.compiled_late} times again between counted calls, outside of their time: the shapes are too many "
@@ -323,9 +318,7 @@ class _Repeats:
             metrics=metrics,
             summaries=summaries,
             samples=samples,
-            gaps_ms=tuple(
-                summarize([gap for gap in step if gap is not None]).median for step in zip_longest(*gaps)
-            ),
+            gaps_ms=tuple(summarize([gap for gap in step if gap is not None]).median for step in zip_longest(*gaps)),
             new_ids=self.outputs[-1],
             warnings=warnings + self.beside.warnings,
             # Of repeats whose peak is unknown, the highest may be one.

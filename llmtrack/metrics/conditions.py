@@ -34,9 +34,7 @@ PARAMS: tuple[Param, ...] = (
         "of `tune`: why it won or was dropped, and what was seen",
         shown=Shown("why", place=6, keep=79),
     ),
-    _found(
-        "race_not_tried", str, "of the answer of `tune`: the most promising ways that were not tried, and why"
-    ),
+    _found("race_not_tried", str, "of the answer of `tune`: the most promising ways that were not tried, and why"),
     _found("race_hopeless", str, "of the answer of `tune`: ways that were not started as they cannot win"),
     _work("task", str, "`generate`, `perplexity` or `train`"),
     _implied("model", str, "model as asked for, maybe a list of candidates"),
@@ -90,9 +88,7 @@ PARAMS: tuple[Param, ...] = (
         shown=Shown("padding", place=100, keep=46),
         choice="{} padding",
     ),
-    Param(
-        "batch_size", int, "rows of a batch", shown=Shown("batch", place=80, keep=52), choice="batch size {}"
-    ),
+    Param("batch_size", int, "rows of a batch", shown=Shown("batch", place=80, keep=52), choice="batch size {}"),
     _work(
         "prompt_tokens",
         int,
@@ -108,13 +104,9 @@ PARAMS: tuple[Param, ...] = (
         choice="padding to a multiple of {}",
     ),
     _found("compare_unpadded", bool, "whether each row is also generated alone, to compare"),
-    _implied(
-        "rows_differing", str, "numbers (from 0) of the rows that differ from being generated alone, or none"
-    ),
+    _implied("rows_differing", str, "numbers (from 0) of the rows that differ from being generated alone, or none"),
     _implied("prompt_tokens_per_row", str, "real tokens of each prompt of the batch, as a comma list"),
-    _implied(
-        "output_digest", str, "digest of the generated token ids: equal where two runs generated the same"
-    ),
+    _implied("output_digest", str, "digest of the generated token ids: equal where two runs generated the same"),
     _implied("prompt_tokens_total", int, "real prompt tokens of the batch, pads excluded"),
     _work("prompt_share", float, "share of the room in the context that the prompt is repeated to"),
     _work("max_prompt_tokens", int, "tokens of a prompt at most, even where the context has room for more"),
@@ -153,9 +145,7 @@ PARAMS: tuple[Param, ...] = (
         float,
         "cap on the counted repeats: after the first, none starts that would end beyond so many seconds",
     ),
-    _repeats(
-        "target_ci", float, "half width of the 95 % interval, as a share of the median, that ends early"
-    ),
+    _repeats("target_ci", float, "half width of the 95 % interval, as a share of the median, that ends early"),
     _implied("repeats", int, "counted calls really made"),
     _found("corpus", str, "corpus that is scored or trained on"),
     _convention("corpus_digest", str, "digest of the corpus' text"),
@@ -266,9 +256,7 @@ PARAMS: tuple[Param, ...] = (
     Param("device_map", str, "of `torch`: `auto` where whole layers are spread over all GPUs"),
     Param("provider", str, "of `onnx`: execution provider", choice=None),
     Param("graph_optimization", str, "of `onnx`: how much of the graph is rewritten on loading"),
-    Param(
-        "onnx_attention", str, "of `onnx`: how attention is computed, `GroupQueryAttention` if it was fused"
-    ),
+    Param("onnx_attention", str, "of `onnx`: how attention is computed, `GroupQueryAttention` if it was fused"),
     _found(
         "parity_max_difference",
         float,
@@ -285,13 +273,9 @@ PARAMS: tuple[Param, ...] = (
         "of `onnx`: share of positions with the same most likely token, or one as likely but for rounding",
     ),
     Param("block_size", int, "of weight-only recipes: weights that share a scale"),
-    Param(
-        "head_bits", int, "of `int4-weight-only`: bits of the head, and of an embedding that is tied to it"
-    ),
+    Param("head_bits", int, "of `int4-weight-only`: bits of the head, and of an embedding that is tied to it"),
     Param("symmetric", bool, "of weight-only recipes: whether blocks have no zero point of their own"),
-    Param(
-        "accuracy_level", int, "of `genai` recipes: what products are computed in; 4: activations in 8 bits"
-    ),
+    Param("accuracy_level", int, "of `genai` recipes: what products are computed in; 4: activations in 8 bits"),
     Param("algorithm", str, "of `genai` recipes: how weights are rounded"),
     Param("group_size", int, "of `openvino` recipes: weights that share a scale"),
     Param("ratio", float, "of `openvino` recipes: share of the layers in 4 bits"),
@@ -306,9 +290,7 @@ PARAMS: tuple[Param, ...] = (
     Param("calibration_digest", str, "digest of that text; never that of the scored one", choice=None),
     Param("calibration_tokens", int, "tokens of it that were used at most", choice=None),
     Param("calibration_method", str, "of int8-static: how ranges are found", choice=None),
-    _found(
-        "calibration_perplexity_increase", float, "share by which perplexity of the calibration text rose"
-    ),
+    _found("calibration_perplexity_increase", float, "share by which perplexity of the calibration text rose"),
     _found(
         "pooled",
         str,

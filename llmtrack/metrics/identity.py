@@ -15,9 +15,7 @@ TAGS: tuple[Tag, ...] = (
     Tag("llmtrack.suite_id", "ties the studies of one suite together"),
     Tag("llmtrack.scenario", "name of the scenario"),
     Tag("llmtrack.baseline", "`true` for the scenario that the others of its study are compared with"),
-    Tag(
-        "llmtrack.outcome", "`finished`, `failed`, `killed` or `same_as`; `mlflow run` does not overwrite it"
-    ),
+    Tag("llmtrack.outcome", "`finished`, `failed`, `killed` or `same_as`; `mlflow run` does not overwrite it"),
     Tag(
         "llmtrack.process",
         "machine, its start, process id and start of the process that writes the run: by it a run that was left RUNNING is closed",

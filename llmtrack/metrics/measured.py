@@ -10,9 +10,7 @@ from llmtrack.metrics.entry import Better, Metric, Need, Shown, decimals, percen
 def _of_stage(name: str, what: str, time: str, moved: str, done: str) -> tuple[Metric, ...]:
     """Return the metrics that place a stage of a run under the roofline of its device (`llmtrack.measure.roofline`)."""
     return (
-        Metric(
-            f"{name}_mib", "MiB", "lower", f"bytes that {what} must move at least", f"{moved}; bytes / 2^20"
-        ),
+        Metric(f"{name}_mib", "MiB", "lower", f"bytes that {what} must move at least", f"{moved}; bytes / 2^20"),
         Metric(
             f"{name}_gflop",
             "GFLOP",
@@ -27,9 +25,7 @@ def _of_stage(name: str, what: str, time: str, moved: str, done: str) -> tuple[M
             f"the least time that {what} could take on this device",
             "1000 x max(bytes / copy bandwidth, operations / rate of matrix products)",
             timed=True,
-            shown=Shown("floor ms/token", decimals(2), place=132, quiet=True, keep=28)
-            if name == "decode"
-            else None,
+            shown=Shown("floor ms/token", decimals(2), place=132, quiet=True, keep=28) if name == "decode" else None,
         ),
         Metric(
             f"{name}_floor_share",
@@ -441,9 +437,7 @@ METRICS: tuple[Metric, ...] = (
         "train_tokens_per_sec x (6 x matrix parameters + 12 x layers x width x sequence_length) / peak FLOP/s",
         timed=True,
     ),
-    Metric(
-        "train_seconds", "s", "lower", "time of all steps; of a resumed training, of all its parts", "sum"
-    ),
+    Metric("train_seconds", "s", "lower", "time of all steps; of a resumed training, of all its parts", "sum"),
     _count("tokens_trained", "tokens", "targets of all steps", needs=("work",)),
     _count("steps_done", "steps", "optimizer steps that were done", needs=("work",)),
     Metric(

@@ -47,9 +47,7 @@ def page() -> str:
         "Two runs of one scenario that differ in a `configuration`, the `work` or a `convention` are two configurations: a "
         "newer one replaces none of the other in a comparison. How often a call `repeats`, what was `found` on the way and "
         "what others `implied` tell none apart.",
-        "A study run has the experiment's settings as resolved, under `"
-        + schema.SETTING_PREFIX
-        + "NAME`; `mlflow "
+        "A study run has the experiment's settings as resolved, under `" + schema.SETTING_PREFIX + "NAME`; `mlflow "
         "run` logs the raw ones. A fact that is not in this table is tracked under its own name, as a `configuration`. What ends in "
         f"`_digest` is kept as a tag, `{schema.DIGEST_PREFIX}NAME`, so that no table or plot of MLflow shows it unasked.",
         "## Tags",

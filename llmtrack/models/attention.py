@@ -136,9 +136,7 @@ def _additive(mask: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor
     import torch
 
     if mask is None:
-        mask = torch.ones((query.shape[2], key.shape[2]), dtype=torch.bool, device=query.device).tril()[
-            None, None
-        ]
+        mask = torch.ones((query.shape[2], key.shape[2]), dtype=torch.bool, device=query.device).tril()[None, None]
     if mask.dtype == torch.bool:
         lowest = torch.finfo(query.dtype).min
         mask = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device).masked_fill(~mask, lowest)

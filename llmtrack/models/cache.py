@@ -23,7 +23,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from llmtrack.errors import ModelLoadError
-from llmtrack.units import MIB
+from llmtrack.host.units import MIB
 
 MANIFEST = "llmtrack-manifest.json"
 LOCK_SECONDS = 1800.0  # a slow download and a conversion by another process
@@ -78,9 +78,7 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int =
         with FileLock(lock, timeout=LOCK_SECONDS):
             if problem := damage(entry):
                 if entry.exists():
-                    logger.warning(
-                        "the cached %s is not as it was made (%s): it is made again", name, problem
-                    )
+                    logger.warning("the cached %s is not as it was made (%s): it is made again", name, problem)
                 if needed > shutil.disk_usage(models).free:
                     raise ModelLoadError(why_full(models, needed))
                 _build(entry, build, needed)
@@ -88,8 +86,7 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int =
         raise
     except Timeout:
         raise ModelLoadError(
-            f"another process has held {lock} for {LOCK_SECONDS / 60:.0f} minutes: "
-            "end it, or set LLMTRACK_CACHE"
+            f"another process has held {lock} for {LOCK_SECONDS / 60:.0f} minutes: end it, or set LLMTRACK_CACHE"
         ) from None
     except Exception as error:
         if is_full(error):

@@ -30,7 +30,7 @@ def share_keys(model: Any) -> None:
     They find them in the cache in transformers 4.57, and compute others where there is none. A cache for a single pass
     costs the memory of its keys and values.
     """
-    from llmtrack.compat import SHARES_WITHOUT_CACHE
+    from llmtrack.host.transformers_compat import SHARES_WITHOUT_CACHE
 
     shared = getattr(model.config.get_text_config(), "num_kv_shared_layers", None)
     body = model.base_model

@@ -26,9 +26,7 @@ def context_length(config: Mapping[str, Any]) -> int | None:
     lengths = [int(given)]
     for rope in ropes_of(config):
         original = (
-            rope.get("original_max_position_embeddings")
-            or config.get("original_max_position_embeddings")
-            or given
+            rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings") or given
         )
         lengths.append(int(original * (rope.get("factor") or 1)))
     return max(lengths)
@@ -43,8 +41,7 @@ def first_position(model: Any) -> int:
         (
             padding + 1
             for name, module in model.named_modules()
-            if name.endswith("position_embeddings")
-            and isinstance(padding := getattr(module, "padding_idx", None), int)
+            if name.endswith("position_embeddings") and isinstance(padding := getattr(module, "padding_idx", None), int)
         ),
         default=0,
     )

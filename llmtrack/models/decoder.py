@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmtrack.compat import portable_rope
 from llmtrack.errors import ModelLoadError
+from llmtrack.host.transformers_compat import portable_rope
 from llmtrack.models.context import context_length, first_position
 from llmtrack.models.digests import weight_files
 from llmtrack.models.probed import Notes
@@ -175,9 +175,7 @@ def _other_head(model: Any, files: Sequence[Path]) -> str | None:
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or embedding is None or getattr(head, "weight", None) is not embedding.weight:
         return None
-    names = {
-        name for name, each in model.named_parameters(remove_duplicate=False) if each is embedding.weight
-    }
+    names = {name for name, each in model.named_parameters(remove_duplicate=False) if each is embedding.weight}
     # A body may be saved without the name of the whole before its own.
     names |= {name.removeprefix(f"{model.base_model_prefix}.") for name in names}
     held = dict(tensors(files, names))
@@ -253,9 +251,7 @@ def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
     with torch.inference_mode():
         logits: Any = model(**forward_inputs(model, ids, torch.ones_like(ids), first_position(model))).logits
     if logits.ndim != 3 or logits.shape[:2] != ids.shape:
-        raise ModelLoadError(
-            f"{type(model).__name__} gives no logits for each token: it is no language model of text"
-        )
+        raise ModelLoadError(f"{type(model).__name__} gives no logits for each token: it is no language model of text")
     return logits[0]
 
 
@@ -296,7 +292,5 @@ def _ids_of(config: Any) -> set[int]:
     found: set[int] = set()
     for name, value in config.to_dict().items():
         if name.endswith(("_token_id", "_token_index")):
-            found.update(
-                each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)
-            )
+            found.update(each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int))
     return found

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmtrack.compat import portable_rope, portable_tokenizer
 from llmtrack.errors import ModelLoadError
+from llmtrack.host.transformers_compat import portable_rope, portable_tokenizer
 from llmtrack.models.cache import file_digest, sha256_of
 
 NO_FILES = "none"
@@ -32,9 +32,7 @@ _IRRELEVANT = frozenset(
     }
 )
 # Of the tokenizer's settings: what the library notes of itself.
-_IRRELEVANT_TO_TOKENS = frozenset(
-    {"name_or_path", "_name_or_path", "transformers_version", "is_local", "backend"}
-)
+_IRRELEVANT_TO_TOKENS = frozenset({"name_or_path", "_name_or_path", "transformers_version", "is_local", "backend"})
 
 # Vocabularies, merges and templates under all the names that tokenizers give them.
 TOKENIZER_FILES = (
@@ -115,9 +113,7 @@ def _settings(path: Path) -> Any:
 
 def _one_spelling(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config's content with rotary settings, its own and those of its parts, in version 4's spelling."""
-    config = {
-        name: _one_spelling(value) if isinstance(value, dict) else value for name, value in config.items()
-    }
+    config = {name: _one_spelling(value) if isinstance(value, dict) else value for name, value in config.items()}
     portable = portable_rope(config)
     if portable is not config:
         portable = _without(portable, frozenset({"rope_parameters"}))
@@ -196,9 +192,7 @@ def _indexed(index: Path) -> list[Path]:
     if not all(isinstance(name, str) for name in names):
         raise ModelLoadError(f"{index.name} is damaged: fetch it again")
     if outside := [name for name in names if ".." in Path(name).parts or Path(name).is_absolute()]:
-        raise ModelLoadError(
-            f"{index.name} names {outside[0]}, which is outside of the folder: fetch the model again"
-        )
+        raise ModelLoadError(f"{index.name} names {outside[0]}, which is outside of the folder: fetch the model again")
     if missing := [name for name in names if not (index.parent / name).is_file()]:
         raise ModelLoadError(
             f"{missing[0]} is not there, which {index.name} names: {len(missing)} of {len(names)} files are missing"

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from llmtrack.host.words import clock_text
 from llmtrack.models.cache import cache_root, keep_note
-from llmtrack.plain import digest
-from llmtrack.words import clock_text
+from llmtrack.spec.serialization import digest
 
 WORTH_SECONDS = 3.0
 """What takes less needs no word about how long it takes."""

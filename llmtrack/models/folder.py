@@ -13,7 +13,7 @@ from llmtrack.models.cache import build_once
 from llmtrack.models.from_folder import clean_generation
 from llmtrack.models.load import SEED, identify_model
 from llmtrack.models.view import view
-from llmtrack.scenario import Scalar
+from llmtrack.spec.scenario import Scalar
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def model_folder(spec: str, revision: str | None = None) -> ModelFolder:
 
 def save_model(folder: Path, model: Any, tokenizer: Any) -> None:
     """Save a model and its tokenizer so that every version of transformers reads them alike."""
-    from llmtrack.compat import portable_rope, portable_tokenizer
+    from llmtrack.host.transformers_compat import portable_rope, portable_tokenizer
 
     model.save_pretrained(str(folder))
     tokenizer.save_pretrained(str(folder))

@@ -40,7 +40,7 @@ def load_folder(
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    from llmtrack.compat import code_refused, restore_rope, tensor_parallel
+    from llmtrack.host.transformers_compat import code_refused, restore_rope, tensor_parallel
 
     refuse_damaged(folder)
     refuse_adapter(folder)
@@ -112,9 +112,7 @@ def refuse_unsharded(config: Any) -> None:
 
     text, ranks = config.get_text_config(), dist.get_world_size()
     if not getattr(text, "base_model_tp_plan", None):
-        raise ModelLoadError(
-            f"transformers has no plan to share {config.model_type} out: use tensor_parallel=1"
-        )
+        raise ModelLoadError(f"transformers has no plan to share {config.model_type} out: use tensor_parallel=1")
     heads = {
         name: count
         for name in ("num_attention_heads", "num_key_value_heads")
@@ -122,9 +120,7 @@ def refuse_unsharded(config: Any) -> None:
     }
     if heads:
         told = ", ".join(f"{name}={count}" for name, count in heads.items())
-        raise ModelLoadError(
-            f"{told} cannot be divided among {ranks}: use a tensor_parallel that divides them"
-        )
+        raise ModelLoadError(f"{told} cannot be divided among {ranks}: use a tensor_parallel that divides them")
 
 
 def _use_plain_kernels(config: Any, device: str) -> None:

@@ -163,9 +163,7 @@ def _post_processor(metadata: Mapping[str, Any], tokens: list[str]) -> Any:
     plain = processors.ByteLevel(trim_offsets=False)
     bos = special_ids(metadata)["bos"]
     # llama.cpp's rule: Llama 3 files may leave the key out and mean yes.
-    if bos is None or not metadata.get(
-        "tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.pre"] == "llama-bpe"
-    ):
+    if bos is None or not metadata.get("tokenizer.ggml.add_bos_token", metadata["tokenizer.ggml.pre"] == "llama-bpe"):
         return plain
     template = processors.TemplateProcessing(
         single=f"{tokens[bos]} $A",
@@ -200,12 +198,10 @@ def _write_model(path: Path, folder: Path, metadata: Mapping[str, Any]) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from llmtrack.compat import code_refused
+    from llmtrack.host.transformers_compat import code_refused
 
     with alone(path) as seen, code_refused():
-        model = AutoModelForCausalLM.from_pretrained(
-            str(seen), gguf_file=path.name, dtype=torch.float32, **LOCAL
-        )
+        model = AutoModelForCausalLM.from_pretrained(str(seen), gguf_file=path.name, dtype=torch.float32, **LOCAL)
     _name_specials(model, metadata)
     model.save_pretrained(str(folder))
     _make_portable(folder / "config.json")
@@ -242,7 +238,7 @@ def _write_ids(folder: Path, metadata: Mapping[str, Any]) -> None:
 def _name_specials(model: Any, metadata: Mapping[str, Any]) -> None:
     from transformers import GenerationConfig
 
-    from llmtrack.compat import forget_gguf
+    from llmtrack.host.transformers_compat import forget_gguf
 
     ids = {f"{role}_token_id": number for role, number in special_ids(metadata).items() if role != "unk"}
     for name, number in ids.items():
@@ -252,7 +248,7 @@ def _name_specials(model: Any, metadata: Mapping[str, Any]) -> None:
 
 
 def _make_portable(config: Path) -> None:
-    from llmtrack.compat import portable_rope
+    from llmtrack.host.transformers_compat import portable_rope
 
     content = portable_rope(json.loads(config.read_text(encoding="utf-8")))
     config.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

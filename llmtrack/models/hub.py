@@ -51,9 +51,7 @@ def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
     from huggingface_hub import HfApi, snapshot_download
 
     try:
-        info = within(
-            RESOLVE_SECONDS, lambda: HfApi().model_info(repo, revision=revision, timeout=REQUEST_SECONDS)
-        )
+        info = within(RESOLVE_SECONDS, lambda: HfApi().model_info(repo, revision=revision, timeout=REQUEST_SECONDS))
     except Exception as error:
         if not unreachable(error):
             raise

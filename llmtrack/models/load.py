@@ -166,9 +166,7 @@ def _first(spec: str, attempt: Callable[[ModelSource], Found]) -> Found:
     raise ModelLoadError(f"no model could be loaded, tried {len(failed)}:{lines}")
 
 
-def _load(
-    source: ModelSource, device: str, dtype: torch.dtype, revision: str | None, placed: str
-) -> LoadedModel:
+def _load(source: ModelSource, device: str, dtype: torch.dtype, revision: str | None, placed: str) -> LoadedModel:
     if problem := missing_path(source):
         raise ModelLoadError(problem)
     model: PreTrainedModel
@@ -200,9 +198,7 @@ def _load(
         revision=commit,
         digests=digests,
         load_time_s=seconds,
-        file_size_bytes=None
-        if folder is None
-        else sum(path.stat().st_size for path in weight_files(folder)[1]),
+        file_size_bytes=None if folder is None else sum(path.stat().st_size for path in weight_files(folder)[1]),
         facts=_facts(model, source, weights),
         warnings=tuple(warnings),
         notes=_notes(digests, placed),

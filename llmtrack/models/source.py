@@ -16,9 +16,7 @@ from llmtrack.models.named import PACKAGED, PRESETS
 
 SourceKind = Literal["hub", "folder", "gguf", "packaged", "synthetic", "run"]
 
-ACCEPTED = (
-    "a hub id (org/name), a folder, a .gguf file, packaged:NAME, synthetic:PRESET or runs:/RUN_ID/checkpoint"
-)
+ACCEPTED = "a hub id (org/name), a folder, a .gguf file, packaged:NAME, synthetic:PRESET or runs:/RUN_ID/checkpoint"
 
 # What follows `packaged:` and `synthetic:`.
 _NAMED: Mapping[str, Mapping[str, object]] = {"packaged": PACKAGED, "synthetic": PRESETS}
@@ -61,11 +59,7 @@ def parse_candidates(text: str) -> list[ModelSource]:
         UsageError: the text is empty, a name is unknown, or the only candidate is a missing path.
     """
     # A path that holds a comma is taken as one path where it exists.
-    parts = (
-        [text.strip()]
-        if text.strip() and _exists(text.strip())
-        else [part.strip() for part in text.split(",")]
-    )
+    parts = [text.strip()] if text.strip() and _exists(text.strip()) else [part.strip() for part in text.split(",")]
     if not any(parts):
         raise UsageError(f"the model is empty: give {ACCEPTED}")
     if not all(parts):
@@ -106,9 +100,7 @@ def missing_path(source: ModelSource) -> str | None:
     if source.kind == "folder" and not path.exists():
         return f"model folder {source.spec!r} does not exist: check the path, or give {ACCEPTED}"
     if source.kind == "folder" and not path.is_dir():
-        return (
-            f"{source.spec!r} is a file and not a model folder: give its folder, or a file that ends in .gguf"
-        )
+        return f"{source.spec!r} is a file and not a model folder: give its folder, or a file that ends in .gguf"
     return None
 
 
@@ -142,9 +134,7 @@ def _run_parts(spec: str) -> tuple[str, str]:
 def _named(kind: Literal["packaged", "synthetic"], name: str, spec: str) -> ModelSource:
     known = _NAMED[kind]
     if name not in known:
-        raise UsageError(
-            f"unknown {kind} model {spec!r}{_suggest(name, known)}: known are {', '.join(known)}"
-        )
+        raise UsageError(f"unknown {kind} model {spec!r}{_suggest(name, known)}: known are {', '.join(known)}")
     return ModelSource(kind, name, spec)
 
 

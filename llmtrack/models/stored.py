@@ -17,9 +17,7 @@ _MASK_DIMENSIONS = 4
 """Masks of old checkpoints are called `bias` and hold no floats either."""
 
 
-def tensors(
-    files: Sequence[Path], wanted: Iterable[str] | Callable[[str], bool]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors(files: Sequence[Path], wanted: Iterable[str] | Callable[[str], bool]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of some names, or of those that a function takes; they are mapped, and read when they are looked at.
 
     Raises:

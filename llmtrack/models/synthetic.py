@@ -43,7 +43,7 @@ def build(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from llmtrack.compat import no_init_weights
+    from llmtrack.host.transformers_compat import no_init_weights
 
     preset = PRESETS[name]
     place = torch.device(drawn_on(device))
@@ -69,7 +69,7 @@ def drawn_on(device: str) -> str:
 
 def digests(name: str, seed: int, device: str) -> ModelDigests:
     """Return `synthetic:sha256` of what weights, config and tokenizer depend on; they are never hashed themselves."""
-    from llmtrack.compat import TRANSFORMERS_MAJOR
+    from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
 
     kind = kind_of(drawn_on(device))
     shape = _digest(name, PRESETS[name])
@@ -112,7 +112,7 @@ def config_of(preset: Preset, tokenizer: PreTrainedTokenizerFast) -> PretrainedC
     """Return the configuration of a preset's model, with the special tokens of its tokenizer."""
     from transformers import AutoConfig
 
-    from llmtrack.compat import rope_settings
+    from llmtrack.host.transformers_compat import rope_settings
 
     settings: dict[str, Any] = {
         "vocab_size": preset.vocab,

@@ -20,7 +20,7 @@ from typing import Any
 from llmtrack.errors import ModelLoadError
 from llmtrack.models.cache import cache_root
 from llmtrack.models.digests import TOKENIZER_FILES, weight_files
-from llmtrack.plain import digest
+from llmtrack.spec.serialization import digest
 
 LOCAL: Mapping[str, Any] = {"trust_remote_code": False, "local_files_only": True}
 """Arguments of every `from_pretrained`: no code, no network."""
@@ -169,9 +169,7 @@ def _link(target: str, place: Path) -> None:
 
 def _stamps(files: Mapping[str, Path]) -> list[Any]:
     """Return what changes when a file is replaced: where no links can be made, its view is a copy."""
-    return [
-        (name, state.st_size, state.st_mtime_ns) for name, path in files.items() for state in [path.stat()]
-    ]
+    return [(name, state.st_size, state.st_mtime_ns) for name, path in files.items() for state in [path.stat()]]
 
 
 def _without_code(path: Path) -> str | None:

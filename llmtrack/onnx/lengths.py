@@ -124,9 +124,7 @@ class Parity:
         )
 
 
-def at_every_length(
-    config: Mapping[str, Any], parameters: int, compare: Callable[[int, int], Parity]
-) -> Parity:
+def at_every_length(config: Mapping[str, Any], parameters: int, compare: Callable[[int, int], Parity]) -> Parity:
     """Compare what was made of a model with it at each of `check_lengths`; return the first that does not hold, or the worst.
 
     Args:
@@ -158,12 +156,7 @@ def _lengths(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in config.items():
         if isinstance(value, Mapping):
             yield from _lengths(value)
-        elif (
-            isinstance(name, str)
-            and _LENGTH.search(name)
-            and not _NO_LENGTH.search(name)
-            and _is_length(value)
-        ):
+        elif isinstance(name, str) and _LENGTH.search(name) and not _NO_LENGTH.search(name) and _is_length(value):
             yield name, value
 
 

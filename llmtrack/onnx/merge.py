@@ -72,9 +72,7 @@ def merge_products(model: ModelProto, wanted: Iterable[Sequence[str]]) -> dict[s
     return found
 
 
-def _product(
-    node: NodeProto, made_by: Mapping[str, NodeProto], weights: Mapping[str, TensorProto]
-) -> _Product | None:
+def _product(node: NodeProto, made_by: Mapping[str, NodeProto], weights: Mapping[str, TensorProto]) -> _Product | None:
     """Return the product, and what is added to it, that a node ends; None if it ends something else."""
     bias, offset = "", None
     if node.op_type == "Add" and (constant := [name for name in node.input if name in weights]):
@@ -145,8 +143,6 @@ def _merged(
     if group[0].bias:
         bias = beside([each.bias for each in group], "bias")
         nodes.append(
-            helper.make_node(
-                "Add", [nodes[-1].output[0], bias], [f"{name}.sum"], name=f"{place}/{joined}/Add"
-            )
+            helper.make_node("Add", [nodes[-1].output[0], bias], [f"{name}.sum"], name=f"{place}/{joined}/Add")
         )
     return nodes

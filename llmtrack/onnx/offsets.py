@@ -39,9 +39,7 @@ def split_zero_points(model: ModelProto, accuracy_level: int) -> int:
             sums[node.input[0], block], nodes = _block_sums(model, node.input[0], width, block)
         scales = numpy_helper.to_array(weights[node.input[2]])
         offsets = ((2 ** (settings["bits"] - 1) - zeros) * scales).reshape(settings["N"], width // block)
-        model.graph.initializer.append(
-            numpy_helper.from_array(np.ascontiguousarray(offsets.T), f"{node.name}.offsets")
-        )
+        model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(offsets.T), f"{node.name}.offsets"))
         whole, offset = f"{node.name}.whole", f"{node.name}.offset"
         instead[node.name] = [
             *nodes,
@@ -73,7 +71,5 @@ def _block_sums(model: ModelProto, inputs: str, width: int, block: int) -> tuple
         model.graph.initializer.append(numpy_helper.from_array(array, f"{name}.{part}"))
     return name, [
         helper.make_node("Reshape", [inputs, f"{name}.shape"], [f"{name}.blocks"], name=f"{name}/Reshape"),
-        helper.make_node(
-            "ReduceSum", [f"{name}.blocks", f"{name}.axis"], [name], name=f"{name}/ReduceSum", keepdims=0
-        ),
+        helper.make_node("ReduceSum", [f"{name}.blocks", f"{name}.axis"], [name], name=f"{name}/ReduceSum", keepdims=0),
     ]

@@ -84,9 +84,7 @@ def _batch(config: dict[str, Any], length: int, pads: bool, seed: int) -> tuple[
     sizes = [size for size in (length, length - _SHORTER, length - 2 * _SHORTER) if size > 1]
     sizes = sizes if length <= SHORT else sizes[:2]
     sizes = sizes if pads else [length] * len(sizes)
-    return pad_rows(
-        [random.integers(0, int(config["vocab_size"]), size).tolist() for size in sizes], 0, "left"
-    )
+    return pad_rows([random.integers(0, int(config["vocab_size"]), size).tolist() for size in sizes], 0, "left")
 
 
 def _expected(loaded: LoadedModel, ids: torch.Tensor, mask: torch.Tensor) -> NDArray[np.float32]:
@@ -137,6 +135,4 @@ def decoded(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> NDArray[np.flo
 def _forward(model: Any, ids: torch.Tensor, mask: torch.Tensor, **wanted: Any) -> Any:
     wanted["position_ids"] = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     known = inspect.signature(model.forward).parameters
-    return model(
-        input_ids=ids, attention_mask=mask, **{name: value for name, value in wanted.items() if name in known}
-    )
+    return model(input_ids=ids, attention_mask=mask, **{name: value for name, value in wanted.items() if name in known})

@@ -14,7 +14,7 @@ import numpy as np
 
 from llmtrack.devices import kind_of, require_tried, resolve_device
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError, in_words
-from llmtrack.installed import INSTALL_ONNX
+from llmtrack.host.packages import INSTALL_ONNX
 from llmtrack.onnx.names import COS, GRAPH_OPTIMIZATIONS, IN_PLACE, LAST, LOGITS_TO_KEEP, SIN, TOTAL
 
 if TYPE_CHECKING:
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 MODEL_FILE = "model.onnx"
 
 # Products of floats take so long that nothing is won by fewer of them, while a second copy of the weights takes seconds.
-_QUANTIZED = frozenset(
-    ["MatMulNBits", "MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "DequantizeLinear"]
-)
+_QUANTIZED = frozenset(["MatMulNBits", "MatMulInteger", "MatMulIntegerToFloat", "QLinearMatMul", "DequantizeLinear"])
 # ONNX Runtime's flash attention takes no memory for scores and on a CPU twice the time: it is for what has more than so many
 # in a head (16 MiB). It is chosen when a session is made, by a variable of the environment.
 _MOST_SCORES = 2**22
@@ -152,9 +150,7 @@ class OnnxDecoder:
             graph, self._angles = made.content, made.angles
         try:
             with _attention(self._flash):
-                self.session = onnxruntime().InferenceSession(
-                    graph, self._options, providers=[self._provider]
-                )
+                self.session = onnxruntime().InferenceSession(graph, self._options, providers=[self._provider])
             # It would keep what it was made of, which is as large as the weights.
             self.session._model_bytes = None
         except Exception as error:
@@ -255,9 +251,7 @@ class OnnxDecoder:
         if not self._pads:
             self._open(True)
         # Copied: these arrays would outlive the memory that they look into.
-        return {
-            name: value.numpy().copy() for name, value in self._prefill(ids).items() if name != LOGITS_TO_KEEP
-        }
+        return {name: value.numpy().copy() for name, value in self._prefill(ids).items() if name != LOGITS_TO_KEEP}
 
     def _prefill(self, ids: NDArray[np.int64]) -> dict[str, OrtValue]:
         feeds = self._feeds(ids, np.ones_like(ids), 0)

@@ -108,10 +108,7 @@ def _exchange_inputs(model: ModelProto, half: int) -> None:
         [
             helper.make_tensor_value_info(LAST, TensorProto.INT32, ["batch_size"]),
             helper.make_tensor_value_info(TOTAL, TensorProto.INT32, []),
-            *(
-                helper.make_tensor_value_info(name, TensorProto.FLOAT, ["places", half])
-                for name in (COS, SIN)
-            ),
+            *(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["places", half]) for name in (COS, SIN)),
         ]
     )
     graph.replace_nodes(model, {node.name: [] for node in model.graph.node if {COS, SIN} & set(node.output)})

@@ -21,8 +21,8 @@ from llmtrack.quality.perplexity import (
     tokens_of,
 )
 from llmtrack.quality.shards import plan_batches, share_out
-from llmtrack.scored import Scored
-from llmtrack.task import PerplexityTask, ShardTask
+from llmtrack.spec.scores import Scored
+from llmtrack.spec.task import PerplexityTask, ShardTask
 
 PLENTY = 2**62
 """Bytes: how batches are planned must not depend on what one worker has free."""

@@ -6,9 +6,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from llmtrack.outcome import Measurement
 from llmtrack.quality.figures import Drift
-from llmtrack.scenario import QualityCheck, Scalar, Variant
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import QualityCheck, Scalar, Variant
 
 
 def with_scored(
@@ -31,9 +31,7 @@ def with_scored(
 
 def without_scored(timed: Measurement, why: str) -> Measurement:
     """Return a timed measurement whose text could not be scored: the speed that was measured is kept."""
-    return replace(
-        timed, warnings=(*timed.warnings, f"its quality could not be scored: {why}"), ended_at=time.time()
-    )
+    return replace(timed, warnings=(*timed.warnings, f"its quality could not be scored: {why}"), ended_at=time.time())
 
 
 def with_drift(timed: Measurement, check: QualityCheck, drift: Drift, told: Mapping[str, str]) -> Measurement:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmtrack.errors import UsageError
-from llmtrack.given import one_text
+from llmtrack.host.units import GIB
 from llmtrack.measure.memory import available_bytes
-from llmtrack.plain import digest as digest_of
-from llmtrack.task import BUILTIN_TEXT, NAMED_CORPORA, PYDOC
-from llmtrack.units import GIB
+from llmtrack.spec.serialization import digest as digest_of
+from llmtrack.spec.task import BUILTIN_TEXT, NAMED_CORPORA, PYDOC
+from llmtrack.spec.text_args import one_text
 
 Row = TypeVar("Row")
 
@@ -113,9 +113,7 @@ def load_corpus(spec: str) -> Corpus:
         _check_size(path.name, path.stat().st_size)
         data = path.read_bytes()
     except OSError as error:
-        raise UsageError(
-            f"corpus {path.name!r} cannot be read ({error.strerror}): check its permissions"
-        ) from error
+        raise UsageError(f"corpus {path.name!r} cannot be read ({error.strerror}): check its permissions") from error
     return Corpus.from_texts(path.name, reader(_decode(data, path.name), path.name))
 
 
@@ -154,13 +152,9 @@ def _reader(spec: str, path: Path) -> Callable[[str, str], list[str]]:
     if os.path.isdir(path):
         raise UsageError(f"corpus {spec!r} is a folder: {_ACCEPTED}")
     if not os.path.exists(path):
-        raise UsageError(
-            f"no corpus {spec!r}: {_near(path)}{_ACCEPTED} (absolute, or relative to the working folder)"
-        )
+        raise UsageError(f"no corpus {spec!r}: {_near(path)}{_ACCEPTED} (absolute, or relative to the working folder)")
     if not os.path.isfile(path):  # a pipe would be waited for, and a device never ends
-        raise UsageError(
-            f"corpus {spec!r} is no regular file but a pipe or a device: copy its text to a file"
-        )
+        raise UsageError(f"corpus {spec!r} is no regular file but a pipe or a device: copy its text to a file")
     try:
         return _READERS[path.suffix.lower()]
     except KeyError:
@@ -224,9 +218,7 @@ def _plain_text(text: str, name: str) -> list[str]:
 def _json_lines(text: str, name: str) -> list[str]:
     # Not splitlines(): it also splits at U+2028 and others, which may stand unescaped in a JSON string.
     lines = _without_blank_ends(list(enumerate(text.split("\n"), start=1)), lambda line: line[1])
-    return [
-        _json_text(line, f"corpus {name!r}, line {number}") if line.strip() else "" for number, line in lines
-    ]
+    return [_json_text(line, f"corpus {name!r}, line {number}") if line.strip() else "" for number, line in lines]
 
 
 def _without_blank_ends(rows: list[Row], text_of: Callable[[Row], str] = str) -> list[Row]:

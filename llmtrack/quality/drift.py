@@ -8,11 +8,11 @@ import torch
 
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError
+from llmtrack.host.units import MIB
 from llmtrack.measure.finite import not_finite
 from llmtrack.quality.encoding import Encoded, encode_text
 from llmtrack.quality.figures import Drift, drift_of
-from llmtrack.scored import RowSums
-from llmtrack.units import MIB
+from llmtrack.spec.scores import RowSums
 
 CHUNK_BYTES = 64 * MIB
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from llmtrack.engine import Engine, Tokenized
 from llmtrack.errors import ScenarioError, UsageError
+from llmtrack.host.units import GIB
 from llmtrack.measure.memory import available_bytes
-from llmtrack.units import GIB
 
 # Of memory, for each character of a text: what a tokenizer of Rust holds at most while it divides it, as measured.
 _TOKENIZING_BYTES = 150
@@ -164,9 +164,7 @@ def _unknown(engine: Engine, text: str, tokens: Tokenized, predicted: range) -> 
 def _with_start(engine: Engine, text: str) -> Tokenized:
     start = engine.info.special_tokens.start_id
     if start is None:
-        raise UsageError(
-            "bos_rule=model is not possible, the tokenizer has no token to begin with: use bos_rule=none"
-        )
+        raise UsageError("bos_rule=model is not possible, the tokenizer has no token to begin with: use bos_rule=none")
     bare = engine.tokenize(text, special_tokens=False)
     if bare.ids[:1] == [start]:
         return bare

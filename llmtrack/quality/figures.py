@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from llmtrack.metrics import SPIKE
 from llmtrack.quality.bootstrap import gather_blocks, stderr_of_ratio
 from llmtrack.quality.encoding import lost_warning, unknown_warning
-from llmtrack.scored import RowSums, Scored, Text
-from llmtrack.task import PerplexityTask
+from llmtrack.spec.scores import RowSums, Scored, Text
+from llmtrack.spec.task import PerplexityTask
 
 GARBAGE_RATIO = 3.0
 """Perplexity over the reference's from which on the model is no longer the same one."""
@@ -156,9 +156,7 @@ def cut_warnings(quality: Quality, task: PerplexityTask) -> tuple[str, ...]:
             f"{quality.tokens_truncated} tokens were cut from documents longer than {task.max_length}: raise max_length"
         )
     if quality.documents_skipped:
-        found.append(
-            f"{quality.documents_skipped} document(s) of one token were left out: one token predicts nothing"
-        )
+        found.append(f"{quality.documents_skipped} document(s) of one token were left out: one token predicts nothing")
     return tuple(found)
 
 

@@ -14,7 +14,6 @@ from itertools import chain
 
 import torch
 
-from llmtrack import given
 from llmtrack.devices import on_gpu
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, UsageError
@@ -25,7 +24,8 @@ from llmtrack.quality.batching import in_batches, token_budget
 from llmtrack.quality.encoding import Encoded, digest_of, encode_text, tokens_digest
 from llmtrack.quality.figures import Quality, quality_of
 from llmtrack.quality.windows import Window, plan_windows
-from llmtrack.scored import Scored, Text
+from llmtrack.spec import text_args as given
+from llmtrack.spec.scores import Scored, Text
 from llmtrack.tensors.padding import pad_rows
 
 SEPARATOR = "\n\n"
@@ -228,9 +228,7 @@ def check(engine: Engine, max_length: int, batch_size: int | None) -> None:
     """
     context = engine.info.context_length
     if max_length < 2 or (context is not None and max_length > context):
-        raise UsageError(
-            f"max_length {max_length} is not possible: use 2 to {context or 'the context length'}"
-        )
+        raise UsageError(f"max_length {max_length} is not possible: use 2 to {context or 'the context length'}")
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch_size {batch_size} is not possible: use 1 or more")
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from llmtrack.errors import ScenarioError
 from llmtrack.quality.batching import in_batches
 from llmtrack.quality.figures import Drift, Quality, drift_of, quality_of, together
-from llmtrack.scored import Compared, Part
+from llmtrack.spec.scores import Compared, Part
 
 T = TypeVar("T")
 
@@ -80,9 +80,7 @@ def merge_drift(parts: Sequence[Compared]) -> Drift:
     """
     first = parts[0]
     if any((each.all_rows, each.ids_digest) != (first.all_rows, first.ids_digest) for each in parts):
-        raise ScenarioError(
-            "workers made other tokens of the text: give all of them the same tokenizer and text"
-        )
+        raise ScenarioError("workers made other tokens of the text: give all of them the same tokenizer and text")
     return drift_of(_each_once([part.sums for part in parts], first.all_rows, "rows, workers compared"))
 
 

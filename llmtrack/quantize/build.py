@@ -13,9 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from llmtrack.compat import import_transformers
 from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
-from llmtrack.installed import INSTALL_ONNX, installed_version, missing_modules, not_installed
+from llmtrack.host.packages import INSTALL_ONNX, installed_version, missing_modules, not_installed
+from llmtrack.host.transformers_compat import import_transformers
+from llmtrack.host.units import MIB
 from llmtrack.models.cache import MANIFEST, build_once, entry_stem, is_full, read_manifest, why_full
 from llmtrack.models.digests import ModelDigests
 from llmtrack.models.durations import making
@@ -23,13 +24,12 @@ from llmtrack.models.load import ModelIdentity
 from llmtrack.models.reasons import reason_of
 from llmtrack.models.view import LOCAL
 from llmtrack.onnx.session import MODEL_FILE
-from llmtrack.parameter import NONE
-from llmtrack.plain import digest
-from llmtrack.quantize.apart import run_apart
+from llmtrack.quantize.isolated import run_isolated
 from llmtrack.quantize.options import CalibrationText
 from llmtrack.quantize.recipe import Job, Recipe, find_recipe
-from llmtrack.scenario import Scalar, Variant
-from llmtrack.units import MIB
+from llmtrack.spec.parameter import NONE
+from llmtrack.spec.scenario import Scalar, Variant
+from llmtrack.spec.serialization import digest
 
 CALIBRATION = CalibrationText.calibration
 """The calibration text where none is named: the corpus that experiments do not score by default."""
@@ -178,7 +178,7 @@ def build_apart(
     """
     started = time.perf_counter()
     with making(what, of):
-        facts = run_apart(what, _guarded, str(folder), what, work, *arguments)
+        facts = run_isolated(what, _guarded, str(folder), what, work, *arguments)
     return {**facts, "build_seconds": time.perf_counter() - started}
 
 

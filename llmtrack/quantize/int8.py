@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ScenarioError
-from llmtrack.installed import OWN_RECIPES
+from llmtrack.host.machine import cpu_flags
+from llmtrack.host.packages import OWN_RECIPES
 from llmtrack.quantize.options import Blocks, Dynamic, Mixed, PerToken, Static
 from llmtrack.quantize.recipe import Built, Job, Recipe
 from llmtrack.quantize.weight_only import check_blocks, in_blocks
-from llmtrack.scenario import Scalar
-from llmtrack.system import cpu_flags
+from llmtrack.spec.scenario import Scalar
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -158,8 +158,7 @@ def instruction_set(machine: str, flags: frozenset[str]) -> str:
             if needed in flags:
                 return name
     raise ScenarioError(
-        f"no int8 configuration fits this CPU ({machine}): it needs AVX2, AVX-512 or ARM64; "
-        "use a weight-only recipe",
+        f"no int8 configuration fits this CPU ({machine}): it needs AVX2, AVX-512 or ARM64; use a weight-only recipe",
         kind="unsupported",
     )
 
@@ -264,6 +263,4 @@ def _examples(path: Path, rows: Sequence[Sequence[int]]) -> list[dict[str, Any]]
     from llmtrack.onnx.session import OnnxDecoder
 
     decoder = OnnxDecoder(path)
-    return [
-        {name: value[0] for name, value in decoder.prefill_feeds(np.array([row])).items()} for row in rows
-    ]
+    return [{name: value[0] for name, value in decoder.prefill_feeds(np.array([row])).items()} for row in rows]

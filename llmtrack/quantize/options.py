@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from llmtrack.errors import UsageError
-from llmtrack.options import Checked, Option
-from llmtrack.parameter import NONE
 from llmtrack.quantize.calibration import DEFAULT_TOKENS
-from llmtrack.task import PYDOC
+from llmtrack.spec.options import Checked, Option
+from llmtrack.spec.parameter import NONE
+from llmtrack.spec.task import PYDOC
 
 
 def share(text: object) -> float | None:
@@ -49,15 +49,11 @@ HEAD_BITS = (4, 8)
 BlockSize = Annotated[int, Option("Weights that share a scale.", min=1)]
 HeadBits = Annotated[
     int,
-    Option(
-        "int4-weight-only: bits of the head, and of an embedding that it is tied to: 8 or 4.", min=4, max=8
-    ),
+    Option("int4-weight-only: bits of the head, and of an embedding that it is tied to: 8 or 4.", min=4, max=8),
 ]
 Symmetric = Annotated[bool, Option("Weight-only: blocks without zero points.")]
 CalibrationCorpus = Annotated[str, Option("Text that quantization may look at; not the scored one.", min=1)]
-Method = Annotated[
-    str, Option("int8-static: how ranges are found.", choices=("minmax", "percentile", "entropy"))
-]
+Method = Annotated[str, Option("int8-static: how ranges are found.", choices=("minmax", "percentile", "entropy"))]
 Tokens = Annotated[int, Option("Tokens of the calibration text.", min=1)]
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import ExtensionError, UsageError
-from llmtrack.extensions import RECIPE_POINTS, broken, extensions, load_extension
-from llmtrack.installed import missing_modules, not_installed
-from llmtrack.options import NoOptions, chosen, parameters, why_unusable
+from llmtrack.host.entry_points import RECIPE_POINTS, broken, extensions, load_extension
+from llmtrack.host.packages import missing_modules, not_installed
 from llmtrack.quantize.options import CalibrationText
-from llmtrack.scenario import Scalar
+from llmtrack.spec.options import NoOptions, chosen, parameters, why_unusable
+from llmtrack.spec.scenario import Scalar
 
 # Known without an installation, as the built-in engines are.
 BUILTIN = (
@@ -158,9 +158,7 @@ def recipes() -> tuple[Recipe, ...]:
 
 def broken_recipes() -> tuple[ExtensionError, ...]:
     """Return why recipes of other packages cannot be used."""
-    return tuple(
-        found for found in map(_extension, extensions(RECIPE_POINTS)) if isinstance(found, ExtensionError)
-    )
+    return tuple(found for found in map(_extension, extensions(RECIPE_POINTS)) if isinstance(found, ExtensionError))
 
 
 def _builtin() -> Iterator[Recipe]:
@@ -222,9 +220,7 @@ def _unheard(recipe: Recipe) -> str:
         signature.bind(*to, {})
     except TypeError:
         names = ", ".join(each.name for each in declared)
-        return (
-            f"apply takes no options, and it declares {names}: give it a further argument, a mapping of them"
-        )
+        return f"apply takes no options, and it declares {names}: give it a further argument, a mapping of them"
     return ""
 
 

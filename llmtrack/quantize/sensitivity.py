@@ -121,9 +121,7 @@ def worst_first(errors: Sequence[LayerError]) -> tuple[LayerError, ...]:
     return tuple(sorted(errors, key=lambda each: -each.error))
 
 
-def fewest_left_out(
-    loss_without: Callable[[int], float], layers: int, bound: float
-) -> tuple[int, tuple[Attempt, ...]]:
+def fewest_left_out(loss_without: Callable[[int], float], layers: int, bound: float) -> tuple[int, tuple[Attempt, ...]]:
     """Return how many of the worst layers must stay gentler so that the loss keeps a bound.
 
     Tries none, a sixteenth of the layers, twice as many and so on until the bound is kept, then halves the gap, down

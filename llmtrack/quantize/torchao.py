@@ -9,9 +9,9 @@ from typing import Any
 
 from llmtrack.devices import KINDS
 from llmtrack.errors import MissingDependencyError, ScenarioError
-from llmtrack.installed import INSTALL_TORCHAO, OWN_RECIPES
+from llmtrack.host.packages import INSTALL_TORCHAO, OWN_RECIPES
 from llmtrack.quantize.recipe import Recipe
-from llmtrack.scenario import Scalar
+from llmtrack.spec.scenario import Scalar
 
 AMPERE, ADA = (8, 0), (8, 9)
 """Compute capabilities from which on cards have what 4-bit weights and 8-bit floats need."""
@@ -89,9 +89,7 @@ def _float8_weight_only(torchao: Any) -> Any:
 
 
 def _float8_dynamic(torchao: Any) -> Any:
-    return torchao.Float8DynamicActivationFloat8WeightConfig(
-        granularity=torchao.PerRow(), set_inductor_config=False
-    )
+    return torchao.Float8DynamicActivationFloat8WeightConfig(granularity=torchao.PerRow(), set_inductor_config=False)
 
 
 _FLOAT8 = "8-bit floats"

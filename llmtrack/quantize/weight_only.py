@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ScenarioError
-from llmtrack.installed import OWN_RECIPES
+from llmtrack.host.packages import OWN_RECIPES
 from llmtrack.quantize.options import (
     BLOCK_SIZES,
     HEAD_BITS,
@@ -20,7 +20,7 @@ from llmtrack.quantize.options import (
     SmallBlocks,
 )
 from llmtrack.quantize.recipe import Built, Job, Recipe
-from llmtrack.scenario import Scalar
+from llmtrack.spec.scenario import Scalar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -130,9 +130,7 @@ def in_blocks(
     return changed
 
 
-def correct_errors(
-    model: ModelProto, base: ModelProto, block_size: int, rows: Sequence[Sequence[int]]
-) -> None:
+def correct_errors(model: ModelProto, base: ModelProto, block_size: int, rows: Sequence[Sequence[int]]) -> None:
     """Round the 4-bit weights of a graph anew, by GPTQ.
 
     Args:
@@ -161,9 +159,7 @@ def correct_errors(
                 products[name] = products.get(name, 0) + values.T @ values
         for layer in group:
             weight = numpy_helper.to_array(weights[layer.weight])
-            made: Sequence[NDArray[Any]] = packed(
-                gptq(weight, products[layer.source], block_size), block_size
-            )
+            made: Sequence[NDArray[Any]] = packed(gptq(weight, products[layer.source], block_size), block_size)
             for name, array in zip(few[layer.result].input[1:], made, strict=True):
                 shape = tuple(stored[name].dims)
                 stored[name].CopyFrom(numpy_helper.from_array(array.reshape(shape), name))

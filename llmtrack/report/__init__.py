@@ -13,6 +13,6 @@ Returns:
 The package also holds the tables, comparisons and plots that are made of tracked runs.
 """
 
-from llmtrack.modules import callable_package
+from llmtrack.host.callable_package import callable_package
 
 callable_package(__name__, "llmtrack.run.notebook", "report")

@@ -50,9 +50,7 @@ def with_columns(table: Table, more: Further | None, names: Sequence[str]) -> Ta
     keys = [*first, *(name for name in names if name not in first), *last]
     columns = [_column(table, more, key) for key in keys]
     titles, numeric, cells = zip(*columns, strict=True)
-    return replace(
-        table, titles=titles, numeric=numeric, rows=tuple(zip(*cells, strict=True)), keys=tuple(keys)
-    )
+    return replace(table, titles=titles, numeric=numeric, rows=tuple(zip(*cells, strict=True)), keys=tuple(keys))
 
 
 def _column(table: Table, more: Further | None, key: str) -> tuple[str, bool, list[str]]:
@@ -83,8 +81,7 @@ def with_differing_params(table: Table, runs: Runs, roles: Sequence[schema.Role]
         numeric=joined(table.numeric, [column.is_number for column in differing]),
         keys=joined(table.keys, [column.key for column in differing]),
         rows=tuple(
-            joined(row, [cell(run, column) for column in differing])
-            for row, run in zip(table.rows, runs, strict=True)
+            joined(row, [cell(run, column) for column in differing]) for row, run in zip(table.rows, runs, strict=True)
         ),
     )
 

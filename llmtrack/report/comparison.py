@@ -17,8 +17,9 @@ from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.verdicts import own_warnings, with_samples
 from llmtrack.decide.warned import grouped
 from llmtrack.errors import ExtensionError, UsageError
-from llmtrack.modules import named_experiment
-from llmtrack.output import emit
+from llmtrack.host.callable_package import named_experiment
+from llmtrack.host.console import emit
+from llmtrack.host.words import plural
 from llmtrack.report.columns import (
     Further,
     cell,
@@ -37,7 +38,6 @@ from llmtrack.report.write import print_lines, write_report
 from llmtrack.tracked.frames import check_columns, column_names, pick
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.query import tracked_runs, why_empty
-from llmtrack.words import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,9 +136,7 @@ def compare_runs(
         )
         with tempfile.TemporaryDirectory() as folder:
             files = write_report(Path(folder), "llmtrack compare", table, tracked)
-            note = page_note(
-                question, [f"{plural(len(tracked), 'run')} side by side."], {"": table}, own.experiment_id
-            )
+            note = page_note(question, [f"{plural(len(tracked), 'run')} side by side."], {"": table}, own.experiment_id)
             tracker.finish_study(own, "finished", note=note, files=files, metrics=headline(tracked))
 
 
@@ -168,9 +166,7 @@ def compare_with_baseline(
         TrackingError: the store cannot be read.
     """
 
-    pairs, unmatched = match(
-        as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri)
-    )
+    pairs, unmatched = match(as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri))
     pairs = with_samples_of(pairs, tracking_uri)
     found = compare_pairs(pairs, metrics, across_environments=across_environments)
     found = _sorted_frame(found, layout.sort)
@@ -198,10 +194,7 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
     columns = [column_of_runs(name, runs) for name in runs.params]
     differs = {pair.candidate.run_id: _what_differs(pair, columns) for pair in pairs}
     everywhere = _in_all(list(differs.values()))
-    asked = {
-        run_id: ", ".join(each for each in found if each not in everywhere)
-        for run_id, found in differs.items()
-    }
+    asked = {run_id: ", ".join(each for each in found if each not in everywhere) for run_id, found in differs.items()}
     long = {run_id: text for run_id, text in asked.items() if len(text) > _MOST_IN_A_CELL}
     titles = ["scenario", "metric", "baseline", "candidate", "difference"]
     rows = [_row(line, runs) for line in found.to_dict("records")]
@@ -238,9 +231,7 @@ def _row(line: Mapping[Any, Any], runs: Runs) -> list[str]:
     import pandas as pd
 
     column = column_of_runs(line["metric"], runs)
-    values = (
-        DASH if pd.isna(line[side]) else column.render(line[side]) for side in ("baseline", "candidate")
-    )
+    values = (DASH if pd.isna(line[side]) else column.render(line[side]) for side in ("baseline", "candidate"))
     unit = "" if line["unit"] == "-" or column.title != line["metric"] else f", {line['unit']}"
     mark = {"better": "+ ", "worse": "- "}.get(line["verdict"], "")
     return [line["scenario"], f"{column.title}{unit}", *values, mark + line["words"]]
@@ -253,11 +244,7 @@ def _in_all(found: Sequence[Sequence[str]]) -> list[str]:
 
 def _other_machines(found: pd.DataFrame) -> list[str]:
     refused = found["words"].astype(str).str.contains("different environments").any()
-    return (
-        ["--across-environments compares speed and memory of different machines or versions, too"]
-        if refused
-        else []
-    )
+    return ["--across-environments compares speed and memory of different machines or versions, too"] if refused else []
 
 
 def _what_differs(pair: Pair, columns: Sequence[Column]) -> list[str]:
@@ -297,9 +284,7 @@ def _sorted_frame(table: pd.DataFrame, sort: str | None) -> pd.DataFrame:
     name = sort.removeprefix("-")
     pick(table, [name])
     ascending = not sort.startswith("-")
-    return table.sort_values(name, ascending=ascending, na_position="last", kind="stable").reset_index(
-        drop=True
-    )
+    return table.sort_values(name, ascending=ascending, na_position="last", kind="stable").reset_index(drop=True)
 
 
 def _further(found: pd.DataFrame) -> Further:

@@ -10,8 +10,8 @@ import re
 
 from rich.text import Text
 
-from llmtrack.output import on_one_line, shown
-from llmtrack.words import cut
+from llmtrack.host.console import on_one_line, shown
+from llmtrack.host.words import cut
 
 _IN_MARKDOWN = {character: f"\\{character}" for character in "\\`*[]|~"} | {
     "&": "&amp;",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from rich.cells import cell_len
 
 from llmtrack import metrics as schema
-from llmtrack.output import on_one_line
+from llmtrack.host.console import on_one_line
 from llmtrack.report.table import DASH, GAP, Table
 
 NARROWEST = 60
@@ -112,9 +112,7 @@ def blocks(table: Table, width: int) -> list[str]:
     for row in table.rows:
         cells = list(map(on_one_line, row))
         lines += ["", *_wrapped(cells[head], width, "  ")]
-        named = [
-            (title, cell) for title, cell in zip(table.titles, cells, strict=True) if cell not in ("", DASH)
-        ]
+        named = [(title, cell) for title, cell in zip(table.titles, cells, strict=True) if cell not in ("", DASH)]
         room = min(max((cell_len(title) for title, _ in named), default=0), width // 3)
         for title, cell in named:
             if cell is cells[head]:
@@ -146,9 +144,7 @@ def _keep(key: str) -> int:
 def _widths(table: Table, width: int, text: int) -> tuple[int, ...] | None:
     """Return how wide each column is so that all fit, texts being wrapped down to a width; None if they do not."""
     columns = [[on_one_line(row[index]) for row in table.rows] for index in range(len(table.titles))]
-    natural = [
-        max(map(cell_len, (title, *cells))) for title, cells in zip(table.titles, columns, strict=True)
-    ]
+    natural = [max(map(cell_len, (title, *cells))) for title, cells in zip(table.titles, columns, strict=True)]
     room = width - GAP * (len(natural) - 1)
     if sum(natural) <= room:
         return tuple(natural)

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llmtrack.output import as_json, console_of, on_one_line
+from llmtrack.host.console import as_json, console_of, on_one_line
 from llmtrack.report.escape import in_html, in_latex, in_markdown, plain
 from llmtrack.report.table import Table
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from llmtrack.experiment import Experiment, OwnTable
+from llmtrack.host.words import cut
 from llmtrack.report.drawing import save
 from llmtrack.report.html import GeneratedText, Plot, Report, Rows, Section
 from llmtrack.report.phases import Call
@@ -16,7 +17,6 @@ from llmtrack.report.takeaways import plain_call
 from llmtrack.report.tasks import split_by_task, tables_by_task
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.words import cut
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -123,9 +123,7 @@ def suite_report(
         sections=tuple(sections),
         summary={
             title: Rows(table, _kinds(own))
-            for (title, table), own in zip(
-                tables_by_task(runs).items(), split_by_task(runs).values(), strict=True
-            )
+            for (title, table), own in zip(tables_by_task(runs).items(), split_by_task(runs).values(), strict=True)
         },
         call=call_of(runs),
         remarks=tuple(remarks),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from llmtrack.output import shown
+from llmtrack.host.console import shown
 from llmtrack.report.phases import Call, Timeline, timeline
 from llmtrack.report.table import Table, metric_columns
 

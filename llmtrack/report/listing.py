@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from llmtrack.output import emit
+from llmtrack.host.console import emit
+from llmtrack.host.words import plural
 from llmtrack.report.columns import column_of_runs
 from llmtrack.report.formats import render
 from llmtrack.report.show import Layout, show
@@ -15,7 +16,6 @@ from llmtrack.report.terminal import make_console, say
 from llmtrack.tracked.frames import check_columns, column_names, frame_of, pick
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.ids import SHORT_ID, is_id
-from llmtrack.words import plural
 
 LISTED = (
     "run_id",
@@ -45,8 +45,7 @@ def listing_table(runs: Runs, chosen: Sequence[str] | None = None) -> Table:
     keys = LISTED if chosen is None else tuple(chosen)
     columns = [column_of_runs(key, runs) for key in keys]
     rows = tuple(
-        tuple(_cell(run.get(column.key), column.render, chosen is not None) for column in columns)
-        for run in runs
+        tuple(_cell(run.get(column.key), column.render, chosen is not None) for column in columns) for run in runs
     )
     return Table(
         conditions=(),

@@ -113,9 +113,7 @@ def outlier_lines(done: Runs) -> list[str]:
     """Name the outliers among measured runs, a line for each cause with the numbers that point to it."""
     found = outliers(done)
     if not found:
-        return [
-            f"No prompt lies more than {OUTLIER_FACTOR:g}x from the median of all, up or down, beyond noise."
-        ]
+        return [f"No prompt lies more than {OUTLIER_FACTOR:g}x from the median of all, up or down, beyond noise."]
     middle = f"{_median(prefill_shares(done)):.0%}"
     lines = []
     for cause, text in CAUSES.items():

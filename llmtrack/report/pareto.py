@@ -95,9 +95,7 @@ def pareto_table(points: Points, respects: Sequence[str]) -> Table:
         conditions=shared,
         titles=("scenario", *(column.title for column in columns), f"front of {', '.join(respects)}"),
         numeric=(False, *(column.is_number for column in columns), False),
-        rows=tuple(
-            (run.scenario, *(cell(run, column) for column in columns), stands[run.run_id].why) for run in runs
-        ),
+        rows=tuple((run.scenario, *(cell(run, column) for column in columns), stands[run.run_id].why) for run in runs),
         run_ids=tuple(run.run_id for run in runs),
         notes=(
             *points.notes,
@@ -131,9 +129,7 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
     standings = pareto_front(known, (speed, quality))
     places = {run.run_id: each.place for run, each in zip(known, standings, strict=True)}
     runs = known.by(speed)
-    figure, axes = canvas(
-        f"{_named(quality).capitalize()} against {_named(speed)}", _axis(speed), _axis(quality)
-    )
+    figure, axes = canvas(f"{_named(quality).capitalize()} against {_named(speed)}", _axis(speed), _axis(quality))
     axes.grid(visible=True, axis="x")
     add_note(figure, *_key(places.values()), *_memory_range(runs))
     front = runs.where(lambda run: places[run.run_id] == "on")

@@ -6,12 +6,12 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from llmtrack.output import on_one_line
+from llmtrack.host.console import on_one_line
+from llmtrack.host.words import cut
 from llmtrack.report.drawing import new_figure
 from llmtrack.report.escape import in_plot
 from llmtrack.report.fit import fit_to_width
 from llmtrack.report.table import Table
-from llmtrack.words import cut
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,18 +27,12 @@ MOST_DRAWN = 100
 
 def to_figure(table: Table | Mapping[str, Table], title: str) -> Figure:
     """Return a table as a picture, or several below each other under their titles."""
-    whole = (
-        {title: table}
-        if isinstance(table, Table)
-        else {f"{title}: {name}": each for name, each in table.items()}
-    )
+    whole = {title: table} if isinstance(table, Table) else {f"{title}: {name}": each for name, each in table.items()}
     tables = {name: _that_fits(each) for name, each in whole.items()}
     sizes = [_picture_size(each, name) for name, each in tables.items()]
     height = sum(size[1] for size in sizes)
     figure = new_figure(figsize=(max(size[0] for size in sizes), height), dpi=150)
-    grid = figure.subplots(
-        len(tables), squeeze=False, gridspec_kw={"height_ratios": [size[1] for size in sizes]}
-    )
+    grid = figure.subplots(len(tables), squeeze=False, gridspec_kw={"height_ratios": [size[1] for size in sizes]})
     for axes, (name, each) in zip(grid[:, 0], tables.items(), strict=True):
         _draw_table(axes, each, name)
     figure.tight_layout()

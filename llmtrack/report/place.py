@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from rich.console import Console
 
-from llmtrack.redaction import redact
+from llmtrack.host.secrets import redact
 from llmtrack.report.html import Report
 from llmtrack.report.parts import Parts
 from llmtrack.tracking.artifacts import artifact_text, series

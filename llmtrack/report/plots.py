@@ -118,9 +118,7 @@ def curves_plot(
     figure, axes = canvas(title, x_label, y_label)
     for (name, (xs, ys)), color in zip(curves.items(), cycle(LINE_COLORS)):
         few = len(xs) <= 40
-        axes.plot(
-            xs, ys, marker="o" if few else "", color=color, linewidth=2 if few else 1, label=as_label(name)
-        )
+        axes.plot(xs, ys, marker="o" if few else "", color=color, linewidth=2 if few else 1, label=as_label(name))
     axes.legend()
     return figure
 

@@ -9,9 +9,9 @@ from llmtrack.decide.differences import Difference, in_figures
 from llmtrack.decide.verdicts import disturbance, is_disturbed, measure_more, tell
 from llmtrack.decide.verdicts import doubt as doubt
 from llmtrack.decide.warned import grouped
+from llmtrack.host.words import plural
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.words import plural
 
 MEMORY_BOUND = 0.6
 FAR_FROM_BOUND = 0.3
@@ -82,18 +82,12 @@ def all_behind(best: Run, others: Sequence[Run], key: str) -> str:
 def cannot_tell(base: Run, others: Sequence[Run], key: str) -> list[str]:
     """Say of which others it cannot be told how they compare with a run, and how to measure more; nothing if it can."""
     rest = [run for run in others if run.run_id != base.run_id]
-    unknown = [
-        (run, each)
-        for run, each in zip(rest, tell(base, rest, key), strict=True)
-        if each.verdict == "unknown"
-    ]
+    unknown = [(run, each) for run, each in zip(rest, tell(base, rest, key), strict=True) if each.verdict == "unknown"]
     if not unknown:
         return []
     names = ", ".join(run.name for run, _ in unknown)
     command = measure_more(base, max(each.repeats_needed for _, each in unknown))
-    return [
-        f"{names} against {base.name} in {key}: inconclusive ({unknown[0][1].why}); to settle it run: {command}"
-    ]
+    return [f"{names} against {base.name} in {key}: inconclusive ({unknown[0][1].why}); to settle it run: {command}"]
 
 
 def in_doubt(found: Difference) -> str:

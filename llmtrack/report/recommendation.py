@@ -24,7 +24,7 @@ def recommendation_markdown(found: Recommendation, how: Sequence[str], settings:
 
     Args:
         found: the recommendation.
-        how: what `run.how.how_to_run` returned.
+        how: what `run.reproduce.reproduce_command` returned.
         settings: what `run.how.settings_of` returned.
     """
     lines = [f"**{in_markdown(found.sentence)}**"]
@@ -55,9 +55,7 @@ def draw(found: Recommendation, runs: Runs, objective: str, target: Path) -> Non
     """
     points = gather_points(runs, objective)
     if not any(run.has(QUALITY) for run in points.runs):
-        raise UsageError(
-            "there is nothing to draw: no perplexity was scored (mlflow run . -e perplexity scores it)"
-        )
+        raise UsageError("there is nothing to draw: no perplexity was scored (mlflow run . -e perplexity scores it)")
     with drawing():
         figure = pareto_plot(points, objective, QUALITY)
         figure.set_size_inches(10, 5.6)

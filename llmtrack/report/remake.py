@@ -12,9 +12,9 @@ from rich.console import Console
 
 from llmtrack.decide.verdicts import with_samples
 from llmtrack.experiment import Declaration, Experiment, draw_nothing
+from llmtrack.host.callable_package import EXPERIMENTS, named_experiment
+from llmtrack.host.console import make_folder
 from llmtrack.metrics import SETTING_PREFIX
-from llmtrack.modules import EXPERIMENTS, named_experiment
-from llmtrack.output import make_folder
 from llmtrack.report.gather import Member
 from llmtrack.report.parts import Parts
 from llmtrack.report.place import Place
@@ -97,9 +97,7 @@ def _experiment(own: Run, parts: Parts) -> Experiment:
     with parts.part("plots and reading"):
         module = named_experiment(name)
     if module is None and not parts.problems:
-        parts.problems.append(
-            f"plots and reading: {EXPERIMENTS}/{name}.py is not here; run it in the project's folder"
-        )
+        parts.problems.append(f"plots and reading: {EXPERIMENTS}/{name}.py is not here; run it in the project's folder")
     settings = {
         key.removeprefix(SETTING_PREFIX): str(value)
         for key, value in sorted(own.params.items())

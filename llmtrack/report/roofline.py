@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import TYPE_CHECKING
 
+from llmtrack.host.units import MIB
 from llmtrack.report.drawing import LINE_COLORS
 from llmtrack.report.escape import as_label
 from llmtrack.report.labels import label_points
 from llmtrack.report.plots import canvas
 from llmtrack.tracked.run import Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.units import MIB
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from llmtrack.output import emit
+from llmtrack.host.console import emit
 from llmtrack.report.columns import Further, with_columns
 from llmtrack.report.formats import render
 from llmtrack.report.table import Table

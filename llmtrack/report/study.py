@@ -99,9 +99,7 @@ def write_study(experiment: Experiment, tracked: Runs, place: Place) -> Written:
     return Written(tuple(reading), note, files, figures_of_its_own)
 
 
-def page_note(
-    question: str, lines: Sequence[str], tables: Mapping[str, Table], experiment_id: str | None
-) -> str:
+def page_note(question: str, lines: Sequence[str], tables: Mapping[str, Table], experiment_id: str | None) -> str:
     """Return what stands on the page of a study's run, of which MLflow shows three lines until it is unfolded: the answer first.
 
     Args:
@@ -128,9 +126,7 @@ def narrow(table: Table) -> Table:
     return table if fitted is None else fitted.table
 
 
-def prepare_views(
-    table: Table, tracked: Runs, key: str, experiment_id: str | None, tracking_uri: str
-) -> None:
+def prepare_views(table: Table, tracked: Runs, key: str, experiment_id: str | None, tracking_uri: str) -> None:
     """Prepare what MLflow opens on, of the study or suite that runs are of; without it its plain table is opened."""
     own = _the_one(tracked, key)
     if experiment_id is None or not own:
@@ -158,6 +154,4 @@ def say_incomplete(console: Console, study_id: str, problems: Sequence[str], kep
         say(console, f"warning: the report is not complete: {problem}")
     if problems:
         first = "llmtrack sync, then " if kept else ""
-        say(
-            console, f"What was measured is tracked; make the report again: {first}llmtrack report {study_id}"
-        )
+        say(console, f"What was measured is tracked; make the report again: {first}llmtrack report {study_id}")

@@ -13,10 +13,10 @@ from llmtrack.decide.floor import say_floor
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import is_disturbed, measure_more, tell
 from llmtrack.decide.wording import change_text
+from llmtrack.host.words import plural
 from llmtrack.report.reading import bandwidth, in_doubt
 from llmtrack.tracked.run import VARIANT, Run
 from llmtrack.tracked.runs import Runs
-from llmtrack.words import plural
 
 # What a user can choose, and how it is written.
 CHOICES = tuple(
@@ -78,9 +78,7 @@ def takeaways(runs: Runs) -> list[str]:
         lines.append(f"To avoid: {_gives(_plainest(losses, lambda gain: -gain.ratio.value))}")
     if compared and not wins and not losses:
         lines += _cannot_tell([gain for gain in compared if gain.found.verdict == "unknown"])
-    return (
-        lines + say_floor(runs, "tokens_per_sec") + _where_time_goes(runs) + runs.unfinished(experiments=True)
-    )
+    return lines + say_floor(runs, "tokens_per_sec") + _where_time_goes(runs) + runs.unfinished(experiments=True)
 
 
 def headline(runs: Runs) -> dict[str, float]:
@@ -142,9 +140,7 @@ def _plainest(gains: list[Gain], size: Callable[[Gain], float]) -> Gain:
     others = [gain for gain in gains if gain is not biggest]
     told = tell(biggest.run, [gain.run for gain in others], "tokens_per_sec")
     alike = [gain for gain, found in zip(others, told, strict=True) if found.verdict in ("same", "unknown")]
-    return max(
-        [biggest, *alike], key=lambda gain: (_same_tokens(gain) is True, -len(_changed(gain)), size(gain))
-    )
+    return max([biggest, *alike], key=lambda gain: (_same_tokens(gain) is True, -len(_changed(gain)), size(gain)))
 
 
 def _same_tokens(gain: Gain) -> bool | None:
@@ -155,9 +151,7 @@ def _same_tokens(gain: Gain) -> bool | None:
 
 
 def _gives(gain: Gain) -> str:
-    return (
-        f"{_what(gain)} gives {in_figures(gain.found)} the tokens/s ({_where(gain)}){in_doubt(gain.found)}."
-    )
+    return f"{_what(gain)} gives {in_figures(gain.found)} the tokens/s ({_where(gain)}){in_doubt(gain.found)}."
 
 
 def _what(gain: Gain) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from llmtrack import metrics as schema
 from llmtrack.decide.recommending import Recommendation
-from llmtrack.output import console_of, protected, replace_unknown
+from llmtrack.host.console import console_of, protected, replace_unknown
 from llmtrack.report.escape import plain
 from llmtrack.tracked.run import Run
 

@@ -58,11 +58,7 @@ def chart_view(table: Table, runs: Runs, tag: str, value: str) -> dict[str, Any]
     section = _id("section", value)
     charts: list[Mapping[str, Any]] = [{"type": "BAR", "metricKey": key} for key in metrics[:1]]
     across = next(
-        (
-            key
-            for key in ("perplexity", "peak_memory_mib")
-            if key in metrics[1:] and _of_one_run(runs, metrics[0], key)
-        ),
+        (key for key in ("perplexity", "peak_memory_mib") if key in metrics[1:] and _of_one_run(runs, metrics[0], key)),
         None,
     )
     if across is not None:
@@ -83,9 +79,7 @@ def chart_view(table: Table, runs: Runs, tag: str, value: str) -> dict[str, Any]
         "compareRunSections": [
             {"uuid": section, "name": _SECTION, "display": True, "isReordered": True, "isGenerated": False}
         ],
-        "compareRunCharts": [
-            {"uuid": _id(str(number), value), **chart, **own} for number, chart in enumerate(charts)
-        ],
+        "compareRunCharts": [{"uuid": _id(str(number), value), **chart, **own} for number, chart in enumerate(charts)],
     }
 
 
@@ -109,9 +103,7 @@ def _axes(runs: Runs, metrics: Sequence[str], params: Sequence[str]) -> tuple[Se
     """Return the axes of parallel coordinates: MLflow draws only runs that have all of them, and none where one is constant."""
     drawn = runs.where(lambda run: run.has_figure(metrics[0])) if metrics else Runs()
     metrics = [key for key in metrics if all(run.has_figure(key) for run in drawn)]
-    found = tuple(
-        [key for key in keys if len({run.get(key) for run in drawn}) > 1] for keys in (metrics, params)
-    )
+    found = tuple([key for key in keys if len({run.get(key) for run in drawn}) > 1] for keys in (metrics, params))
     return (found[0], found[1]) if len(drawn) > 1 and sum(map(len, found)) > 1 else ((), ())
 
 

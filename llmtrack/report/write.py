@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.measure import Measurement
 
-from llmtrack.output import console_of, keep_text, make_folder, on_one_line
+from llmtrack.host.console import console_of, keep_text, make_folder, on_one_line
+from llmtrack.host.words import plural
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import in_markdown, plain
 from llmtrack.report.fit import blocks, fit_to_width, without_constants
@@ -20,7 +21,6 @@ from llmtrack.report.picture import to_figure
 from llmtrack.report.table import Table, to_csv
 from llmtrack.report.terminal import width_of
 from llmtrack.tracked.runs import Runs
-from llmtrack.words import plural
 
 MORE = "--wide, or --columns NAME,NAME"
 """What shows the columns that a terminal has no room for."""
@@ -59,9 +59,7 @@ def print_report(
         drawn = to_rich(table)
         # A table that is wider than the terminal is wrapped by it, and nothing of it is lost.
         natural = Measurement.get(console, console.options.update(max_width=10_000), drawn).maximum
-        wider = console_of(
-            file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal
-        )
+        wider = console_of(file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal)
         wider.print(drawn)
     elif fitted:
         console.print(to_rich(shown, widths=fitted.widths))

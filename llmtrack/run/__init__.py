@@ -18,6 +18,6 @@ Returns:
 The package also holds what runs a study: plan, executors, progress, resume and suite.
 """
 
-from llmtrack.modules import callable_package
+from llmtrack.host.callable_package import callable_package
 
 callable_package(__name__, "llmtrack.run.notebook", "run")

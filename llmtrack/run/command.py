@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from llmtrack.experiment import Declaration
-from llmtrack.output import print_text
-from llmtrack.parameter import unexpected
+from llmtrack.host.console import print_text
 from llmtrack.report.terminal import make_console
 from llmtrack.run.flags import click_options
 from llmtrack.run.main import USAGE, exit_codes, run_experiment
 from llmtrack.run.settings import unknown
+from llmtrack.spec.parameter import unexpected
 from llmtrack.tracking.refusal import explain_refusal
 
 

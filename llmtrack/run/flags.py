@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from llmtrack.errors import LlmtrackError
-from llmtrack.options import parameters
-from llmtrack.parameter import Parameter, written
+from llmtrack.spec.options import parameters
+from llmtrack.spec.parameter import Parameter, written
 
 
 def click_options(config: type) -> list[click.Option]:

@@ -16,22 +16,22 @@ from rich.console import Console
 
 from llmtrack.errors import NO_MEMORY, LlmtrackError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
-from llmtrack.extensions import EXECUTOR_POINTS, broken, extensions, load_extension
-from llmtrack.garbage import uncollected
+from llmtrack.host.console import on_one_line, print_text, protected_output
+from llmtrack.host.entry_points import EXECUTOR_POINTS, broken, extensions, load_extension
+from llmtrack.host.garbage import uncollected
+from llmtrack.host.process_tree import when_launcher_ends
+from llmtrack.host.signals import Terminated, signals_end, stay_ended
 from llmtrack.measure.beside import Beside
-from llmtrack.output import on_one_line, print_text, protected_output
-from llmtrack.processes import when_launcher_ends
 from llmtrack.report import drawing
 from llmtrack.report.html import page_template
 from llmtrack.report.terminal import make_console, say
-from llmtrack.run.executors import METHODS, Executor, InlineExecutor, ManyAtOnce
-from llmtrack.run.patience import Patience
-from llmtrack.run.pool import Pool
-from llmtrack.run.process_executor import ProcessExecutor
+from llmtrack.run.executors.inline import METHODS, Executor, InlineExecutor, ManyAtOnce
+from llmtrack.run.executors.patience import Patience
+from llmtrack.run.executors.pool import Pool
+from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.settings import HereOptions, RunOptions
-from llmtrack.run.study import StudyResult, run_study
+from llmtrack.run.study.study import StudyResult, run_study
 from llmtrack.run.suite import SuiteResult
-from llmtrack.stopping import Terminated, signals_end, stay_ended
 from llmtrack.tracking.abandoned import close_abandoned
 from llmtrack.tracking.artifacts import local_artifact
 from llmtrack.tracking.refusal import explain_refusal
@@ -63,9 +63,7 @@ def perform(experiment: Experiment, settings: RunOptions, console: Console) -> P
     """Run an experiment as a study, and return what came of it."""
     with open_executor(settings) as executor:
         tracker = open_tracker(settings)
-        result = run_study(
-            experiment, tracker=tracker, executor=executor, console=console, resume=settings.resume
-        )
+        result = run_study(experiment, tracker=tracker, executor=executor, console=console, resume=settings.resume)
         return Performed(tracker, result, experiment)
 
 
@@ -77,9 +75,7 @@ def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
         codes = []
         for executor in executors:
             say_hardware(console, executor, executors)
-            result = run_study(
-                experiment, tracker=tracker, executor=executor, console=console, resume=settings.resume
-            )
+            result = run_study(experiment, tracker=tracker, executor=executor, console=console, resume=settings.resume)
             say_where(console, tracker, result.study)
             codes.append(result.exit_code)
         sys.exit(max(codes))
@@ -156,7 +152,7 @@ def _inline(settings: HereOptions, patience: Patience) -> Sequence[Executor]:
 
 
 def _on_a_cluster(settings: Any, patience: Patience) -> Sequence[Executor]:
-    from llmtrack.run.cluster.opening import open_cluster
+    from llmtrack.run.executors.ray.opening import open_cluster
 
     return open_cluster(settings.address, settings.nodes, settings.resources, patience)
 

@@ -17,17 +17,17 @@ from rich.console import Console
 
 from llmtrack.errors import TrackingError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
-from llmtrack.extensions import EXPERIMENT_POINTS, names_of
-from llmtrack.given import one_text
-from llmtrack.modules import named_experiment
-from llmtrack.options import parameters
-from llmtrack.output import console_of
+from llmtrack.host.callable_package import named_experiment
+from llmtrack.host.console import console_of
+from llmtrack.host.entry_points import EXPERIMENT_POINTS, names_of
 from llmtrack.report.formats import render
 from llmtrack.report.table import Table, summary_table
 from llmtrack.report.tasks import tables_by_task
-from llmtrack.run.cell import progress_console
 from llmtrack.run.main import perform
+from llmtrack.run.notebook_display import progress_console
 from llmtrack.run.settings import unknown
+from llmtrack.spec.options import parameters
+from llmtrack.spec.text_args import one_text
 from llmtrack.tracked.frames import frame_of
 from llmtrack.tracked.runs import Runs
 

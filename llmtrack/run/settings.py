@@ -10,11 +10,11 @@ from llmtrack.devices import DEVICE_HELP, canonical_dtype
 from llmtrack.engines.options import CompileOption, DevicesOption, ThreadOption
 from llmtrack.engines.registry import told
 from llmtrack.errors import UsageError
-from llmtrack.extensions import EXECUTOR_POINTS, names_of
-from llmtrack.options import Checked, Option, changed, parameters, taken
-from llmtrack.parameter import written
-from llmtrack.scenario import QualityCheck, Variant
-from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy, Workers
+from llmtrack.host.entry_points import EXECUTOR_POINTS, names_of
+from llmtrack.spec.options import Checked, Option, changed, parameters, taken
+from llmtrack.spec.parameter import written
+from llmtrack.spec.scenario import QualityCheck, Variant
+from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, Workers
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,7 @@ class EngineOptions(ModelOptions, BackendOption, DtypeOption, CompileOption, Dev
         """Return the variant that is asked for."""
         asked = taken(CompileOption, self), taken(DevicesOption, self)
         told = {
-            name: value
-            for each in asked
-            for name, value in vars(each).items()
-            if value != getattr(type(each), name)
+            name: value for each in asked for name, value in vars(each).items() if value != getattr(type(each), name)
         }
         changes["options"] = (*changes.get("options", ()), *told.items())
         return super().variant(**changes)
@@ -145,9 +142,9 @@ class HereOptions(Checked):
         str | None,
         Option("MLflow tracking URI; none: MLFLOW_TRACKING_URI, or mlflow.db in this folder.", tracked=False),
     ] = None
-    experiment_name: Annotated[
-        str | None, Option("MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.")
-    ] = None
+    experiment_name: Annotated[str | None, Option("MLflow experiment; none: MLFLOW_EXPERIMENT_NAME, or llmtrack.")] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
@@ -163,9 +160,7 @@ class ClusterOptions(Checked):
     ] = "same"
     resources: Annotated[
         str,
-        Option(
-            "executor=ray: what a measurement has alone: a whole node, or amounts such as CPU=4,GPU=1.", min=1
-        ),
+        Option("executor=ray: what a measurement has alone: a whole node, or amounts such as CPU=4,GPU=1.", min=1),
     ] = "node"
 
 
@@ -206,9 +201,7 @@ def unknown(experiment: str, config: type, name: str, value: object = None) -> U
     """
     known = [each.name for each in parameters(config)]
     elsewhere = name in {each.name for each in parameters(Settings)}
-    near = [
-        each for each in known if each.rstrip("s") in (name.rstrip("s"), name.rstrip("s").rpartition("_")[2])
-    ]
+    near = [each for each in known if each.rstrip("s") in (name.rstrip("s"), name.rstrip("s").rpartition("_")[2])]
     # What other experiments take is no misspelling: only its plural, or singular, is meant.
     near = near or ([] if elsewhere else get_close_matches(name, known, n=1))
     if near:

@@ -13,22 +13,22 @@ from rich.console import Console
 from llmtrack.decide.verdicts import with_samples
 from llmtrack.errors import LlmtrackError, in_words
 from llmtrack.experiment import Experiment
-from llmtrack.plain import digest
-from llmtrack.redaction import redact, secrets_of
+from llmtrack.host.secrets import redact, secrets_of
 from llmtrack.report.gather import Member
 from llmtrack.report.place import Place
 from llmtrack.report.study import Written
 from llmtrack.report.suite import write_suite
 from llmtrack.report.terminal import hanging, say, width_of
-from llmtrack.run.announcing import last_time, plan_of
-from llmtrack.run.common import MEASURE, Common
-from llmtrack.run.ending import end_study
-from llmtrack.run.executors import Executor
-from llmtrack.run.plan import make_plan
-from llmtrack.run.progress import SuiteProgress
-from llmtrack.run.study import Reported, StudyResult, in_order, opened, run_study
-from llmtrack.run.support import say_support
-from llmtrack.scenario import Scalar
+from llmtrack.run.executors.inline import Executor
+from llmtrack.run.study.announcing import last_time, plan_of
+from llmtrack.run.study.ending import end_study
+from llmtrack.run.study.plan import make_plan
+from llmtrack.run.study.progress import SuiteProgress
+from llmtrack.run.study.study import Reported, StudyResult, in_order, opened, run_study
+from llmtrack.run.study.suite_cache import MEASURE, SuiteCache
+from llmtrack.run.study.support import say_support
+from llmtrack.spec.scenario import Scalar
+from llmtrack.spec.serialization import digest
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.checkpoints import fetch_checkpoints
 from llmtrack.tracking.claim import WORK_TAG, open_claimed
@@ -95,7 +95,7 @@ def run_suite(
         console: where progress and the report are printed.
         remarks: what the reader of the report must know of how it was measured.
         resume: take over finished runs, as `run_study` does.
-        same: what becomes of cells that several experiments ask for; see `llmtrack.run.common`.
+        same: what becomes of cells that several experiments ask for; see `llmtrack.run.study.suite_cache`.
 
     Raises:
         UsageError: a model or text is not there, or nothing can be planned.
@@ -110,7 +110,7 @@ def run_suite(
     claim = partial(open_claimed, tracker, work, resume, partial(say, console), start)
     results: dict[str, StudyResult | None] = {}
     reasons: dict[str, str] = {}
-    common = Common(same, experiments, machine)
+    common = SuiteCache(same, experiments, machine)
     known = {each.name: last_time(each, environment_id(facts)) for each in experiments}
     took = {name: seconds for name, seconds in known.items() if seconds is not None}
     progress = SuiteProgress({each.name: _planned(each, machine) for each in experiments}, took)
@@ -148,9 +148,7 @@ def run_suite(
     return replace(result, **vars(reported))
 
 
-def _check(
-    experiments: Sequence[Experiment], tracker: Tracker, executor: Executor, machine: Mapping[str, str]
-) -> None:
+def _check(experiments: Sequence[Experiment], tracker: Tracker, executor: Executor, machine: Mapping[str, str]) -> None:
     """Refuse a suite that asks for a model or a text that is not there, or none of whose experiments can be planned."""
     refused: list[LlmtrackError] = []
     for each in experiments:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 
 from llmtrack.devices import free_on_card, has_float64
-from llmtrack.units import MIB
+from llmtrack.host.units import MIB
 
 CHUNK_BYTES, GPU_CHUNK_BYTES = 64 * MIB, 2**31
 """Bytes of a chunk's logits at most: on a CPU, of float32, as many as help, on a GPU, of float64, as keep its matrix units busy."""

@@ -24,9 +24,7 @@ _ONLY_IDS = {"return_attention_mask": False, "return_token_type_ids": False}
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
     """Return the special tokens of a tokenizer: those with a role, and those that are only marked as special."""
     names = {
-        int(token_id): str(token.content)
-        for token_id, token in tokenizer.added_tokens_decoder.items()
-        if token.special
+        int(token_id): str(token.content) for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
     }
     for token in tokenizer.all_special_tokens:
         names[int(tokenizer.convert_tokens_to_ids(token))] = str(token)
@@ -93,9 +91,7 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, text: str, special_tokens: bool
 def _before(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[int]:
     """Return what is to be put before a text, less what the text itself begins with."""
     added = list(prefix(tokenizer))
-    doubled = next(
-        size for size in range(len(added), -1, -1) if added[len(added) - size :] == list(ids[:size])
-    )
+    doubled = next(size for size in range(len(added), -1, -1) if added[len(added) - size :] == list(ids[:size]))
     return added[: len(added) - doubled]
 
 

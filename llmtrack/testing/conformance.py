@@ -117,9 +117,7 @@ class EngineConformance:
         assert list(engine.encode("", special_tokens=False)) == []
 
     @pytest.mark.parametrize("special_tokens", [True, False])
-    def test_tokens_know_which_part_of_the_text_they_cover(
-        self, engine: Engine, special_tokens: bool
-    ) -> None:
+    def test_tokens_know_which_part_of_the_text_they_cover(self, engine: Engine, special_tokens: bool) -> None:
         """In order, apart, all of it; what was put before the text covers none of it."""
         for text in (*self.texts, "naïve café, 中文 🚢\n\t"):
             found = engine.tokenize(text, special_tokens)
@@ -147,9 +145,7 @@ class EngineConformance:
             assert steps == new_tokens
             assert all(0 <= token < engine.info.vocab_size for token in ids[0])
 
-    def test_it_generates_what_a_plain_loop_does(
-        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
-    ) -> None:
+    def test_it_generates_what_a_plain_loop_does(self, engine: Engine, rows: tuple[tuple[int, ...], ...]) -> None:
         """Greedy, with the cache and without it; the loop has neither cache nor pads."""
         if not self.predicts:
             pytest.skip("this engine plays a script: its tokens do not follow from its logits")
@@ -195,9 +191,7 @@ class EngineConformance:
     def test_rows_of_one_length_need_no_side(self, engine: Engine, rows: tuple[tuple[int, ...], ...]) -> None:
         """Without pads both sides are the same."""
         equal = tuple(row[: min(map(len, rows[:2]))] for row in rows[:2])
-        left, right = (
-            generate_unless_refused(engine, equal, self.new_tokens, padding_side=side) for side in SIDES
-        )
+        left, right = (generate_unless_refused(engine, equal, self.new_tokens, padding_side=side) for side in SIDES)
         assert left == right
 
     def test_a_row_ends_with_its_end_unless_that_is_ignored(
@@ -225,9 +219,7 @@ class EngineConformance:
     # Scoring.
 
     @pytest.mark.parametrize("side", SIDES)
-    def test_sums_are_those_of_a_plain_loop(
-        self, engine: Engine, rows: tuple[tuple[int, ...], ...], side: str
-    ) -> None:
+    def test_sums_are_those_of_a_plain_loop(self, engine: Engine, rows: tuple[tuple[int, ...], ...], side: str) -> None:
         """Of each row, in nats, in float64, over every token but the first, however the rows are padded."""
         with logits_shown():
             expected = [loops.negative_log_likelihood(engine, row, [True] * len(row)) for row in rows]
@@ -243,9 +235,7 @@ class EngineConformance:
         """Tokens that do not count are context all the same."""
         flags = [[place % 3 == 1 for place in range(len(row))] for row in rows]
         with logits_shown():
-            expected = [
-                loops.negative_log_likelihood(engine, *pair) for pair in zip(rows, flags, strict=True)
-            ]
+            expected = [loops.negative_log_likelihood(engine, *pair) for pair in zip(rows, flags, strict=True)]
         scored = pad_rows([list(map(int, row)) for row in flags], 0, side)[0].bool()
         sums, counts = engine.score(*pad_rows(rows, 0, side), scored)
         assert sums.tolist() == pytest.approx(expected, rel=self.tolerance, abs=1e-9)
@@ -269,9 +259,7 @@ class EngineConformance:
         assert logits.shape == (len(rows[0]), engine.info.vocab_size)
         assert (logits.dtype, logits.device.type) == (torch.float32, "cpu")
 
-    def test_a_model_that_computes_no_numbers_is_told(
-        self, rows: tuple[tuple[int, ...], ...], tmp_path: Path
-    ) -> None:
+    def test_a_model_that_computes_no_numbers_is_told(self, rows: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
         """Its engine refuses it, or shows logits that are no numbers: none may be made up."""
         with pytest.raises(ScenarioError) as caught:
             self._run_spoiled(rows[:1], tmp_path / "spoiled")
@@ -300,9 +288,7 @@ class EngineConformance:
         peak = engine.peak_memory_bytes()
         assert peak is None or (isinstance(peak, int) and peak > 0)
 
-    def test_it_can_be_closed_and_loaded_again(
-        self, engine: Engine, rows: tuple[tuple[int, ...], ...]
-    ) -> None:
+    def test_it_can_be_closed_and_loaded_again(self, engine: Engine, rows: tuple[tuple[int, ...], ...]) -> None:
         """And says the same; another one that is loaded is not touched by it."""
         before, _ = generate(engine, rows[:1], self.new_tokens)
         for _ in range(2):

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from llmtrack.events import Event
-from llmtrack.outcome import Failure, Measurement, Outcome
-from llmtrack.run.executors import METHODS, Executor
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import GenerateTask, RepeatPolicy
+from llmtrack.run.executors.inline import METHODS, Executor
+from llmtrack.spec.events import Event
+from llmtrack.spec.outcome import Failure, Measurement, Outcome
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import GenerateTask, RepeatPolicy
 
 
 class ExecutorConformance:

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from llmtrack.experiment import Declaration, Experiment
-from llmtrack.options import parameters
-from llmtrack.plain import from_json, to_json
 from llmtrack.run.settings import HereOptions
-from llmtrack.scenario import Scenario
+from llmtrack.spec.options import parameters
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.serialization import from_json, to_json
 
 
 class ExperimentConformance:
@@ -59,9 +59,7 @@ class ExperimentConformance:
     def test_the_same_parameters_ask_for_the_same(self) -> None:
         """Scenarios have the same ids each time, also after a way through JSON: `resume` goes by them."""
         first, again = self.build(), self.build()
-        assert [each.scenario_id for each in first.scenarios] == [
-            each.scenario_id for each in again.scenarios
-        ]
+        assert [each.scenario_id for each in first.scenarios] == [each.scenario_id for each in again.scenarios]
         for each in first.scenarios:
             assert from_json(to_json(each), Scenario) == each
 

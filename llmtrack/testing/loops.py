@@ -11,9 +11,7 @@ if TYPE_CHECKING:
     import torch
 
 
-def greedy(
-    engine: Engine, prompt: Sequence[int], new_tokens: int, banned: Collection[int]
-) -> tuple[int, ...]:
+def greedy(engine: Engine, prompt: Sequence[int], new_tokens: int, banned: Collection[int]) -> tuple[int, ...]:
     """Return the most likely token after each other one, `banned` ones never."""
     ids = list(prompt)
     for _ in range(new_tokens):

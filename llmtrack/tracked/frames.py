@@ -130,9 +130,7 @@ def check_columns(asked: Sequence[str], known: Sequence[str]) -> None:
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=4, cutoff=0.6)
         near += [name for name in known if unknown[0].lower() in name.lower() and name not in near][:4]
-        hint = (
-            f"did you mean {', '.join(near)}?" if near else "`llmtrack runs --format csv` shows all of them"
-        )
+        hint = f"did you mean {', '.join(near)}?" if near else "`llmtrack runs --format csv` shows all of them"
         raise UsageError(f"there is no column {unknown[0]!r}: {hint}")
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.outcome import CUT_SHORT, REPLACED
+from llmtrack.spec.outcome import CUT_SHORT, REPLACED
 
 STATUSES = FINISHED, FAILED, KILLED, RUNNING, SCHEDULED = (
     "FINISHED",
@@ -142,9 +142,7 @@ class Run:
     @property
     def name(self) -> str:
         """What it is called: its scenario or, if it has none, its own name or id."""
-        return next(
-            filter(None, (_on_one_line(each) for each in (self.scenario, self.run_name))), self.run_id
-        )
+        return next(filter(None, (_on_one_line(each) for each in (self.scenario, self.run_name))), self.run_id)
 
     @property
     def place(self) -> tuple[str, str]:

@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from typing import SupportsIndex, overload
 
 from llmtrack import metrics as schema
+from llmtrack.host.words import plural
 from llmtrack.tracked.run import LOADED, STATES, VARIANT, Run
-from llmtrack.words import plural
 
 Key = tuple[str, ...]
 
@@ -64,9 +64,7 @@ class Runs(tuple[Run, ...]):
 
     def by(self, name: str, highest_first: bool = False) -> Runs:
         """Sort them by a value; those without one come last."""
-        have = sorted(
-            self.where(lambda run: run.has(name)), key=lambda run: run.get(name), reverse=highest_first
-        )
+        have = sorted(self.where(lambda run: run.has(name)), key=lambda run: run.get(name), reverse=highest_first)
         return Runs((*have, *self.where(lambda run: not run.has(name))))
 
     def figures(self, metric: str) -> list[float]:

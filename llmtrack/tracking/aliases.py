@@ -72,9 +72,7 @@ def run_of_alias(source: Source, name: str, experiment: str | None = None) -> st
         raise UsageError(f"no run has the alias {name!r}{where}: give it by `llmtrack alias {name} RUN_ID`")
     places = sorted({source.names[run.experiment_id] for run in holders})
     if len(places) > 1:
-        raise UsageError(
-            f"runs of several experiments have the alias {name!r} ({', '.join(places)}): name one"
-        )
+        raise UsageError(f"runs of several experiments have the alias {name!r} ({', '.join(places)}): name one")
     return holders[0].run_id
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from llmtrack.errors import TrackingError
-from llmtrack.redaction import redact, secrets_of
+from llmtrack.host.secrets import redact, secrets_of
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.files import clean_content, safe_path
 from llmtrack.tracking.limits import MAX_TAG_VALUE, shorten
@@ -59,6 +59,4 @@ def add_report(
                 target.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
             client.log_artifacts(run_id, folder)
     except Exception as error:
-        raise TrackingError(
-            f"cannot write the report to run {run_id}: {store_errors.one_line(error)}"
-        ) from error
+        raise TrackingError(f"cannot write the report to run {run_id}: {store_errors.one_line(error)}") from error

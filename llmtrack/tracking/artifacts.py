@@ -15,7 +15,7 @@ from urllib.request import url2pathname
 
 from llmtrack import metrics as schema
 from llmtrack.errors import LlmtrackError, UsageError
-from llmtrack.given import one_text
+from llmtrack.spec.text_args import one_text
 from llmtrack.tracking import direct, store, store_errors
 from llmtrack.tracking.ids import run_of_id
 from llmtrack.tracking.source import Source

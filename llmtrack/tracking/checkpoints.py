@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from llmtrack.errors import ModelLoadError, UsageError
 from llmtrack.models.cache import build_once
 from llmtrack.models.source import ModelSource, parse_candidates, run_entry, run_of
-from llmtrack.scenario import Scenario
+from llmtrack.spec.scenario import Scenario
 from llmtrack.tracking import store, store_errors
 
 if TYPE_CHECKING:
@@ -58,9 +58,7 @@ def _fetch(source: ModelSource, tracking_uri: str | None) -> Path:
             fetched = Path(client.download_artifacts(run_id, path, str(downloads)))
             for file in fetched.iterdir():
                 shutil.move(str(file), folder / file.name)
-        except (
-            Exception
-        ) as error:  # Of the store, its artifacts' server or this disk: MLflow has no kind for it.
+        except Exception as error:  # Of the store, its artifacts' server or this disk: MLflow has no kind for it.
             raise ModelLoadError(
                 f"{source.spec}: its files cannot be fetched ({store_errors.one_line(error)}): check the run's artifacts"
             ) from error
@@ -83,9 +81,7 @@ def _check(client: MlflowClient, spec: str, run_id: str, path: str) -> None:
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise store_errors.unreadable(client, error) from error
-        raise UsageError(
-            f"{spec}: there is no such run in this tracking store: check MLFLOW_TRACKING_URI"
-        ) from error
+        raise UsageError(f"{spec}: there is no such run in this tracking store: check MLFLOW_TRACKING_URI") from error
     if f"{path}/config.json" not in names:
         raise UsageError(
             f"{spec}: the run has no model folder of that name: give the run of a training with log_checkpoint=artifact"

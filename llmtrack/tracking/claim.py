@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, TypeVar
 
 from llmtrack.errors import UsageError
-from llmtrack.output import on_one_line
+from llmtrack.host.console import on_one_line
 from llmtrack.tracking import store
 from llmtrack.tracking.owner import TAG, host_id, is_gone
 from llmtrack.tracking.paging import read_pages

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from llmtrack.errors import TrackingError
-from llmtrack.redaction import redact, secrets_of
+from llmtrack.host.secrets import redact, secrets_of
 from llmtrack.tracking import store, store_errors, sync
 from llmtrack.tracking.files import handed_over
 from llmtrack.tracking.push import ArtifactsError, push, redacted
@@ -258,9 +258,5 @@ class Delivery:
         if self.offline:
             self.offline = False
             left = self.sync().problems
-            kept = (
-                f"; some of what is kept in {self.spool.folder} is not taken yet ({'; '.join(left)})"
-                if left
-                else ""
-            )
+            kept = f"; some of what is kept in {self.spool.folder} is not taken yet ({'; '.join(left)})" if left else ""
             self._notify(f"tracking store {self.display_uri} answers again{kept}")

@@ -16,8 +16,8 @@ from contextlib import closing
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeVar
 
-from llmtrack import installed
-from llmtrack.garbage import uncollected
+from llmtrack.host import packages
+from llmtrack.host.garbage import uncollected
 from llmtrack.metrics import SERIES_PREFIX
 from llmtrack.tracking import store
 from llmtrack.tracking.filters import Wanted
@@ -29,9 +29,7 @@ NEWEST = (3, 17)
 MIGRATED = "dc11669786a5"
 """Of a database of that release: MLflow itself opens it as it is, and neither refuses nor migrates it."""
 
-_RUNS = (
-    "run_uuid name source_type source_name entry_point_name user_id status start_time end_time source_version"
-)
+_RUNS = "run_uuid name source_type source_name entry_point_name user_id status start_time end_time source_version"
 _EXPERIMENTS = {
     "experiments": "experiment_id name artifact_location lifecycle_stage creation_time last_update_time workspace"
 }
@@ -47,7 +45,7 @@ _SCANNED, _ASKED = 20_000, 500
 Found = TypeVar("Found")
 
 # To look it up in files takes longer than to ask a database.
-installed_version = cache(installed.installed_version)
+installed_version = cache(packages.installed_version)
 
 
 class Known(NamedTuple):
@@ -134,9 +132,7 @@ def read(
     return found
 
 
-def _asked(
-    uri: str, ask: Callable[[sqlite3.Connection], Found], tables: Mapping[str, str] = _TABLES
-) -> Found | None:
+def _asked(uri: str, ask: Callable[[sqlite3.Connection], Found], tables: Mapping[str, str] = _TABLES) -> Found | None:
     """Return what a database answers, or None where it is not one that is known here, or cannot be read."""
     path = store.sqlite_path(uri)
     if path is None or "?" in uri or not _is_known_mlflow():
@@ -161,9 +157,7 @@ def _is_known_mlflow() -> bool:
     return bool(release) and release <= NEWEST
 
 
-def _fill(
-    found: RunParser, database: sqlite3.Connection, experiment_ids: Sequence[str], wanted: Wanted
-) -> None:
+def _fill(found: RunParser, database: sqlite3.Connection, experiment_ids: Sequence[str], wanted: Wanted) -> None:
     """Add runs, and then their values: what a run that has ended is read with is then complete."""
     condition, values = _condition(experiment_ids, wanted)
     # A run without a name has the one of its tag.
@@ -232,6 +226,8 @@ def _of_runs(
     run_ids: Sequence[str], database: sqlite3.Connection, table: str, value: str, condition: str = "1"
 ) -> Iterator[Any]:
     """Yield run, key and value of some runs."""
-    text = f"SELECT run_uuid, key, {value} FROM {table} WHERE run_uuid IN (SELECT value FROM json_each(?)) AND {condition}"
+    text = (
+        f"SELECT run_uuid, key, {value} FROM {table} WHERE run_uuid IN (SELECT value FROM json_each(?)) AND {condition}"
+    )
     for first in range(0, len(run_ids), _ASKED):
         yield from database.execute(text, (json.dumps(run_ids[first : first + _ASKED]),)).fetchall()

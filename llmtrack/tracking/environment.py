@@ -11,10 +11,10 @@ from functools import cache
 from pathlib import Path
 
 from llmtrack import metrics as schema
-from llmtrack.installed import installed_version
-from llmtrack.plain import digest
-from llmtrack.system import cpu_flags, cpu_model, usable_cpus
-from llmtrack.units import GIB
+from llmtrack.host.machine import cpu_flags, cpu_model, usable_cpus
+from llmtrack.host.packages import installed_version
+from llmtrack.host.units import GIB
+from llmtrack.spec.serialization import digest
 from llmtrack.version import FOLDER, __version__
 
 # Instruction sets that decide which kernels an inference library picks.
@@ -63,9 +63,7 @@ _BRANCH_VARIABLES = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME",
 _GIT_TIMEOUT_S = 10
 
 
-def environment(
-    worker_facts: Mapping[str, str] | None = None, model_folders: Sequence[Path] = ()
-) -> dict[str, str]:
+def environment(worker_facts: Mapping[str, str] | None = None, model_folders: Sequence[Path] = ()) -> dict[str, str]:
     """Return facts about this machine and code, with the worker's own (torch, threads, GPU) merged in.
 
     Never fails: what cannot be found out is left out.

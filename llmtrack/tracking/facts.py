@@ -31,9 +31,7 @@ def split(tags: Mapping[str, str]) -> dict[str, str]:
 def unsearched(tags: Mapping[str, str]) -> dict[str, str]:
     """Return those of the tags that runs have no tag of their own for any more."""
     named = {key: value for key, value in tags.items() if isinstance(key, str) and value}
-    return {
-        key: value for key, value in named.items() if key.startswith(ENV_TAG_PREFIX) and key not in SEARCHED
-    }
+    return {key: value for key, value in named.items() if key.startswith(ENV_TAG_PREFIX) and key not in SEARCHED}
 
 
 def column(tag: str) -> str:
@@ -43,11 +41,7 @@ def column(tag: str) -> str:
 
 def artifact(tags: Mapping[str, str]) -> dict[str, str]:
     """Return the facts as the artifact that a person reads, by its path; nothing where none are known."""
-    facts = {
-        key.removeprefix(ENV_TAG_PREFIX): value
-        for key, value in tags.items()
-        if key.startswith(ENV_TAG_PREFIX)
-    }
+    facts = {key.removeprefix(ENV_TAG_PREFIX): value for key, value in tags.items() if key.startswith(ENV_TAG_PREFIX)}
     return {ARTIFACT: json.dumps(facts, indent=1, sort_keys=True, ensure_ascii=False) + "\n"} if facts else {}
 
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
 
 from llmtrack.errors import TrackingError
-from llmtrack.redaction import redact
+from llmtrack.host.secrets import redact
 
 _TEXT_SUFFIXES = frozenset({".csv", ".html", ".json", ".log", ".md", ".svg", ".txt", ".yaml", ".yml"})
 

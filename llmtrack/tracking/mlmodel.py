@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmtrack.installed import installed_version
+from llmtrack.host.packages import installed_version
 
 ARTIFACT = "model"
 LOADER = "llmtrack.serving"

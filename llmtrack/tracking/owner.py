@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from llmtrack.plain import digest
-from llmtrack.system import in_pid_namespace, pid_namespace, read_text, sysctl
+from llmtrack.host.machine import in_pid_namespace, pid_namespace, read_text, sysctl
+from llmtrack.spec.serialization import digest
 
 TAG = "llmtrack.process"
 REASON = "its process ended without a word: it was killed (SIGKILL), or the machine stopped"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import UsageError
-from llmtrack.garbage import uncollected
+from llmtrack.host.garbage import uncollected
 from llmtrack.tracking import store_errors
 
 if TYPE_CHECKING:
@@ -108,9 +108,7 @@ def _read_stretch(
 ) -> tuple[list[Run], list[_Stretch]]:
     """Return one page of a stretch, and the stretches that are left of it."""
     limits = f"attributes.start_time >= {stretch.low} and attributes.start_time <= {stretch.high}"
-    page = _page(
-        client, experiment_ids, f"{text} and {limits}" if text else limits, PAGE, token=stretch.token
-    )
+    page = _page(client, experiment_ids, f"{text} and {limits}" if text else limits, PAGE, token=stretch.token)
     if not page.token:
         return list(page), []
     last = page[-1].info.start_time
@@ -139,12 +137,8 @@ def _page(
     from mlflow.exceptions import MlflowException
 
     try:
-        return client.search_runs(
-            list(experiment_ids), text, max_results=limit, page_token=token, order_by=[order]
-        )
+        return client.search_runs(list(experiment_ids), text, max_results=limit, page_token=token, order_by=[order])
     except MlflowException as error:
         if error.error_code != "INVALID_PARAMETER_VALUE":
             raise store_errors.unreadable(client, error) from error
-        raise UsageError(
-            f"MLflow does not understand the filter {text!r}: {store_errors.one_line(error)}"
-        ) from error
+        raise UsageError(f"MLflow does not understand the filter {text!r}: {store_errors.one_line(error)}") from error

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import TrackingError
+from llmtrack.host.secrets import redact
 from llmtrack.metrics import DIGEST_PREFIX, series_key
-from llmtrack.outcome import StepValues
-from llmtrack.redaction import redact
+from llmtrack.spec.outcome import StepValues
 from llmtrack.tracked.run import RUNNING
 from llmtrack.tracking import facts
 from llmtrack.tracking.files import safe_path
@@ -106,9 +106,7 @@ def reopen(client: MlflowClient, run_id: str) -> None:
         mlflow.MlflowException: the store failed.
     """
     client.update_run(run_id, status=RUNNING)
-    for tag in {"llmtrack.outcome", "llmtrack.failure", "llmtrack.reason"} & set(
-        client.get_run(run_id).data.tags
-    ):
+    for tag in {"llmtrack.outcome", "llmtrack.failure", "llmtrack.reason"} & set(client.get_run(run_id).data.tags):
         client.delete_tag(run_id, tag)
 
 
@@ -140,9 +138,7 @@ def redacted(record: RunRecord, secrets: tuple[str, ...]) -> RunRecord:
     )
 
 
-def _with_run(
-    client: MlflowClient, experiment_id: str, entry: Entry, progress: Callable[[Entry], None]
-) -> Entry:
+def _with_run(client: MlflowClient, experiment_id: str, entry: Entry, progress: Callable[[Entry], None]) -> Entry:
     from mlflow.exceptions import MlflowException
 
     if entry.run_id is not None:
@@ -196,9 +192,7 @@ def _log_values(client: MlflowClient, run_id: str, record: RunRecord, fitted: Fi
 
     stamp = record.end_ms or record.start_ms
     metrics = [Metric(key, value, stamp, 0) for key, value in fitted.metrics.items()]
-    metrics += [
-        Metric(key, value, stamp, step) for key, steps in fitted.series.items() for step, value in steps
-    ]
+    metrics += [Metric(key, value, stamp, step) for key, steps in fitted.series.items() for step, value in steps]
     metrics += _step_metrics(record.steps)
     params = [Param(key, value) for key, value in fitted.params.items()]
     tags = [RunTag(key, value) for key, value in fitted.tags.items()]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import LlmtrackError, UsageError
-from llmtrack.garbage import uncollected
-from llmtrack.given import text_or_none, texts
-from llmtrack.output import console_of
+from llmtrack.host.console import console_of
+from llmtrack.host.garbage import uncollected
+from llmtrack.spec.text_args import text_or_none, texts
 from llmtrack.tracked.frames import frame_of, pick
 from llmtrack.tracked.run import RUNNING, Run
 from llmtrack.tracked.runs import Runs
@@ -223,9 +223,7 @@ def why_empty(study: str | None, tracking_uri: str | None = None) -> str:
     return f"{own.text('experiment')} is running since {since}, nothing measured yet: try again when its first scenario has ended"
 
 
-def _gather(
-    source: Source, experiment_ids: Sequence[str], wanted: Wanted, on_page: Callable[[int], None]
-) -> RunParser:
+def _gather(source: Source, experiment_ids: Sequence[str], wanted: Wanted, on_page: Callable[[int], None]) -> RunParser:
     filters = wanted.filters()
     read = direct.read(source.uri, source.names, experiment_ids, wanted, on_page)
     if read is not None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmtrack import metrics as schema
-from llmtrack.outcome import REPLACED, Failure, Measurement, Outcome, StepValues
-from llmtrack.plain import digest, kept, to_json
-from llmtrack.scenario import Scalar, Scenario
-from llmtrack.task import GenerateTask, not_asked
+from llmtrack.spec.outcome import REPLACED, Failure, Measurement, Outcome, StepValues
+from llmtrack.spec.scenario import Scalar, Scenario
+from llmtrack.spec.serialization import digest, kept, to_json
+from llmtrack.spec.task import GenerateTask, not_asked
 from llmtrack.tracked.run import FAILED, FINISHED, KILLED, RUNNING
 from llmtrack.tracking import spreads
 
@@ -77,9 +77,7 @@ class RunRecord:
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-def study_record(
-    study: StudyContext, question: str, settings: Mapping[str, Scalar], start_ms: int
-) -> RunRecord:
+def study_record(study: StudyContext, question: str, settings: Mapping[str, Scalar], start_ms: int) -> RunRecord:
     """Return the record of a study that begins."""
     return RunRecord(
         record_id=study.study_id,
@@ -200,9 +198,7 @@ def _measurement_record(done: Measurement, study: StudyContext) -> RunRecord:
     if done.warnings:
         tags["llmtrack.warnings"] = "\n".join(done.warnings)
         texts["warnings.txt"] = "\n".join(done.warnings) + "\n"
-    record = _record(
-        done.scenario, done.facts, study, FINISHED, (done.started_at, done.ended_at), tags, done.tags
-    )
+    record = _record(done.scenario, done.facts, study, FINISHED, (done.started_at, done.ended_at), tags, done.tags)
     series = {schema.series_key(name): tuple(map(float, values)) for name, values in done.series.items()}
     record = dataclasses.replace(record, metrics=metrics, series=series, steps=done.steps, texts=texts)
     return _identified(record, done.run_key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from llmtrack.redaction import redact, secrets_of
+from llmtrack.host.secrets import redact, secrets_of
 from llmtrack.tracking import store
 from llmtrack.tracking.limits import MAX_TAG_VALUE, shorten
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from llmtrack.errors import TrackingError
-from llmtrack.output import print_text
-from llmtrack.plain import UnknownFieldsError, from_json, kept, to_json
+from llmtrack.host.console import print_text
+from llmtrack.spec.serialization import UnknownFieldsError, from_json, kept, to_json
 from llmtrack.tracking.records import RunRecord
 
 DEFAULT_SPOOL = Path(".llmtrack") / "spool"

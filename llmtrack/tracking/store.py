@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from llmtrack.errors import TrackingError, UsageError
-from llmtrack.given import text_or_none
-from llmtrack.installed import installed_version
-from llmtrack.plain import digest
-from llmtrack.redaction import know, redact
+from llmtrack.host.packages import installed_version
+from llmtrack.host.secrets import know, redact
+from llmtrack.spec.serialization import digest
+from llmtrack.spec.text_args import text_or_none
 from llmtrack.tracking.store_errors import (
     UnreachableError,
     asking,
@@ -181,8 +181,7 @@ def initialise(uri: str) -> None:
             _client(uri).search_experiments(max_results=1)
     except Timeout:
         raise TrackingError(
-            f"{redact(uri)} is being initialised by another process for {_INITIALISE_TIMEOUT_S:.0f} s: "
-            "try again later"
+            f"{redact(uri)} is being initialised by another process for {_INITIALISE_TIMEOUT_S:.0f} s: try again later"
         ) from None
     except Exception as error:
         kind = UnreachableError if sqlite_path(uri) is None and is_cut_off(error) else TrackingError
@@ -207,9 +206,7 @@ def _has_tables(uri: str) -> bool:
     from sqlalchemy.pool import NullPool
 
     named = _TIMEOUTS.get(make_url(uri).drivername.partition("+")[0])
-    engine = create_engine(
-        uri, poolclass=NullPool, connect_args={named: round(_CONNECT_TIMEOUT_S)} if named else {}
-    )
+    engine = create_engine(uri, poolclass=NullPool, connect_args={named: round(_CONNECT_TIMEOUT_S)} if named else {})
     return {*Base.metadata.tables, "alembic_version"} <= {*inspect(engine).get_table_names()}
 
 

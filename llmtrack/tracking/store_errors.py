@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from llmtrack.errors import TrackingError, in_words
-from llmtrack.redaction import redact, secrets_of
-from llmtrack.words import cut
+from llmtrack.host.secrets import redact, secrets_of
+from llmtrack.host.words import cut
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -81,9 +81,7 @@ def is_permanent(error: BaseException) -> bool:
 def is_cut_off(error: BaseException | None) -> bool:
     """Return whether a database's error, or what it came from, is of the connection and not of what was asked."""
     while error is not None:
-        if type(error).__name__ in ("OperationalError", "InterfaceError") or isinstance(
-            error, ConnectionError
-        ):
+        if type(error).__name__ in ("OperationalError", "InterfaceError") or isinstance(error, ConnectionError):
             return _REFUSED.search(str(error)) is None
         error = error.__cause__ or error.__context__
     return False
@@ -91,9 +89,7 @@ def is_cut_off(error: BaseException | None) -> bool:
 
 def is_local(error: BaseException) -> bool:
     """Return whether an error is of this machine's files (a full disk, no permission) and says nothing of the store."""
-    return (
-        isinstance(error, OSError) and error.errno in _LOCAL_ERRORS and not isinstance(error, ConnectionError)
-    )
+    return isinstance(error, OSError) and error.errno in _LOCAL_ERRORS and not isinstance(error, ConnectionError)
 
 
 def refusal(uri: str, error: BaseException) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrack.errors import LlmtrackError, TrackingError
-from llmtrack.redaction import HIDDEN, redact
+from llmtrack.host.secrets import HIDDEN, redact
+from llmtrack.host.words import plural
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.push import push
 from llmtrack.tracking.spool import Entry, Notify, Spool, Target, to_stderr
-from llmtrack.words import plural
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -40,9 +40,7 @@ class SyncResult:
     corrupt: int = 0
 
 
-def sync(
-    spool: Path | None = None, tracking_uri: str | None = None, notify: Notify = to_stderr
-) -> SyncResult:
+def sync(spool: Path | None = None, tracking_uri: str | None = None, notify: Notify = to_stderr) -> SyncResult:
     """Send every record in the spool to the store it belongs to, each exactly once.
 
     Args:
@@ -133,9 +131,7 @@ def with_credentials(uri: str) -> str:
     if current and redact(store.resolve_tracking_uri(current)) == uri:
         return store.resolve_tracking_uri(current)
     if HIDDEN in uri:
-        raise TrackingError(
-            f"records for {uri} need its credentials: set MLFLOW_TRACKING_URI to the whole address"
-        )
+        raise TrackingError(f"records for {uri} need its credentials: set MLFLOW_TRACKING_URI to the whole address")
     return uri
 
 

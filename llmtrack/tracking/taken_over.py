@@ -25,9 +25,7 @@ def link_to(run: Run) -> str:
 def taken_over(tags: Mapping[str, str]) -> dict[str, tuple[str, bool]]:
     """Return the scenario's name, and whether it is the baseline, of each run that a study with these tags took over."""
     try:
-        return {
-            str(run_id): (str(name), bool(base)) for run_id, (name, base) in json.loads(tags[TAG]).items()
-        }
+        return {str(run_id): (str(name), bool(base)) for run_id, (name, base) in json.loads(tags[TAG]).items()}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}
 

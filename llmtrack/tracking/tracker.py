@@ -15,10 +15,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmtrack.host.signals import stop_in_order
 from llmtrack.metrics import ASKED_TAG
-from llmtrack.outcome import Failure, Measurement, Outcome, StepValues
-from llmtrack.scenario import Scalar, Scenario
-from llmtrack.stopping import stop_in_order
+from llmtrack.spec.outcome import Failure, Measurement, Outcome, StepValues
+from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.tracked.run import FAILED, FINISHED, KILLED
 from llmtrack.tracking import owner, sync
 from llmtrack.tracking.delivery import Delivery
@@ -308,10 +308,7 @@ class Tracker:
         )
         if _RUN_NAME in tags and (models := self._models.get(study.study_id)):
             record = _named(record, study_name(study.context, models))
-        kept = {
-            safe_path(name): clean_content(path, self.delivery.secrets)
-            for name, path in (files or {}).items()
-        }
+        kept = {safe_path(name): clean_content(path, self.delivery.secrets) for name, path in (files or {}).items()}
         # A signal waits: what is all there, and only has to be sent, does not become what was ended early.
         with stop_in_order():
             run_id = self.delivery.write(record, run_id=study.run_id, files=kept, known=True, last=True)
@@ -338,9 +335,7 @@ class Tracker:
         refused = {k: v for k, v in record.params.items() if present.get(fit_key(k), str(v)) != str(v)}
         tags = dict(record.tags)
         if refused:
-            lines = (
-                f"param {k}: {v} left out, the run has {present[fit_key(k)]}" for k, v in refused.items()
-            )
+            lines = (f"param {k}: {v} left out, the run has {present[fit_key(k)]}" for k, v in refused.items())
             tags["llmtrack.omitted"] = "\n".join(lines)
         if _MADE_UP_NAME.fullmatch(run.info.run_name or ""):
             tags[_RUN_NAME] = record.run_name

@@ -151,6 +151,4 @@ def _step(path: Path) -> int:
 
 
 def _damaged(checkpoint: Path, error: Exception) -> ModelLoadError:
-    return ModelLoadError(
-        f"{checkpoint} cannot be resumed ({in_words(error)[:200]}): train anew with resume=false"
-    )
+    return ModelLoadError(f"{checkpoint} cannot be resumed ({in_words(error)[:200]}): train anew with resume=false")

@@ -63,9 +63,7 @@ def explain_window(model: Any, dataset: WindowDataset, decode: Callable[[Sequenc
     ]
     for token, target, row in list(zip(read, targets, rows, strict=True))[:MOST_ROWS]:
         p = softmax(row)[target]
-        lines.append(
-            f"{_shown(decode, token):>16}  {_shown(decode, target):<16} {p:>10.6f} {-math.log(p):>8.4f}"
-        )
+        lines.append(f"{_shown(decode, token):>16}  {_shown(decode, target):<16} {p:>10.6f} {-math.log(p):>8.4f}")
     if len(read) > MOST_ROWS:
         lines.append(f"{'...':>16}  and {len(read) - MOST_ROWS} more positions")
     lines += [

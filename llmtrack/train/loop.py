@@ -24,7 +24,7 @@ BETAS = (0.9, 0.95)
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """What the loop must know; see `llmtrack.task.TrainTask`."""
+    """What the loop must know; see `llmtrack.spec.task.TrainTask`."""
 
     steps: int
     learning_rate: float

@@ -13,20 +13,20 @@ import torch
 
 from llmtrack.devices import require_tried, resolve_device, resolve_dtype
 from llmtrack.engines.options import DevicesOption, TorchOptions
-from llmtrack.engines.pytorch import TorchEngine
-from llmtrack.engines.pytorch import load_whole as load_engine
+from llmtrack.engines.torch.pytorch import TorchEngine
+from llmtrack.engines.torch.pytorch import load_whole as load_engine
 from llmtrack.errors import UsageError
 from llmtrack.measure.room import check_batch
 from llmtrack.models.from_folder import clean_generation, load_folder
 from llmtrack.models.source import parse_candidates
-from llmtrack.options import chosen, taken
-from llmtrack.outcome import StepValues
-from llmtrack.plain import from_json
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.encoding import encode_text, lost_warning, unknown_warning
 from llmtrack.quality.perplexity import SEPARATOR
-from llmtrack.scenario import Scalar, Variant
-from llmtrack.task import TrainTask
+from llmtrack.spec.options import chosen, taken
+from llmtrack.spec.outcome import StepValues
+from llmtrack.spec.scenario import Scalar, Variant
+from llmtrack.spec.serialization import from_json
+from llmtrack.spec.task import TrainTask
 from llmtrack.train import checkpoint
 from llmtrack.train.data import WindowDataset
 from llmtrack.train.loop import State, make_optimizer

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from llmtrack.engines.pytorch import TorchEngine
+from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.models import bytelevel, synthetic
 from llmtrack.models.digests import ModelDigests, config_digest, tokenizer_digest
 from llmtrack.models.from_folder import clean_generation
 from llmtrack.models.source import parse_candidates
-from llmtrack.task import TrainTask
+from llmtrack.spec.task import TrainTask
 from llmtrack.train.split import Split
 
 if TYPE_CHECKING:

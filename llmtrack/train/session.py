@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from llmtrack.engines.options import NO_COMPILE, TorchOptions
-from llmtrack.engines.pytorch import TorchEngine
+from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.errors import UsageError, in_words
 from llmtrack.models.from_folder import load_folder
-from llmtrack.options import chosen
-from llmtrack.outcome import StepValues
-from llmtrack.plain import to_json
 from llmtrack.quality import perplexity
 from llmtrack.quality.asked import score_as_asked
 from llmtrack.quality.encoding import encode_text
 from llmtrack.quality.figures import Quality
-from llmtrack.scenario import Scalar, Variant
-from llmtrack.task import PerplexityTask, TrainTask, not_asked
+from llmtrack.spec.options import chosen
+from llmtrack.spec.outcome import StepValues
+from llmtrack.spec.scenario import Scalar, Variant
+from llmtrack.spec.serialization import to_json
+from llmtrack.spec.task import PerplexityTask, TrainTask, not_asked
 from llmtrack.train import checkpoint
 from llmtrack.train.data import TrainingBatch, WindowDataset, batches
 from llmtrack.train.explain import explain_window
@@ -92,9 +92,7 @@ class Session:
 
     def prompt(self, tokens: int) -> tuple[int, ...]:
         """Return the beginning of the held-out text."""
-        return tuple(
-            encode_text(self.engine, self.split.validation[0], self.scoring.bos_rule, keep=tokens).ids
-        )
+        return tuple(encode_text(self.engine, self.split.validation[0], self.scoring.bos_rule, keep=tokens).ids)
 
     def explain(self) -> str:
         """Return, as text, how the loss of the first window comes about."""

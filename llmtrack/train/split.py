@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmtrack.errors import UsageError
-from llmtrack.task import SPLITS
+from llmtrack.spec.task import SPLITS
 
 
 @dataclass(frozen=True)

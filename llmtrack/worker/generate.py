@@ -8,16 +8,16 @@ from dataclasses import replace
 from functools import partial
 
 from llmtrack.engine import Engine, GenerateRequest
-from llmtrack.events import Emit, Progress, SoFar
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.interference import CpuReading, busy_warning, read_cpu
 from llmtrack.measure.prompts import Prompts, tokenize_prompts
 from llmtrack.measure.statistics import disturbed
 from llmtrack.measure.timing import Arm, Clock, Timing, requests_for, time_arms
-from llmtrack.outcome import Measurement
-from llmtrack.plain import digest
-from llmtrack.scenario import Scalar, Scenario
-from llmtrack.task import GenerateTask, workload_id
+from llmtrack.spec.events import Emit, Progress, SoFar
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import Scalar, Scenario
+from llmtrack.spec.serialization import digest
+from llmtrack.spec.task import GenerateTask, workload_id
 from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_of
 from llmtrack.worker.power import device_warnings, energy_figures, gauge_for
 from llmtrack.worker.roofline import of_generation, roof_of
@@ -104,9 +104,7 @@ def _with_beside(
     busy = beside.get("the load of the machine", lambda: busy_warning(cpu_before, read_cpu()), ())
     device, readings = engine.info.device, timing.readings
     found: tuple[str, ...]
-    found, passing = beside.get(
-        "what held the device back", partial(device_warnings, device, readings), ((), False)
-    )
+    found, passing = beside.get("what held the device back", partial(device_warnings, device, readings), ((), False))
     metrics, facts = dict(timed.metrics), dict(timed.facts)
     tokens = sum(timing.samples.get("tokens_generated", ()))
     joules, source = beside.get("the energy", partial(energy_figures, device, readings, tokens), ({}, {}))
@@ -158,8 +156,7 @@ def rows_differing(
     return tuple(
         number
         for number, ((request, row), ids) in enumerate(zip(rows, new_ids, strict=True))
-        if engine.generate(replace(request, prompt_ids=(row,), pad_to_multiple=1), lambda: None).new_ids[0]
-        != ids
+        if engine.generate(replace(request, prompt_ids=(row,), pad_to_multiple=1), lambda: None).new_ids[0] != ids
     )
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
-from llmtrack.parameter import NONE
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import TrainTask
+from llmtrack.spec.parameter import NONE
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import TrainTask
 
 if TYPE_CHECKING:
     from llmtrack.models.load import ModelIdentity

@@ -16,9 +16,9 @@ from llmtrack.devices import (
     supports_bfloat16,
     unused_devices,
 )
-from llmtrack.installed import installed_version
+from llmtrack.host.machine import control_groups, read_text
+from llmtrack.host.packages import installed_version
 from llmtrack.measure.gpus import card_of, torch_uuid
-from llmtrack.system import control_groups, read_text
 
 PACKAGES = (
     "torch",
@@ -103,8 +103,7 @@ def cpu_affinity() -> str:
 def ranges(numbers: Iterable[int]) -> str:
     """Return sorted numbers as text, those that follow one another as `first-last`."""
     groups = (
-        [number for _, number in group]
-        for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+        [number for _, number in group] for _, group in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     )
     return ",".join(f"{group[0]}-{group[-1]}" if len(group) > 1 else str(group[0]) for group in groups)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 from llmtrack.engine import Engine
 from llmtrack.errors import ExtensionError, LlmtrackError, ScenarioError
-from llmtrack.events import Emit, Event, Log, SoFar, Warn
 from llmtrack.measure.timing import Clock
-from llmtrack.outcome import Measurement
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import PerplexityTask, ShardTask, TrainTask
+from llmtrack.spec.events import Emit, Event, Log, SoFar, Warn
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import PerplexityTask, ShardTask, TrainTask
 from llmtrack.worker.generate import measure_generation
 from llmtrack.worker.notices import notices
 from llmtrack.worker.outcomes import failure_of

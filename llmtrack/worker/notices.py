@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from llmtrack.events import Emit, Log
+from llmtrack.spec.events import Emit, Log
 
 
 class _Notices(logging.Handler):

@@ -7,9 +7,9 @@ import traceback
 
 from llmtrack.engine import Engine
 from llmtrack.errors import ScenarioError, in_words, is_out_of_memory
-from llmtrack.outcome import Failure
-from llmtrack.scenario import Scalar, Scenario
-from llmtrack.units import MIB
+from llmtrack.host.units import MIB
+from llmtrack.spec.outcome import Failure
+from llmtrack.spec.scenario import Scalar, Scenario
 
 
 def engine_facts(engine: Engine) -> dict[str, Scalar]:

@@ -12,21 +12,21 @@ import torch
 from llmtrack.devices import on_gpu
 from llmtrack.engine import Engine
 from llmtrack.errors import in_words
-from llmtrack.events import Emit, Log, Progress, SoFar
+from llmtrack.host.words import plural
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.timing import Clock
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.models import durations
-from llmtrack.outcome import Failure, Measurement
 from llmtrack.quality.asked import score_as_asked
 from llmtrack.quality.beside import drift_line, with_drift, with_scored, without_drift, without_scored
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.drift import compare_distributions
 from llmtrack.quality.figures import cut_warnings, quality_warnings
 from llmtrack.quality.perplexity import Batch
-from llmtrack.scenario import QualityCheck, Scalar, Scenario, Variant
-from llmtrack.task import PerplexityTask, workload_id
-from llmtrack.words import plural
+from llmtrack.spec.events import Emit, Log, Progress, SoFar
+from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.scenario import QualityCheck, Scalar, Scenario, Variant
+from llmtrack.spec.task import PerplexityTask, workload_id
 from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_kind, failure_of
 from llmtrack.worker.power import Watch, energy_figures, gauge_for
 from llmtrack.worker.roofline import of_scoring, roof_of
@@ -45,9 +45,7 @@ class ScoredText:
     peak_memory_bytes: int | None
 
 
-def measure_perplexity(
-    scenario: Scenario, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock
-) -> None:
+def measure_perplexity(scenario: Scenario, task: PerplexityTask, engine: Engine, emit: Emit, clock: Clock) -> None:
     """Score the corpus of a perplexity task and emit the outcome."""
     started = time.time()
     try:
@@ -189,13 +187,7 @@ def _scored(name: str, task: PerplexityTask, engine: Engine, emit: Emit, clock: 
         )
     )
     facts |= corpus_facts(corpus, task) | quality.facts
-    warnings = (
-        corpus.warnings
-        + quality_warnings(quality)
-        + cut_warnings(quality, task)
-        + disturbing
-        + beside.warnings
-    )
+    warnings = corpus.warnings + quality_warnings(quality) + cut_warnings(quality, task) + disturbing + beside.warnings
     return ScoredText(
         corpus,
         metrics,

@@ -13,7 +13,7 @@ from llmtrack.measure.causes import causes, other_processes
 from llmtrack.measure.energy import energy_of
 from llmtrack.measure.gauge import Gauge, GaugeReading, Interval
 from llmtrack.measure.interference import busy_warning, gpu_warning, read_cpu
-from llmtrack.scenario import Scalar
+from llmtrack.spec.scenario import Scalar
 
 IDLE_S = 1.0
 

@@ -17,14 +17,14 @@ import time
 from collections.abc import Sequence
 from typing import TextIO, cast
 
-from llmtrack.child import OUT_OF_MEMORY
 from llmtrack.errors import LlmtrackError, in_words, is_out_of_memory
-from llmtrack.events import Event, event_to_json
-from llmtrack.garbage import uncollected
-from llmtrack.output import protected
-from llmtrack.plain import from_json
-from llmtrack.processes import kill_children, when_parent_ends
-from llmtrack.scenario import Scenario
+from llmtrack.host.child_process import OUT_OF_MEMORY
+from llmtrack.host.console import protected
+from llmtrack.host.garbage import uncollected
+from llmtrack.host.process_tree import kill_children, when_parent_ends
+from llmtrack.spec.events import Event, event_to_json
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.serialization import from_json
 
 ENDING_SECONDS = 120.0
 """How long a worker whose parent is gone may take to keep a checkpoint."""
@@ -129,7 +129,7 @@ def quieten() -> None:
     # Where torchao is installed, transformers imports it, and it complains of kernels for other hardware.
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    from llmtrack.compat import import_transformers
+    from llmtrack.host.transformers_compat import import_transformers
 
     import_transformers()
     from transformers.utils import logging as advice

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from llmtrack.engine import EngineInfo, GenerateRequest
+from llmtrack.host.units import MIB
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.formulas import memory_bandwidth_utilization
 from llmtrack.measure.roofline import (
@@ -16,8 +17,7 @@ from llmtrack.measure.roofline import (
     share_of_rate,
     stage,
 )
-from llmtrack.scenario import Scalar
-from llmtrack.units import MIB
+from llmtrack.spec.scenario import Scalar
 
 Figures = tuple[dict[str, float], dict[str, Scalar]]
 

@@ -9,19 +9,19 @@ from functools import partial
 from typing import Any
 
 from llmtrack.engine import Engine
-from llmtrack.events import Emit, Log, Progress
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.timing import Clock
-from llmtrack.outcome import Measurement
 from llmtrack.quality.asked import prepare, score_shard
 from llmtrack.quality.corpora import Corpus, load_corpus
 from llmtrack.quality.drift import compare_row, rows_to_compare
 from llmtrack.quality.encoding import tokens_digest
 from llmtrack.quality.perplexity import Batch
 from llmtrack.quality.shards import share_out
-from llmtrack.scenario import QualityCheck, Scenario, Variant
-from llmtrack.scored import Compared, Part
-from llmtrack.task import ShardTask, workload_id
+from llmtrack.spec.events import Emit, Log, Progress
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
+from llmtrack.spec.scores import Compared, Part
+from llmtrack.spec.task import ShardTask, workload_id
 from llmtrack.worker.outcomes import engine_facts, engine_metrics, failure_of
 from llmtrack.worker.perplexity import corpus_facts, reference_tags, warm_up
 

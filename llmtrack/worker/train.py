@@ -10,20 +10,20 @@ from pathlib import Path
 
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.options import TorchOptions
-from llmtrack.engines.pytorch import threads_set
-from llmtrack.events import Begun, Emit, Log, Progress, SoFar, Steps, Warn
+from llmtrack.engines.torch.pytorch import threads_set
+from llmtrack.host.signals import stop_in_order
 from llmtrack.measure import gauges
 from llmtrack.measure.beside import Beside
 from llmtrack.measure.room import check_batch
 from llmtrack.measure.statistics import summarize_rate
 from llmtrack.measure.timing import Clock
-from llmtrack.options import chosen
-from llmtrack.outcome import Failure, Measurement, Outcome, StepValues
 from llmtrack.quality.figures import compute_perplexity, quality_warnings
 from llmtrack.quality.perplexity import Batch
-from llmtrack.scenario import Scenario
-from llmtrack.stopping import stop_in_order
-from llmtrack.task import TrainTask, workload_id
+from llmtrack.spec.events import Begun, Emit, Log, Progress, SoFar, Steps, Warn
+from llmtrack.spec.options import chosen
+from llmtrack.spec.outcome import Failure, Measurement, Outcome, StepValues
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.task import TrainTask, workload_id
 from llmtrack.train import checkpoint
 from llmtrack.train.loop import Hooks, LoopSettings, State, StepResult, compiled_nll, fit
 from llmtrack.train.opening import open_session
@@ -92,9 +92,7 @@ class _Training:
     ) -> None:
         self._scenario, self._task, self._session, self._teller = scenario, task, session, teller
         self._emit, self._clock = emit, clock
-        self._hooks = Hooks(
-            self._evaluate, lambda _: session.save(), self._on_step, self._on_evaluated, should_stop
-        )
+        self._hooks = Hooks(self._evaluate, lambda _: session.save(), self._on_step, self._on_evaluated, should_stop)
         self._rates: list[float] = []
         self._beside = Beside()
         self._flops = self._beside.get("the model's FLOP count", session.flops_per_token, 0)
@@ -219,9 +217,7 @@ class _Training:
             self._emit(Log(f"    {' '.join(text.split())}"))
 
     def _last_loss(self) -> float:
-        return next(
-            row.values["train_loss"] for row in reversed(self._session.history) if "train_loss" in row.values
-        )
+        return next(row.values["train_loss"] for row in reversed(self._session.history) if "train_loss" in row.values)
 
     def _finished(self, how: str, peak: int | None, disturbing: tuple[str, ...]) -> Measurement:
         session, state = self._session, self._session.state
@@ -279,9 +275,7 @@ class _Training:
         """Return what is tracked of a checkpoint: its files, and the folder of the MLflow model if one is asked for."""
         how = self._task.log_checkpoint
         files = [] if how == "none" else checkpoint.model_files(best)
-        return files, str(
-            checkpoint.export_model(best, self._session.folder / "model")
-        ) if how == "model" else ""
+        return files, str(checkpoint.export_model(best, self._session.folder / "model")) if how == "model" else ""
 
     def _interrupted(self) -> Failure:
         reason = (
@@ -312,14 +306,10 @@ class _Training:
     def _texts(self) -> dict[str, str]:
         session = self._session
         texts = {
-            "samples.md": "".join(
-                f"## After step {at}\n\n{text}\n\n" for at, text in session.samples.items()
-            ),
+            "samples.md": "".join(f"## After step {at}\n\n{text}\n\n" for at, text in session.samples.items()),
             "explanation.txt": self._explanation,
             # By this file the `perplexity` experiment scores the same text again, with any model.
-            "validation.jsonl": "".join(
-                json.dumps({"text": text}) + "\n" for text in session.split.validation
-            ),
+            "validation.jsonl": "".join(json.dumps({"text": text}) + "\n" for text in session.split.validation),
         }
         return {name: text for name, text in texts.items() if text}
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from benchmarks import page, results
 from benchmarks.results import Found, Goal, Result, benchmark, estimate, load, rounds, row, section, table
-from llmtrack.outcome import Summary
+from llmtrack.spec.outcome import Summary
 
 
 def summary(median: float, low: float, high: float) -> Summary:
@@ -30,9 +30,7 @@ def summary(median: float, low: float, high: float) -> Summary:
         (Goal(0.99, 1.01, width=0.01), (1.002, 0.98, 1.02), "missed: the interval is too wide"),
     ],
 )
-def test_a_goal_is_met_by_the_median_and_doubted_where_part_of_the_interval_says_otherwise(
-    goal, found, verdict
-):
+def test_a_goal_is_met_by_the_median_and_doubted_where_part_of_the_interval_says_otherwise(goal, found, verdict):
     assert goal.verdict(summary(*found)) == verdict
 
 
@@ -99,9 +97,7 @@ def kept(tmp_path):
         )
 
     path = tmp_path / "made.json"
-    done = CliRunner().invoke(
-        benchmark("Made up")(measure), ["--small", "--json", str(path)], catch_exceptions=False
-    )
+    done = CliRunner().invoke(benchmark("Made up")(measure), ["--small", "--json", str(path)], catch_exceptions=False)
     assert done.exit_code == 0
     return path
 

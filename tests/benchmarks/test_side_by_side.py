@@ -41,9 +41,7 @@ def test_what_optimum_benchmark_is_given_is_what_llmtrack_is_asked():
     assert given["backend"]["torch_dtype"] == "float32"
     assert (
         "torch_dtype"
-        not in yaml.safe_load(optimum.configuration(Path("folder"), shape, 2, "onnxruntime", "inline"))[
-            "backend"
-        ]
+        not in yaml.safe_load(optimum.configuration(Path("folder"), shape, 2, "onnxruntime", "inline"))["backend"]
     )
 
 
@@ -68,8 +66,7 @@ def samples(**speeds: float) -> dict[str, dict[str, list[float]]]:
 def test_scoring_is_held_to_the_loop_in_float32():
     found = samples(plain=100.0, float32=120.0, bfloat16=150.0)
     rows = {
-        (row.where.split(",")[0], row.what): row
-        for row in lm_eval.compared(found, "text", ["plain"], Goal(most=0.5))
+        (row.where.split(",")[0], row.what): row for row in lm_eval.compared(found, "text", ["plain"], Goal(most=0.5))
     }
     assert rows["float32", "tokens/s"].verdict == "met"
     assert rows["bfloat16", "tokens/s"].verdict == "missed"  # 1.5 of 1.7
@@ -95,9 +92,7 @@ def test_llmtrack_and_the_loop_score_the_same(text):
 
 @pytest.mark.slow(2)
 def test_a_worker_that_ends_says_why(text):
-    worker = Worker(
-        program("plain"), SCRIPTS / "score.py", ["nobody", str(tiny()), "float32", "64", str(text)]
-    )
+    worker = Worker(program("plain"), SCRIPTS / "score.py", ["nobody", str(tiny()), "float32", "64", str(text)])
     try:
         with pytest.raises(PeerError, match="nobody"):
             worker.ask("1")
@@ -121,9 +116,7 @@ def test_the_small_form_fills_its_table(name, peer, tmp_path):
     if peer and not environment(peer).made:
         pytest.skip(f"the environment of {peer} is not there: python -m benchmarks {name} makes it")
     module = importlib.import_module(f"benchmarks.{name}")
-    done = CliRunner().invoke(
-        module.main, ["--small", "--json", str(tmp_path / "made.json")], catch_exceptions=False
-    )
+    done = CliRunner().invoke(module.main, ["--small", "--json", str(tmp_path / "made.json")], catch_exceptions=False)
     assert done.exit_code == 0
     result = load(tmp_path / "made.json")
     assert result.small

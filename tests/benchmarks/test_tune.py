@@ -9,11 +9,11 @@ from rich.console import Console
 
 from benchmarks.tune import REPEATS, full_grid
 from llmtrack.decide.tuning import Tuning
-from llmtrack.run.hands import Asked, Hands
-from llmtrack.run.journal import Journal
-from llmtrack.run.search_progress import SearchProgress
+from llmtrack.run.study.journal import Journal
+from llmtrack.run.tune.progress import SearchProgress
+from llmtrack.run.tune.trials import Asked, Hands
 from tests.run.conftest import _known_bandwidth  # noqa: F401 - fixture
-from tests.run.test_tune import SHORT, WAYS, Machine, space
+from tests.run.tune.test_tune import SHORT, WAYS, Machine, space
 
 
 def hands(machine, folder):
@@ -21,9 +21,7 @@ def hands(machine, folder):
     progress = SearchProgress(Console(file=io.StringIO()), 1e6, machine.clock(), machine.clock)
     journal = Journal(folder / "journal.jsonl", False)
     clock = machine.clock
-    return Hands(
-        space(machine.ways).candidates, asked, machine.pool(), progress, journal, folder, clock, clock()
-    )
+    return Hands(space(machine.ways).candidates, asked, machine.pool(), progress, journal, folder, clock, clock())
 
 
 @pytest.mark.slow(2)

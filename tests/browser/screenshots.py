@@ -51,9 +51,7 @@ def take(folder: Path) -> None:
             for name, place in places(tracked).items():
                 tab = Tab(browser, server.uri, height=1600)
                 page = tab.open(place)
-                page.get_by_role(
-                    "button", name="Close"
-                ).click()  # MLflow's assistant takes a quarter of the page
+                page.get_by_role("button", name="Close").click()  # MLflow's assistant takes a quarter of the page
                 page.wait_for_timeout(SETTLE_MS)
                 page.screenshot(path=folder / f"{name}.png")
                 print(folder / f"{name}.png", *tab.errors, sep="\n  ")

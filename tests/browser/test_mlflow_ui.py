@@ -23,9 +23,7 @@ def test_the_table_of_runs_lists_studies_and_scenarios(tab, tracked):
     assert {"prompt_length/prompt_16", "prompt_length/prompt_64"} < set(tracked.run_names)
     for name in tracked.run_names:
         expect(page.get_by_role("link", name=name, exact=True).first).to_be_visible()
-    assert any(
-        name.startswith("prompt_length ") and name.endswith(", study of tiny") for name in tracked.run_names
-    )
+    assert any(name.startswith("prompt_length ") and name.endswith(", study of tiny") for name in tracked.run_names)
 
 
 def test_two_scenarios_are_compared(tab, tracked):

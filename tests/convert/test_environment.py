@@ -18,7 +18,7 @@ from llmtrack.convert.build import known_to
 from llmtrack.convert.environment import BuildEnvironment, error_line, pinned
 from llmtrack.convert.openvino import CONVERTER
 from llmtrack.errors import MissingDependencyError, ScenarioError
-from llmtrack.installed import find_uv
+from llmtrack.host.packages import find_uv
 
 pytestmark = pytest.mark.skipif(find_uv() is None, reason="uv is not installed: only converters need it")
 
@@ -78,9 +78,7 @@ def test_what_it_depends_on_tells_it_from_others(package, monkeypatch):
 def test_pytorch_is_the_users_own(tmp_path):
     made = BuildEnvironment("bare", ())
     code = "import importlib.util as u; print(u.find_spec('torch').origin)"
-    said = subprocess.run(
-        [made.python(), "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
-    )
+    said = subprocess.run([made.python(), "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     import torch
 
     assert said.stdout.strip() == torch.__file__

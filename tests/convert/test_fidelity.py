@@ -19,14 +19,14 @@ from llmtrack.errors import ScenarioError
 from llmtrack.models import synthetic
 from llmtrack.models.cache import build_once
 from llmtrack.models.folder import model_folder, save_model
-from llmtrack.scenario import Variant
+from llmtrack.spec.scenario import Variant
 from llmtrack.testing.models import spoiled_model
 from tests.models.folders import edit
 
 
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fidelity, "run_apart", lambda what, work, *arguments: work(*arguments))
+    monkeypatch.setattr(fidelity, "run_isolated", lambda what, work, *arguments: work(*arguments))
 
 
 class ByTorch:
@@ -75,9 +75,7 @@ def rounded(bits: int):
 def without_last_layers(name: str, weight: torch.Tensor) -> torch.Tensor:
     """As if the head hung on the first layer: those after it add nothing."""
     last = name.startswith(("model.layers.1.", "model.layers.2.", "model.layers.3."))
-    return (
-        torch.zeros_like(weight) if last and name.endswith(("o_proj.weight", "down_proj.weight")) else weight
-    )
+    return torch.zeros_like(weight) if last and name.endswith(("o_proj.weight", "down_proj.weight")) else weight
 
 
 @pytest.mark.slow(1)

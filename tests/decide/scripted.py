@@ -11,10 +11,10 @@ from rich.console import Console
 
 from experiments import prompt_length
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.options import taken
-from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import Settings
-from llmtrack.run.study import StudyResult, run_study
+from llmtrack.run.study.study import StudyResult, run_study
+from llmtrack.spec.options import taken
 from llmtrack.tracking.tracker import Tracker
 
 REPEATS = 8
@@ -29,16 +29,12 @@ def noisy_scripts(seed: int, slower: float = 1.0, noise: float = 0.01) -> list[S
     ]
 
 
-def measure(
-    tracker: Tracker, seed: int, slower: float = 1.0, lengths=(4, 8), repeats: int = REPEATS
-) -> StudyResult:
+def measure(tracker: Tracker, seed: int, slower: float = 1.0, lengths=(4, 8), repeats: int = REPEATS) -> StudyResult:
     """Track a study of prompts of some lengths."""
     clock = FakeClock()
     scripts = noisy_scripts(seed, slower)
     executor = InlineExecutor(lambda variant: ScriptedEngine(clock, *scripts), clock)
-    settings = Settings(
-        model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=repeats, min_seconds=0.0
-    )
+    settings = Settings(model="synthetic:tiny", device="cpu", max_new_tokens=5, min_repeats=repeats, min_seconds=0.0)
     experiment = prompt_length.build(taken(prompt_length.Config, settings, lengths=tuple(lengths)))
     console = Console(file=io.StringIO())
     # What is decided needs no pictures, which take most of the time.

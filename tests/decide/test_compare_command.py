@@ -49,9 +49,7 @@ def mixed_runs(tracker):
                 name,
                 scenario=scenario(name, baseline=name == "plain"),
                 facts=base | own,
-                metrics={"tokens_per_sec": speed, "perplexity": 20.0}
-                if name == "plain"
-                else {"tokens_per_sec": speed},
+                metrics={"tokens_per_sec": speed, "perplexity": 20.0} if name == "plain" else {"tokens_per_sec": speed},
             ),
         )
         for (name, own), speed in zip(facts.items(), (10.0, 20.0), strict=True)
@@ -70,9 +68,7 @@ def test_against_a_baseline(studies):
     assert all("- slower: 0." in line for line in lines)
     rows = json.loads(run("--baseline", studies[0], "--candidate", studies[1], "--format", "json").output)
     assert set(rows[0]) == set(COLUMNS)
-    chosen = run(
-        "--baseline", studies[0], "--columns", "scenario,ratio", "--sort", "-ratio", "--format", "csv"
-    ).stdout
+    chosen = run("--baseline", studies[0], "--columns", "scenario,ratio", "--sort", "-ratio", "--format", "csv").stdout
     ratios = [float(row["ratio"]) for row in csv.DictReader(io.StringIO(chosen))]
     assert ratios == sorted(ratios, reverse=True)
 

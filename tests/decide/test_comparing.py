@@ -7,8 +7,8 @@ import pytest
 import llmtrack
 from llmtrack.decide.comparing import COLUMNS, compare
 from llmtrack.errors import UsageError
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import PerplexityTask
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import PerplexityTask
 from llmtrack.tracking.query import runs
 from tests.decide.scripted import REPEATS
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
@@ -124,9 +124,7 @@ OUTCOMES = {
     "of more tokens": scored(metrics={"tokens_scored": 120.0}),
     "with more bits": scored(metrics={"tokens_scored": 120.0, "bits_per_byte": 1.1}, facts={"dtype": "int8"}),
     "of a text": of_text(),
-    "of a longer text in other tokens": of_text(
-        size=783.0, scored_text_digest="t2", scored_tokens_digest="k2"
-    ),
+    "of a longer text in other tokens": of_text(size=783.0, scored_text_digest="t2", scored_tokens_digest="k2"),
     "of a longer text": of_text(size=783.0, scored_text_digest="t2"),
     "of another text": of_text(scored_text_digest="t2"),
     "in other tokens": of_text(scored_tokens_digest="k2"),
@@ -216,9 +214,7 @@ def test_bits_per_byte_are_compared_across_tokenizers_and_machines(compared):
 
 @pytest.mark.slow(1)
 def test_machines_are_compared_only_if_asked(compared):
-    with pytest.raises(
-        UsageError, match=r"different environments \(threads: 2 against 4\).*--across-environments"
-    ):
+    with pytest.raises(UsageError, match=r"different environments \(threads: 2 against 4\).*--across-environments"):
         compared("timed", "timed elsewhere", "total_latency_s")
     found = compared("timed", "timed elsewhere", "total_latency_s", across_environments=True)
     assert found["words"].iloc[0] == "too few repeats to tell, 3 against 3: measure at least 4 of each"

@@ -40,10 +40,7 @@ def test_corrected_a_whole_family_is_rarely_called_different():
     generator = np.random.default_rng(2026)
     alarms = 0
     for _ in range(COMPARISONS):
-        family = [
-            mann_whitney_p(latencies(generator, 10), latencies(generator, 10))
-            for _ in range(COMPARISONS // 20)
-        ]
+        family = [mann_whitney_p(latencies(generator, 10), latencies(generator, 10)) for _ in range(COMPARISONS // 20)]
         alarms += min(holm(family)) < 0.05
     # 5 % of 200 families are 10; more than 16 would be a chance of 1 in 50.
     assert alarms <= 16

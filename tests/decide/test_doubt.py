@@ -8,7 +8,7 @@ from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.verdicts import disturbance
 from llmtrack.measure.interference import CpuReading, busy_warning
 from llmtrack.measure.statistics import findings
-from llmtrack.task import RepeatPolicy
+from llmtrack.spec.task import RepeatPolicy
 from tests.report.frames import interval, made, run
 
 BUSY = "the machine was busy: other programs took 82% of its CPU time: close them and measure again"

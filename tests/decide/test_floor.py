@@ -18,12 +18,12 @@ from llmtrack.decide.verdicts import DISTURBED, is_disturbed, tell
 from llmtrack.decide.wording import ratio_text
 from llmtrack.measure import interference
 from llmtrack.measure.statistics import findings
-from llmtrack.outcome import REPLACED
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.show import Layout, show
 from llmtrack.report.table import summary_table
 from llmtrack.report.takeaways import CHOICES, headline, takeaways
-from llmtrack.task import RepeatPolicy, TrainTask
+from llmtrack.spec.outcome import REPLACED
+from llmtrack.spec.task import RepeatPolicy, TrainTask
 from tests.report.frames import interval, made, run
 
 SUITE = {"suite_id": "suite-1", "workload_id": "w", "environment_id": "e", "output_digest": "d"}
@@ -115,9 +115,7 @@ def suite(monkeypatch):
     return runs
 
 
-def test_a_comparison_of_two_runs_knows_how_far_equal_settings_differed_in_their_suite_and_says_so_once(
-    suite, console
-):
+def test_a_comparison_of_two_runs_knows_how_far_equal_settings_differed_in_their_suite_and_says_so_once(suite, console):
     pairs, _ = match(suite[1:2], suite[3:])
     pairs = with_samples_of(pairs, None)
     found = compare_pairs(pairs, ["tokens_per_sec"])
@@ -140,9 +138,7 @@ def test_a_comparison_of_two_runs_knows_how_far_equal_settings_differed_in_their
         (1.30, "kept", "within the limit (p"),
     ],
 )
-def test_a_gate_neither_fails_nor_passes_on_what_equal_settings_differ_by_too(
-    suite, monkeypatch, times, outcome, why
-):
+def test_a_gate_neither_fails_nor_passes_on_what_equal_settings_differ_by_too(suite, monkeypatch, times, outcome, why):
     near = [0.99, 0.995, 0.998, 1.0, 1.001, 1.004, 1.006, 1.01]
     samples = {
         "precision-float32": {"tokens_per_sec": [16.7 * each for each in near]},
@@ -216,9 +212,7 @@ def test_whatever_configures_a_run_is_a_choice_that_takeaways_count_or_is_of_the
 
 
 @pytest.mark.slow(1)
-@pytest.mark.parametrize(
-    "warning", ["noisy: repeats vary", "drift: the last", "the machine was busy: other programs"]
-)
+@pytest.mark.parametrize("warning", ["noisy: repeats vary", "drift: the last", "the machine was busy: other programs"])
 def test_takeaways_are_never_from_a_run_that_was_disturbed(warning):
     base = timed("one", 10.0, baseline=True)
     wild, calm = timed("wild", 90.0, dtype="float16", warnings=warning), timed("calm", 20.0, dtype="bfloat16")

@@ -16,10 +16,10 @@ from llmtrack.decide.gate import gate
 from llmtrack.decide.rules import Rule, check_samples, check_values, decide, parse_rule
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
-from llmtrack.options import taken
-from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import Settings
-from llmtrack.run.study import run_study
+from llmtrack.run.study.study import run_study
+from llmtrack.spec.options import taken
 from llmtrack.tracking.aliases import set_alias
 from tests.report.frames import made, run
 from tests.tracking.samples import ENVIRONMENT, failure, measurement, scenario
@@ -142,9 +142,7 @@ def test_a_gate_passes_on_the_same_sleep_and_fails_on_a_longer_one(tracker, uri,
     assert passed.exit_code == 0, passed.output
     assert passed.output.endswith("gate passed: 2 kept\n")
     junit = tmp_path / "out" / "gate.xml"
-    failed = run_gate(
-        uri, "--baseline", f"study:{base}", "--candidate", f"study:{slow}", *rules, "--junit", str(junit)
-    )
+    failed = run_gate(uri, "--baseline", f"study:{base}", "--candidate", f"study:{slow}", *rules, "--junit", str(junit))
     assert failed.exit_code == 3, failed.output
     assert failed.output.endswith("gate failed: 1 broken, 1 kept\n")
     suite = ElementTree.parse(junit).getroot()
@@ -245,13 +243,8 @@ def tracked(filled_once):
 @pytest.mark.parametrize(
     ("baseline", "candidate"), [("a", "no"), ("no", "a"), ("a", "not a number"), ("not a number", "a")]
 )
-def test_a_figure_that_one_side_lacks_is_one_line_and_exit_2_unless_accepted(
-    tracked, uri, baseline, candidate
-):
-    ids = [
-        tracked[f"{side}: {figure} figure"]
-        for side, figure in (("baseline", baseline), ("candidate", candidate))
-    ]
+def test_a_figure_that_one_side_lacks_is_one_line_and_exit_2_unless_accepted(tracked, uri, baseline, candidate):
+    ids = [tracked[f"{side}: {figure} figure"] for side, figure in (("baseline", baseline), ("candidate", candidate))]
     arguments = ["--baseline", ids[0], "--candidate", ids[1], "--fail-if", SPEED]
     told = run_gate(uri, *arguments)
     assert told.exit_code == 2
@@ -339,9 +332,7 @@ def test_a_rule_that_cannot_be_compared_hides_no_other_and_the_worst_code_wins(t
 @pytest.mark.parametrize("state", ["RUNNING", "KILLED", "SCHEDULED"])
 def test_a_candidate_that_is_not_finished_is_no_pass(uri, state):
     row = run("p", tokens_per_sec=10.0, experiment="e", model="m", status=state)
-    found = gate(
-        made({**row, "status": "FINISHED", "run_id": "0" * 32}), made(row), [SPEED], tracking_uri=uri
-    )
+    found = gate(made({**row, "status": "FINISHED", "run_id": "0" * 32}), made(row), [SPEED], tracking_uri=uri)
     assert found.exit_code == 2
     assert found.checks[0].check.outcome == "missing"
 
@@ -371,9 +362,7 @@ def test_scenarios_on_one_side_are_named(tracker, uri):
     for study, names in ((one, ("a", "b")), (other, ("b", "c"))):
         for name in names:
             tracker.log(study, measurement(name, warnings=()))
-    found = gate(
-        f"study:{one.study_id}", f"study:{other.study_id}", ["total_latency_s > 5%"], tracking_uri=uri
-    )
+    found = gate(f"study:{one.study_id}", f"study:{other.study_id}", ["total_latency_s > 5%"], tracking_uri=uri)
     assert found.notes == ("c is not in the baseline: not checked", "a is only in the baseline: not checked")
 
 

@@ -31,9 +31,7 @@ RATE = "tokens_per_sec"
 FLIPPED = {"better": "worse", "worse": "better"}
 
 # Medians far apart and near, repeats from too few to enough, noise from none to much.
-arms = st.tuples(
-    st.sampled_from([9.0, 9.5, 10.0, 10.2, 20.0]), st.integers(1, 9), st.sampled_from([0.0, 0.01, 0.1])
-)
+arms = st.tuples(st.sampled_from([9.0, 9.5, 10.0, 10.2, 20.0]), st.integers(1, 9), st.sampled_from([0.0, 0.01, 0.1]))
 stores = st.tuples(st.lists(arms, min_size=2, max_size=5), st.integers(0, 10**6))
 
 
@@ -131,9 +129,7 @@ def test_the_front_is_of_the_same_verdicts_in_table_and_picture(kept, arms):
     kept["runs"], kept["samples"] = store_of(*arms)
     known = with_samples(kept["runs"])
     rows = known
-    for index, (own, standing) in enumerate(
-        zip(rows, pareto_front(known, (RATE, "perplexity")), strict=True)
-    ):
+    for index, (own, standing) in enumerate(zip(rows, pareto_front(known, (RATE, "perplexity")), strict=True)):
         # All have one perplexity, so that speed alone decides.
         told = {each.verdict for each in tell(own, rows[:index] + rows[index + 1 :], RATE)}
         place = "off" if "better" in told else "open" if "unknown" in told else "on"
@@ -144,15 +140,11 @@ def test_the_front_is_of_the_same_verdicts_in_table_and_picture(kept, arms):
             assert back.verdict == FLIPPED.get(there.verdict, there.verdict)
             assert back.ratio.value == pytest.approx(1 / there.ratio.value)
             if one is not other:
-                assert (back.ratio.low, back.ratio.high) == pytest.approx(
-                    (1 / there.ratio.high, 1 / there.ratio.low)
-                )
+                assert (back.ratio.low, back.ratio.high) == pytest.approx((1 / there.ratio.high, 1 / there.ratio.low))
 
 
 @pytest.mark.slow(1)
-@given(
-    st.lists(st.floats(0.1, 10), min_size=1, max_size=6), st.lists(st.floats(0.1, 10), min_size=1, max_size=6)
-)
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=6), st.lists(st.floats(0.1, 10), min_size=1, max_size=6))
 def test_the_interval_of_the_inverse_is_the_inverse_of_the_interval(one, other):
     there, back = ratio_of_medians(one, other), ratio_of_medians(other, one)
     if one != other:
@@ -214,7 +206,7 @@ ELSEWHERE = {
     "llmtrack/decide/rules.py": "says the limit as it was given",
     "llmtrack/decide/racing.py": "tune's own file",
     "llmtrack/decide/tuning.py": "tune's own file",
-    "llmtrack/run/tune.py": "tune's own file",
+    "llmtrack/run/tune/tune.py": "tune's own file",
     "experiments/tune.py": "tune's own file",
     "llmtrack/measure/statistics.py": "measures, and may import nothing of what decides",
     "llmtrack/quality/figures.py": "measures, and may import nothing of what decides",

@@ -88,9 +88,7 @@ def test_what_cannot_be_told_is_said_with_what_would_tell():
 
 @pytest.mark.slow(1)
 def test_a_plot_leaves_out_what_all_names_end_with():
-    runs = made(
-        repeated("onnx-int8-threads-2", 20.0, 20.0, n=8), repeated("torch-threads-2", 10.0, 20.0, n=8)
-    )
+    runs = made(repeated("onnx-int8-threads-2", 20.0, 20.0, n=8), repeated("torch-threads-2", 10.0, 20.0, n=8))
     axes = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity").axes[0]
     assert {text.get_text() for text in axes.texts} == {"onnx-int8", "torch"}
 
@@ -117,9 +115,7 @@ def timed(name, speed, **values):
 
 def scored(name, perplexity, **values):
     convention = {"corpus_digest": "c", "protocol": "documents", "max_length": 512, "bos_rule": "tokenizer"}
-    return run(
-        name, perplexity=perplexity, workload_id="q", **{"environment_id": "e", **convention, **values}
-    )
+    return run(name, perplexity=perplexity, workload_id="q", **{"environment_id": "e", **convention, **values})
 
 
 def test_runs_that_name_no_model_keep_their_quality():
@@ -243,9 +239,7 @@ def test_labels_do_not_overlap_and_stay_inside(seed):
     for box in drawn:
         assert room.x0 <= box.x0
         assert box.x1 <= room.x1
-        assert not any(
-            box.x0 < x < box.x1 and box.y0 < y < box.y1 for x, y in axes.transData.transform(crowd)
-        )
+        assert not any(box.x0 < x < box.x1 and box.y0 < y < box.y1 for x, y in axes.transData.transform(crowd))
 
 
 def test_the_plot_joins_the_front():

@@ -148,9 +148,7 @@ def test_without_noise_every_ratio_is_exact_whatever_drifts_between_blocks(seed,
             race.tell(names[number], math.exp(effects[number] + level))
     for number, name in enumerate(names):
         if race.samples[name]:
-            assert race.goodness(name) - race.goodness("c0") == pytest.approx(
-                effects[number] - effects[0], abs=1e-9
-            )
+            assert race.goodness(name) - race.goodness("c0") == pytest.approx(effects[number] - effects[0], abs=1e-9)
 
 
 def false_drops(rules: Rules, races: int, rounds: int = 25) -> int:

@@ -27,9 +27,7 @@ pytestmark = pytest.mark.usefixtures("_clean_environment")
 def timed(name, speed, n=8, share=0.02, **values):
     """A timed run whose interval reaches that share to both sides, of n repeats."""
     spread = interval("tokens_per_sec", speed, (1 - share) * speed, (1 + share) * speed, n)
-    return timed_run(
-        name, speed, quantization=name, **{k: v for k, v in spread.items() if "/" in k}, **values
-    )
+    return timed_run(name, speed, quantization=name, **{k: v for k, v in spread.items() if "/" in k}, **values)
 
 
 RUNS = made(
@@ -95,9 +93,7 @@ BUSY = "the machine was busy: other programs took 82% of its CPU time: close the
 @pytest.mark.slow(1)
 def test_one_baseline_repeat_of_a_busy_machine_recommends_nothing_and_says_how_to_measure_more():
     n = 1
-    base = timed(
-        "torch-float32", 1.3, n, 0.9, perplexity=20.0, baseline=True, warnings=f"noisy: 134%\n{BUSY}"
-    )
+    base = timed("torch-float32", 1.3, n, 0.9, perplexity=20.0, baseline=True, warnings=f"noisy: 134%\n{BUSY}")
     runs = made(base, timed("torch-bfloat16", 18.4, perplexity=20.1, experiment="quantization", model="m"))
     found = recommend(runs, Limits(0.01))
     assert (found.scenario, found.run_id) == (None, None)
@@ -110,9 +106,7 @@ def test_one_baseline_repeat_of_a_busy_machine_recommends_nothing_and_says_how_t
 
 @pytest.mark.slow(1)
 def test_what_is_told_of_a_busy_machine_is_told_with_its_doubts():
-    runs = made(
-        timed("a", 10.0, baseline=True, warnings=BUSY, perplexity=20.0), timed("b", 20.0, perplexity=20.0)
-    )
+    runs = made(timed("a", 10.0, baseline=True, warnings=BUSY, perplexity=20.0), timed("b", 20.0, perplexity=20.0))
     found = recommend(runs, Limits(0.01))
     assert found.scenario == "b"
     assert f"read with care: a: {BUSY}" in found.notes
@@ -150,9 +144,7 @@ def test_no_winner_on_the_word_of_single_values_or_few_repeats(objective, n):
 
 PARAMETERS = {
     name: set(entry["parameters"])
-    for name, entry in yaml.safe_load((Path(__file__).parents[2] / "MLproject").read_text())[
-        "entry_points"
-    ].items()
+    for name, entry in yaml.safe_load((Path(__file__).parents[2] / "MLproject").read_text())["entry_points"].items()
 }
 
 
@@ -277,8 +269,10 @@ def test_the_command():
 @pytest.mark.slow(1)
 @pytest.mark.usefixtures("tracked")
 def test_a_recommendation_ends_with_the_lines_that_run_it(monkeypatch):
-    # The lines themselves are run in tests/run/test_how.py.
-    monkeypatch.setattr("llmtrack.run.how.how_to_run", lambda run: [f"llmtrack generate {run['scenario']}"])
+    # The lines themselves are run in tests/run/test_reproduce.py.
+    monkeypatch.setattr(
+        "llmtrack.run.reproduce.reproduce_command", lambda run: [f"llmtrack generate {run['scenario']}"]
+    )
     told = CliRunner().invoke(main, ["recommend", "--search", "fp32"]).output
     assert told.endswith("To run it that way:\n  llmtrack generate fp32\nMeasured with weights: abc.\n")
     as_data = CliRunner().invoke(main, ["recommend", "--search", "fp32", "--format", "json"]).output
@@ -289,7 +283,7 @@ def test_a_recommendation_ends_with_the_lines_that_run_it(monkeypatch):
 @pytest.mark.usefixtures("tracked")
 def test_a_recommendation_is_a_comment_and_a_slide(monkeypatch, tmp_path):
     monkeypatch.setattr(
-        "llmtrack.run.how.how_to_run", lambda run: ["llmtrack generate 'it is'", "import llmtrack"]
+        "llmtrack.run.reproduce.reproduce_command", lambda run: ["llmtrack generate 'it is'", "import llmtrack"]
     )
     asked = ["recommend", "--max-perplexity-increase", "1%", "--format", "markdown"]
     target = tmp_path / "answer.png"

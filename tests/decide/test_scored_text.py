@@ -10,10 +10,10 @@ import pytest
 from llmtrack.decide.comparing import compare
 from llmtrack.engines.scripted import FakeClock
 from llmtrack.errors import UsageError
-from llmtrack.events import Event
-from llmtrack.outcome import Measurement
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import PerplexityTask
+from llmtrack.spec.events import Event
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import PerplexityTask
 from llmtrack.tracking.tracker import Tracker
 from llmtrack.worker.perplexity import measure_perplexity
 from tests.quality import tokenizers as made

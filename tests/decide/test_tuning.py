@@ -77,9 +77,7 @@ class Table:
         if name in self.unscorable:
             return self._say(PartScore(0.0, 0, 0.1, "other tokens"))
         nats = 10.0 * (1 + math.log(self.perplexity.get(name, 1.0)))
-        return self._say(
-            PartScore(0.0, 0, seconds, "not in time") if seconds < 0.2 else PartScore(nats, 10, 0.2)
-        )
+        return self._say(PartScore(0.0, 0, seconds, "not in time") if seconds < 0.2 else PartScore(nats, 10, 0.2))
 
     def _say(self, seen):
         self.spent += seen.seconds
@@ -129,9 +127,7 @@ def test_what_is_better_and_cannot_be_scored_is_named_and_not_dropped(unknown):
 
 def test_where_no_time_is_left_for_the_proof_the_best_is_named_with_the_budget_that_gives_it():
     # 11 s the baseline, 11 s the candidate and a second look; the fresh comparison alone takes 2 x (1 + 4 x 10) s.
-    hands = Table(
-        {"base": 0.1, "fast": 0.11}, known={name: Way("torch", "same") for name in ("base", "fast")}
-    )
+    hands = Table({"base": 0.1, "fast": 0.11}, known={name: Way("torch", "same") for name in ("base", "fast")})
     tuning = tuned(hands, 60.0)
     assert (tuning.ending, tuning.winner) == ("unproven", "fast")
     assert "not measured afresh" in tuning.missing
@@ -307,9 +303,7 @@ def test_a_runtime_whose_candidates_fail_alike_is_not_tried_further():
     hands.fails = dict.fromkeys(names, "its builder does not know the model")
     tuning = tuned(hands, 300.0, most_perplexity=None)
     assert len([name for name in hands.asked if name in names]) == 2
-    assert (
-        sum(out.why.startswith("as the others of its runtime") for out in tuning.race.dropped.values()) == 4
-    )
+    assert sum(out.why.startswith("as the others of its runtime") for out in tuning.race.dropped.values()) == 4
     assert tuning.winner == "good"
 
 
@@ -400,9 +394,7 @@ def situation(seed, speeds, first, share):
 
 @settings(max_examples=40, deadline=None)
 @given(**SITUATIONS)
-def test_whatever_is_measured_the_budget_is_kept_and_what_is_proven_keeps_to_the_bound(
-    seed, speeds, first, share
-):
+def test_whatever_is_measured_the_budget_is_kept_and_what_is_proven_keeps_to_the_bound(seed, speeds, first, share):
     hands, seconds = situation(seed, speeds, first, share)
     tuning = tuned(hands, seconds, parts=6)
     assert hands.spent <= 1.1 * seconds + 1e-9

@@ -20,9 +20,7 @@ DOCUMENTS = [
     if path.relative_to(ROOT).as_posix() not in GENERATED
 ]
 
-_FENCED = re.compile(
-    r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL
-)
+_FENCED = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 
 _COMMENT = re.compile(r"(^|\s)#.*")
 

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from packaging.requirements import Requirement
 
 from llmtrack.cli import main as llmtrack_command
-from llmtrack.installed import missing_modules
+from llmtrack.host.packages import missing_modules
 from tests.conftest import HANG_S
 from tests.docs.blocks import ROOT
 from tests.docs.substitutions import EXIT_CODES, PARAMETERS, UNLESS_GIVEN, WHERE_GIVEN, WITH_IT, WORDS

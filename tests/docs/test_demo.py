@@ -16,10 +16,7 @@ def test_the_first_lines_of_the_end_go_into_readme_and_nothing_else_changes():
     after = with_found(before, found)
     assert f"\n```text\n{found}```\n" in after
     assert with_found(after, "- x\n") == with_found(before, "- x\n")
-    assert (
-        with_found(before, found_in("suite: what it found\n" + before.split("such as\n\n```text\n")[1]))
-        == before
-    )
+    assert with_found(before, found_in("suite: what it found\n" + before.split("such as\n\n```text\n")[1])) == before
 
 
 def test_a_demo_that_was_interrupted_has_nothing_to_show():

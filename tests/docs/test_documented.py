@@ -102,9 +102,7 @@ def test_the_steps_of_a_workflow_are_commands():
     ]
 
 
-@pytest.mark.parametrize(
-    "line", ["curl https://example.org", "mlflow run . -e nothing", "llmtrack compare --nothing"]
-)
+@pytest.mark.parametrize("line", ["curl https://example.org", "mlflow run . -e nothing", "llmtrack compare --nothing"])
 def test_a_command_that_cannot_be_run_is_noticed(line: str):
     with pytest.raises((AssertionError, KeyError)):
         runner.run(line)

@@ -36,7 +36,5 @@ def test_a_link_leads_somewhere(page: Path):
 
 def test_a_dead_link_is_noticed(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text(
-        "# On a GPU: why?\n[a](#on-a-gpu-why) [b](page.md#nothing) [c](no.md)\n```\n[d](no.md)\n```\n"
-    )
+    page.write_text("# On a GPU: why?\n[a](#on-a-gpu-why) [b](page.md#nothing) [c](no.md)\n```\n[d](no.md)\n```\n")
     assert dead_links(page) == ["](page.md#nothing)", "](no.md)"]

@@ -43,9 +43,7 @@ def test_only_what_is_between_the_markers_changes():
     before, _, rest = page.partition(BEGIN)
     inside, _, after = rest.partition(END)
     made = table(pd.DataFrame(RUNS[::-1]))
-    assert filled(page, made) == f"{before}{BEGIN}{inside}\n{made}{END}{after}", (
-        "another machine's stands below"
-    )
+    assert filled(page, made) == f"{before}{BEGIN}{inside}\n{made}{END}{after}", "another machine's stands below"
 
 
 def test_a_table_replaces_that_of_its_own_machine_only():

@@ -1,7 +1,7 @@
 """What docs/architecture.md says under "to add X, write Y" is all that it takes: each row is tried here, or where it says.
 
 Backends and recipes of other packages are tried in tests/engines/test_extensions.py, what `tune` tries of them in
-tests/run/test_space.py, metrics and params in tests/report/test_one_entry.py, and conditions in
+tests/run/tune/test_search_space.py, metrics and params in tests/report/test_one_entry.py, and conditions in
 tests/tracking/test_cells.py. That each name of a benchmark is one, tests/benchmarks/test_side_by_side.py holds.
 """
 
@@ -39,15 +39,15 @@ from llmtrack.metrics.page import page as metrics_page
 from llmtrack.models import packaged
 from llmtrack.models.named import PACKAGED, PRESETS, PackagedModel, Preset
 from llmtrack.models.source import parse_candidates
-from llmtrack.options import Option, parameters
-from llmtrack.plain import from_json, kept, to_json
 from llmtrack.quality import corpora
 from llmtrack.quantize import recipe
 from llmtrack.run import main as entry
-from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import RunOptions
-from llmtrack.scenario import Variant
-from llmtrack.task import NAMED_CORPORA
+from llmtrack.spec.options import Option, parameters
+from llmtrack.spec.scenario import Variant
+from llmtrack.spec.serialization import from_json, kept, to_json
+from llmtrack.spec.task import NAMED_CORPORA
 from tests.report.frames import made, run
 from tests.test_project_files import TOOLS
 
@@ -58,7 +58,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from llmtrack.experiment import Declaration, Experiment
-from llmtrack.options import Option
+from llmtrack.spec.options import Option
 from llmtrack.run.command import command
 from llmtrack.run.settings import EngineOptions, RunOptions
 
@@ -147,9 +147,7 @@ def test_a_module_outside_the_packages_has_a_layer():
     assert layered["exhaustive"]
     named = {name.strip() for layer in layered["layers"] for name in layer.split("|")}
     there = {
-        path.stem
-        for path in (ROOT / "llmtrack").iterdir()
-        if path.suffix == ".py" or (path / "__init__.py").is_file()
+        path.stem for path in (ROOT / "llmtrack").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
     assert there - {"__init__", *layered["exhaustive_ignores"]} == named
 
@@ -188,9 +186,7 @@ def test_a_recipe_of_this_package_is_a_module_and_its_line(monkeypatch):
 def test_what_may_be_reused_is_there():
     page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
     table = page.partition("## What may be reused")[2].partition("## The conformance kit")[0]
-    rows = [
-        [each.strip() for each in line.split("|")[1:3]] for line in table.splitlines() if "`llmtrack." in line
-    ]
+    rows = [[each.strip() for each in line.split("|")[1:3]] for line in table.splitlines() if "`llmtrack." in line]
     assert len(rows) > 10
     for names, module in rows:
         place = importlib.import_module(module.strip("`"))

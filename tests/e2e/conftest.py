@@ -64,11 +64,7 @@ def copy_compiled(source: Path, target: Path) -> None:
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a user who has activated this one and set nothing of MLflow's; no program in it crosses the border."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("MLFLOW_", "LLMTRACK_SPOOL"))
-    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MLFLOW_", "LLMTRACK_SPOOL"))}
     return kept | {
         # --env-manager local takes `python` from PATH.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -97,13 +93,9 @@ def arguments(project: str, entry_point: str, parameters: Mapping[str, object]) 
 def mlflow_run(checkout, environment, elsewhere) -> MlflowRun:
     """Run an entry point by `mlflow run`, from another working directory."""
 
-    def run(
-        entry_point: str, uri: str | None = None, **parameters: object
-    ) -> subprocess.CompletedProcess[str]:
+    def run(entry_point: str, uri: str | None = None, **parameters: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "mlflow", *arguments(uri or str(checkout), entry_point, parameters)]
-        return subprocess.run(
-            command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=HANG_S
-        )
+        return subprocess.run(command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=HANG_S)
 
     return run
 

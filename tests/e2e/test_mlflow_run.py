@@ -13,7 +13,7 @@ from functools import partial
 import pytest
 
 from llmtrack.run import main as entry
-from llmtrack.run.process_executor import ProcessExecutor
+from llmtrack.run.executors.process import ProcessExecutor
 from tests.forked import ForkedWorker
 
 pytestmark = pytest.mark.slow(25)
@@ -62,9 +62,7 @@ def test_baseline_from_a_git_url_measures_the_real_model(mlflow_run, tracked, ch
     # The study is the run that `mlflow run` opened, and it is the only other one.
     everything = tracked.client.search_runs([tracked.client.get_run(study["run_id"]).info.experiment_id])
     others = [
-        each.info.run_id
-        for each in everything
-        if each.data.tags.get("llmtrack.kind") not in ("scenario", "set_aside")
+        each.info.run_id for each in everything if each.data.tags.get("llmtrack.kind") not in ("scenario", "set_aside")
     ]
     assert others == [study["run_id"]]
     assert tracked.artifacts(study["run_id"]) >= REPORT
@@ -97,9 +95,7 @@ def test_prompt_length_meets_its_targets_and_a_scenario_that_fails_is_a_failed_r
     assert "prompt_100000 failed" in tracked.text(study["run_id"], "table.md")
 
 
-def test_training_learns_and_its_checkpoint_is_a_model_to_others(
-    mlflow_run_here, run_here, tracked, tmp_path
-):
+def test_training_learns_and_its_checkpoint_is_a_model_to_others(mlflow_run_here, run_here, tracked, tmp_path):
     small = {"corpus": "builtin", "steps": 6, "eval_every": 3, "sequence_length": 32, "batch_size": 2}
     # A path with a space reaches the experiment.
     output = tmp_path / "trained here"

@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from llmtrack.installed import available
+from llmtrack.host.packages import available
 from tests.conftest import make_here
 from tests.e2e.test_entry_points import ok
 from tests.e2e.test_mlflow_run import QUICK, TINY, study_of

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from llmtrack.engines import pytorch
-from llmtrack.engines.pytorch import TorchEngine
-from llmtrack.installed import available
-from llmtrack.scenario import Variant
+from llmtrack.engines.torch import pytorch
+from llmtrack.engines.torch.pytorch import TorchEngine
+from llmtrack.host.packages import available
+from llmtrack.spec.scenario import Variant
 from tests.conftest import made_once, make_here
 from tests.traces import keep_traces
 

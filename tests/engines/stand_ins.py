@@ -11,7 +11,7 @@ from llmtrack.convert.build import Converter
 from llmtrack.models.cache import build_once
 from llmtrack.models.folder import ModelFolder
 from llmtrack.onnx.session import MODEL_FILE
-from llmtrack.plain import digest
+from llmtrack.spec.serialization import digest
 
 NO_LLAMACPP = "neither llama-cpp-python is installed, which takes ten minutes to compile, nor llama-cpp-py-sync, which needs glibc 2.38"
 
@@ -102,9 +102,7 @@ def _keep_cache(graph: Any) -> None:
     for node in graph.get_ops():
         if node.get_type_name() == "ReadValue":
             shape = next(shapes[name] for name in shapes if node.get_variable_id().startswith(name))
-            heads, width = (
-                ops.constant(np.array([shape[axis].get_length()], dtype=np.int64)) for axis in (1, 3)
-            )
+            heads, width = (ops.constant(np.array([shape[axis].get_length()], dtype=np.int64)) for axis in (1, 3))
             empty = ops.concat([rows, heads, zero, width], axis=0)
             node.set_arguments([ops.broadcast(ops.constant(np.float32(0)), empty)])
     graph.validate_nodes_and_infer_types()

@@ -13,7 +13,7 @@ from llmtrack.engine import Engine
 from llmtrack.engines import llamacpp
 from llmtrack.engines.registry import load_engine
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.installed import available, installed_version
+from llmtrack.host.packages import available, installed_version
 from llmtrack.testing import EngineConformance
 from tests.engines.stand_ins import NO_LLAMACPP, genai_converted, gguf_converted, openvino_converted
 
@@ -37,9 +37,7 @@ class TestOnnx(EngineConformance):
 
 
 @pytest.mark.skipif(not available("onnx", "any"), reason="the onnx extra is not installed")
-@pytest.mark.skipif(
-    not available("genai"), reason="the genai extra is not installed: the rest works without it"
-)
+@pytest.mark.skipif(not available("genai"), reason="the genai extra is not installed: the rest works without it")
 @pytest.mark.slow(2)
 class TestGenai(EngineConformance):
     """On our own export, which needs no build environment."""
@@ -55,9 +53,7 @@ class TestGenai(EngineConformance):
 
 
 @pytest.mark.skipif(not available("onnx", "any"), reason="the onnx extra is not installed")
-@pytest.mark.skipif(
-    not available("openvino"), reason="the openvino extra is not installed: the rest works without it"
-)
+@pytest.mark.skipif(not available("openvino"), reason="the openvino extra is not installed: the rest works without it")
 @pytest.mark.slow(2)
 class TestOpenvino(EngineConformance):
     """On our own export, which needs no build environment."""

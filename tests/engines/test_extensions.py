@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from llmtrack.doctor import examine
+from llmtrack.cli.doctor import examine
 from llmtrack.engine import Engine
 from llmtrack.engines import registry
 from llmtrack.engines.registry import load_engine
@@ -20,12 +20,12 @@ from llmtrack.errors import ExtensionError, ScenarioError, UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.models.folder import model_folder
 from llmtrack.models.view import view
-from llmtrack.options import NoOptions
 from llmtrack.quantize import recipe
-from llmtrack.run.executors import InlineExecutor
-from llmtrack.run.study import run_study
-from llmtrack.run.worker_process import WorkerProcess
-from llmtrack.scenario import Variant
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.executors.worker_process import WorkerProcess
+from llmtrack.run.study.study import run_study
+from llmtrack.spec.options import NoOptions
+from llmtrack.spec.scenario import Variant
 from llmtrack.testing import EngineConformance
 from llmtrack.tracking.query import runs
 from tests.conftest import HANG_S
@@ -83,9 +83,7 @@ def test_its_recipe_is_found_and_applied():
     assert "plugin/rounded" in [each.label for each in recipe.recipes()]
     engine = load_engine("synthetic:tiny", backend="plugin", quantization="rounded")
     assert engine.info.dtype_label == "bfloat16 weights (float32)"
-    with pytest.raises(
-        UsageError, match="the plugin backend has no quantization 'halved': use none, rounded"
-    ):
+    with pytest.raises(UsageError, match="the plugin backend has no quantization 'halved': use none, rounded"):
         load_engine("synthetic:tiny", backend="plugin", quantization="halved")
 
 
@@ -115,7 +113,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 from llmtrack.engine import Backend
-from llmtrack.options import Option
+from llmtrack.spec.options import Option
 
 @dataclass(frozen=True)
 class Options:
@@ -173,9 +171,7 @@ def test_a_broken_package_is_named_and_stops_nobody_else(broken):
     assert "sick" in registry.backends()
     assert load_engine("synthetic:tiny", device="cpu").info.model_id == "synthetic:tiny"
     assert recipe.find_recipe("torch", "int8-dynamic").name == "int8-dynamic"
-    with pytest.raises(
-        UsageError, match=r"no quantization 'theirs': use none.*recipes sick .broken:load"
-    ) as caught:
+    with pytest.raises(UsageError, match=r"no quantization 'theirs': use none.*recipes sick .broken:load") as caught:
         recipe.find_recipe("torch", "theirs")
     assert "\n" not in str(caught.value)
 
@@ -204,17 +200,12 @@ def test_a_study_on_it_ends_with_one_line_and_code_2(broken, tracker, console): 
 
 @pytest.mark.slow(1)
 def test_the_command_line_says_it_in_one_line_and_help_does_not_care(tmp_path, uri, monkeypatch):  # noqa: F811
-    site = install(
-        tmp_path / "site", "broken", BROKEN["missing"][0], "[llmtrack.engines]\nsick = broken:load\n"
-    )
+    site = install(tmp_path / "site", "broken", BROKEN["missing"][0], "[llmtrack.engines]\nsick = broken:load\n")
     asked = ["--model", "synthetic:tiny", "--backend", "sick", "--tracking-uri", uri]
     monkeypatch.syspath_prepend(str(site))
     code, printed = baseline(asked, site, monkeypatch)
     assert code == 2
-    assert (
-        "error: backend sick (broken:load of the package broken 1.0) cannot be used: ModuleNotFoundError"
-        in printed
-    )
+    assert "error: backend sick (broken:load of the package broken 1.0) cannot be used: ModuleNotFoundError" in printed
     assert "Traceback" not in printed
     done = run([sys.executable, "-m", "llmtrack", "--help"], site, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")

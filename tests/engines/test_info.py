@@ -9,12 +9,12 @@ import pytest
 import torch
 from tokenizers import processors
 
-from llmtrack.engines import pytorch, weights
-from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.engines.registry import backends, load_engine, load_variant
+from llmtrack.engines.torch import pytorch, weights
+from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.errors import UsageError
 from llmtrack.models import synthetic
-from llmtrack.scenario import Variant
+from llmtrack.spec.scenario import Variant
 from tests.engines.models import small
 
 # Llama, width 8, feed-forward 16, 2 heads of 4, 1 of keys, 600 tokens:
@@ -57,8 +57,7 @@ def test_kv_cache_of_a_token_by_hand():
 @pytest.mark.slow(1)
 def test_sizes_halve_in_half_precision():
     full, half = (
-        pytorch.load(Variant("synthetic:tiny", device="cpu", dtype=dtype)).info
-        for dtype in ("float32", "bfloat16")
+        pytorch.load(Variant("synthetic:tiny", device="cpu", dtype=dtype)).info for dtype in ("float32", "bfloat16")
     )
     assert (full.model_size_bytes, full.step_weight_bytes) == (
         2 * half.model_size_bytes,

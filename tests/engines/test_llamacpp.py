@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from benchmarks import llama_bench
-from llmtrack import installed, load_engine
+from llmtrack import load_engine
 from llmtrack.engine import GenerateRequest
-from llmtrack.engines import trial
+from llmtrack.engines import llamacpp_probe
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
-from llmtrack.installed import available, install
+from llmtrack.host import packages as installed
+from llmtrack.host.packages import available, install
 from llmtrack.llamacpp import decoder, library
 from llmtrack.llamacpp.decoder import Room
 from llmtrack.models import gguf
@@ -24,7 +25,7 @@ from llmtrack.models.gguf_facts import GgufFacts, cached_values, file_type, read
 from llmtrack.models.load import identify_model
 from llmtrack.quantize import gguf as conversion
 from llmtrack.quantize.recipe import recipes
-from llmtrack.scenario import Variant
+from llmtrack.spec.scenario import Variant
 from llmtrack.tensors.padding import pad_rows
 from tests.engines.stand_ins import NO_LLAMACPP
 from tests.models.test_gguf import BEGIN, END, HEADS, LAYERS, VOCABULARY, WIDTH, write_gguf
@@ -128,9 +129,7 @@ def test_a_file_is_described_without_its_weights_and_as_what_it_is_converted_int
 def test_a_model_that_transformers_does_not_know_keeps_its_ids(file, monkeypatch):
     from transformers import AutoConfig
 
-    monkeypatch.setattr(
-        AutoConfig, "from_pretrained", lambda *_, **__: (_ for _ in ()).throw(ValueError("new"))
-    )
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: (_ for _ in ()).throw(ValueError("new")))
     folder = gguf.describe(file)
     from llmtrack.models.digests import config_digest
 
@@ -169,9 +168,7 @@ def test_a_missing_installation_is_one_line_with_the_command(monkeypatch):
         (set(), "linux", "glibc 2.41", False),
     ],
 )
-def test_a_prebuilt_library_stands_in_where_the_system_can_load_it(
-    monkeypatch, packages, platform, glibc, there
-):
+def test_a_prebuilt_library_stands_in_where_the_system_can_load_it(monkeypatch, packages, platform, glibc, there):
     monkeypatch.setattr(installed, "find_spec", lambda name: name if name in packages else None)
     monkeypatch.setattr(installed.sys, "platform", platform)
     monkeypatch.setattr(installed.os, "confstr", lambda name: glibc, raising=False)
@@ -205,7 +202,7 @@ def test_what_is_not_there_is_refused_before_anything_is_made(asked, error):
 def test_options_that_llamacpp_would_change_by_itself_are_refused():
     options = (("cache_type", "q8_0"), ("flash_attention", "off"))
     from llmtrack.engines.options import LlamacppOptions
-    from llmtrack.options import chosen
+    from llmtrack.spec.options import chosen
 
     with pytest.raises(UsageError, match="cache_type=q8_0 needs"):
         chosen(LlamacppOptions, options)
@@ -274,13 +271,13 @@ def dies(signal: int) -> None:
 def test_a_library_that_kills_the_process_is_told_before_it_does(file, monkeypatch):
     import signal
 
-    monkeypatch.setattr(trial, "run_apart", lambda what, work, path: real(what, dies, int(signal.SIGILL)))
-    from llmtrack.quantize.apart import run_apart as real
+    monkeypatch.setattr(llamacpp_probe, "run_isolated", lambda what, work, path: real(what, dies, int(signal.SIGILL)))
+    from llmtrack.quantize.isolated import run_isolated as real
 
     with pytest.raises(
         ScenarioError, match=r"cannot run a model\.gguf here: .*SIGILL.*compiled for .*pip install "
     ) as caught:
-        trial.try_once(file)
+        llamacpp_probe.try_once(file)
     assert caught.value.kind == "unsupported"
     monkeypatch.undo()
 

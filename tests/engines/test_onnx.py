@@ -13,10 +13,10 @@ from llmtrack.engine import GenerateRequest
 from llmtrack.engines.onnx import weight_sizes
 from llmtrack.engines.registry import load_engine, load_variant
 from llmtrack.errors import ScenarioError, UsageError
-from llmtrack.installed import available
+from llmtrack.host.packages import available
 from llmtrack.models.cache import MANIFEST, damage
 from llmtrack.quality.perplexity import score_documents
-from llmtrack.scenario import Variant
+from llmtrack.spec.scenario import Variant
 from llmtrack.tensors.padding import pad_rows
 
 pytestmark = [

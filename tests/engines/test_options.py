@@ -12,17 +12,17 @@ import torch
 from experiments import baseline, quantization
 from llmtrack.engine import Backend
 from llmtrack.engines import registry
-from llmtrack.engines.pytorch import load, threads_set
 from llmtrack.engines.registry import check_variant, load_engine, load_variant
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.engines.torch.pytorch import load, threads_set
 from llmtrack.errors import ExtensionError, UsageError
-from llmtrack.installed import available
-from llmtrack.options import Checked, Option, chosen
-from llmtrack.outcome import Measurement
-from llmtrack.plain import to_json
-from llmtrack.run.executors import InlineExecutor
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import GenerateTask
+from llmtrack.host.packages import available
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.spec.options import Checked, Option, chosen
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.serialization import to_json
+from llmtrack.spec.task import GenerateTask
 from llmtrack.tracking.records import StudyContext, params_of, scenario_record
 from llmtrack.worker.machine import describe
 from tests.extensions import install
@@ -59,15 +59,11 @@ class Told(Checked):
             "the onnx backend takes no option 'block_size': it takes graph_optimization, provider, threads",
         ),
         (
-            replace(
-                TINY, backend="onnx", quantization="int8-static", options=(("calibration_metod", "minmax"),)
-            ),
+            replace(TINY, backend="onnx", quantization="int8-static", options=(("calibration_metod", "minmax"),)),
             r"the onnx backend with int8-static takes no option 'calibration_metod' \(did you mean calibration_method",
         ),
         (
-            replace(
-                TINY, backend="onnx", quantization="int8-static", options=(("calibration_method", "best"),)
-            ),
+            replace(TINY, backend="onnx", quantization="int8-static", options=(("calibration_method", "best"),)),
             "no calibration_method 'best': use minmax or percentile or entropy",
         ),
         (
@@ -110,9 +106,7 @@ def test_what_is_declared_is_taken(variant):
 
 
 def test_values_are_read_as_their_declaration_says():
-    assert chosen(Told, (("level", "4"), ("share", 1), ("quick", "yes"), ("other", 3))) == Told(
-        4, "a", 1, True
-    )
+    assert chosen(Told, (("level", "4"), ("share", 1), ("quick", "yes"), ("other", 3))) == Told(4, "a", 1, True)
     for wrong in (("level", 10), ("kind", "c"), ("share", 0), ("quick", 1), ("kind", True)):
         with pytest.raises(UsageError):
             chosen(Told, [wrong])
@@ -123,9 +117,7 @@ def test_threads_are_those_of_the_engines_own_calls():
     """Two engines side by side each keep their number, and the process its own."""
     before = torch.get_num_threads()
     seen = []
-    engines = [
-        load_engine("synthetic:tiny", device="cpu", threads=count) for count in (before + 1, before + 2)
-    ]
+    engines = [load_engine("synthetic:tiny", device="cpu", threads=count) for count in (before + 1, before + 2)]
     for engine in engines:
         engine.model.register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
     plain = load_engine("synthetic:tiny", device="cpu")
@@ -154,9 +146,7 @@ def test_threads_are_as_before_after_an_error():
 
 @pytest.mark.skipif(not available("onnx", "any"), reason="the onnx extra is not installed")
 def test_the_onnx_engine_takes_threads_by_name():
-    engine = load_engine(
-        "synthetic:tiny", backend="onnx", device="cpu", threads=2, graph_optimization="basic"
-    )
+    engine = load_engine("synthetic:tiny", backend="onnx", device="cpu", threads=2, graph_optimization="basic")
     assert (engine.info.facts["threads"], engine.info.facts["graph_optimization"]) == (2, "basic")
 
 
@@ -210,9 +200,7 @@ def test_a_backend_of_another_package_declares_its_options(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(str(install(tmp_path / "site", "theirs", THEIRS, points)))
     engine = load_engine("any", backend="theirs", level=4)
     assert engine.info.facts == {"level": 4, "kind": "a", "share": 0.5, "quick": False}
-    with pytest.raises(
-        UsageError, match=r"the theirs backend takes no option 'levle' \(did you mean level\?\)"
-    ):
+    with pytest.raises(UsageError, match=r"the theirs backend takes no option 'levle' \(did you mean level\?\)"):
         load_engine("any", backend="theirs", levle=4)
     with pytest.raises(UsageError, match="takes no option 'threads': it takes kind, level, quick, share"):
         check_variant(Variant("any", backend="theirs", options=(("threads", 2),)))

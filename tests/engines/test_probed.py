@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from llmtrack.engines import agreement, batching, pytorch, weights
+from llmtrack.engines.torch import agreement, batching, pytorch, weights
 from llmtrack.models import decoder, probed
 from llmtrack.models.probed import Notes
 from llmtrack.quantize.recipe import find_recipe
-from llmtrack.scenario import Variant
+from llmtrack.spec.scenario import Variant
 from tests.engines.test_rare_decoders import STATES, byte_tokenizer, random_model
 
 PROBES = ["looks ahead", "agrees", "step", "batching"]
@@ -64,9 +64,7 @@ def test_a_second_load_asks_nothing_and_knows_the_same(asked, tiny_model_dir):
 
 def version(monkeypatch):
     real = probed.installed_version
-    monkeypatch.setattr(
-        probed, "installed_version", lambda name: "9.9" if name == "transformers" else real(name)
-    )
+    monkeypatch.setattr(probed, "installed_version", lambda name: "9.9" if name == "transformers" else real(name))
 
 
 CHANGES = {

@@ -10,12 +10,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmtrack.devices import stored_label
 from llmtrack.engine import GenerateRequest
-from llmtrack.engines import pytorch
-from llmtrack.engines.pytorch import TorchEngine
-from llmtrack.engines.weights import stored_dtypes
+from llmtrack.engines.torch import pytorch
+from llmtrack.engines.torch.pytorch import TorchEngine
+from llmtrack.engines.torch.weights import stored_dtypes
 from llmtrack.models import synthetic
 from llmtrack.quality.perplexity import score_documents, score_rolling
-from llmtrack.scenario import Variant
+from llmtrack.spec.scenario import Variant
 from llmtrack.tensors.padding import pad_rows
 
 SIZES = {
@@ -131,9 +131,7 @@ def test_what_is_generated_is_what_a_plain_loop_says(architecture, use_cache):
             with torch.inference_mode():  # without positions: the model counts them itself
                 ids.append(int(model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
         expected.append(tuple(ids[len(row) :]))
-    engines = [
-        TorchEngine(model, byte_tokenizer()) for _ in range(2)
-    ]  # a model may be made an engine of once more
+    engines = [TorchEngine(model, byte_tokenizer()) for _ in range(2)]  # a model may be made an engine of once more
     for engine, said in ((engine, said) for engine in engines for said in ((0, 1), (0,), (1, 1))):
         request = GenerateRequest(tuple(rows[at] for at in said), 6, use_cache=use_cache)
         done = engine.generate(request, lambda: None)
@@ -154,13 +152,10 @@ def test_a_pad_that_the_model_has_no_row_for(folder_of, pad):
     engine = load(folder)
     rows = ((5, 17, 99), (250, 11, 12, 13, 14))
     done = engine.generate(GenerateRequest(rows, 3, ignore_eos=False), lambda: None)
-    alone = [
-        engine.generate(GenerateRequest((row,), 3, ignore_eos=False), lambda: None).new_ids[0] for row in rows
-    ]
+    alone = [engine.generate(GenerateRequest((row,), 3, ignore_eos=False), lambda: None).new_ids[0] for row in rows]
     assert list(done.new_ids) == alone
     losses = {
-        score_documents(engine, ["abc", "defgh"], max_length=32, padding_side=side).loss
-        for side in ("left", "right")
+        score_documents(engine, ["abc", "defgh"], max_length=32, padding_side=side).loss for side in ("left", "right")
     }
     assert max(losses) == pytest.approx(min(losses), rel=1e-5)
 
@@ -176,9 +171,7 @@ def test_a_pad_that_the_model_has_no_row_for(folder_of, pad):
     ids=lambda rope: rope["rope_type"],
 )
 def test_a_scaled_context_is_read_up_to_its_scaled_length(rope):
-    engine = TorchEngine(
-        random_model("llama", max_position_embeddings=16, rope_scaling=rope), byte_tokenizer()
-    )
+    engine = TorchEngine(random_model("llama", max_position_embeddings=16, rope_scaling=rope), byte_tokenizer())
     assert engine.info.context_length == 64
     assert math.isfinite(score_rolling(engine, ["x" * 100], max_length=64).loss)
 

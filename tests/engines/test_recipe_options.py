@@ -9,12 +9,12 @@ from typing import Annotated
 import pytest
 import torch
 
-from llmtrack.engines import pytorch
 from llmtrack.engines.registry import load_engine
+from llmtrack.engines.torch import pytorch
 from llmtrack.errors import ExtensionError, UsageError
-from llmtrack.options import Checked, NoOptions, Option
 from llmtrack.quantize import gguf, recipe
 from llmtrack.quantize.recipe import Recipe
+from llmtrack.spec.options import Checked, NoOptions, Option
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,7 @@ def test_options_that_could_not_reach_a_recipe_are_refused(
         recipe.find_recipe(backend, "mine")
 
 
-@pytest.mark.parametrize(
-    "apply", [rounded, lambda model, options=None: None, lambda *given: None, torch.nn.Identity]
-)
+@pytest.mark.parametrize("apply", [rounded, lambda model, options=None: None, lambda *given: None, torch.nn.Identity])
 def test_whatever_takes_them_is_taken(of_another_package, apply):
     point = of_another_package(Recipe("mine", "torch", "all", "int8", apply, Bits))
     assert [each.label for each in recipe.extension_recipes(point)] == ["torch/mine"]

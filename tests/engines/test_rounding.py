@@ -23,9 +23,7 @@ ONE = torch.tensor([-1.0, 0.0, 1.0])  # a standard deviation of 1
         (0.1, 0.4, False),
     ],
 )
-def test_a_difference_counts_beyond_a_thousandth_and_beyond_three_times_what_rounding_does(
-    by, rounding, expected
-):
+def test_a_difference_counts_beyond_a_thousandth_and_beyond_three_times_what_rounding_does(by, rounding, expected):
     changed = torch.tensor([0.0, by, 0.0])
     drawn = []
 

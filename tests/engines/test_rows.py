@@ -8,10 +8,10 @@ import math
 import pytest
 import torch
 
-from llmtrack.compat import TRANSFORMERS_MAJOR
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.rows import Sharing, changed_by_pads, length_dependent_rope, sharing_of_generation
 from llmtrack.errors import ScenarioError
+from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
 from llmtrack.quality.drift import compare_distributions
 from llmtrack.quality.perplexity import score_documents, score_rolling
 from llmtrack.tensors.padding import pad_rows
@@ -142,9 +142,7 @@ def test_a_prompt_of_one_token_begins_without_the_state_that_modules_keep_of_the
 def test_what_a_model_says_after_a_long_text_is_what_it_said_before_with_angles_for_each_kind_of_layer():
     rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
     settings = {"max_position_embeddings": 12, "sliding_window": 64}
-    engine = small(
-        "gemma3_text", layer_types=["full_attention", "sliding_attention"], rope_scaling=rope, **settings
-    )
+    engine = small("gemma3_text", layer_types=["full_attention", "sliding_attention"], rope_scaling=rope, **settings)
     short = ROWS[4]  # beyond the original context, and so turned as its own length asks for
     first = engine.next_token_logits(short)
     engine.next_token_logits(ROWS[6])
@@ -154,9 +152,7 @@ def test_what_a_model_says_after_a_long_text_is_what_it_said_before_with_angles_
 @pytest.mark.parametrize("name", MODELS)
 def test_a_batch_whose_pads_would_tell_is_refused_and_one_of_equal_rows_is_not(name):
     engine = make(name)
-    with pytest.raises(
-        ScenarioError, match="cannot be generated from in one batch: use batch_size=1"
-    ) as caught:
+    with pytest.raises(ScenarioError, match="cannot be generated from in one batch: use batch_size=1") as caught:
         engine.generate(GenerateRequest((tuple(ROWS[0]), tuple(ROWS[1])), 2), lambda: None)
     assert caught.value.kind == "unsupported"
     with pytest.raises(ScenarioError, match="pad_to_multiple=1"):
@@ -253,9 +249,7 @@ def test_a_family_that_generates_in_its_own_way_is_refused_unequal_rows_and_scor
 def test_a_family_whose_rows_change_each_other_is_refused_all_batches_and_scores_them():
     engine = small("rwkv", attention_hidden_size=8)
     rows = (tuple(ROWS[4]), tuple(ROWS[8]))  # of one length
-    with pytest.raises(
-        ScenarioError, match="a row beside it changes what this model generates: use batch_size=1"
-    ):
+    with pytest.raises(ScenarioError, match="a row beside it changes what this model generates: use batch_size=1"):
         engine.generate(GenerateRequest(rows, 4), lambda: None)
     ids = list(rows[0])
     for _ in range(4):

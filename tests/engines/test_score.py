@@ -151,8 +151,8 @@ def test_a_plain_model_is_scored_in_chunks(architecture):
 
 @pytest.mark.slow(1)
 def test_half_precision_sums_are_near_the_full_ones(tiny):
-    from llmtrack.engines import pytorch
-    from llmtrack.scenario import Variant
+    from llmtrack.engines.torch import pytorch
+    from llmtrack.spec.scenario import Variant
 
     half = pytorch.load(Variant("synthetic:tiny", device="cpu", dtype="bfloat16"))
     sums, _ = score_all(half, ROWS, 6, "right")

@@ -16,9 +16,9 @@ import yaml
 from experiments import backends, quantization
 from experiments.suite import NAMES, Config, experiments_of
 from llmtrack.experiment import Experiment
-from llmtrack.outcome import Measurement
-from llmtrack.scenario import Scenario
-from llmtrack.task import workload_id
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.task import workload_id
 from llmtrack.tracking.records import StudyContext, scenario_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,9 +63,7 @@ def pins() -> dict[str, Any]:
     project = yaml.safe_load((ROOT / "MLproject").read_text(encoding="utf-8"))
     return {
         "ids": {
-            f"{name} {'quick' if quick else 'full'}": {
-                each.name: ids(each) for each in asked(name, quick).scenarios
-            }
+            f"{name} {'quick' if quick else 'full'}": {each.name: ids(each) for each in asked(name, quick).scenarios}
             for name in NAMES
             for quick in (False, True)
         },

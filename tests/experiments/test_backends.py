@@ -7,7 +7,7 @@ import pytest
 from experiments import backends, suite
 from experiments.backends import Config, build, everything, plots, reading, several
 from llmtrack.errors import UsageError
-from llmtrack.installed import RUNTIMES
+from llmtrack.host.packages import RUNTIMES
 from tests.experiments.installing import pretend
 from tests.report.frames import interval, made, run
 
@@ -31,9 +31,7 @@ def test_all_is_what_is_installed(installed):
     installed("genai", "openvino")
     assert several()
     there = set(everything())
-    assert {
-        f"{name}/{recipe}" for name in ("genai", "openvino") for recipe in ("float32", "int8", "int4")
-    } <= there
+    assert {f"{name}/{recipe}" for name in ("genai", "openvino") for recipe in ("float32", "int8", "int4")} <= there
     assert not [label for label in there if label.startswith("onnx/")]
 
 
@@ -130,10 +128,7 @@ def test_the_reading_names_the_best_at_each_number_of_threads(runs, installed):
     installed("onnx", "genai", "openvino")
     text = "\n".join(reading(runs))
     assert "with 1 threads" not in text
-    assert (
-        "1 thread, PyTorch in float32: prefill 365 and decode 16.8 tokens/s, perplexity 20.000 (builtin)."
-        in text
-    )
+    assert "1 thread, PyTorch in float32: prefill 365 and decode 16.8 tokens/s, perplexity 20.000 (builtin)." in text
     assert "2 threads, PyTorch in float32: prefill 528 and decode 16.9 tokens/s" in text
     assert "genai-int8-threads-1, 4.0x (3.9 to 4.2) the baseline's decode speed at +0.5 % perplexity" in text
     assert "genai-int8-threads-2, 6.4x (6.2 to 6.7) the baseline's decode speed at +0.5 % perplexity" in text
@@ -147,9 +142,7 @@ def test_the_reading_names_the_best_at_each_number_of_threads(runs, installed):
 @pytest.mark.slow(1)
 def test_the_front_is_drawn_for_each_number_of_threads(runs):
     assert set(plots(runs, lambda run_id, name: [])) == {
-        f"{phase}_against_perplexity_{threads}_threads"
-        for phase in ("decode", "prefill")
-        for threads in (1, 2)
+        f"{phase}_against_perplexity_{threads}_threads" for phase in ("decode", "prefill") for threads in (1, 2)
     }
 
 

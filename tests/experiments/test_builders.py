@@ -19,10 +19,10 @@ from experiments import (
 )
 from llmtrack.decide.differences import enough_repeats
 from llmtrack.errors import UsageError
-from llmtrack.options import parameters, taken, tracked
 from llmtrack.run.settings import Settings
-from llmtrack.scenario import DEFAULT_MODEL, Scenario, Variant
-from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask, workload_id
+from llmtrack.spec.options import parameters, taken, tracked
+from llmtrack.spec.scenario import DEFAULT_MODEL, Scenario, Variant
+from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask, workload_id
 from tests.experiments.installing import pretend
 
 SETTINGS = Settings(model="m", revision="r", device="cpu", max_new_tokens=7, warmup=2, min_repeats=3)

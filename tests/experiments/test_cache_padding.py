@@ -39,9 +39,7 @@ RUNS = made(
 def test_each_length_has_both_caches_and_its_own_baseline():
     scenarios = {
         s.name: s
-        for s in cache_padding.build(
-            cache_padding.Config(max_new_tokens=5, lengths=(8, 16), multiple=32)
-        ).scenarios
+        for s in cache_padding.build(cache_padding.Config(max_new_tokens=5, lengths=(8, 16), multiple=32)).scenarios
     }
     assert list(scenarios) == [
         "cache_on_8", "cache_off_8", "cache_on_16", "cache_off_16",

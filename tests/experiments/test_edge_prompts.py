@@ -12,8 +12,8 @@ from experiments.edge_prompts import PROMPT_BY_NAME, PROMPTS, Config, build, plo
 from llmtrack import load_engine
 from llmtrack.errors import UsageError
 from llmtrack.measure.prompts import tokenize_prompts
-from llmtrack.options import parameters
 from llmtrack.report.outliers import outlier_lines, outliers
+from llmtrack.spec.options import parameters
 from tests.report.frames import interval, made, run
 
 SETTINGS = Config(
@@ -111,9 +111,7 @@ def timed(name: str, tokens: int, first_ms: float, step_ms: float, noise: float 
 
 
 # 20 tokens: 100 ms and 10 steps of 10 ms, so 200 ms, and half of it is prefill.
-ORDINARY = [
-    timed(name, 20, 100, 10) for name in ("plain", "code", "control", "emoji_combining", "multi_line")
-]
+ORDINARY = [timed(name, 20, 100, 10) for name in ("plain", "code", "control", "emoji_combining", "multi_line")]
 ORDINARY[0]["baseline"] = True
 
 
@@ -203,9 +201,7 @@ def test_reading():
         "plain: 18.2 ms/token with 20 prompt tokens and 11 new ones. All 9 prompts lie between 10.9 (empty) and "
         "109.1 ms/token (beyond_context), median 18.2."
     )
-    assert lines[1].startswith(
-        "Outliers: very_long (5x ms/token, 9x TTFT), beyond_context (6x ms/token, 11x TTFT)"
-    )
+    assert lines[1].startswith("Outliers: very_long (5x ms/token, 9x TTFT), beyond_context (6x ms/token, 11x TTFT)")
     assert "the prefill is 90% to 92% of the call" in lines[1]
     assert lines[2].startswith("Outliers: empty (0.6x ms/token, 0.2x TTFT): the prompt is short")
     assert lines[3:] == [

@@ -60,9 +60,7 @@ def test_each_parameter_is_the_option_of_its_name_and_unquoted(name):
         assert pairs["--" + parameter.replace("_", "-")] == f"{{{parameter}}}"
         assert parameter in options_of(name)
     command = ENTRY_POINTS[name]["command"]
-    assert not re.search(r"""['"]\{|\}['"]""", command), (
-        "MLflow quotes safely; other quotes can be broken out of"
-    )
+    assert not re.search(r"""['"]\{|\}['"]""", command), "MLflow quotes safely; other quotes can be broken out of"
 
 
 @pytest.mark.parametrize("name", ENTRY_POINTS)

@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from experiments import baseline, edge_prompts, perplexity, quantization, suite, tune
 from llmtrack.cli import main
 from llmtrack.errors import UsageError
-from llmtrack.options import parameters
 from llmtrack.run.settings import ClusterOptions, RunOptions, Settings
+from llmtrack.spec.options import parameters
 
 CLUSTER = {"address": "local", "nodes": "each", "resources": "CPU=1"}
 

@@ -10,7 +10,7 @@ from experiments import edge_prompts, quantization, suite
 from experiments.quantization import BASELINE, Config, best_quantized, build, on_best
 from experiments.suite import FOCUSES, chosen_names, experiments_of
 from llmtrack.errors import UsageError
-from llmtrack.scenario import Scenario
+from llmtrack.spec.scenario import Scenario
 from llmtrack.tracked.runs import Runs
 from tests.experiments.installing import pretend
 from tests.report.frames import interval, made, run
@@ -67,9 +67,7 @@ def test_all_is_what_the_card_can_do(monkeypatch, card, there, missing):
 
 
 def test_what_is_not_quantized_has_a_precision_of_its_own():
-    experiment = build(
-        Config(recipes=("torch/int8-weight-only@bf16", "torch/int4-weight-only", "torch/float16"))
-    )
+    experiment = build(Config(recipes=("torch/int8-weight-only@bf16", "torch/int4-weight-only", "torch/float16")))
     asked = {each.name: (each.variant.quantization, each.variant.dtype) for each in experiment.scenarios}
     assert asked == {
         "torch-float32": ("none", "float32"),
@@ -194,9 +192,7 @@ def test_the_reading_says_what_the_worst_layers_were_left_out_of(runs):
     told = {"linear_layers": 210, "left_out_layers": 21, "left_out_parameter_share": 0.11, "weight_bits": 4}
     mixed = measured("onnx-int4-mixed", 380.0, 30.0, 20.9, quantization="int4-mixed", **told)
     lines = quantization.reading(Runs((*runs, *made(mixed))))
-    assert any(
-        "onnx-int8-mixed left 30 of 211 layers out of 8-bit activations (19%" in line for line in lines
-    )
+    assert any("onnx-int8-mixed left 30 of 211 layers out of 8-bit activations (19%" in line for line in lines)
     assert any("onnx-int4-mixed left 21 of 210 layers out of 4-bit weights (11%" in line for line in lines)
 
 
@@ -213,19 +209,14 @@ def test_speed_is_drawn_against_perplexity(runs, tmp_path):
     assert set(figures) == {"decode_against_perplexity", "prefill_against_perplexity", "layer_errors"}
     for figure in figures.values():
         figure.savefig(tmp_path / "x.png")
-    names = [
-        text.get_text() for text in figures["decode_against_perplexity"].axes[0].texts if text.get_text()
-    ]
+    names = [text.get_text() for text in figures["decode_against_perplexity"].axes[0].texts if text.get_text()]
     assert len(names) == 4
 
 
 @pytest.mark.slow(1)
 def test_names_of_points_do_not_overlap():
     crowd = made(
-        *(
-            measured(f"recipe-with-a-name-{n}", 100.0 + n / 10, 14.0 + n / 100, 20.0 + n / 1000)
-            for n in range(6)
-        )
+        *(measured(f"recipe-with-a-name-{n}", 100.0 + n / 10, 14.0 + n / 100, 20.0 + n / 1000) for n in range(6))
     )
     figure = quantization.plots(crowd, lambda run_id, name: [])["decode_against_perplexity"]
     figure.draw_without_rendering()
@@ -236,9 +227,7 @@ def test_names_of_points_do_not_overlap():
 
 def test_the_best_quantized_variant_is_the_fastest_at_the_least_cost(runs):
     assert best_quantized(runs) == ["onnx-int8-weight-only"]
-    assert best_quantized(runs.where(lambda run: run.scenario != "onnx-int8-weight-only")) == [
-        "onnx-int8-mixed"
-    ]
+    assert best_quantized(runs.where(lambda run: run.scenario != "onnx-int8-weight-only")) == ["onnx-int8-mixed"]
     far = runs.where(lambda run: run.scenario in ("torch-float32", "onnx-int4-weight-only"))
     assert best_quantized(far) == ["onnx-int4-weight-only"]
     assert best_quantized(runs.where(lambda run: run.scenario == "torch-float32")) == []
@@ -265,9 +254,7 @@ def test_the_luckiest_figure_is_not_the_best_variant(decode, n, best):
     planned = edge_prompts.build(edge_prompts.Config())
     variants = dict.fromkeys(("lucky", "careful"), planned.scenarios[0].variant)
     question = on_best(planned, variants, runs).question
-    assert question.endswith(
-        "(on careful, which is not told from lucky in speed)" if len(best) > 1 else "(on lucky)"
-    )
+    assert question.endswith("(on careful, which is not told from lucky in speed)" if len(best) > 1 else "(on lucky)")
 
 
 def test_edge_prompts_follow_on_the_best_variant(runs, monkeypatch):

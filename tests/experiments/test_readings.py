@@ -60,9 +60,7 @@ def test_baseline():
 
 def test_prompt_length():
     # 16 to 64 tokens: 48 more cost 240 - 96 = 144 ms, 3 ms each; prefill 0.24 of 1.2 s.
-    short = timed(
-        "prompt_16", 1.0, 0.99, 1.01, prompt_tokens_total=16, baseline=True, time_to_first_token_ms=96.0
-    )
+    short = timed("prompt_16", 1.0, 0.99, 1.01, prompt_tokens_total=16, baseline=True, time_to_first_token_ms=96.0)
     long = timed("prompt_64", 1.2, 1.19, 1.21, prompt_tokens_total=64, time_to_first_token_ms=240.0)
     for each, gap in ((short, 29.0), (long, 30.0)):
         each.update(interval("inter_token_latency_ms", gap, gap - 2, gap + 2))
@@ -134,9 +132,7 @@ def test_perplexity():
         run("perplexity_bfloat16", dtype="bfloat16", loss=2.9357, perplexity=20.1, **SCORED),
     )
     lines = perplexity.reading(runs)
-    assert lines[0].endswith(
-        "in float32: loss 2.9308 nats per token, perplexity 20.000, 1.0161 bits per byte."
-    )
+    assert lines[0].endswith("in float32: loss 2.9308 nats per token, perplexity 20.000, 1.0161 bits per byte.")
     for part in ("protocol documents", "corpus builtin (abc)", "at most 512 tokens", "must not be compared"):
         assert part in lines[1]
     assert "Scored 6,132 tokens of 12 documents, 1,000 tokens were cut, at 350 tokens/s." in lines[2]
@@ -148,7 +144,9 @@ def test_perplexity():
 
 
 NOISY = "noisy: repeats vary by 72% (coefficient of variation): close other programs or raise repeats"
-DRIFTED = "drift: the last repeats took 31% more time than the first: check the cooling and the clock speed, or raise warmup"
+DRIFTED = (
+    "drift: the last repeats took 31% more time than the first: check the cooling and the clock speed, or raise warmup"
+)
 BUSY = "the machine was busy: other programs took 82% of its CPU time: close them and measure again"
 
 

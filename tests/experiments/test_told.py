@@ -8,9 +8,9 @@ from experiments import backends, baseline, perplexity, precision, quantization
 from llmtrack.engines.registry import backend_of
 from llmtrack.engines.registry import backends as known
 from llmtrack.errors import UsageError
-from llmtrack.options import parameters
-from llmtrack.parameter import written
 from llmtrack.quantize.recipe import recipes
+from llmtrack.spec.options import parameters
+from llmtrack.spec.parameter import written
 
 
 def all_of(configs):

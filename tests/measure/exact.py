@@ -11,7 +11,7 @@ import pytest
 
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.task import RepeatPolicy
+from llmtrack.spec.task import RepeatPolicy
 
 THREE_REPEATS = RepeatPolicy(warmup=1, min_repeats=3, min_seconds=0, max_repeats=3)
 
@@ -89,9 +89,7 @@ BY_HAND = {
 }
 
 
-def run(
-    timing: ModuleType, engine: ScriptedEngine, request: GenerateRequest, policy: RepeatPolicy = THREE_REPEATS
-):
+def run(timing: ModuleType, engine: ScriptedEngine, request: GenerateRequest, policy: RepeatPolicy = THREE_REPEATS):
     ((_, result),) = timing.time_arms(engine, {"arm": timing.Arm((request,), policy)}, engine.clock)
     if isinstance(result, Exception):
         raise result
@@ -182,9 +180,7 @@ def check_work_before_the_call_is_not_counted(timing: ModuleType) -> None:
     clock = FakeClock()
     engine = ScriptedEngine(clock, Script(0.030, 0.005))
     engine.leave_device_busy(0.5)
-    result = run(
-        timing, engine, request(1, 4, 5), RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1)
-    )
+    result = run(timing, engine, request(1, 4, 5), RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_repeats=1))
     assert result["total_latency_s"] == pytest.approx(0.050)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from llmtrack.host.units import MIB
 from llmtrack.measure.bandwidth import beyond_cache, last_caches_bytes
-from llmtrack.units import MIB
 
 
 def described(root: Path, *caches: tuple[int, str, str]) -> Path:

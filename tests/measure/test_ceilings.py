@@ -47,9 +47,7 @@ def test_an_old_one_is_measured_anew(monkeypatch):
     assert ceilings.remembered("cpu", "copies", measure) == 2.0
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"value": 5}', '{"value": -1, "measured_at": 0}', "null"]
-)
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"value": 5}', '{"value": -1, "measured_at": 0}', "null"])
 def test_a_damaged_file_is_no_ceiling(content):
     ceilings.remembered("cpu", "copies", counting(1.0))
     (file,) = ceilings.folder().iterdir()
@@ -85,9 +83,7 @@ def test_what_is_measured_on_a_busy_machine_is_in_doubt_and_not_kept(busy):
 
 
 @pytest.mark.parametrize(("measured", "found", "in_doubt"), [(1.0, 2.0, False), (3.0, 3.0, True)])
-def test_a_busy_machine_never_tells_less_than_was_kept_however_old(
-    busy, monkeypatch, measured, found, in_doubt
-):
+def test_a_busy_machine_never_tells_less_than_was_kept_however_old(busy, monkeypatch, measured, found, in_doubt):
     busy(0.0, 0.4)
     ceilings.remembered("cpu", "copies", counting(2.0))
     monkeypatch.setattr(time, "time", lambda now=time.time: now() + ceilings.KEPT_SECONDS + 1)

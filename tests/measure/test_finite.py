@@ -14,7 +14,7 @@ from llmtrack.errors import ScenarioError
 from llmtrack.measure.finite import not_finite
 from llmtrack.measure.timing import Arm, time_arms
 from llmtrack.quality.drift import compare_distributions
-from llmtrack.task import RepeatPolicy
+from llmtrack.spec.task import RepeatPolicy
 from tests.engines.models import bigram_engine, chain
 
 A, B = ord("a"), ord("b")
@@ -89,9 +89,7 @@ def test_one_arm_fails_and_the_others_go_on():
     table = torch.zeros(300, 300)
     table[B] = math.nan
     policy = RepeatPolicy(warmup=1, min_repeats=1, min_seconds=0, max_repeats=1)
-    arms = {
-        name: Arm((GenerateRequest(((token,),), 2),), policy) for name, token in (("bad", B), ("good", A))
-    }
+    arms = {name: Arm((GenerateRequest(((token,),), 2),), policy) for name, token in (("bad", B), ("good", A))}
     results = dict(time_arms(bigram_engine(table), arms))
     assert isinstance(results["bad"], ScenarioError)
     assert results["good"]["tokens_generated"] == 2

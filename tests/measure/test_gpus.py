@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from llmtrack import system
+from llmtrack.host import machine as system
 from llmtrack.measure import gpus, interference
 from llmtrack.measure.gpus import Card, card_of, cards, other_pids, visible_cards
 from llmtrack.measure.interference import gpu_warning

@@ -82,9 +82,7 @@ FOUND_ELSEWHERE = {"mean of rates instead of time"}
 def load_mutant(module: ModuleType, before: str, after: str) -> ModuleType:
     """Return the timing module as it is with a mistake in it or in the formulas."""
     source = inspect.getsource(module)
-    assert source.count(before) == 1, (
-        f"the code has changed: {before!r} stands there {source.count(before)} times"
-    )
+    assert source.count(before) == 1, f"the code has changed: {before!r} stands there {source.count(before)} times"
     mutant = ModuleType(module.__name__)
     exec(compile(source.replace(before, after), f"<mutant of {module.__name__}>", "exec"), mutant.__dict__)
     if module is timing:
@@ -92,9 +90,7 @@ def load_mutant(module: ModuleType, before: str, after: str) -> ModuleType:
     # The formulas are reached through the timing: a copy of it that uses the mutant's.
     copy = ModuleType(timing.__name__)
     exec(compile(inspect.getsource(timing), f"<copy of {timing.__name__}>", "exec"), copy.__dict__)
-    copy.__dict__.update(
-        {name: getattr(mutant, name) for name in ("derive", "token_gaps_ms", "GenerationTrace")}
-    )
+    copy.__dict__.update({name: getattr(mutant, name) for name in ("derive", "token_gaps_ms", "GenerationTrace")})
     return copy
 
 
@@ -113,7 +109,7 @@ def test_a_mistake_turns_a_check_red(name):
 def test_unequal_repeats_notice_a_mean_of_rates():
     mutant = load_mutant(*MUTATIONS["mean of rates instead of time"])
     from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-    from llmtrack.task import RepeatPolicy
+    from llmtrack.spec.task import RepeatPolicy
     from tests.measure.exact import request, run
 
     def product(module):

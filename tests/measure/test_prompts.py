@@ -12,7 +12,7 @@ from llmtrack.engine import SpecialTokens
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure.prompts import prompt_ids, tokenize_prompts
-from llmtrack.task import GenerateTask, workload_id
+from llmtrack.spec.task import GenerateTask, workload_id
 
 BOS, EOS = 1, 2
 BOTH = SpecialTokens({BOS: "<s>", EOS: "</s>"}, BOS, EOS)
@@ -62,9 +62,7 @@ def test_a_text_is_repeated_to_a_share_of_the_room(share, length):
 def test_what_fills_the_context_may_be_limited_and_says_so():
     done = tokenize_prompts(engine(3000), task("abc", prompt_share=1.0, max_prompt_tokens=7))
     assert len(done.ids[0]) == 7
-    assert done.facts["prompt_rule"] == (
-        "repeated to 7 tokens: max_prompt_tokens=7, the context has room for 2,990"
-    )
+    assert done.facts["prompt_rule"] == ("repeated to 7 tokens: max_prompt_tokens=7, the context has room for 2,990")
     assert "prompt_truncated_tokens" not in done.facts
 
 
@@ -106,9 +104,7 @@ def test_a_truncated_prompt_keeps_its_bos():
 
 def test_no_room_at_all_is_an_error_under_every_rule():
     for settings in ({"prompt_share": 1.0}, {}):
-        with pytest.raises(
-            ScenarioError, match="10 new tokens leave no room for a prompt in the context of 10 tokens"
-        ):
+        with pytest.raises(ScenarioError, match="10 new tokens leave no room for a prompt in the context of 10 tokens"):
             prompt_ids(engine(10), task("abc", overlong_prompt="truncate", **settings))
 
 
@@ -153,9 +149,7 @@ def test_a_tokenizer_that_adds_a_bos_needs_no_rule_for_an_empty_prompt():
 
 
 def test_facts_of_a_batch():
-    done = tokenize_prompts(
-        engine(), task("", "a\x01b", "c" * 12, empty_prompt="bos", overlong_prompt="truncate")
-    )
+    done = tokenize_prompts(engine(), task("", "a\x01b", "c" * 12, empty_prompt="bos", overlong_prompt="truncate"))
     assert done.facts == {
         "prompt_rule": "empty: starts from <s> (the BOS); "
         "truncated from 12 tokens to the last 10: the context has room for 10",
@@ -165,9 +159,7 @@ def test_facts_of_a_batch():
 
 
 def test_special_tokens_are_not_counted_where_they_are_unknown():
-    assert tokenize_prompts(engine(special=SpecialTokens({})), task("a\x01b")).facts == {
-        "special_tokens_in_prompt": 0
-    }
+    assert tokenize_prompts(engine(special=SpecialTokens({})), task("a\x01b")).facts == {"special_tokens_in_prompt": 0}
 
 
 def test_lengths_are_part_of_the_workload_and_rules_are_not():
@@ -186,9 +178,7 @@ def tiny():
 
 
 def test_special_tokens_of_a_real_tokenizer(tiny):
-    assert tiny.info.special_tokens == SpecialTokens(
-        {256: "<|bos|>", 257: "<|eos|>", 258: "<|pad|>"}, 256, 257
-    )
+    assert tiny.info.special_tokens == SpecialTokens({256: "<|bos|>", 257: "<|eos|>", 258: "<|pad|>"}, 256, 257)
     facts = tokenize_prompts(tiny, task("a<|bos|>b<|eos|><|im_end|>")).facts
     assert facts == {"special_tokens_in_prompt": 2}
 

@@ -14,11 +14,11 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.measure import room
 from llmtrack.measure.room import check_batch
-from llmtrack.outcome import Failure, Measurement
-from llmtrack.parameter import LARGEST
 from llmtrack.quality.perplexity import score_documents, score_rolling
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import GenerateTask, RepeatPolicy
+from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.parameter import LARGEST
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import GenerateTask, RepeatPolicy
 from llmtrack.worker.generate import measure_generation
 
 MIB = 2**20
@@ -49,9 +49,7 @@ def test_the_context_comes_before_memory():
     with pytest.raises(ScenarioError, match="ask for at most 10 prompt tokens") as refused:
         check_batch(engine(16).info, LARGEST, 11, 6, free=0)
     assert refused.value.kind == "too_long"
-    with pytest.raises(
-        ScenarioError, match="1,000,000,000 new tokens leave no room for a prompt in the context of 16"
-    ):
+    with pytest.raises(ScenarioError, match="1,000,000,000 new tokens leave no room for a prompt in the context of 16"):
         check_batch(engine(16).info, 1, 1, LARGEST, free=0)
 
 

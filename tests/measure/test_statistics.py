@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from llmtrack.measure.interference import CpuReading, busy_warning, others_share, read_cpu
 from llmtrack.measure.statistics import bootstrap_median_ci, findings, should_stop, summarize, summarize_rate
-from llmtrack.task import RepeatPolicy
+from llmtrack.spec.task import RepeatPolicy
 
 positive = st.floats(1e-3, 1e3)
 
@@ -138,9 +138,7 @@ def test_without_a_warmup_two_repeats_show_a_slow_first_one(durations):
 
 
 def test_a_slow_first_repeat_asks_for_more_warmup():
-    assert any(
-        "the first repeat took 3.0x" in each for each in findings([3.0, 1.0, 1.0, 1.0, 1.0], RepeatPolicy())
-    )
+    assert any("the first repeat took 3.0x" in each for each in findings([3.0, 1.0, 1.0, 1.0, 1.0], RepeatPolicy()))
 
 
 def test_share_of_others_by_hand():

@@ -17,7 +17,7 @@ from llmtrack.measure.formulas import (
     token_gaps_ms,
 )
 from llmtrack.measure.timing import Arm, time_arms, time_generate
-from llmtrack.task import RepeatPolicy
+from llmtrack.spec.task import RepeatPolicy
 from tests.measure.exact import CHECKS, request
 
 
@@ -46,9 +46,7 @@ def test_prompt_tokens_are_the_real_ones_of_each_row():
 
 
 def test_gaps_begin_with_the_first_token():
-    assert token_gaps_ms(GenerationTrace(1.0, (1.03, 1.035, 1.045), 1.05, (4,), (3,))) == pytest.approx(
-        (30, 5, 10)
-    )
+    assert token_gaps_ms(GenerationTrace(1.0, (1.03, 1.035, 1.045), 1.05, (4,), (3,))) == pytest.approx((30, 5, 10))
 
 
 def test_memory_bandwidth_utilization_by_hand():
@@ -61,9 +59,7 @@ def test_memory_bandwidth_utilization_by_hand():
 
 def test_time_generate_takes_one_text_or_many():
     one = time_generate(ScriptedEngine(clock := FakeClock(), Script(0.03, 0.005)), "abcd", 5, clock=clock)
-    two = time_generate(
-        ScriptedEngine(clock := FakeClock(), Script(0.03, 0.005)), ["abcd", "xy"], 5, clock=clock
-    )
+    two = time_generate(ScriptedEngine(clock := FakeClock(), Script(0.03, 0.005)), ["abcd", "xy"], 5, clock=clock)
     assert {"total_latency_s", "tokens_generated", "tokens_per_sec", "avg_latency_per_token_ms"} <= set(one)
     assert (one["tokens_generated"], two["tokens_generated"]) == (5, 10)
     assert two["prefill_tokens_per_sec"] == pytest.approx(6 / 0.03)
@@ -213,9 +209,7 @@ def test_metrics_agree_with_one_another(start, gaps, tail, prompts):
     assert metrics["tokens_per_sec"] * metrics["total_latency_s"] == pytest.approx(rows * steps)
     assert metrics["avg_latency_per_token_ms"] == pytest.approx(1000 * rows / metrics["tokens_per_sec"])
     assert metrics["decode_tokens_per_sec"] == pytest.approx(1000 * rows / metrics["inter_token_latency_ms"])
-    assert metrics["prefill_tokens_per_sec"] * metrics["time_to_first_token_ms"] == pytest.approx(
-        1000 * sum(prompts)
-    )
+    assert metrics["prefill_tokens_per_sec"] * metrics["time_to_first_token_ms"] == pytest.approx(1000 * sum(prompts))
     whole = metrics["time_to_first_token_ms"] + (steps - 1) * metrics["inter_token_latency_ms"]
     assert whole == pytest.approx(1000 * (metrics["total_latency_s"] - tail), rel=1e-6, abs=1e-4)
 

@@ -59,9 +59,7 @@ def truth(folder, rows=ROWS, dtype=torch.float64):
     with torch.inference_mode():
         for row in rows:
             logits = model(input_ids=torch.tensor([row])).logits[0, :-1].double()
-            sums.append(
-                float(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum"))
-            )
+            sums.append(float(torch.nn.functional.cross_entropy(logits, torch.tensor(row[1:]), reduction="sum")))
         for _ in range(4):
             new.append(int(model(input_ids=torch.tensor([new])).logits[0, -1].argmax()))
     return sums, new[len(rows[0]) :]
@@ -82,8 +80,7 @@ def test_caps_on_attention_scores_are_heeded(tmp_path, architecture, cap):
 def test_a_cap_changes_what_a_model_says(tmp_path):
     """Or the test before would hold without any cap."""
     sums = {
-        cap: truth(saved(tmp_path / str(cap), "gemma2", attn_logit_softcapping=cap))[0][0]
-        for cap in (50.0, 1.0, None)
+        cap: truth(saved(tmp_path / str(cap), "gemma2", attn_logit_softcapping=cap))[0][0] for cap in (50.0, 1.0, None)
     }
     assert abs(sums[50.0] - sums[None]) > 1e-4 * sums[None]
     assert abs(sums[1.0] - sums[None]) > 1e-3 * sums[None]
@@ -91,9 +88,7 @@ def test_a_cap_changes_what_a_model_says(tmp_path):
 
 @pytest.mark.slow(1)
 def test_sinks_are_heeded(tmp_path):
-    folder = saved(
-        tmp_path / "model", "gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=8
-    )
+    folder = saved(tmp_path / "model", "gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=8)
     engine = load_engine(str(folder), device="cpu", dtype="float32")
     sums, _ = truth(folder, dtype=torch.float32)  # the experts of version 5 have no float64
     assert engine.score(*pad_rows(ROWS, 0, "right"))[0].tolist() == pytest.approx(sums, rel=1e-5)

@@ -172,9 +172,7 @@ def build(folder):
     return {}
 print(build_once("x", build).name)
 """
-    processes = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     output = "".join(process.communicate(timeout=HANG_S)[0] for process in processes)
     assert output.split().count("built") == 1
     assert output.split().count("x") == 2

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from llmtrack.compat import TRANSFORMERS_MAJOR
 from llmtrack.errors import ModelLoadError
+from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
 from llmtrack.models import synthetic
 from llmtrack.models.damaged import POINTER, refuse_damaged
 from llmtrack.models.from_folder import clean_generation
@@ -233,9 +233,7 @@ def test_ids_that_the_model_has_no_row_for_are_forgotten(given, kept):
 def test_a_machine_that_is_too_small_is_not_taken_for_a_damaged_folder(error):
     with pytest.raises(type(error)) as caught, explained("it cannot be read"):
         raise error
-    assert reason_of(caught.value) == (
-        "this machine has not enough memory: choose a smaller model or a 16-bit dtype"
-    )
+    assert reason_of(caught.value) == ("this machine has not enough memory: choose a smaller model or a 16-bit dtype")
 
 
 def test_a_package_that_is_not_installed_is_not_taken_for_a_damaged_folder():

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto import modeling_auto
 
-from llmtrack.compat import TRANSFORMERS_MAJOR
 from llmtrack.errors import ModelLoadError
+from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
 from llmtrack.models import synthetic
 from llmtrack.models.decoder import looks_ahead
 from llmtrack.models.digests import folder_digest, weight_files
@@ -104,9 +104,7 @@ def test_what_was_made_for_another_task_is_refused_by_its_config(save, architect
         ("gpt2", "TokenClassification", {}),
     ],
 )
-def test_a_classifier_is_refused_by_its_weights_where_the_config_does_not_say_so(
-    save, architecture, task, settings
-):
+def test_a_classifier_is_refused_by_its_weights_where_the_config_does_not_say_so(save, architecture, task, settings):
     folder = save(architecture, task, **settings)
     edit(folder / "config.json", architectures=None)
     assert "does not use" in refused(folder)

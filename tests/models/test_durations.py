@@ -29,10 +29,7 @@ def test_what_is_made_once_says_how_long_such_a_thing_took_the_last_time(caplog)
     durations.note("exporting to ONNX", 94.2, "gpt2")
     assert said(caplog)[0] == "exporting to ONNX (once, then kept in the cache; 1:34 the last time) ..."
     durations.note("exporting to ONNX", 94.2, "llama")
-    assert (
-        said(caplog)[0]
-        == "exporting to ONNX (once, then kept in the cache; 1:34 for llama the last time) ..."
-    )
+    assert said(caplog)[0] == "exporting to ONNX (once, then kept in the cache; 1:34 for llama the last time) ..."
 
 
 def test_what_fails_leaves_no_note(caplog):

@@ -9,9 +9,9 @@ from collections import namedtuple
 import pytest
 
 from llmtrack.errors import ModelLoadError
+from llmtrack.host.units import MIB
 from llmtrack.models import packaged
 from llmtrack.models.cache import build_once, is_full, why_full
-from llmtrack.units import MIB
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -22,9 +22,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path.parent))
     free = {False: 90 * MIB, True: 10 * MIB}
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: Usage(0, 0, free[str(path).startswith(str(tmp_path))])
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, free[str(path).startswith(str(tmp_path))]))
     return tmp_path / "cache" / "models"
 
 
@@ -68,9 +66,7 @@ def test_another_error_is_none_of_a_full_disk(cache):
 )
 def test_a_line_of_its_own_is_kept_where_the_disk_has_room(cache, monkeypatch, while_built, afterwards, said):
     def build(folder):
-        raise ModelLoadError("its files cannot be fetched") from OSError(
-            errno.ENOSPC, "No space left on device"
-        )
+        raise ModelLoadError("its files cannot be fetched") from OSError(errno.ENOSPC, "No space left on device")
 
     scratch = cache / ".a.new"
     monkeypatch.setattr(
@@ -97,9 +93,7 @@ def test_what_an_installer_says_of_a_full_disk_is_no_matter_of_the_network(cache
 
 
 def test_of_two_disks_it_is_the_one_with_less_room(cache, monkeypatch, tmp_path):
-    monkeypatch.setattr(
-        shutil, "disk_usage", lambda path: Usage(0, 0, 5 if path == tmp_path.parent else 7 * MIB)
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 5 if path == tmp_path.parent else 7 * MIB))
     assert "set TMPDIR" in why_full(cache)
     assert is_full("write failed: Disk quota exceeded")
     assert not is_full("connection refused")

@@ -56,9 +56,7 @@ def test_absurd_sizes_are_refused_at_once_in_one_line(name, tmp_path):
         gguf.convert_gguf(path, tmp_path / "out")
     assert "\n" not in str(refused.value)
     assert "model.gguf" in str(refused.value)
-    assert (
-        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000
-    )  # KiB; the imports are in it
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1_000_000  # KiB; the imports are in it
     assert time.process_time() - began < 60
 
 

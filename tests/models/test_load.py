@@ -4,8 +4,8 @@ import sys
 import pytest
 import torch
 
-from llmtrack.compat import portable_rope
 from llmtrack.errors import ModelLoadError, UsageError
+from llmtrack.host.transformers_compat import portable_rope
 from llmtrack.models.from_folder import clean_generation
 from llmtrack.models.load import RANDOM_WEIGHTS
 from tests.models.folders import edit, load

@@ -13,13 +13,13 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from llmtrack.compat import code_refused
 from llmtrack.convert import conversion, genai, openvino
 from llmtrack.convert.environment import apart
 from llmtrack.engines.registry import load_engine
 from llmtrack.engines.text import chat_text, generate_texts
 from llmtrack.errors import ModelLoadError, UsageError
-from llmtrack.installed import available
+from llmtrack.host.packages import available
+from llmtrack.host.transformers_compat import code_refused
 from llmtrack.models import folder as folders
 from llmtrack.models.source import run_folder
 from tests.engines.stand_ins import genai_converted, openvino_converted
@@ -161,7 +161,7 @@ import contextlib, sys
 sys.modules.update(sklearn=None, scipy=None)  # transformers would import both for seconds
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 if {refusal == "hook"}:
-    from llmtrack.compat import code_refused
+    from llmtrack.host.transformers_compat import code_refused
 else:
     code_refused = contextlib.nullcontext
 for auto in (AutoConfig, AutoModelForCausalLM, AutoTokenizer):

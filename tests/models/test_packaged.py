@@ -51,9 +51,7 @@ def test_special_tokens_are_those_of_the_metadata(smollm2):
     assert tokenizer.pad_token == tokenizer.eos_token
     assert (tokenizer.bos_token, tokenizer.unk_token) == ("<|im_start|>", "<|endoftext|>")
     assert tokenizer.model_max_length == 8192
-    assert "<|im_start|>" in tokenizer.apply_chat_template(
-        [{"role": "user", "content": "hi"}], tokenize=False
-    )
+    assert "<|im_start|>" in tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
     assert smollm2.model.generation_config.eos_token_id == 2
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from llmtrack.errors import UsageError
 from llmtrack.models.source import ModelSource, missing_path, parse_candidates
-from llmtrack.scenario import DEFAULT_MODEL
+from llmtrack.spec.scenario import DEFAULT_MODEL
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,4 @@ def test_a_missing_path_in_a_list_is_left_for_the_next_candidate():
 
 def test_parsing_imports_no_heavy_library():
     code = "import sys, llmtrack.models.source; print({'torch', 'transformers', 'mlflow'} & set(sys.modules))"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
-    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"

@@ -41,9 +41,7 @@ def test_settings_name_no_code_and_are_else_what_they_were(folder, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     digests = model_digests(folder)
     nested = {"auto_map": {}, "attn_implementation": {"": "org/kernel"}, "hidden_size": 4}
-    edit(
-        folder / "config.json", auto_map={"AutoConfig": "org/name--evil.C"}, attn_implementation="org/kernel"
-    )
+    edit(folder / "config.json", auto_map={"AutoConfig": "org/name--evil.C"}, attn_implementation="org/kernel")
     edit(folder / "config.json", experts_implementation="org/kernel:f", vision=[nested], note="a/b")
     clean = json.loads((view(folder) / "config.json").read_text())
     assert clean == {**config, "vision": [{"hidden_size": 4}], "note": "a/b"}

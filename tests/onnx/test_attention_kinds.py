@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from llmtrack.engine import GenerateRequest
-from llmtrack.engines.pytorch import TorchEngine
+from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.models import synthetic
 from llmtrack.models.from_folder import load_folder
@@ -59,9 +59,7 @@ def saved(folder, kind, **settings):
 
 def expected_logits(folder, ids):
     """Logits by PyTorch's eager attention of all but the last tokens at once, and of these one by one from the cache."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float64, attn_implementation="eager"
-    ).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
     with torch.inference_mode():
         out = model(ids[:, :-NEW], use_cache=True)
         parts = [out.logits]
@@ -137,14 +135,10 @@ def test_it_says_the_same_before_and_after_every_threshold(kind, settings, atten
 
 def test_positions_that_nothing_is_known_of_are_refused_in_one_line():
     class Unknown(torch.nn.Module):
-        config = SimpleNamespace(
-            get_text_config=lambda: SimpleNamespace(to_dict=lambda: rope("something", factor=2.0))
-        )
+        config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(to_dict=lambda: rope("something", factor=2.0)))
 
     with (
-        pytest.raises(
-            ScenarioError, match=r"something rotary positions depend .*use backend=torch"
-        ) as caught,
+        pytest.raises(ScenarioError, match=r"something rotary positions depend .*use backend=torch") as caught,
         traceable_rope(Unknown()),
     ):
         pass
@@ -182,9 +176,7 @@ def test_what_is_generated_across_a_threshold_is_what_pytorch_generates_and_uneq
     rows = tuple(tuple((7 * at + row) % 400 + 3 for at in range(17)) for row in range(2))
     for use_cache in (True, False):
         request = GenerateRequest(rows, 8, use_cache=use_cache)
-        expected = TorchEngine(*load_folder(folder, device="cpu", dtype=torch.float32)).generate(
-            request, lambda: None
-        )
+        expected = TorchEngine(*load_folder(folder, device="cpu", dtype=torch.float32)).generate(request, lambda: None)
         assert engine.generate(request, lambda: None) == expected
     assert "longest row of a batch" in engine.info.warnings[0]
     engine.generate(GenerateRequest((rows[0][:5], rows[1][:3]), 8), lambda: None)

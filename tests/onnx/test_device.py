@@ -19,12 +19,8 @@ from llmtrack.onnx import session
         ("auto", "CUDA", "cuda:0", ["CPU"], "cuda:0"),
     ],
 )
-def test_auto_is_a_gpu_only_where_onnx_runtime_can_use_it(
-    monkeypatch, requested, provider, gpu, providers, expected
-):
+def test_auto_is_a_gpu_only_where_onnx_runtime_can_use_it(monkeypatch, requested, provider, gpu, providers, expected):
     there = [f"{name}ExecutionProvider" for name in providers]
-    monkeypatch.setattr(
-        session, "onnxruntime", lambda: SimpleNamespace(get_available_providers=lambda: there)
-    )
+    monkeypatch.setattr(session, "onnxruntime", lambda: SimpleNamespace(get_available_providers=lambda: there))
     monkeypatch.setattr(session, "resolve_device", lambda asked: gpu)
     assert session.find_device(requested, provider) == expected

@@ -50,9 +50,7 @@ def test_another_model_is_noticed(exported):
     assert "logits differ by up to" in str(found)
 
 
-@pytest.mark.parametrize(
-    ("share", "agreement", "holds"), [(9e-4, 0.99, True), (2e-3, 1.0, False), (0.0, 0.9, False)]
-)
+@pytest.mark.parametrize(("share", "agreement", "holds"), [(9e-4, 0.99, True), (2e-3, 1.0, False), (0.0, 0.9, False)])
 def test_the_bounds_of_parity(share, agreement, holds):
     assert Parity(1.0, share, agreement).holds is holds
 
@@ -129,9 +127,7 @@ def test_an_export_that_cannot_be_run_at_all_is_refused_in_one_line(tmp_path, mo
         raise RuntimeError("no such kernel\nat all")
 
     monkeypatch.setattr(exporting, "parity", broken)
-    with pytest.raises(
-        ScenarioError, match=r"it cannot be run: .*no such kernel.*take backend=torch"
-    ) as caught:
+    with pytest.raises(ScenarioError, match=r"it cannot be run: .*no such kernel.*take backend=torch") as caught:
         export("synthetic:tiny", None, tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -151,9 +147,9 @@ def test_an_architecture_without_an_export_is_refused_in_one_line(tmp_path):
     from transformers import RwkvConfig, RwkvForCausalLM
 
     folder = tmp_path / "rwkv"
-    RwkvForCausalLM(
-        RwkvConfig(vocab_size=512, hidden_size=32, num_hidden_layers=2, context_length=64)
-    ).save_pretrained(folder)
+    RwkvForCausalLM(RwkvConfig(vocab_size=512, hidden_size=32, num_hidden_layers=2, context_length=64)).save_pretrained(
+        folder
+    )
     synthetic.build_tokenizer(synthetic.PRESETS["tiny"]).save_pretrained(folder)
     (tmp_path / "out").mkdir()
     with pytest.raises(

@@ -58,10 +58,7 @@ def test_one_that_does_not_know_the_input_gets_all_logits(exported):
     model = ort_model.from_pretrained(str(exported), use_io_binding=False)
     inputs = AutoTokenizer.from_pretrained(str(exported))("Hello there", return_tensors="pt")
     assert model(**inputs).logits.shape[1] == inputs["input_ids"].shape[1]
-    assert (
-        model.generate(**inputs, max_new_tokens=3, min_new_tokens=3).shape[1]
-        == inputs["input_ids"].shape[1] + 3
-    )
+    assert model.generate(**inputs, max_new_tokens=3, min_new_tokens=3).shape[1] == inputs["input_ids"].shape[1] + 3
 
 
 def test_a_graft_takes_layers_from_another_version(exported, tmp_path):

@@ -46,9 +46,7 @@ def test_an_export_is_checked_on_both_sides_of_every_threshold(changes, expected
     assert check_lengths({**LLAMA, **changes}, SMALL) == expected
 
 
-@pytest.mark.parametrize(
-    ("parameters", "longest"), [(10**6, 528), (135 * 10**6, 528), (10**9, 48), (8 * 10**9, 48)]
-)
+@pytest.mark.parametrize(("parameters", "longest"), [(10**6, 528), (135 * 10**6, 528), (10**9, 48), (8 * 10**9, 48)])
 def test_a_large_model_is_checked_at_lengths_that_take_seconds(parameters, longest):
     assert check_lengths({**LLAMA, "sliding_window": 512}, parameters)[-1] == longest
 

@@ -157,21 +157,15 @@ def test_there_is_none_of_a_graph_with_other_attention(exported_gpt2):
 @pytest.mark.parametrize("biases", [(), "q", "qkv"])
 def test_products_side_by_side_are_what_they_were_one_by_one(bits, hqq, biases):
     widths = {"q": 24, "k": 8, "v": 8}
-    weights = {
-        f"w{name}": RANDOM.normal(size=(32, width)).astype(np.float32) for name, width in widths.items()
-    }
+    weights = {f"w{name}": RANDOM.normal(size=(32, width)).astype(np.float32) for name, width in widths.items()}
     weights |= {f"b{name}": RANDOM.normal(size=widths[name]).astype(np.float32) for name in biases}
     nodes, ends = [], []
     for name in widths:
         ends.append(f"s{name}" if name in biases else f"p{name}")
-        nodes.append(
-            helper.make_node("MatMul", ["x", f"w{name}"], [f"p{name}"], name=f"/layers.0/{name}_proj/MatMul")
-        )
+        nodes.append(helper.make_node("MatMul", ["x", f"w{name}"], [f"p{name}"], name=f"/layers.0/{name}_proj/MatMul"))
         if name in biases:
             nodes.append(
-                helper.make_node(
-                    "Add", [f"b{name}", f"p{name}"], [f"s{name}"], name=f"/layers.0/{name}_proj/Add"
-                )
+                helper.make_node("Add", [f"b{name}", f"p{name}"], [f"s{name}"], name=f"/layers.0/{name}_proj/Add")
             )
     model = small(nodes, weights, ends, rows=(1, 2))
     model = in_blocks(model, bits, 16, bits == 8, {node.name for node in nodes}, hqq)
@@ -188,9 +182,7 @@ def test_products_side_by_side_are_what_they_were_one_by_one(bits, hqq, biases):
     assert Counter(node.op_type for node in model.graph.node)["MatMulNBits"] == 4
 
 
-@pytest.mark.parametrize(
-    ("power", "axis", "one", "fuses"), [(2, -1, 1, 1), (3, -1, 1, 0), (2, 0, 1, 0), (2, -1, 2, 0)]
-)
+@pytest.mark.parametrize(("power", "axis", "one", "fuses"), [(2, -1, 1, 1), (3, -1, 1, 0), (2, 0, 1, 0), (2, -1, 2, 0)])
 def test_a_sum_and_the_norm_behind_it_become_one_operator_and_nothing_else_does(power, axis, one, fuses):
     weights = {
         "two": np.array(power, dtype=np.float32),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrack.engines.pytorch import TorchEngine
+from llmtrack.engines.torch.pytorch import TorchEngine
 from tests.engines.models import small
 
 

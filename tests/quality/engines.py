@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from llmtrack.engines.pytorch import TorchEngine
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.engines.torch.pytorch import TorchEngine
 from tests.engines.models import bigram_engine
 
 LN2 = math.log(2)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from llmtrack.options import parameters
 from llmtrack.quality import batching
 from llmtrack.quality.batching import in_batches, token_budget
 from llmtrack.quality.perplexity import score_documents, score_rolling
-from llmtrack.task import PerplexityTask
+from llmtrack.spec.options import parameters
+from llmtrack.spec.task import PerplexityTask
 from tests.engines.models import small
 
 TEXTS = ("The harbour is quiet.", "Boats come in with the tide, and go out with it.", "x", "Two more words")

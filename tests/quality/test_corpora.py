@@ -130,9 +130,7 @@ def test_txt_is_divided_into_documents(tmp_path: Path, content: str, texts: list
 
 
 def test_jsonl_takes_objects_and_bare_strings_and_skips_blanks(tmp_path: Path) -> None:
-    content = (
-        '{"id": 7, "text": "One."}\n\n  \n"Two."\n{"text": "  \\n "}\n""\n{"text": "Three.\\n", "x": null}'
-    )
+    content = '{"id": 7, "text": "One."}\n\n  \n"Two."\n{"text": "  \\n "}\n""\n{"text": "Three.\\n", "x": null}'
     assert load_corpus(write(tmp_path, "a.jsonl", content)).texts == ("One.", "Two.", "Three.")
 
 
@@ -229,9 +227,7 @@ def test_the_name_is_the_file_name_and_the_home_folder_is_expanded(
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-@pytest.mark.parametrize(
-    "content", ["", " \n\t\n", b"\xef\xbb\xbf", "\f\n\f\n"], ids=["0", "blank", "bom", "feeds"]
-)
+@pytest.mark.parametrize("content", ["", " \n\t\n", b"\xef\xbb\xbf", "\f\n\f\n"], ids=["0", "blank", "bom", "feeds"])
 def test_an_empty_corpus_is_refused(tmp_path: Path, name: str, content: str | bytes) -> None:
     message = refusal(write(tmp_path, name, content))
     assert name in message
@@ -262,9 +258,7 @@ def test_another_encoding_is_refused_with_its_offset(
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
 @pytest.mark.parametrize("text", ['"Plain English."\n', '"Ein Übermaß, 100 °C"\n', '"中文文本, abc"\n'])
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
-def test_wide_characters_without_a_mark_are_refused(
-    tmp_path: Path, name: str, text: str, encoding: str
-) -> None:
+def test_wide_characters_without_a_mark_are_refused(tmp_path: Path, name: str, text: str, encoding: str) -> None:
     message = refusal(write(tmp_path, name, text.encode(encoding)))
     assert f"iconv -f {encoding.replace('-le', 'LE').replace('-be', 'BE').upper()} -t UTF-8" in message
 

@@ -215,9 +215,7 @@ def test_without_offsets_the_spelling_of_the_tokens_tells_the_text_or_nothing_do
 def test_where_the_text_is_not_known_no_figure_of_it_is_made_up() -> None:
     quality = score_documents(made.TokenizingEngine(SLOW), ["ab", "é ab"])
     assert (quality.tokens_scored, quality.unknown_tokens_scored) == (4, 0)
-    assert (quality.bits_per_byte, quality.word_perplexity, quality.bytes_scored, quality.text_digest) == (
-        None,
-    ) * 4
+    assert (quality.bits_per_byte, quality.word_perplexity, quality.bytes_scored, quality.text_digest) == (None,) * 4
     assert "bits_per_byte" not in quality.figures
 
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import ScenarioError
-from llmtrack.plain import from_json, to_json
 from llmtrack.quality.bootstrap import stderr_of_ratio
 from llmtrack.quality.drift import compare_distributions, compare_row, rows_to_compare
 from llmtrack.quality.figures import Drift
 from llmtrack.quality.shards import merge_drift
-from llmtrack.scored import Compared, RowSums
+from llmtrack.spec.scores import Compared, RowSums
+from llmtrack.spec.serialization import from_json, to_json
 
 
 class Fixed(ScriptedEngine):
@@ -76,9 +76,7 @@ def test_an_interval_is_of_the_texts_by_bootstrap_and_pairs_them():
     stderr = stderr_of_ratio([2 * a, 2 * b, a + b, a + b], [2, 2, 2, 2])
     assert drift.loss_stderr == pytest.approx(stderr)
     middle = math.exp((a + b) / 2)
-    assert drift.ratio_interval == pytest.approx(
-        (middle * math.exp(-1.96 * stderr), middle * math.exp(1.96 * stderr))
-    )
+    assert drift.ratio_interval == pytest.approx((middle * math.exp(-1.96 * stderr), middle * math.exp(1.96 * stderr)))
     # What a text holds changes nothing in how far these distributions are apart.
     assert drift.kl_stderr == pytest.approx(0.0, abs=1e-9)
     assert compare_distributions(own, reference, texts[:1]).loss_stderr is None
@@ -92,9 +90,7 @@ def test_only_so_many_tokens_are_compared():
 
 
 def test_other_vocabularies_cannot_be_compared():
-    with pytest.raises(
-        ScenarioError, match="the reference has 128 tokens in its vocabulary and this model 200"
-    ):
+    with pytest.raises(ScenarioError, match="the reference has 128 tokens in its vocabulary and this model 200"):
         compare_distributions(Fixed(0.5, 0.5, 200), Fixed(0.5, 0.5), ["ab"])
 
 

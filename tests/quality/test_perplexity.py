@@ -40,9 +40,7 @@ def test_bits_are_per_byte_and_not_per_token():
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_batches_weigh_their_tokens(batch_size, side):
     """aab: 2 x 1 bit; ba: 3 bits; aaaaaa: 5 x 1 bit. 10 bits over 8 tokens, not the mean of 1, 3 and 1."""
-    quality = score_documents(
-        two_letters(), ["aab", "ba", "aaaaaa"], batch_size=batch_size, padding_side=side
-    )
+    quality = score_documents(two_letters(), ["aab", "ba", "aaaaaa"], batch_size=batch_size, padding_side=side)
     assert quality.loss == pytest.approx(10 / 8 * LN2)
     assert quality.perplexity == pytest.approx(2 ** (10 / 8))
     assert quality.bits_per_byte == pytest.approx(10 / 8)
@@ -122,9 +120,7 @@ def test_an_empty_document_is_neither_scored_nor_harmful():
 def test_a_loss_that_is_not_finite_is_refused_with_a_remedy(value):
     table = torch.zeros(128, 128)
     table[B] = value
-    with pytest.raises(
-        ScenarioError, match=r"batch 2/2 is not finite in float32: look for damaged weights"
-    ) as caught:
+    with pytest.raises(ScenarioError, match=r"batch 2/2 is not finite in float32: look for damaged weights") as caught:
         score_documents(bigram_engine(table), ["aa", "ba"], batch_size=1)
     assert caught.value.kind == "non_finite"
 
@@ -166,9 +162,7 @@ def test_without_a_word_there_is_no_finite_word_perplexity():
     assert (quality.words_scored, quality.word_perplexity) == (0, math.inf)
 
 
-@pytest.mark.parametrize(
-    ("rule", "tokens", "skipped"), [("tokenizer", 3, 1), ("none", 3, 1), ("model", 6, 0)]
-)
+@pytest.mark.parametrize(("rule", "tokens", "skipped"), [("tokenizer", 3, 1), ("none", 3, 1), ("model", 6, 0)])
 def test_a_bos_before_each_document_lets_its_first_token_count(rule, tokens, skipped):
     quality = score_documents(scripted(), ["abc", "de", "f"], bos_rule=rule)
     assert (quality.tokens_scored, quality.bytes_scored) == (tokens, tokens)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtrack.engine import SpecialTokens
-from llmtrack.engines import pytorch
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.engines.torch import pytorch
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.quality.perplexity import Batch, score_documents, score_rolling
-from llmtrack.scenario import Variant
+from llmtrack.spec.scenario import Variant
 from llmtrack.tensors import likelihood as scoring
 from tests.engines.models import small
 from tests.quality.engines import BOS, LN2, scripted, two_letters
@@ -57,9 +57,7 @@ def test_equals_a_plain_reference(tiny, max_length, stride, rule):
     ids = list(STREAM.encode())
     expected = reference(tiny, [BOS, *ids] if rule == "model" else ids, max_length, stride or max_length)
     for batch_size in (1, 3):
-        quality = score_rolling(
-            tiny, TEXTS, max_length=max_length, stride=stride, bos_rule=rule, batch_size=batch_size
-        )
+        quality = score_rolling(tiny, TEXTS, max_length=max_length, stride=stride, bos_rule=rule, batch_size=batch_size)
         assert quality.loss == pytest.approx(expected, rel=1e-6)
         assert quality.tokens_scored == quality.bytes_scored == len(ids) - (rule == "none")
 
@@ -89,9 +87,7 @@ def test_batching_and_padding_change_nothing(tiny, text, max_length, data, rule)
 @given(length=st.integers(2, 60), max_length=st.integers(2, 20), batch_size=st.integers(1, 9), data=st.data())
 def test_every_token_is_scored_once(length, max_length, batch_size, data):
     stride = data.draw(st.integers(1, max_length))
-    quality = score_rolling(
-        scripted(), ["x" * length], max_length=max_length, stride=stride, batch_size=batch_size
-    )
+    quality = score_rolling(scripted(), ["x" * length], max_length=max_length, stride=stride, batch_size=batch_size)
     assert quality.tokens_scored == length - 1
     assert quality.loss == pytest.approx(1.0)
 
@@ -136,8 +132,7 @@ def test_a_bos_that_the_tokenizer_adds_is_not_put_twice():
 
     engine = AddsBos(FakeClock(), Script(1.0, 1.0))
     found = {
-        rule: score_rolling(engine, ["abc"], bos_rule=rule).tokens_scored
-        for rule in ("tokenizer", "model", "none")
+        rule: score_rolling(engine, ["abc"], bos_rule=rule).tokens_scored for rule in ("tokenizer", "model", "none")
     }
     assert found == {"tokenizer": 3, "model": 3, "none": 2}
 

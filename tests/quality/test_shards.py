@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmtrack.errors import ScenarioError
-from llmtrack.plain import from_json, to_json
 from llmtrack.quality.asked import prepare, score_as_asked, score_shard
 from llmtrack.quality.shards import merge, plan_batches, share_out
-from llmtrack.scored import Part, Scored, Text
-from llmtrack.task import PerplexityTask, ShardTask
+from llmtrack.spec.scores import Part, Scored, Text
+from llmtrack.spec.serialization import from_json, to_json
+from llmtrack.spec.task import PerplexityTask, ShardTask
 from tests.engines.models import small
 
 TEXTS = [f"The {'harbour ' * (number % 5)}wakes before the town {'é' * number}." for number in range(9)]

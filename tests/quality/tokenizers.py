@@ -66,9 +66,7 @@ def unigram() -> Tokenizer:
 
 def word_piece() -> Tokenizer:
     """`one`, `two` and pieces of `twofold`, in lower case and without accents; `[CLS]` and `[SEP]` around a text."""
-    vocab = {
-        name: n for n, name in enumerate(["[UNK]", "[CLS]", "[SEP]", "one", "two", "##fold", "e", "##a"])
-    }
+    vocab = {name: n for n, name in enumerate(["[UNK]", "[CLS]", "[SEP]", "one", "two", "##fold", "e", "##a"])}
     made = Tokenizer(models.WordPiece(vocab=vocab, unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer()
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

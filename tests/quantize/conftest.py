@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmtrack.installed import available
+from llmtrack.host.packages import available
 from tests.conftest import made_once
 
 MISSING = "the onnx extra is not installed: the rest of llmtrack works without it"

@@ -17,19 +17,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from llmtrack import doctor
-from llmtrack import installed as available
-from llmtrack.child import child_environment
+from llmtrack.cli import doctor
 from llmtrack.engines.registry import load_variant
 from llmtrack.errors import MissingDependencyError, ScenarioError, UsageError
+from llmtrack.host import packages as available
+from llmtrack.host.child_process import child_environment
 from llmtrack.models.cache import MANIFEST
 from llmtrack.models.load import identify_model
-from llmtrack.parameter import NONE
 from llmtrack.quantize import build
-from llmtrack.quantize.apart import run_apart
+from llmtrack.quantize.isolated import run_isolated
 from llmtrack.quantize.options import SmallBlocks
 from llmtrack.quantize.recipe import Recipe, recipes
-from llmtrack.scenario import Variant
+from llmtrack.spec.parameter import NONE
+from llmtrack.spec.scenario import Variant
 from tests.conftest import HANG_S
 
 
@@ -93,9 +93,9 @@ def test_a_process_that_left_without_a_word_is_quoted(tmp_path):
 def test_what_is_made_apart_ends_with_the_process_that_asked(tmp_path):
     code = """
 import os, sys
-from llmtrack.quantize.apart import run_apart
+from llmtrack.quantize.isolated import run_isolated
 from tests.quantize.test_build import waits
-run_apart("waiting", waits, sys.argv[1])
+run_isolated("waiting", waits, sys.argv[1])
 """
     note = tmp_path / "pid"
     parent = subprocess.Popen([sys.executable, "-c", code, str(note)])
@@ -124,11 +124,11 @@ def test_a_script_needs_no_guard(guard, tmp_path):
     script = tmp_path / "script.py"
     lines = [
         "from filelock import FileLock",
-        "from llmtrack.quantize.apart import run_apart",
+        "from llmtrack.quantize.isolated import run_isolated",
         "print('begun', flush=True)",
         guard or "if True:",
         f"    with FileLock({str(tmp_path / 'lock')!r}, timeout=30):",
-        "        print(run_apart('counting', sum, (1, 2, 3)))",
+        "        print(run_isolated('counting', sum, (1, 2, 3)))",
     ]
     script.write_text("\n".join(lines))
     done = subprocess.run(
@@ -208,9 +208,7 @@ def set_json(path, **changes):
 
 
 CHANGES = {
-    "rope_theta": lambda at: set_json(
-        at / "config.json", rope_theta=77.0, rope_parameters={"rope_theta": 77.0}
-    ),
+    "rope_theta": lambda at: set_json(at / "config.json", rope_theta=77.0, rope_parameters={"rope_theta": 77.0}),
     "norm": lambda at: set_json(at / "config.json", rms_norm_eps=0.1),
     "end": lambda at: set_json(at / "generation_config.json", eos_token_id=9),
     "tokenizer": lambda at: set_json(at / "tokenizer.json", normalizer={"type": "Lowercase"}),
@@ -285,9 +283,7 @@ def test_an_option_and_the_calibration_text_are_part_of_the_entry(tiny_model_dir
     ],
     ids=["recipe", "text"],
 )
-def test_what_cannot_be_made_is_refused_before_anything_is_exported(
-    quantization, options, message, onnx_cache
-):
+def test_what_cannot_be_made_is_refused_before_anything_is_exported(quantization, options, message, onnx_cache):
     variant = Variant("synthetic:tiny", backend="onnx", quantization=quantization, options=options)
     with pytest.raises(UsageError, match=message):
         build.onnx_folder(variant, identify_model("synthetic:tiny"))
@@ -309,7 +305,7 @@ def test_weights_alone_are_quantized_without_what_takes_seconds_to_import(export
         options = build.find_recipe("onnx", name).settled(())
         (tmp_path / name).mkdir()
         jobs.append(("onnx", name, options, NONE, str(source), str(tmp_path / name)))
-    assert run_apart("quantizing", imported, jobs) == []
+    assert run_isolated("quantizing", imported, jobs) == []
     assert all((tmp_path / name / "model.onnx").exists() for _, name, *_ in jobs)
 
 

@@ -53,9 +53,7 @@ def test_rows_do_not_overlap(length, tokens, width):
     assert all(len(row) == width for row in rows)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"), [("5%", 0.05), ("0.05", 0.05), (" 3 %", 0.03), ("0", 0.0), ("none", None)]
-)
+@pytest.mark.parametrize(("text", "value"), [("5%", 0.05), ("0.05", 0.05), (" 3 %", 0.03), ("0", 0.0), ("none", None)])
 def test_the_bound_on_quality(text, value):
     assert share(text) == (value if value is None else pytest.approx(value))
 

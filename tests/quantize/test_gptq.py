@@ -55,9 +55,7 @@ def test_a_range_is_cut_where_that_costs_less_and_not_where_the_value_counts():
     scale, _ = grid(values, np.ones(1000))
     assert scale[0] < 0.95
     scale, zero = grid(values, np.array([1e9] + [1.0] * 999))
-    assert scale[0] * (np.clip(np.round(-15.0 / scale) + zero, 0, 15) - zero)[0] == pytest.approx(
-        -15.0, abs=1e-3
-    )
+    assert scale[0] * (np.clip(np.round(-15.0 / scale) + zero, 0, 15) - zero)[0] == pytest.approx(-15.0, abs=1e-3)
 
 
 def test_values_of_one_sign_have_all_steps():

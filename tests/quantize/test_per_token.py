@@ -15,13 +15,13 @@ pytest.importorskip("onnxruntime", reason=MISSING)
 import onnx
 from onnx import TensorProto, helper
 
+from llmtrack.host.machine import cpu_flags
 from llmtrack.onnx import graph
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
 from llmtrack.quantize.columns import by_column
 from llmtrack.quantize.int8 import ARM
 from llmtrack.quantize.per_token import scale_by_token
 from llmtrack.quantize.recipe import Job, find_recipe
-from llmtrack.system import cpu_flags
 from tests.onnx.small import run, small
 
 # Signed weights are for CPUs whose products of bytes do not overflow: on others (AVX2, AVX-512 without VNNI) the recipe takes none.

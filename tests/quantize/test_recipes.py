@@ -18,7 +18,6 @@ from onnx import TensorProto, numpy_helper
 from llmtrack.errors import ScenarioError, UsageError
 from llmtrack.onnx import graph
 from llmtrack.onnx.session import MODEL_FILE, OnnxDecoder
-from llmtrack.options import parameters
 from llmtrack.quantize import weight_only
 from llmtrack.quantize.int8 import apply as int8_dynamic
 from llmtrack.quantize.int8 import instruction_set
@@ -26,6 +25,7 @@ from llmtrack.quantize.keep_quality import mean_loss, rank
 from llmtrack.quantize.options import Static
 from llmtrack.quantize.recipe import Job, find_recipe, recipes
 from llmtrack.quantize.sensitivity import DYNAMIC, worst_first
+from llmtrack.spec.options import parameters
 
 METHODS = next(each for each in parameters(Static) if each.name == "calibration_method").option.choices
 RANDOM = np.random.default_rng(0)
@@ -94,9 +94,7 @@ def test_ranges_by_each_calibration_method(method, exported, exact_loss, tmp_pat
 
 
 def test_an_unknown_calibration_method_is_refused(exported, tmp_path):
-    with pytest.raises(
-        UsageError, match="no calibration_method 'guess': use minmax or percentile or entropy"
-    ):
+    with pytest.raises(UsageError, match="no calibration_method 'guess': use minmax or percentile or entropy"):
         apply("onnx/int8-static", exported, tmp_path / "out", calibration_method="guess")
 
 
@@ -280,17 +278,13 @@ def test_the_configuration_suits_the_cpu(machine, flags, name):
 
 @pytest.mark.parametrize(("machine", "flags"), [("x86_64", {"sse2"}), ("riscv64", set())])
 def test_a_cpu_without_int8_instructions_is_refused_in_one_line(machine, flags):
-    with pytest.raises(
-        ScenarioError, match=r"no int8 configuration fits this CPU.*use a weight-only recipe"
-    ) as caught:
+    with pytest.raises(ScenarioError, match=r"no int8 configuration fits this CPU.*use a weight-only recipe") as caught:
         instruction_set(machine, frozenset(flags))
     assert caught.value.kind == "unsupported"
 
 
 def test_an_unknown_recipe_names_those_that_there_are():
-    with pytest.raises(
-        UsageError, match="the onnx backend has no quantization 'int3': use none, int8-weight-only"
-    ):
+    with pytest.raises(UsageError, match="the onnx backend has no quantization 'int3': use none, int8-weight-only"):
         find_recipe("onnx", "int3")
 
 

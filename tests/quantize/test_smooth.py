@@ -28,20 +28,14 @@ def test_a_smoothed_graph_says_the_same_and_shares_the_spread_of_channels(export
     # Of four layers: what queries, keys and values read, what gate and up read, and what down reads; not what comes of attention.
     assert smooth(model, largest_of(inputs_of(model, layers, ROWS))) == 4 * 3
     graph.save(model, tmp_path / MODEL_FILE)
-    assert mean_loss(tmp_path / MODEL_FILE, ROWS) == pytest.approx(
-        mean_loss(exported / MODEL_FILE, ROWS), abs=1e-5
-    )
+    assert mean_loss(tmp_path / MODEL_FILE, ROWS) == pytest.approx(mean_loss(exported / MODEL_FILE, ROWS), abs=1e-5)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     layers = [layer for layer in graph.linears(model) if layer.result != "logits"]
     seen = largest_of(inputs_of(model, layers, ROWS))
-    for source in {
-        layer.source for layer in layers if layer.module.endswith(("q_proj", "up_proj", "down_proj"))
-    }:
+    for source in {layer.source for layer in layers if layer.module.endswith(("q_proj", "up_proj", "down_proj"))}:
         largest = seen[source]
         readers = [layer for layer in layers if layer.source == source]
-        weight = np.max(
-            [np.abs(numpy_helper.to_array(weights[each.weight])).max(axis=1) for each in readers], axis=0
-        )
+        weight = np.max([np.abs(numpy_helper.to_array(weights[each.weight])).max(axis=1) for each in readers], axis=0)
         assert largest == pytest.approx(weight, rel=1e-3)
 
 

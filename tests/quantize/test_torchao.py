@@ -20,7 +20,7 @@ APART = Path(sys.prefix) / "torchao"
 
 PROGRAM = """
 import json
-from llmtrack.compat import import_transformers
+from llmtrack.host.transformers_compat import import_transformers
 import_transformers()  # as a worker does
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.registry import load_engine
@@ -78,9 +78,7 @@ def test_a_tiny_model_by_each_torchao_recipe():
         assert result["loss"] != exact["loss"]
         assert result["bytes"] < 0.6 * exact["bytes"]
         assert result["facts"]["quantized_layers"] == result["facts"]["linear_layers"] > 0
-        assert result["operations"] == exact["operations"], (
-            "of whatever it is stored as, a product takes the same"
-        )
+        assert result["operations"] == exact["operations"], "of whatever it is stored as, a product takes the same"
     assert (found["int8-weight-only"]["arithmetic"], found["int8-dynamic"]["arithmetic"]) == (
         "float32",
         "int8",

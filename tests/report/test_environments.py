@@ -14,9 +14,7 @@ from tests.report.frames import changed, made, run
 
 def two(**facts):
     """Return runs of two environments; a fact is (then, now)."""
-    runs = made(
-        *(run(name, environment_id=name, workload_id="w", tokens_per_sec=10.0) for name in ("then", "now"))
-    )
+    runs = made(*(run(name, environment_id=name, workload_id="w", tokens_per_sec=10.0) for name in ("then", "now")))
     runs = changed(runs, **{f"env.{key}": list(values) for key, values in facts.items()})
     return Pair(runs[0], runs[1])
 

@@ -11,7 +11,7 @@ from functools import cache
 import pytest
 from rich.console import Console
 
-from llmtrack.output import protected, shown
+from llmtrack.host.console import protected, shown
 from llmtrack.report.drawing import drawing, save
 from llmtrack.report.escape import as_label, in_latex, in_markdown
 from llmtrack.report.formats import render, to_markdown
@@ -58,9 +58,7 @@ HOSTILE = (
 
 @cache
 def table_of(name: str):
-    rows = made(
-        run(name, baseline=True, tokens_per_sec=10.0), run(f"{name}2", model_id=name, tokens_per_sec=2.0)
-    )
+    rows = made(run(name, baseline=True, tokens_per_sec=10.0), run(f"{name}2", model_id=name, tokens_per_sec=2.0))
     return summary_table(rows), rows
 
 

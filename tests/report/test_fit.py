@@ -14,13 +14,13 @@ from rich.console import Console
 
 from experiments import backends, quantization, tune
 from llmtrack import metrics as schema
+from llmtrack.cli.doctor import Finding, render_findings
 from llmtrack.decide.comparing import compare_pairs
 from llmtrack.decide.gate import GateResult, PairCheck
 from llmtrack.decide.matching import match
 from llmtrack.decide.points import gather_points
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.rules import check_samples, decide, parse_rules
-from llmtrack.doctor import Finding, render_findings
 from llmtrack.experiment import OwnTable
 from llmtrack.report.columns import with_differing_params
 from llmtrack.report.comparison import differences_table
@@ -45,18 +45,14 @@ EVERYTHING = {
     for each in schema.METRICS
     if each.shown and each.name not in ("perplexity", "loss")
 }
-SPREAD = interval("tokens_per_sec", 1234.56, 1200.0, 1300.0) | interval(
-    "decode_tokens_per_sec", 98.76, 90.0, 99.0
-)
+SPREAD = interval("tokens_per_sec", 1234.56, 1200.0, 1300.0) | interval("decode_tokens_per_sec", 98.76, 90.0, 99.0)
 
 
 @cache
 def _many() -> Runs:
     """Runs that differ in everything that they can, with a name, a failure and a device that are long."""
     rows = [run("float32", task="generate", baseline=True, **(EVERYTHING | SPREAD))]
-    for number, name in enumerate(
-        ("bfloat16", "int8-weight-only", "a_scenario_whose_name_" + "goes_on_" * 9)
-    ):
+    for number, name in enumerate(("bfloat16", "int8-weight-only", "a_scenario_whose_name_" + "goes_on_" * 9)):
         rows.append(
             run(
                 name,
@@ -74,11 +70,7 @@ def _many() -> Runs:
                 **{key: value * (number + 2) for key, value in {**EVERYTHING, **SPREAD}.items()},
             )
         )
-    rows.append(
-        run(
-            "broken", task="generate", status="FAILED", failure="out_of_memory", reason="it needs 99 GiB " * 9
-        )
-    )
+    rows.append(run("broken", task="generate", status="FAILED", failure="out_of_memory", reason="it needs 99 GiB " * 9))
     rows += [
         run(name, task="perplexity", experiment="perplexity", perplexity=value, loss=2.9, protocol="rolling")
         for name, value in (("score", 18.744), ("score-int8", 18.91))
@@ -107,9 +99,7 @@ def _pairs():
 def _gate() -> Table:
     rules = parse_rules(["tokens_per_sec < -5%", "peak_memory_mib > +10%"])
     checks = [
-        (pair, check_samples(rule, [9.0, 10.0, 11.0] * 3, [5.0, 6.0, 7.0] * 3))
-        for pair in _pairs()
-        for rule in rules
+        (pair, check_samples(rule, [9.0, 10.0, 11.0] * 3, [5.0, 6.0, 7.0] * 3)) for pair in _pairs() for rule in rules
     ]
     decided = decide([check for _, check in checks])
     found = tuple(PairCheck(pair, check) for (pair, _), check in zip(checks, decided, strict=True))
@@ -127,9 +117,7 @@ def _pareto() -> Table:
 
 TABLES = {
     "everything": lambda: summary_table(_many()),
-    "of one experiment, with every param": lambda: with_differing_params(
-        summary_table(_many()[:5]), _many()[:5]
-    ),
+    "of one experiment, with every param": lambda: with_differing_params(summary_table(_many()[:5]), _many()[:5]),
     "own table": lambda: summary_table(
         _many()[:5],
         own=OwnTable(("file_size_mib", "tokens_per_sec", "perplexity"), ("tokens_per_sec", "perplexity")),
@@ -153,9 +141,7 @@ TABLES = {name: cache(make) for name, make in TABLES.items()}
 
 
 def _printed(table: Table, width: int, terminal: bool = True, **options) -> str:
-    console = Console(
-        file=io.StringIO(), width=width, force_terminal=terminal, color_system=None, emoji=False
-    )
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None, emoji=False)
     print_report(
         console,
         "a title",
@@ -263,9 +249,7 @@ def test_a_chosen_column_is_obeyed_by_every_table_and_an_unknown_one_refused():
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_blocks_and_lists_of_other_commands_fit_too(width):
-    findings = [
-        Finding("mlflow run: local", "missing", "python on PATH is elsewhere " * 6, "activate it " * 9)
-    ]
+    findings = [Finding("mlflow run: local", "missing", "python on PATH is elsewhere " * 6, "activate it " * 9)]
     found = recommend(_many(), Limits(0.01, 2**30))
     texts = [
         "\n".join(metrics_block(_many()[0], width)),

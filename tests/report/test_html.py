@@ -245,9 +245,7 @@ def test_conditions_are_read_from_the_runs():
 
 def test_equal_texts_are_shown_once_and_long_ones_are_cut():
     texts = {"id-plain": "once upon", "id-float32": "once upon"}
-    assert samples(RUNS, lambda run_id, _: texts[run_id]) == (
-        GeneratedText(("plain", "float32"), "once upon"),
-    )
+    assert samples(RUNS, lambda run_id, _: texts[run_id]) == (GeneratedText(("plain", "float32"), "once upon"),)
     (long,) = samples(RUNS[:1], lambda *_: "a" * 5000)
     assert len(long.text) == 1200
     assert long.text.endswith("…")
@@ -296,9 +294,7 @@ def test_a_section_has_a_plots_title_as_its_words():
 
 
 def test_the_report_of_one_study_has_one_table():
-    page = Page(
-        render_report(study_report(Member(EXPERIMENT, "id", RUNS, ["It is fast."]), [], lambda *_: ""))
-    )
+    page = Page(render_report(study_report(Member(EXPERIMENT, "id", RUNS, ["It is fast."]), [], lambda *_: "")))
     assert len(page.all("table")) == 1
     assert "It is fast." in page.text
 
@@ -306,9 +302,7 @@ def test_the_report_of_one_study_has_one_table():
 @pytest.mark.slow(1)
 def test_the_answer_comes_first_and_conditions_are_folded_away():
     text = render_report(report())
-    order = [
-        text.index(word) for word in ("Takeaways", "Conditions: model", "All runs", 'class="experiment"')
-    ]
+    order = [text.index(word) for word in ("Takeaways", "Conditions: model", "All runs", 'class="experiment"')]
     assert order == sorted(order)
     assert text.index("<details") < text.index('<dl class="facts">')
     study = study_report(Member(EXPERIMENT, "fedcba", RUNS, ("Take float32.",)), (), lambda *of: "")
@@ -319,9 +313,7 @@ def test_the_answer_comes_first_and_conditions_are_folded_away():
 
 @pytest.mark.slow(1)
 def test_runs_are_links_to_where_mlflow_shows_them():
-    page = Page(
-        render_report(report(runs_at="http://127.0.0.1:5000/#/experiments/1/runs/", start="mlflow ui"))
-    )
+    page = Page(render_report(report(runs_at="http://127.0.0.1:5000/#/experiments/1/runs/", start="mlflow ui")))
     links = [attributes["href"] for attributes in page.all("a")]
     assert f"http://127.0.0.1:5000/#/experiments/1/runs/{RUNS['run_id'][0]}" in links
     assert all(str(link).startswith("http://127.0.0.1:5000/#/experiments/1/runs/") for link in links)

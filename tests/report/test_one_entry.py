@@ -53,9 +53,7 @@ def two_runs(**other):
 
 def test_docs_tell_of_it():
     text = page()
-    assert (
-        "| `requests_per_sec` | requests/s | higher |  | work, machine | whole requests per second |" in text
-    )
+    assert "| `requests_per_sec` | requests/s | higher |  | work, machine | whole requests per second |" in text
     assert "| `worth` | - | higher |  | text |" in text
     assert "| `flavour` | str | of what |" in text
 
@@ -108,9 +106,7 @@ def test_a_gate_and_a_front_know_it():
         "ci_low": [0.99 * each for each in runs.figures("requests_per_sec")],
         "ci_high": [1.01 * each for each in runs.figures("requests_per_sec")],
     }
-    repeated = changed(
-        runs, **{schema.spread_key("requests_per_sec", key): each for key, each in spread.items()}
-    )
+    repeated = changed(runs, **{schema.spread_key("requests_per_sec", key): each for key, each in spread.items()})
     points = gather_points(repeated, "requests_per_sec", "perplexity")
     table = pareto_table(points, ("requests_per_sec", "perplexity"))
     assert [(row[0], row[-1]) for row in table.rows] == [("cand", "on the front"), ("base", "beaten by cand")]
@@ -139,9 +135,7 @@ def test_what_is_no_timing_does_not_need_the_machine(name, needs):
     assert schema.metric(name).sureness == "exact"
 
 
-@pytest.mark.parametrize(
-    "name", ["mfu", "memory_bandwidth_utilization", "load_time_s", "score_tokens_per_sec"]
-)
+@pytest.mark.parametrize("name", ["mfu", "memory_bandwidth_utilization", "load_time_s", "score_tokens_per_sec"])
 def test_one_value_of_what_was_timed_tells_nothing(name):
     assert schema.metric(name).sureness == "once"
 

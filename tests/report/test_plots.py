@@ -43,9 +43,7 @@ def test_only_what_was_measured_is_drawn():
 
 
 def line(runs):
-    return line_plot(
-        runs, "prompt_tokens_total", "tokens_per_sec", title="T", x_label="X", y_label="Y", log_x=True
-    )
+    return line_plot(runs, "prompt_tokens_total", "tokens_per_sec", title="T", x_label="X", y_label="Y", log_x=True)
 
 
 def test_a_line_with_intervals():
@@ -60,9 +58,7 @@ def test_a_line_with_intervals():
 
 def test_bars_with_intervals_values_and_a_grey_baseline():
     (axes,) = bar_plot(RUNS, "dtype", "tokens_per_sec", title="T").axes
-    assert axes.get_ylabel() == "throughput (tokens/s)", (
-        "the metric's name and unit, where nothing else is said"
-    )
+    assert axes.get_ylabel() == "throughput (tokens/s)", "the metric's name and unit, where nothing else is said"
     (bars,) = [c for c in axes.containers if type(c).__name__ == "BarContainer"]
     assert [bar.get_height() for bar in bars] == [8.0, 10.0]
     assert segments(axes) == [(7.5, 9.5), (9.0, 10.25)]
@@ -107,9 +103,7 @@ def test_steps_count_from_one():
 def named(*values, metric="tokens_per_sec"):
     return made(
         *(
-            run(
-                f"s{n}", baseline=n == 0, perplexity=20.0 + n, **interval(metric, value, value - 1, value + 1)
-            )
+            run(f"s{n}", baseline=n == 0, perplexity=20.0 + n, **interval(metric, value, value - 1, value + 1))
             for n, value in enumerate(values)
         )
     )
@@ -127,9 +121,7 @@ def test_whiskers_and_the_color_of_the_baseline_are_explained_where_they_are_dra
 @pytest.mark.slow(1)
 def test_what_is_next_to_nothing_does_not_fill_a_plot():
     """Perplexities of 20 and 20.1, 0.5 % apart, take a tenth of an axis of 5 %; 20 and 22 take theirs."""
-    runs = made(
-        *(run(f"s{n}", tokens_per_sec=5.0 + n, perplexity=value) for n, value in enumerate((20.0, 20.1)))
-    )
+    runs = made(*(run(f"s{n}", tokens_per_sec=5.0 + n, perplexity=value) for n, value in enumerate((20.0, 20.1))))
     figure = scatter_plot(runs, "tokens_per_sec", "perplexity", title="T", x_label="X", y_label="Y")
     assert figure.axes[0].get_ylim() == pytest.approx((20.05 * 0.975, 20.05 * 1.025))
     runs = changed(runs, perplexity=[20.0, 22.0])

@@ -33,8 +33,7 @@ def test_change(before, after, expected):
 @pytest.mark.parametrize("n", [1, 3])
 def test_what_cannot_be_told_is_not_said(n):
     one, other = (
-        row(**interval("total_latency_s", value, value, value, count))
-        for value, count in ((1.0, n), (9.0, 3))
+        row(**interval("total_latency_s", value, value, value, count)) for value, count in ((1.0, n), (9.0, 3))
     )
     told = reading.change(one, other, "total_latency_s")
     assert "the time, which is inconclusive: too few repeats to tell" in told

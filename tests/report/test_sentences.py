@@ -33,9 +33,7 @@ def without(row: dict[str, Any], *keys: str) -> dict[str, Any]:
 
 
 BASE = timed("float32", 10.0, baseline=True)
-FAILED = run(
-    "int2", workload_id="w", environment_id="e", status="FAILED", outcome="failed", reason="no kernel"
-)
+FAILED = run("int2", workload_id="w", environment_id="e", status="FAILED", outcome="failed", reason="no kernel")
 
 # Condition, metric, candidate (against BASE), verdict, what is said.
 VERDICTS: Sequence[tuple[str, str, dict[str, Any], str, str]] = [
@@ -251,9 +249,7 @@ TAKEAWAYS: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("rows", "lines"), [each[1:] for each in TAKEAWAYS], ids=[each[0] for each in TAKEAWAYS]
-)
+@pytest.mark.parametrize(("rows", "lines"), [each[1:] for each in TAKEAWAYS], ids=[each[0] for each in TAKEAWAYS])
 def test_takeaways(rows, lines):
     assert takeaways(made(*rows)) == lines
 
@@ -431,8 +427,6 @@ def test_a_comparison(baseline, candidates, lines):
 
 
 def test_a_candidate_without_a_counterpart():
-    pairs, unmatched = match(
-        made(BASE, timed("b", 9.0)), made(timed("b", 11.0, run_id="id-new"), timed("new", 11.0))
-    )
+    pairs, unmatched = match(made(BASE, timed("b", 9.0)), made(timed("b", 11.0, run_id="id-new"), timed("new", 11.0)))
     table = differences_table(compare_pairs(pairs, [RATE]), pairs, unmatched)
     assert "new has no counterpart in the baseline" in table.notes

@@ -157,12 +157,7 @@ def test_markdown_escapes_what_would_break_it():
 def test_markdown_has_conditions_rows_and_notes():
     failed = run("big", status="FAILED", failure="load", reason="gone")
     text = to_markdown(table_of(BASE, failed))
-    assert (
-        text.index("device: cpu")
-        < text.index("| scenario")
-        < text.index("| big")
-        < text.index("- big failed: gone")
-    )
+    assert text.index("device: cpu") < text.index("| scenario") < text.index("| big") < text.index("- big failed: gone")
 
 
 def test_csv_is_unrounded_and_has_the_spread():

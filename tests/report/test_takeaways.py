@@ -102,9 +102,7 @@ def test_what_to_avoid_is_the_biggest_loss():
 
 def test_nothing_beats_the_baseline_beyond_noise():
     near = timed("near", 10.3, 10.1, 10.6, dtype="bfloat16")
-    assert takeaways(made(BASE, near)) == [
-        "No scenario was significantly faster than the baseline of its experiment."
-    ]
+    assert takeaways(made(BASE, near)) == ["No scenario was significantly faster than the baseline of its experiment."]
 
 
 def test_one_repeat_is_no_win():
@@ -166,9 +164,7 @@ def test_a_plain_call_has_one_prompt_and_the_cache():
     assert plain_call(made(run("list", **CALL, prompt_tokens_total=160))) is None
     assert plain_call(made(run("off", **CALL | {"use_cache": False}))) is None
     assert plain_call(made(run("failed", **CALL, status="FAILED"))) is None
-    chosen = plain_call(
-        made(run("other", **CALL | {"experiment": "x", "baseline": False}), run("plain", **CALL))
-    )
+    chosen = plain_call(made(run("other", **CALL | {"experiment": "x", "baseline": False}), run("plain", **CALL)))
     assert chosen is not None
     assert chosen.scenario == "plain"
 

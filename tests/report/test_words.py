@@ -8,10 +8,10 @@ from experiments import batching, precision
 from llmtrack.decide.comparing import compare_pairs
 from llmtrack.decide.matching import match
 from llmtrack.decide.recommending import Limits, recommend
+from llmtrack.host.words import plural
 from llmtrack.report import reading as say
 from llmtrack.report.comparison import differences_table
 from llmtrack.report.takeaways import takeaways
-from llmtrack.words import plural
 from tests.report.frames import interval, made, run
 
 
@@ -47,9 +47,7 @@ def test_a_change_of_a_time(before, after, words):
     assert say.change(one, other, "total_latency_s").startswith(words)
 
 
-@pytest.mark.parametrize(
-    ("count", "words"), [(0, "0 runs"), (1, "1 run"), (2, "2 runs"), (12345, "12,345 runs")]
-)
+@pytest.mark.parametrize(("count", "words"), [(0, "0 runs"), (1, "1 run"), (2, "2 runs"), (12345, "12,345 runs")])
 def test_one_is_one(count, words):
     assert plural(count, "run") == words
 
@@ -60,12 +58,7 @@ def test_of_one_scenario_no_plural_is_said():
     assert failed.unfinished() == ["1 of 1 scenario failed: a."]
     assert "1 comparison of speed is inconclusive" in " ".join(
         takeaways(
-            made(
-                *(
-                    run(n, workload_id="w", tokens_per_sec=v, baseline=n == "a")
-                    for n, v in (("a", 1.0), ("b", 2.0))
-                )
-            )
+            made(*(run(n, workload_id="w", tokens_per_sec=v, baseline=n == "a") for n, v in (("a", 1.0), ("b", 2.0))))
         )
     )
 
@@ -137,9 +130,7 @@ def test_what_all_candidates_differ_in_is_said_once_and_a_long_list_below_the_ta
     ]
     pairs, _ = match(made(base), made(*arms))
     table = differences_table(compare_pairs(pairs, ["tokens_per_sec"]), pairs)
-    assert any(
-        line.startswith("all differ from it in: ") and "threads 1 → 2" in line for line in table.conditions
-    )
+    assert any(line.startswith("all differ from it in: ") and "threads 1 → 2" in line for line in table.conditions)
     cells = [row[table.keys.index("differs_in")] for row in table.rows]
     assert "threads" not in "".join(cells)
     assert cells[1] == "see below"

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 import llmtrack.worker.generate  # noqa: F401 - executors import it late, and `quiet_machine` must find it
-from llmtrack import stopping
+from llmtrack.host import signals
 from llmtrack.measure import bandwidth
 from llmtrack.report.study import Written
 from tests.extensions import scripted_backend
@@ -34,7 +34,7 @@ def _undrawn(undrawn: None) -> None:
 @pytest.fixture
 def _unreported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tests that look at what is measured and tracked: to report it takes longer."""
-    for where in ("study.write_study", "suite.write_suite"):
+    for where in ("study.study.write_study", "suite.write_suite"):
         monkeypatch.setattr(f"llmtrack.run.{where}", lambda *of: Written())
 
 
@@ -47,7 +47,7 @@ def _known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _stays_at_the_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Signals that end work do so here, and the terminal stays this process's."""
-    monkeypatch.setattr(stopping, "_leave_terminal", lambda: None)
+    monkeypatch.setattr(signals, "_leave_terminal", lambda: None)
     # A test run in the background ignores some of them.
     usual = {
         signal.SIGINT: signal.default_int_handler,

@@ -7,21 +7,19 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmtrack.events import Event
-from llmtrack.outcome import Failure, Measurement, Outcome
-from llmtrack.run.executors import Executor
-from llmtrack.run.journal import Journal
-from llmtrack.run.together import run_groups
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy
+from llmtrack.run.executors.inline import Executor
+from llmtrack.run.study.groups import run_groups
+from llmtrack.run.study.journal import Journal
+from llmtrack.spec.events import Event
+from llmtrack.spec.outcome import Failure, Measurement, Outcome
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy
 
 MODEL = Variant("synthetic:tiny", device="cpu")
 QUICK = RepeatPolicy(warmup=1, min_repeats=2, min_seconds=0, max_repeats=2)
 
 
-def generating(
-    name: str, variant: Variant = MODEL, repeat: RepeatPolicy = QUICK, **settings: Any
-) -> Scenario:
+def generating(name: str, variant: Variant = MODEL, repeat: RepeatPolicy = QUICK, **settings: Any) -> Scenario:
     task = GenerateTask(**{"prompts": ("abcd",), "max_new_tokens": 5, **settings})
     return Scenario(name, variant, task, repeat)
 

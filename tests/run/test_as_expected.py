@@ -8,15 +8,14 @@ import pytest
 from click.testing import CliRunner
 
 from experiments import baseline
-from llmtrack import starting
-from llmtrack.cli import main
+from llmtrack.cli import main, new_project
 from llmtrack.decide.selectors import select
 from llmtrack.errors import UsageError
-from llmtrack.output import console_of
+from llmtrack.host.console import console_of
 from llmtrack.report.table import Table
 from llmtrack.report.terminal import width_of
 from llmtrack.report.write import print_report
-from llmtrack.run.tune import spent_text
+from llmtrack.run.tune.tune import spent_text
 
 WIDE = Table(
     (), ("scenario", *(f"title {n}" for n in range(30))), (False,) * 31, (("a", *map(str, range(30))), ("b", *map(str, range(100, 130)))), ("1", "2"),
@@ -71,12 +70,10 @@ def test_a_study_that_has_only_begun_is_said_to_be_running(tracker, uri):
 def test_the_project_that_init_writes_speaks_to_its_user(tmp_path, monkeypatch):
     project = tmp_path / "project"
     project.mkdir()
-    (project / "MLproject").write_text(
-        "# Made by `make docs`; a test keeps the two equal.\n# More.\nname: llmtrack\n"
-    )
+    (project / "MLproject").write_text("# Made by `make docs`; a test keeps the two equal.\n# More.\nname: llmtrack\n")
     (project / "conda.yaml").write_text("name: llmtrack\n")
-    monkeypatch.setattr(starting, "PROJECT", project)
-    starting.write_project(tmp_path / "mine")
+    monkeypatch.setattr(new_project, "PROJECT", project)
+    new_project.write_project(tmp_path / "mine")
     text = (tmp_path / "mine" / "MLproject").read_text("utf-8")
     assert "test" not in text
     assert text.endswith("name: llmtrack\n")

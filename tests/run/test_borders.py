@@ -59,7 +59,7 @@ print(sorted({"torch", "transformers", "onnxruntime", "optimum"} & set(sys.modul
 )
 def test_a_command_that_a_signal_ends_leaves_nothing_running(tmp_path, uri, monkeypatch, number, word):
     """In mid-measurement: the signal's exit code, the study killed, the worker gone."""
-    site = scripted_backend(tmp_path / "site", Path(__file__).with_name("cluster") / "paced.py")
+    site = scripted_backend(tmp_path / "site", Path(__file__).with_name("executors") / "ray" / "paced.py")
     monkeypatch.setenv("PACED_LOG", str(tmp_path))
     # Its first call of so many tokens goes on for minutes.
     changes = ["--backend", "paced", "--model", "s-1.hangs-long", "--max-new-tokens", "13"]
@@ -76,9 +76,7 @@ def test_a_command_that_a_signal_ends_leaves_nothing_running(tmp_path, uri, monk
     process.send_signal(number)
     said, _ = process.communicate(timeout=HANG_S)
     assert process.returncode == 128 + number, said
-    assert (
-        f"{word}: what was measured is tracked; the same command with resume=true goes on from there" in said
-    )
+    assert f"{word}: what was measured is tracked; the same command with resume=true goes on from there" in said
     assert "Traceback" not in said
     assert runs(kind=None, status="RUNNING", tracking_uri=uri).empty
     (own,) = studies(tracking_uri=uri).to_dict("records")
@@ -99,12 +97,10 @@ def test_a_command_that_a_signal_ends_leaves_nothing_running(tmp_path, uri, monk
         (["--max-new-tokens", "0"], "Invalid value"),
     ],
 )
-def test_a_mistake_ends_with_one_message_and_exit_code_2(
-    tmp_path, uri, monkeypatch, capsys, arguments, message
-):
+def test_a_mistake_ends_with_one_message_and_exit_code_2(tmp_path, uri, monkeypatch, capsys, arguments, message):
     from experiments import baseline
     from llmtrack.run import main as entry
-    from llmtrack.run.executors import InlineExecutor
+    from llmtrack.run.executors.inline import InlineExecutor
 
     monkeypatch.setattr(entry, "make_executors", lambda settings: [InlineExecutor()])
     with pytest.raises(SystemExit) as ended:

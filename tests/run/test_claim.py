@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 
 from llmtrack.errors import UsageError
 from llmtrack.measure import arithmetic, bandwidth
-from llmtrack.run.journal import Journal
+from llmtrack.run.study.journal import Journal
 from llmtrack.tracking import owner
 from llmtrack.tracking.claim import WORK_TAG, open_claimed
 from llmtrack.tracking.query import runs
@@ -32,7 +32,7 @@ def measure(experiment: str, uri: str, hold: str) -> None:
     """As the command does; a process that is to hold stops in the middle of what it measures."""
     from importlib import import_module
 
-    from llmtrack.run.executors import InlineExecutor
+    from llmtrack.run.executors.inline import InlineExecutor
 
     os.dup2(1, 2)
     patch = pytest.MonkeyPatch()
@@ -62,9 +62,7 @@ def start(tmp_path, template_database, monkeypatch):
         nonlocal number
         number += 1
         environment = os.environ | {"LLMTRACK_SPOOL": str(tmp_path / f"spool{number}")}
-        return Forked(
-            measure, experiment, f"sqlite:///{tmp_path / 'mlflow.db'}", hold, environment=environment
-        )
+        return Forked(measure, experiment, f"sqlite:///{tmp_path / 'mlflow.db'}", hold, environment=environment)
 
     return started
 
@@ -129,9 +127,7 @@ def test_a_machine_that_may_be_lost_keeps_no_work_and_a_line_tells_of_it(opening
     study = opening(process="elsewhere boot 12 34")
     opening()
     (line,) = opening.said
-    assert line.startswith(
-        f"  another machine measures this very study, or was lost while it did ('{study.name}"
-    )
+    assert line.startswith(f"  another machine measures this very study, or was lost while it did ('{study.name}")
 
 
 def test_what_has_ended_or_whose_process_is_gone_claims_nothing(opening, tracker):
@@ -145,7 +141,7 @@ def test_what_has_ended_or_whose_process_is_gone_claims_nothing(opening, tracker
 def test_a_journal_is_written_by_one_process(tmp_path):
     path = tmp_path / "a.jsonl"
     code = (
-        "import sys, pathlib; from llmtrack.run.journal import Journal\n"
+        "import sys, pathlib; from llmtrack.run.study.journal import Journal\n"
         "journal = Journal(pathlib.Path(sys.argv[1]), False)\n"
         "print(journal.act(['a'], lambda: 1), flush=True); input()"
     )

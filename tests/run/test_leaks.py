@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from llmtrack.events import Log
-from llmtrack.output import protected
-from tests.run.test_study import lengths, scripted, study
+from llmtrack.host.console import protected
+from llmtrack.spec.events import Log
+from tests.run.study.test_study import lengths, scripted, study
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
 
@@ -52,7 +52,7 @@ for text in {leaks!r}:
 raise RuntimeError("ended by " + {leaks!r}[0])
 """
 BEGIN = {
-    "parent": "from llmtrack.output import protected_output\nguard = protected_output()\nguard.__enter__()",
+    "parent": "from llmtrack.host.console import protected_output\nguard = protected_output()\nguard.__enter__()",
     "worker": "from llmtrack.worker.process import _take_stdout\n_take_stdout()",
 }
 

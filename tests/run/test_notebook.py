@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import pytest
 
 import llmtrack
-import llmtrack.output
+import llmtrack.host.console
 import llmtrack.report.formats
 import llmtrack.report.table
 import llmtrack.report.write
-import llmtrack.run.study
+import llmtrack.run.study.study
 from llmtrack.errors import UsageError
-from llmtrack.run.cell import progress_console
+from llmtrack.run.notebook_display import progress_console
 
 TINY = {
     "model": "synthetic:tiny",
@@ -123,7 +123,7 @@ def test_in_a_notebook_a_console_writes_where_it_is_told_to(monkeypatch):
     assert "bfloat16" in text
     assert "\x1b" not in text
     written = io.StringIO()
-    console = llmtrack.output.console_of(file=written, width=200)
+    console = llmtrack.host.console.console_of(file=written, width=200)
     llmtrack.report.write.print_report(console, "precision", table, ["a line"])
     assert all(text in written.getvalue() for text in ("precision", "bfloat16", "a line"))
 
@@ -131,18 +131,16 @@ def test_in_a_notebook_a_console_writes_where_it_is_told_to(monkeypatch):
 def test_every_console_is_made_by_the_one_function_that_knows_of_notebooks():
     folder = Path(llmtrack.__file__).parent
     made = [
-        path.name
-        for path in folder.rglob("*.py")
-        if re.search(r"\bConsole\(|\(Console\)", path.read_text("utf-8"))
+        path.name for path in folder.rglob("*.py") if re.search(r"\bConsole\(|\(Console\)", path.read_text("utf-8"))
     ]
-    assert made == ["output.py"]
+    assert made == ["console.py"]
 
 
 def test_the_packages_of_these_names_stay_packages_and_load_nothing_early():
     code = "import llmtrack, sys; llmtrack.run; llmtrack.report; print('mlflow' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
-    assert llmtrack.run.study.run_study
+    assert llmtrack.run.study.study.run_study
     assert llmtrack.report.table.summary_table
     assert callable(llmtrack.run)
     assert callable(llmtrack.report)

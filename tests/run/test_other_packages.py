@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 import llmtrack
-from llmtrack import doctor
+from llmtrack.cli import doctor
 from llmtrack.cli import main as command
 from llmtrack.errors import ExtensionError, ScenarioError, UsageError
-from llmtrack.modules import named_experiment
+from llmtrack.host.callable_package import named_experiment
 from llmtrack.run import main as entry
-from llmtrack.run.executors import Executor, InlineExecutor
+from llmtrack.run.executors.inline import Executor, InlineExecutor
 from llmtrack.run.settings import RunOptions
 from llmtrack.testing import EngineConformance, ExecutorConformance, ExperimentConformance
 from tests.conftest import HANG_S
@@ -87,11 +87,7 @@ def test_the_executor_is_that_of_the_package():
 )
 def test_a_broken_executor_is_named_in_one_line(tmp_path, monkeypatch, module, why):
     monkeypatch.syspath_prepend(
-        str(
-            install(
-                tmp_path, "broken_executor", module, "[llmtrack.executors]\nbroken = broken_executor:make\n"
-            )
-        )
+        str(install(tmp_path, "broken_executor", module, "[llmtrack.executors]\nbroken = broken_executor:make\n"))
     )
     monkeypatch.delitem(sys.modules, "broken_executor", raising=False)
     with pytest.raises(ExtensionError, match=why) as caught:
@@ -102,9 +98,7 @@ def test_a_broken_executor_is_named_in_one_line(tmp_path, monkeypatch, module, w
 
 def test_an_experiment_is_found_by_its_name_and_near_names_know_it():
     assert named_experiment("plugin_words").DECLARED.question == "Does the word matter?"
-    assert named_experiment("baseline").__name__ == "experiments.baseline", (
-        "a built-in name is not given away"
-    )
+    assert named_experiment("baseline").__name__ == "experiments.baseline", "a built-in name is not given away"
     with pytest.raises(UsageError, match="did you mean plugin_words"):
         llmtrack.run("plugin_word")
 

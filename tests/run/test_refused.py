@@ -9,10 +9,10 @@ import pytest
 from experiments import backends, baseline, perplexity, quantization, suite, training, tune
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.run import main as entry
-from llmtrack.run.executors import InlineExecutor
-from llmtrack.run.process_executor import ProcessExecutor
-from llmtrack.scenario import QualityCheck, Scenario, Variant
-from llmtrack.task import GenerateTask, PerplexityTask, TrainTask
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.executors.process import ProcessExecutor
+from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
+from llmtrack.spec.task import GenerateTask, PerplexityTask, TrainTask
 from llmtrack.tracking.query import runs
 from llmtrack.worker.identity import require
 from tests.run.scenarios import MODEL
@@ -47,9 +47,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (backends, ["--model", "./empty"], "./empty: "),
     ],
 )
-def test_what_is_not_there_is_refused_and_leaves_no_run(
-    here, uri, monkeypatch, capsys, experiment, arguments, message
-):
+def test_what_is_not_there_is_refused_and_leaves_no_run(here, uri, monkeypatch, capsys, experiment, arguments, message):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(entry, "make_executors", lambda settings: [InlineExecutor()])
     monkeypatch.setattr("experiments.tune.make_executor", lambda settings: InlineExecutor())

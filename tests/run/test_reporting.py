@@ -21,7 +21,7 @@ from llmtrack.tracking import store_errors, sync
 from llmtrack.tracking.query import runs, studies
 from tests.report.test_escape import HOSTILE
 from tests.run.scenarios import generating
-from tests.run.test_study import artifacts, lengths, study, suite
+from tests.run.study.test_study import artifacts, lengths, study, suite
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
 
@@ -55,7 +55,7 @@ def full_disk(*_: object, **__: object) -> None:
         ("llmtrack.report.write.to_csv", {"table.csv"}),
         ("llmtrack.report.study.plot_of", {"plots/latency.png", "plots/tokens_per_sec.png"}),
         ("llmtrack.report.study.study_report", {"report.html"}),
-        ("llmtrack.run.study.tracked_runs", REPORT),
+        ("llmtrack.run.study.study.tracked_runs", REPORT),
         ("tempfile.TemporaryDirectory", REPORT),
     ],
 )
@@ -73,7 +73,7 @@ def test_a_part_of_the_report_that_fails_is_named_and_the_rest_is_kept(
     monkeypatch.setattr(target, first_fails if target.startswith("tempfile") else how)
     if target.startswith("tempfile"):
         calls.append(1)  # Until the report begins.
-        monkeypatch.setattr("llmtrack.run.ending.Parts", lambda: (calls.clear(), Parts())[1])
+        monkeypatch.setattr("llmtrack.run.study.ending.Parts", lambda: (calls.clear(), Parts())[1])
     result = study(tracker, console, lengths(4, 8))
     monkeypatch.undo()
     assert (result.measured, result.failed, result.exit_code) == (2, 0, 1)
@@ -95,7 +95,7 @@ def report(*arguments):
 
 @pytest.mark.slow(2)
 def test_a_report_is_made_again_from_the_tracked_runs(tracker, uri, console, monkeypatch, tmp_path):
-    monkeypatch.setattr("llmtrack.run.study.write_study", breaks)
+    monkeypatch.setattr("llmtrack.run.study.study.write_study", breaks)
     result = study(tracker, console, lengths(4, 8))
     monkeypatch.undo()
     assert artifacts(uri, result.study.run_id) == ["environment.json"]
@@ -114,13 +114,11 @@ def test_a_report_is_made_again_from_the_tracked_runs(tracker, uri, console, mon
 
 
 @pytest.mark.slow(2)
-def test_the_report_of_a_study_whose_store_was_away_is_made_after_sync(
-    tracker, uri, console, monkeypatch, spooled
-):
+def test_the_report_of_a_study_whose_store_was_away_is_made_after_sync(tracker, uri, console, monkeypatch, spooled):
     def away(*_: object, **__: object) -> None:
         raise store_errors.UnreachableError("no answer")
 
-    monkeypatch.setattr("llmtrack.run.study.tracked_runs", away)
+    monkeypatch.setattr("llmtrack.run.study.study.tracked_runs", away)
     monkeypatch.setattr("llmtrack.tracking.sync.push_entry", away)
     result = study(tracker, console, lengths(4, 8))
     assert result.measured == 2

@@ -10,26 +10,27 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 from click.testing import CliRunner
 
 from experiments import declarations, suite
-from llmtrack import stopping
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.processes import kill_tree, launcher_of
+from llmtrack.host import signals
+from llmtrack.host.process_tree import kill_tree, launcher_of
+from llmtrack.host.signals import STOPPING, Terminated, handlers_kept, signals_end, stop_in_order
 from llmtrack.run import main as entry
 from llmtrack.run.command import command
-from llmtrack.run.executors import InlineExecutor
-from llmtrack.run.study import is_signal, run_study
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.study.study import is_signal, run_study
 from llmtrack.run.suite import run_suite
-from llmtrack.stopping import STOPPING, Terminated, handlers_kept, signals_end, stop_in_order
 from llmtrack.tracking.delivery import Delivery
 from llmtrack.tracking.query import runs, studies
 from llmtrack.tracking.tracker import Tracker
 from tests.conftest import HANG_S
-from tests.run.test_study import lengths
+from tests.run.study.test_study import lengths
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth", "_stays_at_the_terminal")
 
@@ -179,7 +180,7 @@ def test_a_signal_while_the_report_is_sent_waits_until_it_is_there(tracker, uri,
 @pytest.mark.parametrize("made", [lambda: command(declarations()["prompt_length"]), lambda: suite.main])
 def test_a_second_signal_finds_no_gap_between_two_handlers(monkeypatch, made):
     """Ctrl-C ends the command, and SIGTERM comes as soon as the handlers of a part of it are taken back."""
-    restore = stopping._restore
+    restore = signals._restore
 
     def gap(before):
         restore(before)
@@ -191,7 +192,7 @@ def test_a_second_signal_finds_no_gap_between_two_handlers(monkeypatch, made):
         signal.raise_signal(signal.SIGINT)
         yield
 
-    monkeypatch.setattr(stopping, "_restore", gap)
+    monkeypatch.setattr(signals, "_restore", gap)
     for module in (entry, suite):
         monkeypatch.setattr(module, "open_executors", struck)
     assert CliRunner().invoke(made(), []).exit_code == 130
@@ -252,7 +253,7 @@ def test_what_launched_a_program(above, watched):
 LAUNCHER = "import subprocess, sys; subprocess.run(['bash', '-c', sys.argv[1]])"
 CHILD = """
 import os, signal, sys, time
-from llmtrack.processes import when_launcher_ends
+from llmtrack.host.process_tree import when_launcher_ends
 when_launcher_ends(lambda: os.kill(os.getpid(), signal.SIGTERM))
 print(os.getpid(), flush=True)
 time.sleep(3600)
@@ -264,7 +265,7 @@ def test_a_program_ends_with_what_launched_it(killed, tmp_path):
     """As `mlflow run` does: through a shell that runs one command and waits for it."""
     (tmp_path / "child.py").write_text(CHILD)
     command = f"'{sys.executable}' '{tmp_path / 'child.py'}'; true"
-    root = os.path.dirname(os.path.dirname(stopping.__file__))
+    root = str(Path(__file__).parents[2])
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, command],
         stdout=subprocess.PIPE,
@@ -283,9 +284,7 @@ def test_a_program_ends_with_what_launched_it(killed, tmp_path):
 
 
 def test_killing_a_process_takes_what_it_started(tmp_path):
-    code = (
-        "import subprocess, sys; p = subprocess.Popen(['sleep', '3600']); print(p.pid, flush=True); p.wait()"
-    )
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '3600']); print(p.pid, flush=True); p.wait()"
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     child = psutil.Process(int(parent.stdout.readline()))
     kill_tree(parent.pid)

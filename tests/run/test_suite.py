@@ -11,11 +11,11 @@ from mlflow import MlflowClient
 from experiments import perplexity, prompt_length
 from experiments.suite import NAMES, Config, experiments_of, quick_remark, quicker
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
-from llmtrack.options import taken
-from llmtrack.run.executors import InlineExecutor
+from llmtrack.run.executors.inline import InlineExecutor
 from llmtrack.run.settings import Settings
 from llmtrack.run.suite import run_suite
-from llmtrack.task import GenerateTask
+from llmtrack.spec.options import taken
+from llmtrack.spec.task import GenerateTask
 
 pytestmark = pytest.mark.usefixtures("_known_bandwidth")
 
@@ -32,9 +32,7 @@ def suite(tracker, console, *experiments, context_length=None, remarks=(), resum
         question="All?",
         settings={"quick": bool(remarks)},
         tracker=tracker,
-        executor=InlineExecutor(
-            lambda v: ScriptedEngine(clock, script, context_length=context_length), clock
-        ),
+        executor=InlineExecutor(lambda v: ScriptedEngine(clock, script, context_length=context_length), clock),
         console=console,
         remarks=remarks,
         resume=resume,
@@ -106,9 +104,7 @@ def broken(*_):
 
 @pytest.mark.slow(4)
 def test_an_experiment_whose_reading_breaks_has_its_table_and_its_reason(tracker, uri, console, tmp_path):
-    mistaken = replace(
-        prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4, 8))), reading=broken
-    )
+    mistaken = replace(prompt_length.build(taken(prompt_length.Config, SETTINGS, lengths=(4, 8))), reading=broken)
     result = suite(tracker, console, mistaken)
     assert result.exit_code == 1
     assert result.results["prompt_length"].problems == ("reading: ZeroDivisionError: a <mistake>",)
@@ -157,9 +153,7 @@ def test_quick_prompts_are_all_there():
 
 
 def test_quicker_keeps_what_is_quick_already():
-    asked = Config(
-        max_new_tokens=4, warmup=0, min_repeats=1, min_seconds=0.0, max_seconds=2.0, dtype="bfloat16"
-    )
+    asked = Config(max_new_tokens=4, warmup=0, min_repeats=1, min_seconds=0.0, max_seconds=2.0, dtype="bfloat16")
     assert quicker(asked) == asked
     assert quicker(Config()) == replace(Config(), max_new_tokens=16, min_seconds=0.0, max_seconds=30.0)
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, processors
 from llmtrack.measure.prompts import prompt_ids
 from llmtrack.quality.encoding import encode_text
 from llmtrack.quality.perplexity import score_documents, score_rolling
-from llmtrack.task import GenerateTask
+from llmtrack.spec.task import GenerateTask
 from llmtrack.tensors import tokens
 from tests.quality import tokenizers as made
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmtrack.outcome import Failure, Measurement, Summary
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import GenerateTask, PerplexityTask
+from llmtrack.spec.outcome import Failure, Measurement, Summary
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import GenerateTask, PerplexityTask
 
 ENVIRONMENT = {"version.torch": "2.13.0", "threads": "2", "cpu": "A CPU"}
 SUMMARY = Summary(n=12, median=1.5, ci_low=1.4, ci_high=1.6, mean=1.52, sd=0.1, p90=1.7)

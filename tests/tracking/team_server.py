@@ -45,8 +45,7 @@ class Document:
         ports = {"5432": self.database, "9000": self.store, "5000": self.server}
         text = {block.place: block.text for block in blocks_of(ROOT / "docs" / "team.md")}
         self._blocks = [
-            re.sub(r"(?<=[: ])(5432|9000|5000)\b", lambda port: str(ports[port[0]]), block)
-            for block in text.values()
+            re.sub(r"(?<=[: ])(5432|9000|5000)\b", lambda port: str(ports[port[0]]), block) for block in text.values()
         ]
 
     def lines(self, program: str, word: str) -> list[list[str]]:
@@ -133,9 +132,7 @@ def postgres(port: int, password: str) -> Iterator[None]:
                 shutil.chown(path, user)
         made = ["initdb", "-D", "data", "-U", "mlflow", "--pwfile=password", "--auth=scram-sha-256"]
         made += ["--no-sync", "--encoding=UTF8", "--locale=C"]
-        subprocess.run(
-            made, check=True, cwd=folder, env=environment({}), user=user, stdout=subprocess.DEVNULL
-        )
+        subprocess.run(made, check=True, cwd=folder, env=environment({}), user=user, stdout=subprocess.DEVNULL)
         command = ["postgres", "-D", "data", "-p", str(port), "-k", "", "-c", "fsync=off"]
         ready = ["pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
 

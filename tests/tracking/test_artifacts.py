@@ -43,9 +43,7 @@ def test_a_server_is_opened_once_for_all_texts_and_asked_for_no_run(monkeypatch)
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("known", [True, False])
-def test_a_text_on_this_machine_is_read_there_and_what_is_not_there_is_empty(
-    uri, known, monkeypatch, tmp_path
-):
+def test_a_text_on_this_machine_is_read_there_and_what_is_not_there_is_empty(uri, known, monkeypatch, tmp_path):
     client = store.connect(uri)
     # The artifacts of the experiment that is there by default lie in the checkout.
     experiment = client.create_experiment("own", artifact_location=(tmp_path / "artifacts").as_uri())

@@ -9,7 +9,7 @@ import pytest
 from llmtrack import metrics as schema
 from llmtrack.decide.matching import match
 from llmtrack.decide.points import gather_points
-from llmtrack.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
+from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
 from llmtrack.tracking.parsing import RunParser
 from tests.report.frames import column, made, run
 

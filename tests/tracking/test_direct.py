@@ -134,9 +134,7 @@ def happen(chance: random.Random, client: MlflowClient, experiments: list[str], 
         if (key := chance.choice(PARAMS)) not in client.get_run(run_id).data.params:
             client.log_param(run_id, key, chance.choice(TEXTS))
     elif what == "metric":
-        metric = Metric(
-            chance.choice(METRICS), chance.choice(NUMBERS), chance.randrange(9), chance.randrange(3)
-        )
+        metric = Metric(chance.choice(METRICS), chance.choice(NUMBERS), chance.randrange(9), chance.randrange(3))
         client.log_batch(run_id, metrics=[metric])
     elif what == "end":
         client.set_terminated(run_id, chance.choice(["FINISHED", "FAILED", "KILLED"]), chance.randrange(30))
@@ -190,9 +188,7 @@ def alter(uri, statement):
 
 
 def newer(monkeypatch, uri):
-    monkeypatch.setattr(
-        direct, "installed_version", lambda package: f"{direct.NEWEST[0]}.{direct.NEWEST[1] + 1}.0"
-    )
+    monkeypatch.setattr(direct, "installed_version", lambda package: f"{direct.NEWEST[0]}.{direct.NEWEST[1] + 1}.0")
 
 
 def another_column(monkeypatch, uri):

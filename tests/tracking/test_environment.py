@@ -15,9 +15,7 @@ def commit_in(folder: Path) -> str:
         ["commit", "-q", "-m", "First"],
     ):
         subprocess.run(["git", *command], cwd=folder, check=True)
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True
-    )
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
     return head.stdout.strip()
 
 

@@ -109,9 +109,7 @@ def test_a_spool_that_becomes_read_only_on_the_way_loses_nothing(tracker, tmp_pa
     assert tracker.spool.names() == []
 
 
-def test_a_disk_with_no_room_for_artifacts_ends_the_run_and_names_what_is_lost(
-    uri, tmp_path, monkeypatch, said
-):
+def test_a_disk_with_no_room_for_artifacts_ends_the_run_and_names_what_is_lost(uri, tmp_path, monkeypatch, said):
     tracker = Tracker.open(uri, spool=Path("/proc/nowhere"), notify=said.append)
     study = start(tracker)
     monkeypatch.setattr(pushing.tempfile, "TemporaryDirectory", no_space)
@@ -129,8 +127,6 @@ def test_a_disk_with_no_room_for_artifacts_ends_the_run_and_names_what_is_lost(
 def test_without_spool_and_store_it_is_said_that_nothing_can_be_kept(uri, monkeypatch, said):
     tracker = Tracker.open(uri, spool=Path("/proc/nowhere"), notify=said.append)
     study = start(tracker)
-    monkeypatch.setattr(
-        MlflowClient, "create_run", lambda *a, **k: (_ for _ in ()).throw(ConnectionError("down"))
-    )
+    monkeypatch.setattr(MlflowClient, "create_run", lambda *a, **k: (_ for _ in ()).throw(ConnectionError("down")))
     with pytest.raises(TrackingError, match="LLMTRACK_SPOOL"):
         tracker.log(study, measurement())

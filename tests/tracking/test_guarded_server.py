@@ -26,9 +26,7 @@ PASSWORD = "a password of 24 letters"
 
 pytestmark = [
     pytest.mark.slow(20),
-    pytest.mark.skipif(
-        importlib.util.find_spec("flask_wtf") is None, reason="`--app-name basic-auth` needs Flask-WTF"
-    ),
+    pytest.mark.skipif(importlib.util.find_spec("flask_wtf") is None, reason="`--app-name basic-auth` needs Flask-WTF"),
 ]
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from llmtrack.redaction import HIDDEN, redact, secrets_of
+from llmtrack.host.secrets import HIDDEN, redact, secrets_of
 from llmtrack.tracking.limits import (
     MAX_KEY,
     MAX_PARAM_VALUE,

@@ -8,9 +8,9 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from llmtrack.outcome import StepValues
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import TrainTask
+from llmtrack.spec.outcome import StepValues
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import TrainTask
 from llmtrack.tracking import tracker as tracker_module
 from llmtrack.tracking.query import runs
 from llmtrack.tracking.tracker import Tracker
@@ -22,9 +22,7 @@ BEGAN = 1_790_000_000.0
 
 
 def rows(first, last):
-    return tuple(
-        StepValues(n, BEGAN + n, {"train_loss": 7 - n / 10, "grad_norm": 1.0}) for n in range(first, last + 1)
-    )
+    return tuple(StepValues(n, BEGAN + n, {"train_loss": 7 - n / 10, "grad_norm": 1.0}) for n in range(first, last + 1))
 
 
 def begin(tracker, study, resumed=False):
@@ -184,16 +182,12 @@ def test_files_of_a_measurement_become_artifacts(tracker, uri, tmp_path):
     study = start(tracker)
     begin(tracker, study)
     run_id = tracker.log(study, done((), files={"checkpoint/config.json": str(tmp_path / "config.json")}))
-    assert [each.path for each in MlflowClient(uri).list_artifacts(run_id, "checkpoint")] == [
-        "checkpoint/config.json"
-    ]
+    assert [each.path for each in MlflowClient(uri).list_artifacts(run_id, "checkpoint")] == ["checkpoint/config.json"]
 
 
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("path", ["checkpoint", "missing"])
-def test_a_checkpoint_is_fetched_once_or_said_to_be_missing(
-    tracker, uri, tmp_path, tiny_model_dir, monkeypatch, path
-):
+def test_a_checkpoint_is_fetched_once_or_said_to_be_missing(tracker, uri, tmp_path, tiny_model_dir, monkeypatch, path):
     from llmtrack.errors import UsageError
     from llmtrack.models.source import missing_path, parse_candidates
     from llmtrack.tracking.checkpoints import fetch_checkpoints
@@ -211,9 +205,7 @@ def test_a_checkpoint_is_fetched_once_or_said_to_be_missing(
             fetch_checkpoints([scenario], uri)
         fetch_checkpoints([dataclasses.replace(scenario, variant=Variant(f"{spec},synthetic:tiny"))], uri)
         with pytest.raises(UsageError, match="no such run in this tracking store"):
-            fetch_checkpoints(
-                [dataclasses.replace(scenario, variant=Variant(f"runs:/{'0' * 32}/checkpoint"))], uri
-            )
+            fetch_checkpoints([dataclasses.replace(scenario, variant=Variant(f"runs:/{'0' * 32}/checkpoint"))], uri)
         return
     fetch_checkpoints([scenario], uri)
     assert missing_path(source) is None

@@ -7,10 +7,10 @@ import pytest
 from experiments import quantization
 from llmtrack.engine import GenerateRequest
 from llmtrack.engines.registry import load_engine, load_variant
-from llmtrack.installed import available
+from llmtrack.host.packages import available
 from llmtrack.report.terminal import make_console
-from llmtrack.run.executors import InlineExecutor
-from llmtrack.run.study import run_study
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.study.study import run_study
 from llmtrack.tracking.mlmodel import mlflow_model
 from tests.conftest import make_here
 
@@ -47,8 +47,7 @@ def test_a_logged_model_is_loaded_back_and_generates(tracker, tmp_path, monkeypa
     variant = next(each.variant for each in experiment.scenarios if each.name == "onnx-int8-weight-only")
     engine = load_variant(variant)
     requests = [
-        GenerateRequest((tuple(engine.encode(text)),), 5, ignore_eos=False)
-        for text in ("The harbour wakes", "A")
+        GenerateRequest((tuple(engine.encode(text)),), 5, ignore_eos=False) for text in ("The harbour wakes", "A")
     ]
     expected = [engine.decode(engine.generate(request, lambda: None).new_ids[0]) for request in requests]
     assert texts == expected

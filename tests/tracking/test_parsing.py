@@ -34,9 +34,7 @@ def parsed(*runs: tuple[dict[str, str], dict[str, float], dict[str, str]]) -> Ru
 
     parser = RunParser({"1": "mine"})
     for number, (params, metrics, tags) in enumerate(runs):
-        info = RunInfo(
-            f"r{number}", "1", "u", "FINISHED", 1000 * number, None, "active", run_name=f"n{number}"
-        )
+        info = RunInfo(f"r{number}", "1", "u", "FINISHED", 1000 * number, None, "active", run_name=f"n{number}")
         data = RunData(
             [Metric(key, value, 0, 0) for key, value in metrics.items()],
             [Param(*each) for each in params.items()],

@@ -24,9 +24,7 @@ PASSWORD = "s3cr3t"
 
 pytestmark = [
     pytest.mark.slow(15),
-    pytest.mark.skipif(
-        team_server.PROGRAMS is None, reason="PostgreSQL's initdb is not here: apt install postgresql"
-    ),
+    pytest.mark.skipif(team_server.PROGRAMS is None, reason="PostgreSQL's initdb is not here: apt install postgresql"),
     pytest.mark.skipif(
         not importlib.util.find_spec("psycopg2"),
         reason="PostgreSQL's driver is not installed: pip install psycopg2-binary",
@@ -127,9 +125,7 @@ def track(tracker, *names):
 
 # A connection asks whether there are tables, the next ones are MLflow's own.
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 4])
-def test_a_connection_that_is_cut_while_opening_is_a_store_that_is_away(
-    line, after, tmp_path, said, slept, caplog
-):
+def test_a_connection_that_is_cut_while_opening_is_a_store_that_is_away(line, after, tmp_path, said, slept, caplog):
     line.cut(after)
     tracker = Tracker.open(line.uri, f"cut-{after}", tmp_path / "spool", said.append)
     study = track(tracker, "one", "two")

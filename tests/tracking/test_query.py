@@ -111,9 +111,7 @@ def test_filters(filled, uri):
     assert names(tracking_uri=uri, search="metrics.loss < 3") == ["ppl"]
     assert names(tracking_uri=uri, search="it's") == []
     assert names(tracking_uri=uri, tags={"llmtrack.baseline": "true"}) == ["fp32"]
-    assert names(
-        tracking_uri=uri, tags={"llmtrack.baseline": "false", "llmtrack.experiment": "perplexity"}
-    ) == ["ppl"]
+    assert names(tracking_uri=uri, tags={"llmtrack.baseline": "false", "llmtrack.experiment": "perplexity"}) == ["ppl"]
     assert len(runs(tracking_uri=uri, kind=None)) == 7
     assert len(runs(tracking_uri=uri, kind="study")) == 2
 
@@ -256,9 +254,7 @@ def clone(uri: str, run_id: str, start_times: Iterable[int]) -> None:
             given = {"run_uuid": ":uuid", "start_time": ":start"}
             chosen = ", ".join(given.get(name, name) for name in columns)
             statement = f"insert into {table} ({', '.join(columns)}) select {chosen} from {table} where run_uuid = :of"
-            rows = [
-                {"uuid": f"{n:032x}", "start": start, "of": run_id} for n, start in enumerate(start_times)
-            ]
+            rows = [{"uuid": f"{n:032x}", "start": start, "of": run_id} for n, start in enumerate(start_times)]
             database.executemany(statement, rows)
 
 

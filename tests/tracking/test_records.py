@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from llmtrack.plain import from_json, to_json
+from llmtrack.spec.serialization import from_json, to_json
 from llmtrack.tracking import spreads
 from llmtrack.tracking.limits import MAX_TAG_VALUE
 from llmtrack.tracking.records import (
@@ -80,9 +80,7 @@ def test_the_same_outcome_is_the_same_record_and_another_is_another():
 
 def test_numbers_of_numpy_and_broken_text_are_taken():
     facts = {"parameters": np.int64(5), "share": np.float32(0.5), "odd": object}
-    record = scenario_record(
-        measurement(facts=facts, metrics={"loss": np.float32(2.0)}, sample_text="\ud800"), STUDY
-    )
+    record = scenario_record(measurement(facts=facts, metrics={"loss": np.float32(2.0)}, sample_text="\ud800"), STUDY)
     assert record.params["parameters"] == 5
     json.dumps(to_json(record))
 
@@ -121,9 +119,7 @@ def test_a_study_begins_with_the_model_that_was_asked_for():
     assert study_record(study, "q", {"model": "hub/m"}, 5).run_name == "precision 11:02, study of m"
 
 
-@pytest.mark.parametrize(
-    "name", ["output_digest", "corpus_digest", "calibration_digest", "digest_of_a_plugin_digest"]
-)
+@pytest.mark.parametrize("name", ["output_digest", "corpus_digest", "calibration_digest", "digest_of_a_plugin_digest"])
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_digest_is_a_tag_and_no_param(name, ended):
     facts = {name: "0123abcd", "dtype": "float32"}

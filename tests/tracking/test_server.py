@@ -81,9 +81,7 @@ def test_a_tracker_finds_back_to_a_server_that_came_late(server, line, experimen
     assert len(studies(experiment, tracking_uri=server.uri)) == 1
 
 
-def test_a_line_cut_after_a_run_was_created_makes_no_second_one(
-    server, line, experiment, tmp_path, monkeypatch, said
-):
+def test_a_line_cut_after_a_run_was_created_makes_no_second_one(server, line, experiment, tmp_path, monkeypatch, said):
     tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
     study = tracker.start_study(experiment, "q", {}, ENVIRONMENT)
     real = MlflowClient.create_run
@@ -107,9 +105,7 @@ def test_a_record_over_one_megabyte_is_taken(server, experiment, tmp_path):
     tracker = Tracker.open(server.uri, experiment, tmp_path / "spool")
     facts = {f"fact_{index}": "é" * 5_000 for index in range(60)}
     series = {"gap": tuple(float(index) for index in range(3_000))}
-    run_id = tracker.log(
-        tracker.start_study(experiment, "q", {}, {}), measurement(facts=facts, series=series)
-    )
+    run_id = tracker.log(tracker.start_study(experiment, "q", {}, {}), measurement(facts=facts, series=series))
     run = MlflowClient(server.uri).get_run(run_id)
     assert run.data.params["fact_59"] == "é" * 5_000
     assert run.data.metrics["series/gap"] == 2_999.0

@@ -71,9 +71,7 @@ def test_a_replaced_entry_keeps_what_is_known_of_its_run_and_its_files(spool):
     assert (spool.files_of(found) / "a.txt").exists()
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "5", '{"format": 0}', '{"format": 1, "record": {}}', "\xff\x00"]
-)
+@pytest.mark.parametrize("content", ["", "{", "[]", "5", '{"format": 0}', '{"format": 1, "record": {}}', "\xff\x00"])
 def test_a_corrupt_entry_is_moved_aside_and_the_others_stay(spool, said, content):
     bad, good = spool.put(entry("bad")), spool.put(entry("good"))
     (spool.folder / bad.name / "entry.json").write_text(content, encoding="latin-1")
@@ -139,9 +137,7 @@ NEWER = [
 def test_an_entry_of_a_newer_version_is_kept_for_it(spool, said, content):
     place = hold(spool, content)
     before = (place / "entry.json").read_bytes()
-    with pytest.raises(
-        NewerEntryError, match=r"kept by a newer llmtrack \((.*colour.*|format 2)\)"
-    ) as caught:
+    with pytest.raises(NewerEntryError, match=r"kept by a newer llmtrack \((.*colour.*|format 2)\)") as caught:
         spool.peek(place.name)
     assert "\n" not in str(caught.value)
     result = sync(spool.folder)

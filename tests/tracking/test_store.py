@@ -12,9 +12,10 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 from sqlalchemy.exc import OperationalError
 
-from llmtrack import doctor, tracking
+from llmtrack import tracking
+from llmtrack.cli import doctor
 from llmtrack.errors import TrackingError, UsageError
-from llmtrack.installed import installed_version
+from llmtrack.host.packages import installed_version
 from llmtrack.tracking import store, store_errors
 from llmtrack.tracking.artifacts import artifact_text, local_artifact
 from llmtrack.tracking.store import resolve_tracking_uri
@@ -43,9 +44,7 @@ def test_the_default_is_the_environment_and_then_the_working_directory(tmp_path,
     assert resolve_tracking_uri() == f"sqlite:///{tmp_path}/other.db"
 
 
-@pytest.mark.parametrize(
-    "given", ["mlruns", "./mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:"]
-)
+@pytest.mark.parametrize("given", ["mlruns", "./mlruns", "file:///tmp/mlruns", "sqlite://", "sqlite:///:memory:"])
 def test_stores_that_keep_nothing_are_refused(given):
     with pytest.raises(UsageError, match="tracking URI"):
         resolve_tracking_uri(given)
@@ -123,9 +122,7 @@ def test_an_experiment_made_by_another_process_meanwhile_is_taken(uri, monkeypat
     client = store.open_store(uri)
     number = store.ensure_experiment(client, "race")
     real, answers = client.get_experiment_by_name, [None]
-    monkeypatch.setattr(
-        client, "get_experiment_by_name", lambda name: answers.pop() if answers else real(name)
-    )
+    monkeypatch.setattr(client, "get_experiment_by_name", lambda name: answers.pop() if answers else real(name))
     assert store.ensure_experiment(client, "race") == number
 
 
@@ -234,9 +231,7 @@ def test_who_lacks_a_permission_is_told_whom_to_ask_for_what(user, monkeypatch):
     assert store_errors.is_denied(denied)
     assert not store_errors.is_denied(MlflowException("a full disk"))
     told = store_errors.whom_to_ask("http://name:secret@host:5000", "mine")
-    assert told.startswith(
-        f"{'the user ' + repr(user) if user else 'this user'} needs the permission EDIT on"
-    )
+    assert told.startswith(f"{'the user ' + repr(user) if user else 'this user'} needs the permission EDIT on")
     assert "the experiment 'mine': ask whoever administers http" in told
     assert "secret" not in told
     assert "needs the permission EDIT" in store_errors.refusal("http://host:5000", denied)

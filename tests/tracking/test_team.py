@@ -38,16 +38,12 @@ def test_only_known_hosts_and_users_are_answered(served: Document):
     assert status(url, None, f"{user} and more") == 401
 
 
-@pytest.mark.skipif(
-    not importlib.util.find_spec("ray"), reason="Ray is not installed: pip install llmtrack[ray]"
-)
+@pytest.mark.skipif(not importlib.util.find_spec("ray"), reason="Ray is not installed: pip install llmtrack[ray]")
 def test_what_ray_nodes_measure_at_once_is_tracked_by_the_driver_each_once(served: Document):
     member = served.member()
     (command,) = (line for line in served.lines("python", "benchmarks.team") if "--nodes" in line)
     smaller = ["--nodes", "2", "--scenarios", "24"]
-    done = subprocess.run(
-        [*command, *smaller], env=environment(member), cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run([*command, *smaller], env=environment(member), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "a sweep on 2 Ray nodes tracked 25 runs" in done.stdout
 

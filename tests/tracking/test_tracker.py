@@ -205,9 +205,7 @@ def test_credentials_reach_nothing_that_is_tracked(uri, tmp_path, monkeypatch, s
 @pytest.mark.slow(1)
 @pytest.mark.parametrize("call", ["create_run", "log_batch", "log_inputs", "log_artifacts", "set_terminated"])
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_crash_at_any_call_leaves_exactly_one_complete_run_after_sync(
-    tracker, monkeypatch, spooled, call, moment
-):
+def test_a_crash_at_any_call_leaves_exactly_one_complete_run_after_sync(tracker, monkeypatch, spooled, call, moment):
     study = start(tracker)
     real = getattr(MlflowClient, call)
 
@@ -423,9 +421,7 @@ def test_tracking_and_reading_back_never_imports_torch(uri, tmp_path):
 def test_a_corpus_is_mlflows_dataset(tracker):
     study = start(tracker)
     plain = tracker.log(study, measurement("plain"))
-    used = [
-        tracker.log(study, measurement(name, scenario=perplexity(name), facts=CORPUS)) for name in ("a", "b")
-    ]
+    used = [tracker.log(study, measurement(name, scenario=perplexity(name), facts=CORPUS)) for name in ("a", "b")]
     inputs = {run.info.run_id: run.inputs.dataset_inputs for run in scenario_runs(tracker)}
     assert inputs[plain] == []
     for run_id in used:
@@ -444,9 +440,7 @@ def test_files_that_cannot_be_stored_are_told_of_as_files_and_not_as_a_store_tha
     study = start(tracker)
     (tmp_path / "plot.png").write_bytes(b"\x89PNG")
     with monkeypatch.context() as patch:
-        patch.setattr(
-            MlflowClient, "log_artifacts", lambda *a, **k: (_ for _ in ()).throw(MlflowException("no proxy"))
-        )
+        patch.setattr(MlflowClient, "log_artifacts", lambda *a, **k: (_ for _ in ()).throw(MlflowException("no proxy")))
         assert tracker.log(study, measurement()) is not None
         assert tracker.log(study, failure("p128")) is not None
         assert tracker.finish_study(study, "failed", "n", {"plot.png": tmp_path / "plot.png"}) == study.run_id

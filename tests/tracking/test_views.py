@@ -63,10 +63,7 @@ def test_the_charts_are_bars_speed_against_quality_and_parallel_coordinates_with
 
 def test_a_study_without_figures_has_a_view_too():
     failed = made(run("a", status="FAILED", study_id="s"))
-    assert (
-        table_view(summary_table(failed), failed, "llmtrack.study_id", "s")["orderByKey"]
-        == "attributes.start_time"
-    )
+    assert table_view(summary_table(failed), failed, "llmtrack.study_id", "s")["orderByKey"] == "attributes.start_time"
     assert "BAR" not in as_text(chart_view(summary_table(failed), failed, "llmtrack.study_id", "s"))
 
 

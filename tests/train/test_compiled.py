@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from llmtrack.errors import UsageError
-from llmtrack.scenario import Variant
-from llmtrack.task import TrainTask
+from llmtrack.spec.scenario import Variant
+from llmtrack.spec.task import TrainTask
 from llmtrack.train.flops import counted_flops_per_token
 from llmtrack.train.loop import batch_nll, compiled_nll
 from llmtrack.train.opening import open_session

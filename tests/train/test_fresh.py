@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmtrack.models.digests import tokenizer_digest
-from llmtrack.task import TrainTask
+from llmtrack.spec.task import TrainTask
 from llmtrack.train.scratch import fresh_engine
 from llmtrack.train.split import Split
 

@@ -83,9 +83,7 @@ def test_clipping_bounds_the_gradient_and_reports_what_it_was():
 def test_only_matrices_decay():
     model = Small()
     decays = {
-        id(p): group["weight_decay"]
-        for group in make_optimizer(model, 0.3).param_groups
-        for p in group["params"]
+        id(p): group["weight_decay"] for group in make_optimizer(model, 0.3).param_groups for p in group["params"]
     }
     assert [decays[id(p)] for p in (model.embedding.weight, model.head.weight, model.head.bias)] == [
         0.3,
@@ -182,9 +180,7 @@ def test_a_loss_that_is_not_finite_never_reaches_the_weights(poison):
 
     model = Poisoned()
     hooks = Hooks(evaluate=lambda: 1.0, on_step=lambda done: kept.append(weights(model)))
-    with pytest.raises(
-        ScenarioError, match=r"the loss \((nan|inf)\) of step 4 is not finite.*learning rate"
-    ) as error:
+    with pytest.raises(ScenarioError, match=r"the loss \((nan|inf)\) of step 4 is not finite.*learning rate") as error:
         fit(
             model, make_optimizer(model, 0.0), cycle([collate([DATASET[0]])]), settings(), State(), hooks, lambda: 0.0
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmtrack.task import TrainTask
+from llmtrack.spec.task import TrainTask
 from llmtrack.train.opening import _windows
 from llmtrack.train.split import Split
 from tests.quality.tokenizers import byte_fallback, unigram, without_unknown, word_piece, wrap

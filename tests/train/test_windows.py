@@ -66,6 +66,6 @@ def test_the_windows_are_those_by_which_a_stream_is_scored():
     for tokens in range(2, 30):
         for length in range(1, 10):
             scored = plan_scoring(tokens, length, length)
-            assert [
-                t for w in plan_training_windows(tokens, length) for t in range(w.begin + 1, w.end + 1)
-            ] == [t for w in scored for t in range(w.first_scored, w.end)]
+            assert [t for w in plan_training_windows(tokens, length) for t in range(w.begin + 1, w.end + 1)] == [
+                t for w in scored for t in range(w.first_scored, w.end)
+            ]

@@ -19,9 +19,9 @@ from llmtrack.measure.bandwidth import buffer_bytes
 from llmtrack.measure.memory import available_bytes
 from llmtrack.measure.roofline import Roof
 from llmtrack.measure.room import free_memory
-from llmtrack.outcome import Measurement
-from llmtrack.scenario import QualityCheck, Scenario, Variant
-from llmtrack.task import PerplexityTask, TrainTask
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
+from llmtrack.spec.task import PerplexityTask, TrainTask
 from llmtrack.train.session import Session
 from llmtrack.worker import generate as generation
 from llmtrack.worker import power
@@ -81,9 +81,7 @@ SHARES = ("floor_ms", "floor_share", "flops_utilization", "bandwidth_utilization
 def test_of_ceilings_that_are_in_doubt_no_share_is_told(monkeypatch, doubt):
     monkeypatch.setattr(ceilings, "doubts", lambda device: doubt)
     done = measure(generating("one"))
-    scoring = of_scoring(
-        ScriptedEngine(FakeClock(), Script(1, 1)).info, [(4, 4)], 1.0, Roof(1e9, 1e12, doubt)
-    )
+    scoring = of_scoring(ScriptedEngine(FakeClock(), Script(1, 1)).info, [(4, 4)], 1.0, Roof(1e9, 1e12, doubt))
     for metrics, facts, stage in ((done.metrics, done.facts, "decode"), (*scoring, "score")):
         told = {name for name in (*metrics, *facts) if name.endswith(SHARES)}
         assert bool(told) is not bool(doubt)

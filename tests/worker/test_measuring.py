@@ -9,10 +9,10 @@ import pytest
 
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import MissingDependencyError, ModelLoadError, ScenarioError
-from llmtrack.events import Log, Progress, Warn
-from llmtrack.outcome import Failure, Measurement
-from llmtrack.scenario import QualityCheck, Variant
-from llmtrack.task import PerplexityTask
+from llmtrack.spec.events import Log, Progress, Warn
+from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.scenario import QualityCheck, Variant
+from llmtrack.spec.task import PerplexityTask
 from llmtrack.worker.measuring import EngineCache, measure_group
 from llmtrack.worker.outcomes import failure_kind
 from tests.run.scenarios import by_name, generating, scoring
@@ -273,9 +273,7 @@ def test_quality_is_part_of_the_same_measurement():
     assert done.facts["reference"] == "reference torch/float32"
     assert done.facts["reference_tokens"] == 20
     assert {key for key in done.tags if key.startswith("reference_")} == {
-        f"reference_{key}"
-        for key in done.tags
-        if key.endswith("_digest") and not key.startswith("reference_")
+        f"reference_{key}" for key in done.tags if key.endswith("_digest") and not key.startswith("reference_")
     }
     assert done.facts["corpus"] == "builtin"
     assert loader.loaded == [generating("one").variant.model, "reference"]
@@ -285,9 +283,7 @@ def test_quality_is_part_of_the_same_measurement():
 def test_what_is_timed_is_timed_before_anything_is_scored():
     events = measure(Loader(), with_quality("one"), generating("two"))
     steps = [event.step for event in events if isinstance(event, Progress)]
-    assert steps.index("reading the corpus") > max(
-        n for n, step in enumerate(steps) if step.startswith("repeat")
-    )
+    assert steps.index("reading the corpus") > max(n for n, step in enumerate(steps) if step.startswith("repeat"))
 
 
 def test_the_reference_itself_is_not_compared_with_itself():
@@ -317,9 +313,7 @@ def test_a_reference_that_cannot_be_loaded_leaves_a_warning():
 
 
 def test_a_scenario_error_on_loading_keeps_its_kind():
-    failures = by_name(
-        measure(Loader(error=ScenarioError("no such operator", kind="unsupported")), generating("one"))
-    )
+    failures = by_name(measure(Loader(error=ScenarioError("no such operator", kind="unsupported")), generating("one")))
     assert failures["one"].kind == "unsupported"
 
 

@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from llmtrack.engines.pytorch import TorchEngine
+from llmtrack.engines.torch.pytorch import TorchEngine
 from llmtrack.errors import ScenarioError
 from llmtrack.models import synthetic
 from llmtrack.models.load import LoadedModel
-from llmtrack.outcome import Failure
-from llmtrack.scenario import QualityCheck, Scenario
-from llmtrack.task import PerplexityTask, RepeatPolicy
+from llmtrack.spec.outcome import Failure
+from llmtrack.spec.scenario import QualityCheck, Scenario
+from llmtrack.spec.task import PerplexityTask, RepeatPolicy
 from llmtrack.worker.measuring import EngineCache, measure_group
 from tests.engines.models import bigram_engine, chain
 from tests.run.scenarios import MODEL, generating, outcomes, scoring
@@ -61,9 +61,7 @@ def test_a_loss_that_is_not_finite_beside_a_timing_is_a_failure():
     table = chain((ord("a"), ord("a")), size=512)
     table[ord("e")] = math.nan
     check = QualityCheck(PerplexityTask(corpus="builtin", max_length=16))
-    scenario = Scenario(
-        "one", MODEL, generating("one", prompts=("aa",)).task, RepeatPolicy(1, 1, 0, 1), quality=check
-    )
+    scenario = Scenario("one", MODEL, generating("one", prompts=("aa",)).task, RepeatPolicy(1, 1, 0, 1), quality=check)
     events = []
     measure_group([scenario], EngineCache(lambda variant: bigram_engine(table)), events.append)
     (done,) = outcomes(events)

@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from experiments import perplexity
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
-from llmtrack.events import Event
 from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
-from llmtrack.options import taken
-from llmtrack.outcome import Measurement
-from llmtrack.plain import from_json, to_json
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import PerplexityTask, workload_id
+from llmtrack.spec.events import Event
+from llmtrack.spec.options import taken
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.serialization import from_json, to_json
+from llmtrack.spec.task import PerplexityTask, workload_id
 from llmtrack.tracked.run import FINISHED, Run
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.records import params_of

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from llmtrack.engines.registry import load_engine
-from llmtrack.events import Begun, Log, Steps
-from llmtrack.outcome import Failure, Measurement
 from llmtrack.quality.perplexity import score_rolling
-from llmtrack.run.executors import InlineExecutor
-from llmtrack.run.process_executor import ProcessExecutor
-from llmtrack.scenario import Scenario, Variant
-from llmtrack.task import TrainTask
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.executors.process import ProcessExecutor
+from llmtrack.spec.events import Begun, Log, Steps
+from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import TrainTask
 from llmtrack.train import checkpoint
 from llmtrack.worker.train import measure_training
 from tests.forked import ForkedWorker
@@ -66,10 +66,7 @@ def train(folder, variant=TINY, watch=lambda event: None, **changes):
 
 def curve(outcome):
     """All that is told step by step, but for the times."""
-    return [
-        (row.step, {k: v for k, v in row.values.items() if k != "train_tokens_per_sec"})
-        for row in outcome.steps
-    ]
+    return [(row.step, {k: v for k, v in row.values.items() if k != "train_tokens_per_sec"}) for row in outcome.steps]
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +94,7 @@ def test_it_learns_and_tells_what_it_did(finished):
     assert dict(begun.facts).items() <= dict(done.facts).items()
     assert set(done.texts) == {"samples.md", "explanation.txt", "validation.jsonl"}
     by_hand = next(event.text for event in events if isinstance(event, Log) and "loss by hand" in event.text)
-    hand, torch_value = (
-        line.split()[-2] for line in by_hand.splitlines() if " nats" in line and "loss by" in line
-    )
+    hand, torch_value = (line.split()[-2] for line in by_hand.splitlines() if " nats" in line and "loss by" in line)
     assert float(hand) == pytest.approx(float(torch_value), abs=2e-6)
 
 
@@ -134,9 +129,10 @@ def test_a_checkpoint_is_an_ordinary_model_folder(finished):
     assert tokenizer.decode(tokenizer("Überall ist ☃")["input_ids"]) == "Überall ist ☃"
     model = AutoModelForCausalLM.from_pretrained(newest)
     assert model.dtype == torch.float32
-    assert {name.removeprefix("checkpoint/") for name in done.files} == {
-        path.name for path in newest.iterdir()
-    } - {checkpoint.STATE, checkpoint.TENSORS}
+    assert {name.removeprefix("checkpoint/") for name in done.files} == {path.name for path in newest.iterdir()} - {
+        checkpoint.STATE,
+        checkpoint.TENSORS,
+    }
     assert not list(newest.glob("*.bin"))
 
 

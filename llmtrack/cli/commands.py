@@ -1,0 +1,227 @@
+"""The `llmtrack` command: use a model, run experiments, look after their runs, examine the installation.
+
+Only parses and prints; everything it does is an importable function. Imports nothing heavy at start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmtrack.cli.options import Commands, key_values, optional, tracking_uri_option
+from llmtrack.cli.tracked import COMMANDS
+from llmtrack.devices import DEVICE_HELP
+from llmtrack.errors import UsageError
+from llmtrack.host.console import print_text
+from llmtrack.spec.parameter import flag_of, unexpected
+from llmtrack.spec.scenario import Variant
+from llmtrack.spec.task import GenerateTask
+from llmtrack.version import __version__
+from llmtrack.worker.bytecode import keep_bytecode
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="llmtrack")
+def main() -> None:
+    """Measure how to run a causal language model on this machine, tracked in MLflow.
+
+    Experiments run through MLflow: mlflow run . -e baseline --env-manager local --experiment-name llmtrack
+    """
+    keep_bytecode()
+
+
+for each in COMMANDS:
+    main.add_command(each)
+
+
+@main.command()
+@click.argument("prompts", nargs=-1, required=True, metavar="PROMPT...")
+@click.option("--model", default=Variant.model, show_default=True, help="Model, or comma list of candidates.")
+@click.option("--revision", callback=optional, help="Revision of a hub model.")
+@click.option("--backend", default=Variant.backend, show_default=True, help="Engine.")
+@click.option("--device", default=Variant.device, show_default=True, help=f"{DEVICE_HELP}.")
+@click.option("--dtype", default=Variant.dtype, show_default=True, help="Precision.")
+@click.option("--quantization", default=Variant.quantization, show_default=True, help="Recipe, or none.")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=key_values,
+    help="What else the backend and the recipe take, such as threads=2; may be repeated.",
+)
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(1),
+    default=GenerateTask.max_new_tokens,
+    show_default=True,
+    help="New tokens at most.",
+)
+@click.option("--no-cache", is_flag=True, help="Compute without the KV cache.")
+@click.option("--chat", is_flag=True, help="PROMPT is a message, put to the model by its chat template.")
+@click.option(
+    "--pad-to-multiple",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Pad to a multiple of so many tokens.",
+)
+def generate(
+    prompts: tuple[str, ...],
+    max_new_tokens: int,
+    no_cache: bool,
+    chat: bool,
+    pad_to_multiple: int,
+    options: dict[str, str],
+    **asked: Any,
+) -> None:
+    """Say what a model goes on with after PROMPT, run the way that `tune` or `recommend` has named; several make one batch."""
+    if twice := sorted(options.keys() & asked.keys()):
+        raise UsageError(f"--option {twice[0]}=... is an option of its own: use {flag_of(twice[0])}")
+    from llmtrack.engines.registry import load_engine
+    from llmtrack.engines.text import generate_texts
+    from llmtrack.worker.process import quieten
+
+    quieten()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # What the engine warns of is said below.
+        engine = load_engine(**asked, **options)
+    for warning in engine.info.warnings:
+        print_text(f"warning: {warning}", err=True)
+    try:
+        put = [[{"role": "user", "content": each}] if chat else each for each in prompts]
+        print_text("\n".join(generate_texts(engine, put, max_new_tokens, not no_cache, pad_to_multiple)))
+    finally:
+        engine.close()
+
+
+@main.command()
+@click.argument("study")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder to write the report's files to, too.",
+)
+@tracking_uri_option
+def report(study: str, output: Path | None, tracking_uri: str | None) -> None:
+    """Make the report of a study or suite again from its tracked runs, and keep it with its run.
+
+    STUDY is its id, the id of its run, latest, latest:EXPERIMENT or alias:NAME. For where the report failed, or the server was away until
+    `llmtrack sync`. Exit code 1 if a part of it cannot be made.
+    """
+    from llmtrack.report.remake import remake_report
+    from llmtrack.report.terminal import make_console
+
+    if not study.strip():
+        raise UsageError("STUDY is empty: give its id, the id of its run, latest or latest:EXPERIMENT")
+    problems = remake_report(study, make_console(), tracking_uri, output)
+    for problem in problems:
+        print_text(f"warning: {problem}", err=True)
+    if problems:
+        sys.exit(1)
+
+
+@main.command()
+@click.argument("name")
+@click.argument("selector")
+@tracking_uri_option
+def alias(name: str, selector: str, tracking_uri: str | None) -> None:
+    """Give a run the alias NAME, such as production; within its experiment, the run that had it loses it.
+
+    SELECTOR names the run of a scenario, or of a study for all its scenarios: its id (or the first 8 characters), latest,
+    latest:EXPERIMENT, study:ID, each also with #SCENARIO. Elsewhere it is named alias:NAME.
+    """
+    from llmtrack.decide.selectors import run_named
+    from llmtrack.tracking.aliases import set_alias
+
+    run_id = run_named(selector, tracking_uri)
+    before = set_alias(name, run_id, tracking_uri)
+    moved = f" (before: {before})" if before is not None and not before.startswith(run_id) else ""
+    print_text(f"alias:{name} is {run_id}{moved}")
+
+
+@main.command(context_settings={"allow_extra_args": True})
+@click.argument("experiment")
+@click.option(
+    "-P",
+    "parameters",
+    multiple=True,
+    callback=key_values,
+    metavar="NAME=VALUE",
+    help="A parameter, as `mlflow run -P` takes it; docs/commands.md lists them.",
+)
+@click.pass_context
+def run(ctx: click.Context, experiment: str, parameters: dict[str, str]) -> None:
+    """Run EXPERIMENT (baseline, precision, suite ...), from a checkout or an installed package, in any folder."""
+    if ctx.args:
+        raise UsageError(unexpected(ctx.args[0], "-P 'recipes=onnx/int4-hqq block_size=64'"))
+    from llmtrack.host.callable_package import named_experiment
+    from llmtrack.run.notebook import near_names
+
+    command = getattr(named_experiment(experiment), "main", None)
+    if command is None:
+        raise UsageError(f"there is no experiment {experiment!r}{near_names(experiment)}")
+    command.main([f"{flag_of(name)}={value}" for name, value in parameters.items()], prog_name=experiment)
+
+
+@main.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def init(folder: Path) -> None:
+    """Write a folder that `mlflow run` takes: MLproject, conda.yaml and an example corpus."""
+    from llmtrack.cli.new_project import write_project
+
+    written = write_project(Path(os.path.expanduser(folder)))
+    print_text(f"Written: {', '.join(map(str, written))}")
+    print_text(f"Next: mlflow run {folder} -e baseline --env-manager local --experiment-name llmtrack")
+
+
+@main.command()
+@click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--repair", is_flag=True, help="End, as killed, runs that killed processes of this machine left RUNNING.")
+@click.option("--tracking-uri", callback=optional, help="Store to repair.")
+def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
+    """Say what this machine and installation can do, what is missing, and how to get it."""
+    if repair:
+        if style != "table":
+            raise UsageError("--repair prints one line: leave --format out")
+        from llmtrack.host.words import plural
+        from llmtrack.tracking.abandoned import close_abandoned
+
+        closed = close_abandoned(tracking_uri)
+        print_text(f"{plural(len(closed), 'run')} ended as killed{': ' if closed else ''}{', '.join(closed)}")
+        return
+    if tracking_uri is not None:
+        raise UsageError(
+            "--tracking-uri says which store to repair: add --repair, or set MLFLOW_TRACKING_URI to examine it"
+        )
+    from llmtrack.cli.doctor import examine, render_findings
+    from llmtrack.report.terminal import make_console, width_of
+
+    findings = examine()
+    print_text(render_findings(findings, style, width_of(make_console())), nl=False)
+    if any(finding.state == "broken" for finding in findings):
+        sys.exit(1)
+
+
+@main.command()
+@click.option("--tracking-uri", callback=optional, help="Send everything there instead of where it was meant to go.")
+@click.option("--spool", type=click.Path(path_type=Path, file_okay=False), help="Folder of the kept records.")
+def sync(tracking_uri: str | None, spool: Path | None) -> None:
+    """Send measurements that were kept while the tracking server could not be reached."""
+    from llmtrack.tracking.sync import sync as send
+
+    result = send(spool, tracking_uri)
+    print_text(f"{result.sent} sent, {result.left} still kept")
+    for problem in result.problems:
+        print_text(problem, err=True)
+    if result.left or result.corrupt:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

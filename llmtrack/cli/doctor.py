@@ -1,0 +1,324 @@
+"""Examine the machine and the installation: what works, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import EntryPoint
+
+from llmtrack.convert.environment import BuildEnvironment, pinned
+from llmtrack.engines.registry import BUILTIN, backends, load_variant
+from llmtrack.errors import ExtensionError, LlmtrackError, in_words
+from llmtrack.host.callable_package import experiment_of
+from llmtrack.host.entry_points import (
+    ENGINE_POINTS,
+    EXECUTOR_POINTS,
+    EXPERIMENT_POINTS,
+    RECIPE_POINTS,
+    broken,
+    extensions,
+    load_extension,
+    title_of,
+)
+from llmtrack.host.machine import cpu_flags, usable_cpus
+from llmtrack.host.packages import (
+    RUNTIMES,
+    available,
+    find_uv,
+    install,
+    installed_version,
+    missing_modules,
+    why_kept_out,
+)
+from llmtrack.host.secrets import redact
+from llmtrack.host.units import GIB
+from llmtrack.host.words import plural
+from llmtrack.models.named import PACKAGED, PackagedModel
+from llmtrack.quantize.recipe import extension_recipes, recipes
+from llmtrack.report.terminal import hanging
+from llmtrack.spec.scenario import Variant
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        topic: what.
+        state: `ok`, `missing` (optional) or `broken` (experiments will not run).
+        text: what was found.
+        remedy: what to do about it; empty if nothing.
+    """
+
+    topic: str
+    state: str
+    text: str
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything that llmtrack uses; never raises."""
+    checks: list[Callable[[], Finding]] = [
+        _python,
+        _machine,
+        _torch,
+        _gpu,
+        _bfloat16,
+        _transformers,
+        _mlflow,
+        _tracking,
+        _spool,
+        _backends,
+        _onnx,
+        *map(_runtime, RUNTIMES),
+        partial(_optional, "torchao", "recipes of the torch backend need it"),
+        partial(_optional, "ray", "executor=ray needs it", ": executor=ray measures on a cluster"),
+        _recipes,
+        _int8,
+        *(_packaged_model(name, model) for name, model in PACKAGED.items()),
+        *(_extension(point) for group in _EXTENSIONS for point in extensions(group)),
+        *(_environment_manager(tool, use) for tool, use in MANAGERS.items()),
+    ]
+    return [_safely(check) for check in checks]
+
+
+def render_findings(findings: list[Finding], style: str = "table", width: int | None = None) -> str:
+    """Return findings as lines for a person, no longer than a width if there is one, or as JSON."""
+    if style == "json":
+        return json.dumps([asdict(finding) for finding in findings], indent=1) + "\n"
+    lines = []
+    for finding in findings:
+        lines.append(hanging(f"{finding.state:<8}{finding.topic:<20}{finding.text}", width, 28))
+        if finding.remedy:
+            lines.append(hanging(f"{'':<28}-> {finding.remedy}", width, 31))
+    return "\n".join(lines) + "\n"
+
+
+TRIED = "synthetic:tiny"
+
+MANAGERS = {
+    "local": "--env-manager local: needs this environment's bin folder first on PATH",
+    "uv": "--env-manager uv: builds an environment from conda.yaml",
+    "conda": "--env-manager conda (the default of mlflow run)",
+}
+
+
+def _safely(check: Callable[[], Finding]) -> Finding:
+    try:
+        return check()
+    except Exception as error:
+        name = getattr(check, "__name__", "check").strip("_")
+        return Finding(name, "broken", f"{type(error).__name__}: {error}", "reinstall: pip install llmtrack")
+
+
+def _python() -> Finding:
+    return Finding("python", "ok", f"{platform.python_version()} in {sys.prefix}")
+
+
+def _machine() -> Finding:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    text = f"{platform.system()} {platform.machine()}, {usable_cpus()} cores, {memory.total / GIB:.1f} GiB memory ({memory.available / GIB:.1f} GiB free)"
+    return Finding("machine", "ok", text)
+
+
+def _torch() -> Finding:
+    import torch
+
+    return Finding("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+
+
+def _gpu() -> Finding:
+    from llmtrack.devices import KINDS, devices, name_of, on_gpu, platform_facts, unused_devices
+
+    remedy = f"not used: {unused}" if (unused := "; ".join(unused_devices())) else ""
+    found = [each for kind in KINDS for each in devices(kind) if on_gpu(each)]
+    if not found:
+        return Finding("gpu", "missing", "none that torch can use: everything runs on the CPU", remedy)
+    rocm = platform_facts().get("rocm")
+    untried = f" (ROCm {rocm}, never tried on hardware)" if rocm else ""
+    return Finding("gpu", "ok", ", ".join(map(name_of, found)) + untried, remedy)
+
+
+def _bfloat16() -> Finding:
+    from llmtrack.devices import KINDS, supports_bfloat16
+
+    kinds = [kind for kind in KINDS if supports_bfloat16(kind)]
+    if not kinds:
+        return Finding("bfloat16", "missing", "not supported here", "bfloat16 falls back, and its label says so")
+    return Finding("bfloat16", "ok", f"supported on {', '.join(kinds)}")
+
+
+def _transformers() -> Finding:
+    return Finding("transformers", "ok", importlib.import_module("transformers").__version__)
+
+
+def _mlflow() -> Finding:
+    return Finding("mlflow", "ok", importlib.import_module("mlflow").__version__)
+
+
+def _tracking() -> Finding:
+    from llmtrack.tracking.store import check_reachable, open_store, resolve_tracking_uri, sqlite_path
+    from llmtrack.tracking.store_errors import UnreachableError
+
+    try:
+        uri = resolve_tracking_uri()
+        path = sqlite_path(uri)
+        # A database that is not there yet is made by the first run.
+        (check_reachable if path is not None and not path.exists() else open_store)(uri)
+    except UnreachableError as error:
+        return Finding("tracking", "missing", str(error), "measurements are kept until `llmtrack sync` can send them")
+    except LlmtrackError as error:
+        return Finding("tracking", "broken", str(error))
+    return Finding("tracking", "ok", redact(uri))
+
+
+def _spool() -> Finding:
+    from llmtrack.tracking.spool import Spool
+    from llmtrack.tracking.sync import corrupt_line
+
+    spool = Spool()
+    try:
+        spool.must_be_seen()
+    except LlmtrackError as error:
+        return Finding("spool", "broken", str(error))
+    if spool.corrupt():
+        said, _, remedy = corrupt_line(spool).partition(": ")
+        return Finding("spool", "broken", said, remedy)
+    if waiting := len(spool.names()):
+        return Finding("spool", "ok", f"{plural(waiting, 'record')} in {spool.folder}", "send them by `llmtrack sync`")
+    return Finding("spool", "ok", f"nothing waits in {spool.folder}")
+
+
+def _backends() -> Finding:
+    return Finding("backends", "ok", ", ".join(filter(available, backends())))
+
+
+def _onnx() -> Finding:
+    if not (absent := missing_modules("onnx", "any")):
+        found = ("optimum", "optimum-onnx", "onnxruntime", "onnx", "onnx-ir")
+        return Finding("onnx", "ok", ", ".join(f"{name} {installed_version(name)}" for name in found))
+    return Finding("onnx", "missing", f"{', '.join(absent)} not installed{why_kept_out()}", install("onnx"))
+
+
+def _runtime(backend: str) -> Callable[[], Finding]:
+    """Return what looks at a backend that converts models by a tool of its own, and at what that tool runs in."""
+
+    def check() -> Finding:
+        if absent := missing_modules(backend):
+            return Finding(backend, "missing", f"{', '.join(absent)} not installed", install(backend))
+        if backend == "llamacpp":  # its converter runs in this environment
+            return Finding(backend, "ok", _llamacpp())
+        found = ", ".join(f"{name} {installed_version(name)}" for name in RUNTIMES[backend])
+        made = BuildEnvironment(backend, pinned(backend)).made
+        if made or find_uv():
+            later = "" if made else " when a model is first converted"
+            return Finding(backend, "ok", f"{found}; its converter's environment is made{later}")
+        return Finding(backend, "missing", f"{found}; its converter's environment is made by uv", "pip install uv")
+
+    return check
+
+
+def _optional(package: str, missed: str, used: str = "") -> Finding:
+    if number := installed_version(package):
+        return Finding(package, "ok", f"{number}{used}")
+    return Finding(package, "missing", missed, install(package))
+
+
+def _llamacpp() -> str:
+    from llmtrack.llamacpp.library import instruction_sets, library
+
+    return f"{library().package} {library().version}, compiled for {', '.join(instruction_sets())}"
+
+
+def _recipes() -> Finding:
+    if found := [each.label for each in recipes() if not each.lacking]:
+        return Finding("recipes", "ok", ", ".join(found))
+    return Finding("recipes", "missing", "none can run without what is missing above")
+
+
+def _int8() -> Finding:
+    from llmtrack.quantize.int8 import instruction_set
+
+    try:
+        return Finding("int8", "ok", f"8-bit activations by {instruction_set(platform.machine(), cpu_flags())}")
+    except LlmtrackError as error:
+        return Finding("int8", "missing", str(error))
+
+
+def _packaged_model(name: str, model: PackagedModel) -> Callable[[], Finding]:
+    def check() -> Finding:
+        from llmtrack.models.cache import cache_root
+
+        topic = f"packaged:{name}"
+        if any(path.is_dir() for path in (cache_root() / "models").glob(f"{name}-gguf*")):
+            return Finding(topic, "ok", f"fetched and converted ({model.license})")
+        remedy = f"the first run fetches {model.megabytes} MB with pip and converts it once"
+        return Finding(topic, "missing", f"not fetched yet ({model.license})", remedy)
+
+    return check
+
+
+def _extension(point: EntryPoint) -> Callable[[], Finding]:
+    """Return what looks at an entry point of another package; an engine is tried on a tiny model."""
+
+    def check() -> Finding:
+        topic = title_of(point)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):  # what a package prints is no finding
+                return Finding(topic, "ok", _EXTENSIONS[point.group](point))
+        except ExtensionError as error:
+            return Finding(topic, "broken", in_words(error), "everything else works without it")
+        except Exception as error:
+            return Finding(topic, "missing", f"{TRIED} could not be loaded: {in_words(error)}")
+
+    return check
+
+
+def _try_engine(point: EntryPoint) -> str:
+    if point.name in BUILTIN:
+        raise broken(point, "its name is that of a built-in backend, which is used in its place")
+    engine = load_variant(Variant(TRIED, backend=point.name))
+    engine.close()
+    return f"{point.value} loads {TRIED}"
+
+
+def _read(point: EntryPoint) -> str:
+    return ", ".join(recipe.label for recipe in extension_recipes(point)) or "none"
+
+
+def _imported(point: EntryPoint) -> str:
+    load_extension(point)
+    return point.value
+
+
+_EXTENSIONS: dict[str, Callable[[EntryPoint], str]] = {
+    ENGINE_POINTS: _try_engine,
+    RECIPE_POINTS: _read,
+    EXECUTOR_POINTS: _imported,
+    EXPERIMENT_POINTS: lambda point: str(experiment_of(point).DECLARED.question),
+}
+
+
+def _environment_manager(tool: str, use: str) -> Callable[[], Finding]:
+    def check() -> Finding:
+        if tool == "local":
+            python = shutil.which("python")
+            fits = python is not None and os.path.realpath(python) == os.path.realpath(sys.executable)
+            remedy = "" if fits else "activate this environment before `mlflow run --env-manager local`"
+            return Finding("mlflow run: local", "ok" if fits else "missing", f"python on PATH is {python}", remedy)
+        if shutil.which(tool):
+            return Finding(f"mlflow run: {tool}", "ok", use)
+        remedy = "pip install uv" if tool == "uv" else "add --env-manager local (or uv) to `mlflow run`"
+        return Finding(f"mlflow run: {tool}", "missing", f"{tool} is not on PATH", remedy)
+
+    return check

@@ -1,0 +1,67 @@
+"""Write a folder that `mlflow run` takes: the entry points of an installed llmtrack, and a text to score to begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmtrack.errors import UsageError, in_words
+from llmtrack.host.console import make_folder
+from llmtrack.host.packages import installed_version
+from llmtrack.version import FOLDER
+
+# In a wheel; a checkout is such a folder itself.
+PROJECT = FOLDER / "project"
+CORPUS = "texts.jsonl"
+_TEXTS = (
+    "The harbour wakes before the town does, and the first sound is the rope on the quay.",
+    "A recipe says what to do; it seldom says why, and the why is what one remembers.",
+    "Trains that are on time are not talked about, which is why nobody believes in them.",
+)
+
+
+def write_project(folder: Path) -> list[Path]:
+    """Write MLproject, conda.yaml and an example corpus, and return them.
+
+    Args:
+        folder: where to; made if it is not there.
+
+    Raises:
+        UsageError: llmtrack runs from a checkout, a file is there already, or the folder cannot be written.
+    """
+    if not PROJECT.is_dir():
+        root = FOLDER.parent
+        raise UsageError(
+            f"this llmtrack runs from a checkout, which is such a folder: mlflow run {root} -e baseline --env-manager local"
+        )
+    texts = {
+        "MLproject": _HEAD + _without_comments((PROJECT / "MLproject").read_text(encoding="utf-8")),
+        "conda.yaml": _with_llmtrack((PROJECT / "conda.yaml").read_text(encoding="utf-8")),
+        CORPUS: "".join(f'{{"text": "{text}"}}\n' for text in _TEXTS),
+    }
+    try:
+        if there := [name for name in texts if (folder / name).exists()]:
+            raise UsageError(f"{folder} has {', '.join(there)} already: choose another folder")
+        make_folder(folder)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"the folder cannot be written ({in_words(error)}): choose another one") from error
+    return [folder / name for name in texts]
+
+
+_HEAD = """# The experiments of llmtrack as entry points of MLflow. `none` stands for nothing, since MLflow passes no empty parameter.
+# Without --experiment-name, `mlflow run` puts its run into "Default".
+"""
+
+
+def _without_comments(project: str) -> str:
+    """Return an MLproject without its first lines, which are for whoever works on llmtrack."""
+    lines = project.splitlines(keepends=True)
+    return "".join(lines[next(place for place, line in enumerate(lines) if not line.startswith("#")) :])
+
+
+def _with_llmtrack(conda: str) -> str:
+    """Return an environment with llmtrack itself, whose checkout the folder is not."""
+    lines = [line for line in conda.splitlines() if not line.startswith("#") and "constraints.txt" not in line]
+    release = installed_version("llmtrack")
+    return "\n".join([*lines, f"      - llmtrack{f'=={release}' if release else ''}"]) + "\n"

@@ -1,0 +1,186 @@
+"""What the commands of `llmtrack` share: how a user's error ends, values that are read, and options of several commands."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import click
+
+from llmtrack.errors import LlmtrackError, UsageError, refused_by_system
+from llmtrack.host.console import keep_text, make_folder, on_one_line, print_text, replace_unknown
+from llmtrack.spec.parameter import NONE, readable
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FORMATS = ("table", "csv", "json", "markdown", "html", "latex")
+SELECTORS = "a run id (or its first 8 characters), study:ID, latest, latest:EXPERIMENT, alias:NAME, branch:NAME or tag:KEY=VALUE, each also with #SCENARIO"
+
+
+class Commands(click.Group):
+    """A group that shows a user's errors as one line, with exit code 2."""
+
+    def main(self, *given: Any, **settings: Any) -> Any:
+        """Read the command line and run a command."""
+        try:
+            return super().main(*given, **settings)
+        except OSError as error:
+            if error.errno is None:
+                raise
+            print_text(f"error: {refused_by_system(error)}", err=True)
+            _forget_output()
+            sys.exit(2)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line."""
+        try:
+            return super().parse_args(ctx, [readable(each) for each in args])
+        except UsageError as error:
+            print_text(f"error: {error}", err=True)
+            ctx.exit(2)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        from llmtrack.host.signals import Terminated, signals_end
+
+        replace_unknown(sys.stdout)
+        try:
+            # A signal that ended the process at once would leave temporary files.
+            with signals_end():
+                try:
+                    return super().invoke(ctx)
+                finally:
+                    # What is still buffered would fail when Python ends, where nobody can tell of it.
+                    if sys.stdout is not None:
+                        sys.stdout.flush()
+        except KeyboardInterrupt:
+            print_text("interrupted", err=True)
+            ctx.exit(128 + signal.SIGINT)
+        except Terminated as ended:
+            print_text("terminated", err=True)
+            ctx.exit(128 + ended.number)
+        except LlmtrackError as error:
+            print_text(f"error: {on_one_line(str(error))}", err=True)
+            ctx.exit(2)
+        except BrokenPipeError:
+            # The reader of a pipe has seen enough, as `head` does; nothing must be written at exit either.
+            _forget_output()
+            ctx.exit(0)
+
+
+def _forget_output() -> None:
+    """Let what is still buffered go nowhere, if it cannot be written."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def optional(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Read `none` as not given: MLproject parameters cannot be empty."""
+    return None if value is None or value.strip().lower() in ("", NONE) else value
+
+
+def comma_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """Read names that are separated by commas."""
+    given = optional(ctx, param, value)
+    return None if given is None else tuple(filter(None, (name.strip() for name in given.split(","))))
+
+
+def key_values(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """Read `KEY=VALUE` pairs."""
+    found: dict[str, str] = {}
+    for key, sign, value in (value.partition("=") for value in values):
+        if not sign or not key:
+            raise click.BadParameter("write KEY=VALUE", ctx, param)
+        if key in found:
+            raise click.BadParameter(f"{key} is given twice", ctx, param)
+        found[key] = value
+    return found
+
+
+def layout(*styles: str, sort: bool = False) -> Callable[[F], F]:
+    """Return what adds the options that say how a table is shown, which the command gets as `shown`."""
+    options = [
+        click.option("--format", "style", type=click.Choice(styles or FORMATS), default="table", show_default=True),
+        click.option("--columns", callback=comma_list, help="Only these columns, separated by commas."),
+        click.option("--wide", is_flag=True, help="Every column, even where the terminal is too narrow."),
+    ]
+    if sort:
+        options.append(click.option("--sort", callback=optional, help="Column to sort by; -COLUMN from high to low."))
+
+    def add(command: F) -> F:
+        @functools.wraps(command)
+        def laid_out(
+            *args: Any,
+            style: str,
+            columns: tuple[str, ...] | None,
+            wide: bool,
+            sort: str | None = None,
+            **given: Any,
+        ) -> Any:
+            from llmtrack.report.show import Layout
+
+            return command(*args, shown=Layout(style, sort, columns, wide), **given)
+
+        for option in reversed(options):
+            laid_out = option(laid_out)
+        return cast("F", laid_out)
+
+    return add
+
+
+def tracking_uri_option(command: F) -> F:
+    """Add the option that names the store."""
+    return click.option(
+        "--tracking-uri",
+        callback=optional,
+        help="MLflow tracking URI; else MLFLOW_TRACKING_URI, else mlflow.db here.",
+    )(command)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that the user named.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        make_folder(path.parent)
+        keep_text(path, text)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+
+
+def filters(command: F) -> F:
+    """Add the options that choose tracked runs."""
+    options = [
+        click.option("--experiment", callback=optional, help="Name of an llmtrack or MLflow experiment."),
+        click.option(
+            "--study",
+            callback=optional,
+            help="Id of a study, suite or its run; latest, latest:EXPERIMENT or alias:NAME; each also with #SCENARIO.",
+        ),
+        click.option("--model", callback=optional, help="Part of the model's name."),
+        click.option("--search", callback=optional, help="A word, or an MLflow filter string."),
+        click.option(
+            "--tag",
+            "tags",
+            multiple=True,
+            callback=key_values,
+            metavar="KEY=VALUE",
+            help="A tag that the runs must have.",
+        ),
+        click.option("--since", callback=optional, help="Started then or later: 2026-11-28, or 7d for a week ago."),
+        click.option("--until", callback=optional, help="Started before then."),
+        tracking_uri_option,
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,0 +1,300 @@
+"""The commands of `llmtrack` that put tracked runs side by side, list, check and choose among them.
+
+Only parse and print; everything they do is an importable function. Imports nothing heavy at start.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmtrack.cli.options import SELECTORS, filters, layout, optional, tracking_uri_option, write_text
+from llmtrack.errors import UsageError
+from llmtrack.host.console import print_text
+from llmtrack.spec.parameter import CHANCE, read_number
+from llmtrack.tracked.run import STATUSES
+
+if TYPE_CHECKING:
+    from llmtrack.report.show import Layout
+    from llmtrack.tracked.runs import Runs
+
+
+_across_environments = click.option(
+    "--across-environments", is_flag=True, help="Compare speed and memory of different machines or versions."
+)
+
+
+@click.command()
+@filters
+@click.option("--all/--newest", "every", default=False, help="Every run, or the newest of each scenario (default).")
+@click.option("--output", callback=optional, help="Folder for table.csv, table.md and table.png.")
+@click.option(
+    "--baseline",
+    multiple=True,
+    metavar="SELECTOR",
+    help=f"Tell differences from noise against this: {SELECTORS}.",
+)
+@click.option(
+    "--candidate",
+    multiple=True,
+    metavar="SELECTOR",
+    help="What is compared with --baseline; else the newest study, or --study.",
+)
+@click.option("--metric", multiple=True, help="Compare this metric with --baseline; else the headline ones.")
+@_across_environments
+@click.option("--warnings", is_flag=True, help="List the warnings of each run below the table.")
+@layout(sort=True)
+def compare(
+    every: bool,
+    warnings: bool,
+    output: str | None,
+    baseline: tuple[str, ...],
+    candidate: tuple[str, ...],
+    metric: tuple[str, ...],
+    across_environments: bool,
+    shown: Layout,
+    **chosen: Any,
+) -> None:
+    """Put tracked runs side by side in one table, or against a baseline with what is noise told.
+
+    Under `mlflow run` the table is also logged to that run.
+    """
+    from llmtrack.decide.selectors import as_selector
+    from llmtrack.report.comparison import compare_runs, compare_with_baseline
+
+    if baseline:
+        others = ("model", "search", "tags", "since", "until")
+        if every or output or warnings or any(chosen[name] for name in others):
+            raise UsageError("with --baseline, choose runs by --candidate, --study and --experiment only")
+        latest = None if candidate or chosen["study"] else _latest(chosen["tracking_uri"], chosen["experiment"])
+        compare_with_baseline(
+            baseline,
+            candidate or (as_selector(chosen["study"] or "latest"),),
+            metric or None,
+            experiment=chosen["experiment"],
+            across_environments=across_environments,
+            layout=shown,
+            tracking_uri=chosen["tracking_uri"],
+        )
+        _tell_latest(latest)
+        return
+    if candidate or metric or across_environments:
+        raise UsageError("--candidate, --metric and --across-environments need a --baseline")
+    chosen, latest = (chosen, None) if every else _latest_unless_chosen(chosen)
+    compare_runs(
+        every=every,
+        warnings=warnings,
+        output=Path(os.path.expanduser(output)) if output else None,
+        layout=shown,
+        progress=sys.stderr.isatty(),
+        **chosen,
+    )
+    _tell_latest(latest)
+
+
+@click.command()
+@filters
+@click.option("--kind", type=click.Choice(["scenario", "study"]), default="scenario", show_default=True)
+@click.option(
+    "--status",
+    type=click.Choice(STATUSES),
+    help="Only runs in this state.",
+)
+@layout("table", "csv", "json")
+def runs(kind: str, status: str | None, shown: Layout, **chosen: Any) -> None:
+    """List tracked runs, newest first."""
+    from llmtrack.report.listing import show_runs
+
+    show_runs(_found(kind=kind, status=status, **chosen), shown)
+
+
+@click.command()
+@click.option("--baseline", required=True, multiple=True, metavar="SELECTOR", help=f"What to measure by: {SELECTORS}.")
+@click.option("--candidate", required=True, multiple=True, metavar="SELECTOR", help="What is checked; like --baseline.")
+@click.option(
+    "--fail-if",
+    required=True,
+    multiple=True,
+    metavar="RULE",
+    help="A change that breaks the gate, such as 'tokens_per_sec < -5%'; may be given several times.",
+)
+@click.option("--experiment", callback=optional, help="Only runs of this llmtrack or MLflow experiment.")
+@_across_environments
+@click.option("--strict", is_flag=True, help="Fail also where the samples cannot tell.")
+@click.option("--allow-missing", is_flag=True, help="Accept that a side has no figure, or one that is not a number.")
+@click.option(
+    "--alpha",
+    callback=lambda ctx, param, value: read_number("alpha", value, CHANCE),
+    default="0.05",
+    metavar="FLOAT",
+    show_default=True,
+    help="Chance of a false alarm that is accepted, over all rules and scenarios together: more than 0 and less than 1.",
+)
+@click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML to this file.")
+@layout()
+@tracking_uri_option
+def gate(
+    baseline: tuple[str, ...],
+    candidate: tuple[str, ...],
+    fail_if: tuple[str, ...],
+    experiment: str | None,
+    across_environments: bool,
+    strict: bool,
+    allow_missing: bool,
+    alpha: float,
+    junit: Path | None,
+    shown: Layout,
+    tracking_uri: str | None,
+) -> None:
+    """Check rules for CI: exit code 3 if a tracked run breaks one with significance, 2 if one cannot be checked.
+
+    Of each rule and scenario it says whether it is broken, kept, missing or inconclusive.
+    """
+    from llmtrack.decide.gate import NOT_CHECKED
+    from llmtrack.decide.gate import gate as check
+    from llmtrack.report.gate import gate_summary, gate_table, to_junit
+    from llmtrack.report.show import show
+    from llmtrack.report.terminal import make_console
+
+    result = check(
+        baseline,
+        candidate,
+        fail_if,
+        experiment=experiment,
+        across_environments=across_environments,
+        strict=strict,
+        allow_missing=allow_missing,
+        alpha=alpha,
+        tracking_uri=tracking_uri,
+    )
+    if junit is not None:
+        write_text(junit, to_junit(result))
+    show(make_console(), "", gate_table(result), shown)
+    if shown.style in ("csv", "json"):
+        for note in result.notes:
+            print_text(note, err=True)
+    # A gate that could not check everything is a mistake to mend, and said where mistakes are.
+    told, mistaken = gate_summary(result), result.exit_code == NOT_CHECKED
+    print_text(f"error: {told}" if mistaken else told, err=mistaken or shown.style in ("csv", "json"))
+    sys.exit(result.exit_code)
+
+
+@click.command()
+@filters
+@click.option("--speed", default="tokens_per_sec", show_default=True, help="Metric of speed.")
+@click.option("--quality", default="perplexity", show_default=True, help="Metric of quality.")
+@click.option("--memory/--no-memory", default=False, help="Let peak memory count too.")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Draw the front to this PNG.")
+@layout()
+def pareto(speed: str, quality: str, memory: bool, output: Path | None, shown: Layout, **chosen: Any) -> None:
+    """Say which scenarios no other one beats in speed and quality (and memory).
+
+    Speed and quality may be of one run, or of two of the same model, backend, dtype and quantization.
+    """
+    from llmtrack.decide.verdicts import with_samples
+    from llmtrack.report.pareto import show_pareto
+
+    chosen, latest = _latest_unless_chosen(chosen)
+    runs = with_samples(_found(**chosen), chosen["tracking_uri"])
+    show_pareto(runs, speed, quality, memory=memory, layout=shown, output=output)
+    _tell_latest(latest)
+
+
+@click.command()
+@filters
+@click.option("--max-perplexity-increase", callback=optional, help="Against the baseline's, such as 1%; else any.")
+@click.option("--max-memory", callback=optional, help="Peak memory at most, such as 2GiB; else any.")
+@click.option("--objective", default="tokens_per_sec", show_default=True, help="Metric to be best in.")
+@click.option(
+    "--baseline",
+    callback=optional,
+    metavar="SCENARIO",
+    help="Whose perplexity counts; else the tracked baseline.",
+)
+@click.option("--format", "style", type=click.Choice(["table", "json", "markdown"]), default="table", show_default=True)
+@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the answer to this PNG.")
+def recommend(
+    max_perplexity_increase: str | None,
+    max_memory: str | None,
+    objective: str,
+    baseline: str | None,
+    style: str,
+    picture: Path | None,
+    **chosen: Any,
+) -> None:
+    """Say in a sentence how to run the model under constraints, and what ruled the others out.
+
+    Exit code 1 if nothing fits, or if it cannot be told which is best: then it says how to measure more.
+    """
+    from llmtrack.decide.recommending import Limits, parse_percent, parse_size
+    from llmtrack.decide.recommending import recommend as choose
+    from llmtrack.decide.verdicts import with_samples
+    from llmtrack.report.recommendation import draw, recommendation_json, recommendation_markdown
+    from llmtrack.report.terminal import make_console, render_recommendation, width_of
+
+    limits = Limits(
+        None if max_perplexity_increase is None else parse_percent(max_perplexity_increase),
+        None if max_memory is None else parse_size(max_memory),
+    )
+    chosen, latest = _latest_unless_chosen(chosen)
+    runs = with_samples(_found(**chosen), chosen["tracking_uri"])
+    found = choose(runs, limits, objective, baseline)
+    how: list[str] = []
+    settings: list[str] = []
+    if found.run_id is not None:
+        from llmtrack.run.reproduce import reproduce_command, run_settings
+
+        best = next(run for run in runs if run.run_id == found.run_id)
+        how, settings = reproduce_command(best), run_settings(best)
+    if style == "table":
+        print_text(render_recommendation(found, width_of(make_console())), nl=False)
+        if how:
+            print_text("\n".join(["To run it that way:", *(f"  {line}".rstrip() for line in how)]))
+        if settings:
+            print_text(f"Measured with {', '.join(settings)}.")
+    else:
+        print_text(
+            (recommendation_json if style == "json" else recommendation_markdown)(found, how, settings),
+            nl=False,
+        )
+    if picture is not None:
+        draw(found, runs, objective, picture)
+        print_text(f"Written: {picture}", err=True)
+    _tell_latest(latest)
+    if found.scenario is None:
+        sys.exit(1)
+
+
+def _latest_unless_chosen(chosen: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
+    """Return what chooses runs, and the newest study (or suite) where the user chose nothing."""
+    if any(value for name, value in chosen.items() if name != "tracking_uri"):
+        return chosen, None
+    return {**chosen, "study": "latest"}, _latest(chosen["tracking_uri"])
+
+
+def _latest(tracking_uri: str | None, experiment: str | None = None) -> str:
+    from llmtrack.tracking.query import newest_study
+
+    return newest_study(experiment, tracking_uri)
+
+
+def _tell_latest(study: str | None) -> None:
+    """Print which study an answer is about, after the answer: an error stays one line."""
+    if study is not None:
+        print_text(f"latest: {study} (--study chooses another)", err=True)
+
+
+def _found(**chosen: Any) -> Runs:
+    from llmtrack.tracking.query import tracked_runs, why_empty
+
+    found = tracked_runs(progress=sys.stderr.isatty(), **chosen)
+    if not found and (running := why_empty(chosen.get("study"), chosen.get("tracking_uri"))):
+        raise UsageError(running)
+    return found
+
+
+COMMANDS = (compare, runs, gate, pareto, recommend)

@@ -1,0 +1,154 @@
+"""Choose how new tokens are computed: compiled with fused products, compiled as the model is, or eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from llmtrack.devices import KINDS, kind_of
+from llmtrack.engine import GenerateRequest
+from llmtrack.engines.options import NO_COMPILE
+from llmtrack.engines.rounding import Noise, differ, noise_of
+from llmtrack.engines.rows import Sharing
+from llmtrack.engines.torch.eager import EagerDecoding
+from llmtrack.engines.torch.fast.compiled import CompiledDecoding, Compiler, StepModel, torch_compiler
+from llmtrack.engines.torch.fast.fused import FusedModel, unfusible
+from llmtrack.engines.torch.fast.static_cache import PlainModel
+from llmtrack.engines.torch.stamps import Stamps
+from llmtrack.engines.torch.step import Step
+from llmtrack.errors import in_words
+from llmtrack.models.decoder import positions_of
+
+Forward = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+_PROBE_TOKENS, _PROBE_PADS = 7, 3
+
+
+class Decoding(Protocol):
+    """How the new tokens of a request are computed, one step after the other."""
+
+    name: str
+
+    def prepare(self, request: GenerateRequest) -> float:
+        """Make ready what a request needs before it is timed; return the seconds that it took, 0 if it was ready."""
+        ...
+
+    def generate(self, request: GenerateRequest, stamps: Stamps) -> torch.Tensor:
+        """Return the (rows, new tokens) ids, on the host; each step is stamped once."""
+        ...
+
+
+def choose_decoding(
+    model: Any,
+    mode: str,
+    *,
+    pad_id: int,
+    eos_ids: frozenset[int],
+    first_position: int,
+    forward: Forward,
+    sharing: Sharing,
+    step: Step,
+    compiler: Compiler | None = None,
+) -> tuple[Decoding, tuple[str, ...]]:
+    """Return how a model decodes, and a warning where that is not what was asked for.
+
+    A model whose products can be fused is; its weights become views. A step is used only if it gives the logits of the
+    model's own pass.
+
+    Args:
+        model: a transformers model in `eval()`.
+        mode: `none`, `default` or `max-autotune`.
+        pad_id: what pads hold.
+        eos_ids: ids that end a sequence.
+        first_position: number of a row's first token.
+        forward: the model's own pass: turns ids and attention mask, both (rows, length), into logits.
+        sharing: which rows may share a batch.
+        step: what a decode step reads.
+        compiler: compiles a function; None: `torch.compile`.
+    """
+    eager = EagerDecoding(model, pad_id, eos_ids)
+    if mode == NO_COMPILE:
+        return eager, ()
+    reason = _uncompilable(model, sharing, step)
+    for make in () if reason else (_fused, PlainModel):
+        try:
+            found = make(model)
+            if isinstance(found, str):
+                reason = found
+            elif _agrees(
+                found,
+                forward,
+                model.device,
+                first_position,
+                model.config.get_text_config().vocab_size,
+                noise_of(model),
+            ):
+                compiled = CompiledDecoding(
+                    found,
+                    model.device,
+                    pad_id=pad_id,
+                    eos_ids=eos_ids,
+                    first_position=first_position,
+                    compiler=compiler or torch_compiler(mode),
+                )
+                return compiled, (f"decoding is compiled as the model is: {reason}",) if reason else ()
+            else:
+                reason = "a step over a static cache gives other logits than the model"
+        except Exception as error:  # whatever a model raises, it can still be run eagerly
+            reason = in_words(error)[:200]
+    return eager, (f"decoding is not compiled: {reason}",)
+
+
+def _uncompilable(model: Any, sharing: Sharing, step: Step) -> str:
+    if not KINDS[kind_of(model.device)].tried:
+        return f"it was never tried on {KINDS[kind_of(model.device)].title}"
+    if sharing.reason:
+        return sharing.reason
+    if step.cache.constant or step.cache.windows or not step.cache.per_token:
+        return "its cache does not just grow by the token"
+    if not getattr(model, "_can_compile_fullgraph", False):
+        return f"{type(model).__name__} cannot be compiled as one graph"
+    return ""
+
+
+def _fused(model: Any) -> StepModel | str:
+    return unfusible(model) or FusedModel(model)
+
+
+def _agrees(
+    model: StepModel,
+    forward: Forward,
+    device: torch.device,
+    first_position: int,
+    vocab_size: int,
+    noise: Noise | None,
+) -> bool:
+    """Return whether a pass over a prompt and a step after it give the logits of the model's own pass.
+
+    Of two rows one has pads, and the prompt has one token less than what the model reads.
+    """
+    ids = torch.arange(1, 1 + 2 * _PROBE_TOKENS).view(2, -1) % vocab_size
+    real = torch.ones_like(ids)
+    real[1, :_PROBE_PADS] = 0
+    own = ids, real
+    ids, real = ids.to(device), real.to(device)
+    positions, seen = positions_of(real, first_position), real.bool()
+    slots = torch.arange(_PROBE_TOKENS, device=device)
+    may = torch.ones((_PROBE_TOKENS, _PROBE_TOKENS), dtype=torch.bool, device=device).tril() & seen[:, None]
+    mask = (may | torch.eye(_PROBE_TOKENS, dtype=torch.bool, device=device))[:, None]
+    with torch.inference_mode():
+        cache = model.new_cache(2, _PROBE_TOKENS, first_position)
+        model.begin(cache)
+        for columns in (slice(0, _PROBE_TOKENS - 1), slice(_PROBE_TOKENS - 1, None)):
+            made = model.logits(ids[:, columns], positions[:, columns], slots[columns], mask[:, :, columns], cache)
+            again = partial(_column, forward, own, columns.indices(_PROBE_TOKENS)[1] - 1)
+            if differ(again(), made, again, noise):
+                return False
+    return True
+
+
+def _column(forward: Forward, inputs: tuple[torch.Tensor, torch.Tensor], column: int) -> torch.Tensor:
+    return forward(*inputs)[:, column]

@@ -1,0 +1,112 @@
+"""Decode step by step through transformers' `generate`, as anyone would call it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from llmtrack.engine import GenerateRequest
+from llmtrack.engines.torch.stamps import Stamps
+from llmtrack.tensors.padding import pad_rows
+
+
+def greedy(model: Any, new_tokens: int, **settings: Any) -> GenerationConfig:
+    """Return the settings of greedy generation, with the special ids of a model: of those that are missing `generate` says that it fills them in.
+
+    Args:
+        model: a transformers model.
+        new_tokens: at most.
+        settings: further ones, of `GenerationConfig`.
+    """
+    own = {name: getattr(model.generation_config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return GenerationConfig(max_new_tokens=new_tokens, do_sample=False, num_beams=1, **{**own, **settings})
+
+
+class EagerDecoding:
+    """Greedy decoding by `generate`.
+
+    Args:
+        model: a transformers model in `eval()`.
+        pad_id: what pads hold.
+        eos_ids: ids that end a sequence.
+    """
+
+    name = "eager"
+
+    def __init__(self, model: Any, pad_id: int, eos_ids: frozenset[int]) -> None:
+        self._model, self._pad_id, self._eos_ids = model, pad_id, eos_ids
+
+    def prepare(self, request: GenerateRequest) -> float:
+        """Return 0: there is nothing to prepare."""
+        return 0.0
+
+    def generate(self, request: GenerateRequest, stamps: Stamps) -> torch.Tensor:
+        """Return the (rows, new tokens) ids, on the host."""
+        ids, mask = pad_rows(request.prompt_ids, self._pad_id, request.padding_side, request.padded_length)
+        config = greedy(
+            self._model,
+            request.max_new_tokens,
+            min_new_tokens=request.max_new_tokens if request.ignore_eos else None,
+            use_cache=request.use_cache,
+            eos_token_id=sorted(self._eos_ids) or None,
+            pad_token_id=self._pad_id,
+        )
+        output = self._model.generate(
+            input_ids=ids.to(self._model.device),
+            attention_mask=mask.to(self._model.device),
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([_Stamping(stamps)]),
+        )
+        stamps.wait()
+        return output[:, ids.shape[1] :].cpu()
+
+
+class _Stamping(StoppingCriteria):
+    """Never stops: it is asked once for each step, when its tokens have been chosen."""
+
+    def __init__(self, stamps: Stamps) -> None:
+        self._stamps = stamps
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **unused: Any) -> torch.Tensor:
+        self._stamps.step()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+@torch.inference_mode()
+def two_steps(
+    model: Any, pad_id: int, input_ids: torch.Tensor, attention_mask: torch.Tensor
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
+    """Return ids with a generated token, (rows, length + 1), and the logits of it and of the next, each (rows, vocabulary).
+
+    Args:
+        model: a transformers model in `eval()`.
+        pad_id: what pads hold.
+        input_ids: (rows, length).
+        attention_mask: (rows, length).
+
+    Returns:
+        None where the model cannot generate.
+    """
+    config = greedy(model, 2, min_new_tokens=2, use_cache=True, pad_token_id=pad_id)
+    config.output_logits = config.return_dict_in_generate = True
+    try:
+        output: Any = model.generate(
+            input_ids=input_ids.to(model.device),
+            attention_mask=attention_mask.to(model.device),
+            generation_config=config,
+        )
+    except Exception:  # a model that cannot generate says so when it is asked to
+        return None
+    # `generate` shows them in float32, whatever they were computed in: their rounding is that of the model.
+    return output.sequences[:, :-1], tuple(each.to(model.dtype) for each in output.logits)
+
+
+def step_logits(
+    model: Any, pad_id: int, input_ids: torch.Tensor, attention_mask: torch.Tensor
+) -> Sequence[torch.Tensor]:
+    """Return the logits of two generated tokens, each (rows, vocabulary); none where the model cannot generate."""
+    made = two_steps(model, pad_id, input_ids, attention_mask)
+    return made[1] if made else ()

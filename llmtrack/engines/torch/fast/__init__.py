@@ -1,0 +1,1 @@
+"""Faster decode steps: a static cache, compiled layers, fused products and kernels of one row."""

@@ -1,0 +1,337 @@
+"""Decode with a static cache and a compiled step: on a GPU the whole step, the choice of its token included, is one CUDA graph.
+
+Nothing of it changes shape from one step to the next, and nothing waits for the host. What is compiled and captured
+belongs to one shape (rows, tokens of a prompt, length of the cache) and is made before the first call of that shape.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from llmtrack.engine import GenerateRequest
+from llmtrack.engines.torch.stamps import Stamps
+from llmtrack.errors import ScenarioError, in_words
+from llmtrack.models.decoder import positions_of
+from llmtrack.tensors.padding import pad_rows
+
+Compiler = Callable[[Any], Any]
+
+MOST_SHAPES = 8
+"""Shapes that are kept: each has a cache of its own."""
+
+_LENGTHS = 64
+"""The length of a cache is a multiple of this, so that prompts of like lengths share what is compiled."""
+
+RECOMPILATIONS = 1024
+"""More than there are shapes: beyond its own limit, torch would go on without compiling."""
+
+_PARTS = 256
+"""Parts of a row of logits at most, of which each is looked through at once."""
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {"coordinate_descent_tuning": True},
+    "max-autotune": {"coordinate_descent_tuning": True, "max_autotune": True},
+}
+
+
+class StepModel(Protocol):
+    """A model that computes the next token over a static cache.
+
+    Attributes:
+        name: what it is called in tracked runs.
+        static_prefill: whether a pass over a prompt, not compiled, asks the host for nothing, so that it can be captured.
+    """
+
+    name: str
+    static_prefill: bool
+
+    def new_cache(self, rows: int, length: int, first_position: int) -> Any:
+        """Return an empty cache of so many rows and tokens."""
+        ...
+
+    def begin(self, cache: Any) -> None:
+        """Make a cache ready for a new prompt."""
+        ...
+
+    def logits(
+        self, ids: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor, mask: torch.Tensor, cache: Any
+    ) -> torch.Tensor:
+        """Return the (rows, vocabulary) logits after the last column, and keep the keys and values of all.
+
+        Args:
+            ids: (rows, columns) token ids.
+            positions: (rows, columns), the number of each token in its row.
+            slots: (columns,), where in the cache each column goes.
+            mask: (rows, 1, columns, length) booleans: what each token may look at.
+            cache: what `new_cache` made.
+        """
+        ...
+
+    def compiled(self, compiler: Compiler) -> Callable[..., torch.Tensor]:
+        """Return `logits` with what is worth compiling compiled."""
+        ...
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Let torch compile for as many shapes as are kept.
+
+    Raises:
+        ScenarioError: it cannot compile this model here.
+    """
+    try:
+        with torch._dynamo.config.patch(recompile_limit=RECOMPILATIONS):
+            yield
+    except torch._dynamo.exc.TorchDynamoException as error:
+        raise ScenarioError(
+            f"torch.compile cannot compile this model here ({in_words(error)[:200]}): use compile=none",
+            kind="unsupported",
+        ) from error
+
+
+def torch_compiler(mode: str) -> Compiler:
+    """Return what compiles a function: `torch.compile` for fixed shapes.
+
+    Args:
+        mode: `default`, or `max-autotune`, which tries more kernels.
+    """
+    return partial(torch.compile, fullgraph=True, dynamic=False, options=dict(_OPTIONS[mode]))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What decides which compiled loop is needed.
+
+    Attributes:
+        rows: rows of the batch.
+        prompt: tokens of each, pads included.
+        length: tokens that the cache holds.
+        ignore_eos: whether the end of a sequence is suppressed.
+    """
+
+    rows: int
+    prompt: int
+    length: int
+    ignore_eos: bool
+
+    @classmethod
+    def of(cls, request: GenerateRequest) -> Shape:
+        """Return the shape of a request."""
+        needed = request.padded_length + request.max_new_tokens
+        length = -(-needed // _LENGTHS) * _LENGTHS
+        return cls(len(request.prompt_ids), request.padded_length, length, request.ignore_eos)
+
+
+class CompiledDecoding:
+    """Greedy decoding by a compiled step.
+
+    Args:
+        model: what computes a step.
+        device: where it is.
+        pad_id: what pads hold.
+        eos_ids: ids that end a sequence.
+        first_position: number of a row's first token.
+        compiler: compiles a function.
+    """
+
+    def __init__(
+        self,
+        model: StepModel,
+        device: torch.device,
+        *,
+        pad_id: int,
+        eos_ids: frozenset[int],
+        first_position: int,
+        compiler: Compiler,
+    ) -> None:
+        self._model, self._device = model, device
+        self._pad_id, self._eos_ids, self._first_position = pad_id, eos_ids, first_position
+        self._step, self._choose = model.compiled(compiler), compiler(_choose)
+        self._loops: OrderedDict[Shape, _Loop] = OrderedDict()
+        self.name = f"compiled, {model.name}"
+
+    def prepare(self, request: GenerateRequest) -> float:
+        """Compile and capture what a request needs, if it is not there; return the seconds that it took.
+
+        Raises:
+            ScenarioError: no static cache can serve the request, or it cannot be compiled here.
+        """
+        if not request.use_cache:
+            raise ScenarioError("compiled decoding needs the KV cache: use compile=none", kind="unsupported")
+        if request.padding_side != "left" and len(set(map(len, request.prompt_ids))) > 1:
+            raise ScenarioError(
+                "compiled decoding pads on the left: use padding_side=left or compile=none",
+                kind="unsupported",
+            )
+        shape = Shape.of(request)
+        if shape in self._loops:
+            self._loops.move_to_end(shape)
+            return 0.0
+        start = time.perf_counter()
+        while len(self._loops) >= MOST_SHAPES:
+            self._loops.popitem(last=False)
+        with compiling():
+            self._loops[shape] = self._made(shape)
+        return time.perf_counter() - start
+
+    def generate(self, request: GenerateRequest, stamps: Stamps) -> torch.Tensor:
+        """Return the (rows, new tokens) ids, on the host."""
+        self.prepare(request)
+        loop = self._loops[Shape.of(request)]
+        ids, real = pad_rows(request.prompt_ids, self._pad_id, "left", request.padded_length)
+        loop.begin(ids.to(self._device), real.to(self._device))
+        new = torch.empty((request.max_new_tokens, len(ids)), dtype=torch.int64, pin_memory=self._device.type == "cuda")
+        ended = torch.zeros(len(ids), dtype=torch.bool)
+        for number in range(request.max_new_tokens):
+            (loop.step if number else loop.prefill)()
+            new[number].copy_(loop.chosen, non_blocking=True)
+            stamps.step()
+            if not request.ignore_eos:
+                stamps.wait()
+                ended |= torch.isin(new[number], torch.tensor(sorted(self._eos_ids)))
+                if ended.all():
+                    break
+        stamps.wait()
+        return new[: number + 1].T
+
+    def close(self) -> None:
+        """Forget what was captured."""
+        self._loops.clear()
+
+    def _made(self, shape: Shape) -> _Loop:
+        suppressed = sorted(self._eos_ids) if shape.ignore_eos else []
+        loop = _Loop(
+            self._model,
+            self._step,
+            self._choose,
+            shape,
+            torch.tensor(suppressed, dtype=torch.int64, device=self._device),
+            self._first_position,
+        )
+        loop.try_out()
+        if self._device.type == "cuda":
+            loop.capture()
+        return loop
+
+
+class _Loop:
+    """The buffers of one shape, and the passes that read and write them."""
+
+    def __init__(
+        self,
+        model: StepModel,
+        step: Callable[..., torch.Tensor],
+        choose: Callable[..., None],
+        shape: Shape,
+        suppressed: torch.Tensor,
+        first_position: int,
+    ) -> None:
+        # A graph reads what was there when it was captured: all of it is kept here.
+        self._model, self._first_position, self._suppressed = model, first_position, suppressed
+        device = suppressed.device
+        self._ids = torch.zeros((shape.rows, 1), dtype=torch.int64, device=device)
+        self._positions = torch.zeros_like(self._ids)
+        self._slots = torch.zeros(1, dtype=torch.int64, device=device)
+        self._mask = torch.zeros((shape.rows, 1, 1, shape.length), dtype=torch.bool, device=device)
+        self._prompt = torch.zeros((shape.rows, shape.prompt), dtype=torch.int64, device=device)
+        self._prompt_positions = torch.zeros_like(self._prompt)
+        self._prompt_slots = torch.arange(shape.prompt, device=device)
+        self._prompt_mask = torch.zeros((shape.rows, 1, shape.prompt, shape.length), dtype=torch.bool, device=device)
+        self._cache = model.new_cache(shape.rows, shape.length, first_position)
+        state = (self._ids, self._positions, self._slots, self._mask)
+        prompt = (self._prompt, self._prompt_positions, self._prompt_slots, self._prompt_mask)
+
+        def prefill() -> None:
+            choose(model.logits(*prompt, self._cache), suppressed, *state)
+
+        def next_step() -> None:
+            choose(step(*state, self._cache), suppressed, *state)
+
+        self.prefill: Callable[[], None] = prefill
+        self.step: Callable[[], None] = next_step
+
+    @property
+    def chosen(self) -> torch.Tensor:
+        """The (rows,) ids that the last pass chose, on the device."""
+        return self._ids[:, 0]
+
+    def begin(self, ids: torch.Tensor, real: torch.Tensor) -> None:
+        """Take a prompt: its (rows, tokens) ids, and which of them are no pads."""
+        length = ids.shape[1]
+        positions = positions_of(real, self._first_position)
+        self._prompt.copy_(ids)
+        self._prompt_positions.copy_(positions)
+        self._positions.copy_(positions[:, -1:])
+        self._slots.fill_(length - 1)
+        seen = real.bool()
+        self._mask.zero_()
+        self._mask[:, 0, 0, :length] = seen
+        earlier = torch.ones((length, length), dtype=torch.bool, device=ids.device).tril()
+        # A pad looks at itself: of nothing at all the mean is no number, and would spread.
+        alone = torch.eye(length, dtype=torch.bool, device=ids.device)
+        self._prompt_mask.zero_()
+        self._prompt_mask[:, 0, :, :length] = (earlier & seen[:, None]) | alone
+        self._model.begin(self._cache)
+
+    def try_out(self) -> None:
+        """Run everything once, so that it is compiled."""
+        self.begin(self._prompt.clone(), torch.ones_like(self._prompt))
+        self.prefill()
+        self.step()
+
+    def capture(self) -> None:
+        """Put the passes into CUDA graphs."""
+        self.begin(self._prompt.clone(), torch.ones_like(self._prompt))
+        # Handles and workspaces are made outside of a capture.
+        stream = torch.cuda.Stream(self._ids.device)
+        stream.wait_stream(torch.cuda.current_stream(self._ids.device))
+        with torch.cuda.stream(stream):
+            self.prefill()
+            self.step()
+        torch.cuda.current_stream(self._ids.device).wait_stream(stream)
+        self.begin(self._prompt.clone(), torch.ones_like(self._prompt))
+        if self._model.static_prefill:
+            self.prefill = _captured(self.prefill)
+        self.step = _captured(self.step)
+
+
+def _captured(run: Callable[[], None]) -> Callable[[], None]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def _choose(
+    logits: torch.Tensor,
+    suppressed: torch.Tensor,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    mask: torch.Tensor,
+) -> None:
+    """Choose the next token of each row, and make the buffers ready for the step that reads it."""
+    if len(suppressed):
+        logits = logits.index_fill(1, suppressed, -torch.inf)
+    ids.copy_(_highest(logits))
+    positions.add_(1)
+    slots.add_(1)
+    mask.index_fill_(3, slots, True)
+
+
+def _highest(logits: torch.Tensor) -> torch.Tensor:
+    """Return the (rows, 1) ids of the highest logits, found in parts first: one long row would keep one processor busy."""
+    rows, vocabulary = logits.shape
+    parts = logits.view(rows, math.gcd(vocabulary, _PARTS), -1)
+    within = parts.argmax(dim=-1)
+    part = parts.amax(dim=-1).argmax(dim=-1, keepdim=True)
+    return part * parts.shape[-1] + within.gather(1, part)

@@ -1,0 +1,290 @@
+"""The decode step of a Llama-like model with few, large products: queries, keys and values in one, gate and up in one.
+
+The weights of the loaded model become views into the fused ones: what it says stays the same, and so does its memory.
+Whether a model is Llama-like its modules tell, not its name; whether the step is really its own, the caller tries
+(`llmtrack.engines.torch.decoding`), since a model of the same modules may scale or rotate in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+_BODY = frozenset({"embed_tokens", "layers", "norm", "rotary_emb"})
+_LAYER = frozenset({"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"})
+_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+_ATTENTION_NORMS = frozenset({"q_norm", "k_norm"})
+_LONGEST, _LARGEST_GROUP = 1024, 16
+"""What one kernel does a token's attention for: tokens of a cache, and query heads of a key head (see `attention`)."""
+
+_MLP = frozenset({"gate_proj", "up_proj", "down_proj", "act_fn"})
+
+
+@dataclass(frozen=True)
+class FusedCache:
+    """Keys and values of all layers, and the rotary angles of all positions.
+
+    Attributes:
+        keys: of each layer, (rows, key heads, length, width).
+        values: likewise.
+        cos: (positions, width).
+        sin: (positions, width).
+    """
+
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+
+class FusedModel:
+    """A Llama-like model as a step; see `llmtrack.engines.torch.fast.compiled.StepModel`.
+
+    Args:
+        model: a model of which `unfusible` has nothing to say.
+    """
+
+    name = "fused"
+    static_prefill = True
+
+    def __init__(self, model: Any) -> None:
+        body = model.base_model
+        self._embedding, self._rotary = body.embed_tokens, body.rotary_emb
+        self._layers = [FusedLayer(layer) for layer in body.layers]
+        self._norm, self._head = body.norm, model.get_output_embeddings()
+        self._by_kernels = _has_kernels(self._layers[0])
+
+    def new_cache(self, rows: int, length: int, first_position: int) -> FusedCache:
+        """Return an empty cache of so many rows and tokens."""
+        like, first = self._embedding.weight, self._layers[0]
+        shape = (rows, first.key_heads, length, first.width)
+        keys, values = ([like.new_zeros(shape) for _ in self._layers] for _ in range(2))
+        positions = torch.arange(first_position + length, device=like.device)[None]
+        cos, sin = self._rotary(like.new_zeros((1, 1, 1)), positions)
+        return FusedCache(keys, values, cos[0].clone(), sin[0].clone())
+
+    def begin(self, cache: FusedCache) -> None:
+        """Do nothing: what a cache holds is masked until it is written anew."""
+
+    def logits(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        mask: torch.Tensor,
+        cache: FusedCache,
+    ) -> torch.Tensor:
+        """Return the (rows, vocabulary) logits after the last column; see `StepModel`."""
+        return self._run(lambda part: part, ids, positions, slots, mask, cache)
+
+    def compiled(self, compiler: Callable[[Any], Any]) -> Callable[..., torch.Tensor]:
+        """Return `logits` with its parts compiled: a layer once for all of them, which have the same shapes."""
+        parts = {part: compiler(part) for part in (_begin, _layer, _end)}
+        return lambda *inputs: self._run(parts.__getitem__, *inputs)
+
+    def _run(
+        self,
+        use: Callable[[Any], Any],
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        slots: torch.Tensor,
+        mask: torch.Tensor,
+        cache: FusedCache,
+    ) -> torch.Tensor:
+        one = self._by_kernels and ids.shape[1] == 1
+        short = self._layers[0].has_kernel and cache.keys[0].shape[2] <= _LONGEST
+        attend = _attend_in_one if one and short else _attend
+        add = _add_in_one if one and len(ids) == 1 else _add
+        run_layer = use(_layer)
+        hidden, cos, sin = use(_begin)(self._embedding, ids, positions, cache.cos, cache.sin)
+        for layer, keys, values in zip(self._layers, cache.keys, cache.values, strict=True):
+            hidden = run_layer(attend, add, layer, hidden, cos, sin, slots, mask, keys, values)
+        logits: torch.Tensor = use(_end)(self._norm, self._head, hidden)
+        return logits
+
+
+class FusedLayer(nn.Module):
+    """The weights of a layer, fused; those of the layer itself become views into them.
+
+    Args:
+        layer: a layer whose modules are those of Llama.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.width = int(attention.head_dim)
+        self.heads, self.key_heads = (each.out_features // self.width for each in (attention.q_proj, attention.k_proj))
+        self.scale = float(getattr(attention, "scaling", self.width**-0.5))
+        self.qkv, self.qkv_bias = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.gate_up, self.gate_up_bias = _fuse(mlp.gate_proj, mlp.up_proj)
+        self.o_proj, self.down_proj, self.act_fn = attention.o_proj, mlp.down_proj, mlp.act_fn
+        self.before_attention, self.before_mlp = layer.input_layernorm, layer.post_attention_layernorm
+        self.q_norm: Any = getattr(attention, "q_norm", None)
+        self.k_norm: Any = getattr(attention, "k_norm", None)
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether one kernel can do a token's attention: for heads of a usual width and norm, few of which share a key."""
+        norms = (each for each in (self.q_norm, self.k_norm) if each is not None)
+        return (
+            self.width in (32, 64, 128)
+            and self.heads // self.key_heads <= _LARGEST_GROUP
+            and all(_is_rms_norm(each, self.width) for each in norms)
+        )
+
+
+def _begin(
+    embedding: nn.Module,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return embedding(ids), cos[positions][:, None], sin[positions][:, None]
+
+
+def _layer(
+    attend: Callable[..., torch.Tensor],
+    add: Callable[..., torch.Tensor],
+    layer: FusedLayer,
+    hidden: torch.Tensor,
+    *where: torch.Tensor,
+) -> torch.Tensor:
+    """Return the (rows, columns, width) states after a layer, and keep the key and value of each token.
+
+    Args:
+        attend: turns the layer, queries, keys and values in one, and `where` into what each head sees.
+        add: adds the product of a module with its second input to the first.
+        layer: the weights.
+        hidden: the states before it.
+        where: cos, sin, slots, mask, and keys and values of the layer so far.
+    """
+    fused = linear(layer.before_attention(hidden), layer.qkv, layer.qkv_bias)
+    hidden = add(hidden, attend(layer, fused, *where), layer.o_proj)
+    gate, up = linear(layer.before_mlp(hidden), layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+    return add(hidden, layer.act_fn(gate) * up, layer.down_proj)
+
+
+def _attend(
+    layer: FusedLayer,
+    fused: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    slots: torch.Tensor,
+    mask: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+) -> torch.Tensor:
+    rows, columns, _ = fused.shape
+    parts = fused.view(rows, columns, -1, layer.width)
+    query, key, value = parts.split((layer.heads, layer.key_heads, layer.key_heads), dim=2)
+    if layer.q_norm is not None:
+        query, key = layer.q_norm(query), layer.k_norm(key)
+    query, key = (_rotated(each.transpose(1, 2), cos, sin) for each in (query, key))
+    keys.index_copy_(2, slots, key)
+    values.index_copy_(2, slots, value.transpose(1, 2))
+    seen = scaled_dot_product_attention(
+        query, keys, values, attn_mask=mask, scale=layer.scale, enable_gqa=layer.heads != layer.key_heads
+    )
+    return seen.transpose(1, 2).reshape(rows, columns, -1)
+
+
+def _attend_in_one(layer: FusedLayer, fused: torch.Tensor, *where: torch.Tensor) -> torch.Tensor:
+    """Do the same for one token of each row, all of it in one kernel."""
+    from llmtrack.engines.torch.fast.attention import attend
+
+    norms = None
+    if layer.q_norm is not None:
+        norms = layer.q_norm.weight, layer.k_norm.weight, layer.q_norm.variance_epsilon
+    return attend(layer.heads, layer.scale, norms, fused, *where)
+
+
+def _add(hidden: torch.Tensor, states: torch.Tensor, product: nn.Module) -> torch.Tensor:
+    added: torch.Tensor = hidden + product(states)
+    return added
+
+
+def _add_in_one(hidden: torch.Tensor, states: torch.Tensor, product: nn.Linear) -> torch.Tensor:
+    """Do the same for one token of one row, in one kernel."""
+    from llmtrack.engines.torch.fast.row_product import added
+
+    base = hidden if product.bias is None else hidden + product.bias
+    return added(base, states, product.weight)
+
+
+def _end(norm: nn.Module, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = head(norm(hidden[:, -1]))
+    return logits
+
+
+def _has_kernels(layer: FusedLayer) -> bool:
+    """Return whether there are kernels of our own for one token: on a GPU, in 16 bits."""
+    weight = layer.qkv
+    half = weight.dtype in (torch.float16, torch.bfloat16)
+    return half and weight.device.type == "cuda" and find_spec("triton") is not None
+
+
+def _is_rms_norm(module: Any, width: int) -> bool:
+    """Return whether a norm divides by the root of the mean square; that it is no other kind is tried with the step."""
+    return hasattr(module, "variance_epsilon") and tuple(module.weight.shape) == (width,)
+
+
+def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = states.chunk(2, dim=-1)
+    return states * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+def _fuse(*linears: nn.Linear) -> tuple[nn.Parameter, nn.Parameter | None]:
+    """Put the weights of several products of one input into one tensor, of which theirs become views."""
+    weight = _joined([each.weight for each in linears])
+    biases = [each.bias for each in linears]
+    bias = None if biases[0] is None else _joined(biases)
+    begin = 0
+    for each in linears:
+        rows = slice(begin, begin + each.out_features)
+        each.weight = nn.Parameter(weight[rows], requires_grad=False)
+        if bias is not None:
+            each.bias = nn.Parameter(bias[rows], requires_grad=False)
+        begin += each.out_features
+    return weight, bias
+
+
+def _joined(tensors: list[Any]) -> nn.Parameter:
+    return nn.Parameter(torch.cat([each.detach() for each in tensors]), requires_grad=False)
+
+
+def unfusible(model: Any) -> str:
+    """Return why the modules of a model are not those of Llama, in words; empty if they are."""
+    body = model.base_model
+    if body is model or model.get_output_embeddings() is None:
+        return "it has no body and head of its own"
+    if not _has(body, _BODY):
+        return "its body is not that of Llama"
+    for layer in body.layers:
+        if not (_has(layer, _LAYER) and _has(layer.self_attn, _ATTENTION, _ATTENTION_NORMS) and _has(layer.mlp, _MLP)):
+            return "its layers are not those of Llama"
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = (
+            *(getattr(attention, name) for name in sorted(_ATTENTION)),
+            *(getattr(mlp, name) for name in sorted(_MLP - {"act_fn"})),
+        )
+        if not all(type(each) is nn.Linear and type(each.weight) is nn.Parameter for each in projections):
+            return "its weights are quantized or packed"
+        groups = (("q_proj", "k_proj", "v_proj"), attention), (("gate_proj", "up_proj"), mlp)
+        for names, holder in groups:
+            if len({getattr(holder, name).bias is None for name in names}) > 1:
+                return "some of its products have a bias and some have none"
+    return ""
+
+
+def _has(module: Any, names: frozenset[str], optional: frozenset[str] = frozenset()) -> bool:
+    """Return whether a module has these children, and no others but optional ones, which come together."""
+    found = {name for name, _ in module.named_children()}
+    return found in (names, names | optional)

@@ -1,0 +1,358 @@
+"""Tensor parallelism: one model whose layers are shared out among processes, one for each card, driven as one engine.
+
+The process that measures is rank 0. It starts the others, as torchrun would, and tells them each call before it makes it
+itself, so that all run the same code in step; what is timed is rank 0's call, the telling included. transformers shares the
+layers out by the model's own plan (`tp_plan`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from llmtrack.devices import devices, kind_of, require_tried, resolve_device
+from llmtrack.engine import EngineInfo, Generated, GenerateRequest, Operations, Tokenized
+from llmtrack.errors import ScenarioError, UsageError, in_words
+from llmtrack.host.child_process import child_environment
+from llmtrack.host.process_tree import when_parent_ends
+from llmtrack.models.folder import model_folder
+from llmtrack.spec.scenario import Variant
+
+TIMEOUT = timedelta(minutes=10)
+"""How long a rank waits for another before it gives up."""
+
+Load = Callable[[Variant], Any]
+
+
+def load_sharded(variant: Variant, count: int, load: Load) -> ShardedEngine:
+    """Load a model whose layers are shared out among several processes.
+
+    Args:
+        variant: what to load; its device is the kind of card, or `cpu`.
+        count: processes, one for each card.
+        load: loads the share of a rank, given a variant whose model is a folder and whose device is the rank's.
+
+    Raises:
+        UsageError: there are not so many cards, or something else is asked for that does not go with it.
+        ScenarioError: a rank could not load its share.
+    """
+    others = {"quantization": variant.quantization, "compile": "none", "device_map": "none"} | dict(variant.options)
+    for name in ("quantization", "compile", "device_map"):
+        if others[name] != "none":
+            raise UsageError(f"tensor_parallel goes with no {name}: use {name}=none, or tensor_parallel=1")
+    device = resolve_device(variant.device)
+    require_tried(device, "tensor_parallel")
+    kind = kind_of(device)
+    cards = len(devices("cuda"))
+    if kind == "cpu" and cards:
+        raise UsageError(
+            "tensor_parallel on the CPU of a machine with a GPU is not possible: use device=cuda, or hide the GPU "
+            "(CUDA_VISIBLE_DEVICES=)"
+        )
+    if kind == "cuda" and count > cards:
+        raise UsageError(f"tensor_parallel={count} takes {count} GPUs, and {cards} are there: ask for fewer")
+    found = model_folder(variant.model, variant.revision)
+    share = replace(variant, model=str(found.path), revision=None, device=kind)
+    ranks = Ranks.get(count, kind)
+    try:
+        number, local, infos = ranks.load(share, load)
+    except Exception:
+        ranks.release()
+        raise
+    info = joint_info(infos, count if kind == "cuda" else 1)
+    return ShardedEngine(
+        ranks,
+        number,
+        local,
+        replace(
+            info,
+            model_id=found.model_id,
+            facts={**info.facts, **found.facts, "tensor_parallel": count},
+            tags={**info.tags, **found.tags},
+            warnings=(*found.warnings, *info.warnings),
+        ),
+    )
+
+
+def joint_info(infos: Sequence[EngineInfo], devices: int) -> EngineInfo:
+    """Return what is known of a model of which each rank holds a share: sizes and work are those of all of them.
+
+    What every rank holds (norms, and a head that is not shared out) each of them reads, and counts for each.
+
+    Args:
+        infos: of the ranks, in their order.
+        devices: devices that compute at once.
+    """
+    first = infos[0]
+    windows: Counter[int] = Counter()
+    for info in infos:
+        windows.update(dict(info.kv_windows))
+    known = [info.operations for info in infos if info.operations is not None]
+    done = (
+        Operations(*(sum(getattr(each, name) for each in known) for name in ("per_token", "per_context", "head")))
+        if len(known) == len(infos)
+        else None
+    )
+    return replace(
+        first,
+        model_size_bytes=sum(info.model_size_bytes for info in infos),
+        step_weight_bytes=sum(info.step_weight_bytes for info in infos),
+        kv_bytes_per_token=sum(info.kv_bytes_per_token for info in infos),
+        kv_windows=tuple(sorted(windows.items())),
+        state_bytes=sum(info.state_bytes for info in infos),
+        operations=done,
+        devices=devices,
+        parallel=devices,
+    )
+
+
+class Ranks:
+    """The processes that share models, of which this one is rank 0; there is one such group at a time."""
+
+    _open: Ranks | None = None
+
+    def __init__(self, count: int, kind: str) -> None:
+        self.count, self.kind, self._users, self._loaded = count, kind, 0, 0
+        store = dist.TCPStore("127.0.0.1", 0, count, is_master=True, wait_for_workers=False)
+        self._peers = [
+            subprocess.Popen(
+                [sys.executable, "-m", "llmtrack.engines.torch.peer", str(rank), str(count), str(store.port), kind],
+                env=child_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+            for rank in range(1, count)
+        ]
+        self._control = join(store, 0, count, kind)
+
+    @classmethod
+    def get(cls, count: int, kind: str) -> Ranks:
+        """Return the open group, or open one; each `get` wants a `release`.
+
+        Raises:
+            UsageError: one of another size is open.
+        """
+        if cls._open is not None and (cls._open.count, cls._open.kind) != (count, kind):
+            raise UsageError(f"a model is shared out among {cls._open.count} processes already: close it first")
+        if cls._open is None:
+            cls._open = cls(count, kind)
+        cls._open._users += 1
+        return cls._open
+
+    def load(self, variant: Variant, load: Load) -> tuple[int, Any, list[EngineInfo]]:
+        """Load a share on each rank; return the engine's number, the local one, and what each rank says of its share.
+
+        Raises:
+            ScenarioError: a rank could not.
+        """
+        self._loaded += 1
+        self.tell("load", self._loaded, variant)
+        engine, told = load_share(variant, load, 0, self.count)
+        answers = gather(told, self._control, self.count)
+        failed = [f"rank {rank}: {answer}" for rank, answer in enumerate(answers) if isinstance(answer, str)]
+        if failed:
+            self.tell("close", self._loaded)
+            raise ScenarioError(f"the model could not be shared out: {'; '.join(failed)}", kind="unsupported")
+        return self._loaded, engine, answers
+
+    def tell(self, *message: Any) -> None:
+        """Tell the others what to do; they do it while this rank does the same."""
+        dist.broadcast_object_list([message], src=0, group=self._control)
+
+    def peak_memory(self, number: int, own: int | None) -> int | None:
+        """Return the peak of all ranks together, None where one does not know its own."""
+        self.tell("peak_memory_bytes", number)
+        peaks = gather(own, self._control, self.count)
+        return None if None in peaks else sum(peaks)
+
+    def release(self) -> None:
+        """End the others once no model is shared with them any more."""
+        self._users -= 1
+        if self._users:
+            return
+        type(self)._open = None
+        with suppress(Exception):  # one that is gone already need not be told
+            self.tell("end")
+        for peer in self._peers:
+            try:
+                peer.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                peer.kill()
+        dist.destroy_process_group()
+
+
+class ShardedEngine:
+    """An engine whose calls are made by all ranks at once.
+
+    Args:
+        ranks: the processes.
+        number: by which they know it.
+        local: this rank's share.
+        info: of all shares together.
+    """
+
+    def __init__(self, ranks: Ranks, number: int, local: Any, info: EngineInfo) -> None:
+        self._ranks, self._number, self._local, self._info = ranks, number, local, info
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about what is loaded."""
+        return self._info
+
+    def encode(self, text: str, special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text that is to go on; see `Engine.encode`."""
+        return self._local.encode(text, special_tokens)
+
+    def tokenize(self, text: str, special_tokens: bool = True) -> Tokenized:
+        """Return the same token ids, and the part of the text that each covers."""
+        return self._local.tokenize(text, special_tokens)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens left out."""
+        return self._local.decode(ids)
+
+    def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
+        """Generate greedily on all ranks, calling `on_step` as the tokens of a step reach this one."""
+        self._ranks.tell("generate", self._number, request)
+        return self._local.generate(request, on_step)
+
+    def score(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Score next-token prediction over padded rows; see `Engine.score`."""
+        self._ranks.tell("score", self._number, input_ids, attention_mask, scored)
+        return self._local.score(input_ids, attention_mask, scored)
+
+    def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+        self._ranks.tell("next_token_logits", self._number, list(ids))
+        return self._local.next_token_logits(ids)
+
+    def synchronize(self) -> None:
+        """Wait until this rank's device has finished; it waits for the others in each layer."""
+        self._local.synchronize()
+
+    def reset_peak_memory(self) -> None:
+        """Begin a new peak-memory reading on all ranks."""
+        self._ranks.tell("reset_peak_memory", self._number)
+        self._local.reset_peak_memory()
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the sum of the ranks' peaks since the last reset."""
+        return self._ranks.peak_memory(self._number, self._local.peak_memory_bytes())
+
+    def close(self) -> None:
+        """Free the model on all ranks."""
+        with suppress(Exception):  # a rank that is gone has freed it
+            self._ranks.tell("close", self._number)
+        self._local.close()
+        self._ranks.release()
+
+
+def join(store: dist.TCPStore, rank: int, count: int, kind: str) -> Any:
+    """Join the group of ranks; return the group by which rank 0 tells the others what to do."""
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+    _know_linear_layers()
+    backend = "nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
+    # Always through the host: a message must not wait for a card.
+    return dist.new_group(backend="gloo", timeout=timedelta(days=1))
+
+
+def _know_linear_layers() -> None:
+    """Tell PyTorch how a linear layer may be shared out.
+
+    In inference mode a layer is one operator, which PyTorch has no rule for: it tried all ways there are, for half a second with
+    each new shape, and each call took three times as long.
+    """
+    from torch.distributed.tensor import Partial, Replicate, Shard
+    from torch.distributed.tensor.experimental import register_sharding
+
+    @register_sharding(torch.ops.aten.linear.default)
+    def linear(x: Any, weight: Any, bias: Any = None) -> list[tuple[list[Any], list[Any]]]:
+        """Return how the result lies, and how input, weight and bias lie for it."""
+        biases = 0 if bias is None else 1
+        ways: list[tuple[list[Any], list[Any]]] = [
+            ([Replicate()], [Replicate(), Replicate(), *[Replicate()] * biases]),
+            ([Shard(x.ndim - 1)], [Replicate(), Shard(0), *[Shard(0)] * biases]),
+        ]
+        if not biases:
+            ways.append(([Partial()], [Shard(x.ndim - 1), Shard(1)]))
+        return ways
+
+
+def gather(own: Any, control: Any, count: int) -> list[Any]:
+    """Return what each rank says, in their order."""
+    answers: list[Any] = [None] * count
+    dist.all_gather_object(answers, own, group=control)
+    return answers
+
+
+def load_share(variant: Variant, load: Load, rank: int, count: int) -> tuple[Any, EngineInfo | str]:
+    """Load the share of a rank; return it with what is known of it, or None with the reason why it could not be."""
+    device = f"cuda:{rank}" if variant.device == "cuda" else variant.device
+    try:
+        with _as_torchrun(rank, count):
+            engine = load(replace(variant, device=device))
+    except Exception as error:
+        return None, in_words(error)
+    return engine, engine.info
+
+
+@contextmanager
+def _as_torchrun(rank: int, count: int) -> Iterator[None]:
+    """Set what transformers reads of a launcher, for as long as it loads."""
+    told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+    before = {name: os.environ.get(name) for name in told}
+    os.environ.update({name: str(value) for name, value in told.items()})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def follow(rank: int, count: int, port: int, kind: str, load: Load) -> None:
+    """Do what rank 0 does, until it ends."""
+    when_parent_ends(os.getppid(), lambda: os._exit(1))
+    store = dist.TCPStore("127.0.0.1", port, count, is_master=False)
+    control = join(store, rank, count, kind)
+    engines: dict[int, Any] = {}
+    while True:
+        held: list[Any] = [None]
+        dist.broadcast_object_list(held, src=0, group=control)
+        command, *arguments = held[0]
+        if command == "end":
+            break
+        number, *arguments = arguments
+        if command == "load":
+            engine, told = load_share(arguments[0], load, rank, count)
+            engines[number] = engine
+            gather(told, control, count)
+        elif command == "close":
+            engine = engines.pop(number, None)
+            if engine is not None:
+                engine.close()
+        elif command == "peak_memory_bytes":
+            gather(engines[number].peak_memory_bytes(), control, count)
+        else:
+            if command == "generate":
+                arguments.append(lambda: None)
+            # What fails here fails on rank 0, too, which says so.
+            with suppress(Exception):
+                getattr(engines[number], command)(*arguments)
+    dist.destroy_process_group()

@@ -1,0 +1,82 @@
+"""Passes of a transformers model over padded rows: none remembers the one before, and positions count from the model's first."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from llmtrack.engines.torch.module_state import ModuleState, RescaledRopes
+from llmtrack.models.cached import share_keys
+from llmtrack.models.context import context_length, first_position
+from llmtrack.models.decoder import forward_inputs, positions_of
+
+
+class Passes:
+    """Passes of a model over rows.
+
+    Args:
+        model: a causal language model, on its device, in `eval()`.
+
+    Attributes:
+        first_position: number of the first position of a row.
+        device: where it begins.
+        modules: what its modules remember.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.first_position = first_position(model)
+        if self.first_position and not any(map(_is_own, model._forward_pre_hooks.values())):
+            model.register_forward_pre_hook(partial(_own_positions, self.first_position), with_kwargs=True)
+        share_keys(model)
+        self.device = next(model.parameters()).device
+        self._model: Any = model
+        for module in model.modules():  # what a call while it was loaded has left there
+            if hasattr(module, "recurrent_states"):
+                module.recurrent_states = None
+        self.modules = ModuleState(model)
+        self._ropes = RescaledRopes(model)
+
+    @property
+    def context_length(self) -> int | None:
+        """Positions that the model was made for; None if that is not known."""
+        positions = context_length(self._model.config.get_text_config().to_dict())
+        return None if positions is None else positions - self.first_position
+
+    def begin(self) -> None:
+        """Forget what was seen before."""
+        self.modules.forget()
+        self._ropes.reset()
+
+    def of(self, module: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+        """Return what the model, or its body, gives for (rows, length) ids and their mask."""
+        self.modules.forget()
+        return module(**forward_inputs(module, input_ids, attention_mask, self.first_position))
+
+    def logits(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Return the (rows, length, vocabulary) logits of (rows, length) ids, from any device."""
+        with torch.inference_mode():
+            return self.of(self._model, input_ids.to(self.device), attention_mask.to(self.device)).logits
+
+
+def _own_positions(
+    first: int, module: Any, given: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Number the tokens of a call as the model does, from its own first position on.
+
+    `generate` numbers them from 0 for every model that takes positions; in transformers 5 it leaves out a mask of ones.
+    """
+    ids, mask, positions = (named.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
+    if positions is None or ids is None:
+        return given, named
+    if mask is None:
+        named = {**named, "position_ids": positions + first}
+    elif mask.ndim == 2:
+        named = {**named, "position_ids": positions_of(mask, first)[:, -ids.shape[1] :]}
+    return given, named
+
+
+def _is_own(hook: Any) -> bool:
+    return isinstance(hook, partial) and hook.func is _own_positions

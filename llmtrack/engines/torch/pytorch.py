@@ -1,0 +1,337 @@
+"""The PyTorch engine: a transformers model that generates, eagerly or compiled, and scores in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from llmtrack.devices import (
+    arithmetic_of,
+    empty_cache,
+    on_gpu,
+    peak_memory_bytes,
+    reset_peak_memory,
+    resolve_device,
+    resolve_dtype,
+    stored_label,
+    synchronize,
+)
+from llmtrack.engine import Engine, EngineInfo, Generated, GenerateRequest
+from llmtrack.engines.host import NO_PEAK
+from llmtrack.engines.options import NO_COMPILE, TorchOptions
+from llmtrack.engines.rows import MIXED
+from llmtrack.engines.tokenizing import WithTokenizer
+from llmtrack.engines.torch.agreement import agreeing_passes
+from llmtrack.engines.torch.batching import Batching, batching_of
+from llmtrack.engines.torch.decoding import choose_decoding
+from llmtrack.engines.torch.eager import EagerDecoding
+from llmtrack.engines.torch.fast.compiled import Compiler
+from llmtrack.engines.torch.fast.compiled_layers import CompiledLayers
+from llmtrack.engines.torch.passes import Passes
+from llmtrack.engines.torch.scores import Scores
+from llmtrack.engines.torch.stamps import Stamps
+from llmtrack.engines.torch.weights import emulation_warning, hidden_bytes, model_size_bytes, step_of, stored_dtypes
+from llmtrack.measure.memory import peak_rss_bytes, reset_peak_rss
+from llmtrack.models.from_folder import SHARDED, SPREAD
+from llmtrack.models.load import load_model
+from llmtrack.models.probed import Notes
+from llmtrack.quantize.recipe import Recipe, find_recipe
+from llmtrack.spec.options import chosen
+from llmtrack.spec.parameter import NONE
+from llmtrack.spec.scenario import Scalar, Variant
+from llmtrack.tensors import tokens
+
+
+def load(variant: Variant) -> Engine:
+    """Load the model of a variant with PyTorch, on one device or shared out among several.
+
+    Raises:
+        UsageError: the device, dtype or quantization is not there.
+        MissingDependencyError: the quantization needs a package that is not installed.
+        ModelLoadError: no candidate could be loaded.
+        ScenarioError: it cannot be shared out.
+    """
+    told = chosen(TorchOptions, variant.options)
+    if told.tensor_parallel > 1:
+        from llmtrack.engines.torch.parallel.tensor_parallel import load_sharded
+
+        return load_sharded(variant, told.tensor_parallel, load_share_of)
+    if told.device_map != "none":
+        from llmtrack.engines.torch.parallel.device_map import load_spread
+
+        return load_spread(variant, partial(load_whole, placed=SPREAD))
+    return load_whole(variant)
+
+
+def load_share_of(variant: Variant) -> TorchEngine:
+    """Load the share of a model that is this rank's, in a group of ranks that is open."""
+    return load_whole(variant, placed=SHARDED)
+
+
+def load_whole(variant: Variant, placed: str = "") -> TorchEngine:
+    """Load all of a model onto one device, or placed as `load_model` says; see `load`."""
+    recipe = None if variant.quantization == NONE else find_recipe("torch", variant.quantization)
+    device = resolve_device(variant.device)
+    dtype, label = resolve_dtype(variant.dtype, device)
+    loaded = load_model(variant.model, device=device, dtype=dtype, revision=variant.revision, placed=placed)
+    told = chosen(TorchOptions, variant.options)
+    facts: dict[str, Scalar] = {**loaded.facts, "threads": told.used_threads}
+    if loaded.revision:
+        facts["revision"] = loaded.revision
+    warnings = loaded.warnings
+    passes: Passes | None = None
+    batching: Batching | None = None
+    notes = loaded.notes
+    if recipe is not None:
+        pad_id = tokens.pad_id(loaded.tokenizer, loaded.model.config.get_text_config().vocab_size)
+        passes = agreeing_passes(loaded.model, pad_id, notes)
+        if recipe.rounds_activations or recipe.depends_on_batch:
+            step, _ = step_of(loaded.model, passes.modules, notes)
+            batching = batching_of(loaded.model, passes, step, pad_id, notes)
+        if batching and recipe.depends_on_batch:
+            batching = replace(batching, scoring=MIXED)
+        settled = recipe.settled(variant.options)
+        facts |= {**settled, **(recipe.applied(loaded.model, options=settled) or {})}
+        warnings += recipe.warnings
+        label = f"{recipe.dtype} weights ({label})"
+        notes = notes.also(recipe.name, recipe.version, settled) if _is_own(recipe) else Notes()
+    return TorchEngine(
+        loaded.model,
+        loaded.tokenizer,
+        model_id=loaded.model_id,
+        dtype_label=label,
+        load_time_s=loaded.load_time_s,
+        file_size_bytes=loaded.file_size_bytes,
+        facts=facts,
+        tags=loaded.digests.tags,
+        warnings=warnings,
+        arithmetic=recipe.arithmetic if recipe else "",
+        threads=told.threads,
+        compile=told.compile,
+        passes=passes,
+        batching=batching,
+        notes=notes,
+    )
+
+
+def _is_own(recipe: Recipe) -> bool:
+    """Return whether the version of llmtrack tells what a recipe does."""
+    return recipe.apply.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+@contextmanager
+def threads_set(count: int) -> Iterator[None]:
+    """Let PyTorch compute an operation on the CPU with so many threads, and with as many as before afterwards.
+
+    Args:
+        count: threads; 0: as they are.
+    """
+    before = torch.get_num_threads()
+    if count in (0, before):
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class TorchEngine(WithTokenizer):
+    """A transformers model and its tokenizer as an engine.
+
+    Args:
+        model: a causal language model, on its device, in `eval()`.
+        tokenizer: its tokenizer.
+        model_id: what to call it in tracked runs.
+        dtype_label: label of the dtype as `resolve_dtype` gave it; used where it agrees with the loaded
+            parameters, which have the last word.
+        load_time_s: seconds that loading took.
+        file_size_bytes: bytes of the weights' files.
+        facts: params to track.
+        tags: provenance to track.
+        warnings: findings in words.
+        threads: threads that compute one operation on the CPU, in its own calls only; 0: as many as PyTorch takes.
+        arithmetic: what matrix products are computed in, where it is not the dtype of the parameters.
+        compile: whether and how decoding is compiled: `none`, `default` or `max-autotune`; on a GPU, where it is, so are the
+            layers of scoring.
+        compiler: compiles a function; None: `torch.compile`.
+        passes: its passes, where they were tried before it was quantized.
+        batching: which rows may share a batch, where that was tried before the model was quantized.
+        notes: what is known of the model's probes, as it is now.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        model_id: str | None = None,
+        dtype_label: str = "",
+        load_time_s: float | None = None,
+        file_size_bytes: int | None = None,
+        facts: dict[str, Scalar] | None = None,
+        tags: dict[str, str] | None = None,
+        warnings: tuple[str, ...] = (),
+        threads: int = 0,
+        arithmetic: str = "",
+        compile: str = NO_COMPILE,
+        compiler: Compiler | None = None,
+        passes: Passes | None = None,
+        batching: Batching | None = None,
+        notes: Notes | None = None,
+    ) -> None:
+        self.model: Any = model
+        self.tokenizer = tokenizer
+        self._threads = threads
+        self._cards = sorted({str(each.device) for each in model.parameters() if on_gpu(each.device)})
+        vocab_size = int(model.config.get_text_config().vocab_size)
+        pad_id = tokens.pad_id(tokenizer, vocab_size)
+        notes = notes or Notes()
+        self._passes = passes or agreeing_passes(model, pad_id, notes)
+        self._device = self._passes.device
+        self._eos_ids = tokens.eos_ids(model.generation_config, tokenizer)
+        if not (self._cards or reset_peak_rss()):
+            warnings += (NO_PEAK,)
+        dtypes = stored_dtypes(model)
+        dtype_name = next(iter(dtypes))
+        step, unseen = step_of(model, self._passes.modules, notes)
+        batching = batching or batching_of(model, self._passes, step, pad_id, notes)
+        sharing, self._generating = batching.scoring, batching.generating
+        self._decoding, less_compiled = choose_decoding(
+            model,
+            compile,
+            pad_id=pad_id,
+            eos_ids=self._eos_ids,
+            first_position=self._passes.first_position,
+            forward=self._passes.logits,
+            sharing=self._generating,
+            step=step,
+            compiler=compiler,
+        )
+        compiled = self._decoding.name != EagerDecoding.name
+        scored_compiled = compiled and (self._device.type == "cuda" or compiler is not None)
+        around = CompiledLayers(model, compiler).used if scored_compiled else nullcontext
+        self._scores = Scores(model, self._passes, sharing, around)
+        self._info = EngineInfo(
+            model_id=model_id or getattr(model.config, "_name_or_path", "") or type(model).__name__,
+            device=str(self._device),
+            dtype_label=stored_label(dtypes, dtype_label),
+            model_size_bytes=model_size_bytes(model),
+            step_weight_bytes=step.weight_bytes,
+            kv_bytes_per_token=step.cache.per_token,
+            kv_windows=step.cache.windows,
+            state_bytes=step.cache.constant,
+            # A layer's input and output, of all rows where they share a batch.
+            score_bytes_per_token=0 if sharing.reason else 2 * hidden_bytes(model),
+            operations=step.operations,
+            devices=max(1, len(self._cards)),
+            arithmetic=arithmetic or arithmetic_of(dtype_name, self._device.type),
+            context_length=self._passes.context_length,
+            vocab_size=vocab_size,
+            load_time_s=load_time_s,
+            file_size_bytes=file_size_bytes,
+            facts={
+                **(facts or {}),
+                "compile": compile if compiled else NO_COMPILE,
+                "decode_step": self._decoding.name,
+            },
+            tags=tags or {},
+            warnings=warnings + unseen + less_compiled + sharing.warnings + emulation_warning(dtype_name, self._device),
+            special_tokens=tokens.special_tokens(tokenizer),
+        )
+
+    def known_as(
+        self,
+        model_id: str,
+        *,
+        facts: Mapping[str, Scalar],
+        tags: Mapping[str, str],
+        warnings: tuple[str, ...],
+    ) -> TorchEngine:
+        """Return this engine under the name that was asked for, where what was loaded is a folder made of it."""
+        info = self._info
+        self._info = replace(
+            info,
+            model_id=model_id,
+            facts={**info.facts, **facts},
+            tags={**info.tags, **tags},
+            warnings=(*warnings, *info.warnings),
+        )
+        return self
+
+    @torch.inference_mode()
+    def prepare(self, request: GenerateRequest) -> float:
+        """Compile what a request needs, if that has not been done; return the seconds that it took.
+
+        Raises:
+            ScenarioError: it cannot be compiled.
+        """
+        self._check(request)
+        with threads_set(self._threads):
+            return self._decoding.prepare(request)
+
+    @torch.inference_mode()
+    def generate(self, request: GenerateRequest, on_step: Callable[[], None]) -> Generated:
+        """Generate greedily, calling `on_step` for each step.
+
+        Raises:
+            ScenarioError: the rows have pads, which would change what this model says.
+        """
+        stamps = Stamps(self._device, on_step)
+        self._check(request)
+        self._passes.begin()
+        with threads_set(self._threads):
+            rows = self._decoding.generate(request, stamps)
+        eos_ids = frozenset() if request.ignore_eos else self._eos_ids
+        return Generated(tuple(tokens.until_eos(row, eos_ids) for row in rows.tolist()), stamps.seconds)
+
+    def _check(self, request: GenerateRequest) -> None:
+        lengths = [len(row) for row in request.prompt_ids]
+        self._generating.check(lengths, request.padded_length, request.max_new_tokens)
+
+    @torch.inference_mode()
+    def score(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Score next-token prediction over padded rows; see `Engine.score`."""
+        with threads_set(self._threads):
+            return self._scores.score(input_ids, attention_mask, scored)
+
+    @torch.inference_mode()
+    def next_token_logits(self, ids: Sequence[int]) -> torch.Tensor:
+        """Return the logits after each token of one row; see `Engine.next_token_logits`."""
+        self._passes.begin()
+        row = torch.tensor([list(ids)], device=self._device)
+        with threads_set(self._threads):
+            return self._passes.logits(row, torch.ones_like(row))[0].float().cpu()
+
+    def synchronize(self) -> None:
+        """Wait until the device has finished all work given to it."""
+        for card in self._cards:
+            synchronize(card)
+
+    def reset_peak_memory(self) -> None:
+        """Begin a new peak-memory reading."""
+        for card in self._cards:
+            reset_peak_memory(card)
+        if not self._cards:
+            reset_peak_rss()
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the peak since the last reset: of the GPU's allocator, on all cards, or of the resident set on CPU."""
+        if self._cards:
+            peaks = [peak for card in self._cards if (peak := peak_memory_bytes(card)) is not None]
+            return sum(peaks) if peaks else None
+        return peak_rss_bytes()
+
+    def close(self) -> None:
+        """Free the model."""
+        del self.model, self._passes, self._scores, self._decoding
+        empty_cache(self._device)

@@ -1,0 +1,116 @@
+"""Log-likelihoods of padded rows by a transformers model, whose head is applied to a chunk of tokens at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from llmtrack.engines.rows import Sharing
+from llmtrack.engines.torch.passes import Passes
+from llmtrack.tensors.likelihood import predicted, sum_nll
+from llmtrack.tensors.padding import pad_rows
+
+
+class Scores:
+    """What a model says of rows.
+
+    Args:
+        model: a causal language model, on its device, in `eval()`.
+        passes: its passes.
+        sharing: which rows may share a batch.
+        around: what each pass is made in, such as compiled layers.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        passes: Passes,
+        sharing: Sharing,
+        around: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._model: Any = model
+        self._passes, self._sharing, self._around = passes, sharing, around
+        self._vocab_size = int(model.config.get_text_config().vocab_size)
+        self._head: torch.nn.Module | None = None
+        self._head_checked = False
+
+    def score(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Score next-token prediction over padded rows; see `Engine.score`.
+
+        Rows that may not share a batch are computed one class after the other, each padded anew.
+        """
+        real = attention_mask.bool()
+        counts = predicted(attention_mask, scored).sum(dim=1)
+        # The last token of a row is nobody's context.
+        classes = self._sharing.classes((real.sum(dim=1) - 1).tolist())
+        if not self._sharing.reason or (len(classes) == 1 and real.all()):
+            return self._sums(input_ids, attention_mask, scored), counts
+        sums = torch.zeros(len(counts), dtype=torch.float64)
+        flags = torch.ones_like(real) if scored is None else scored
+        for rows in classes:
+            ids, mask = pad_rows([input_ids[row][real[row]].tolist() for row in rows], 0, "right")
+            wanted, _ = pad_rows([flags[row][real[row]].tolist() for row in rows], 0, "right")
+            sums[rows] = self._sums(ids, mask, wanted.bool())
+        return sums, counts
+
+    def _sums(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, scored: torch.Tensor | None) -> torch.Tensor:
+        """Return the summed negative log-likelihood of rows that share a batch."""
+        valid = predicted(attention_mask, scored).to(self._passes.device)
+        if not valid.any():
+            return torch.zeros(len(valid), dtype=torch.float64)
+        input_ids, attention_mask = input_ids.to(self._passes.device), attention_mask.to(self._passes.device)
+        self._passes.begin()
+        # The last column is nobody's context, so it is not read.
+        hidden, head = self._hidden_states(input_ids[:, :-1], attention_mask[:, :-1])
+        # Of a model that is spread over several cards, its end may lie on another one than its beginning.
+        targets, valid = input_ids[:, 1:].to(hidden.device), valid.to(hidden.device)
+        return sum_nll(hidden, targets, valid, head, self._vocab_size).cpu()
+
+    def _hidden_states(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor
+    ) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]]:
+        """Return the last hidden states and the head that turns them into logits.
+
+        A batch's logits are large (vocabulary times tokens), so the head is applied to a chunk of tokens at
+        a time. Models that do more to the logits than one linear layer (soft-capping, scaling) are found by
+        a look at a short pass; their logits are computed whole, and the head is the identity.
+        """
+        if not self._head_checked:
+            self._head = self._plain_head(input_ids, attention_mask)
+            self._head_checked = True
+        with self._around():
+            if self._head is None:
+                logits = self._passes.of(self._model, input_ids, attention_mask).logits
+                return logits, lambda logits: logits
+            return self._passes.of(self._model.base_model, input_ids, attention_mask)[0], self._head
+
+    def _plain_head(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.nn.Module | None:
+        """Return the head if all that the model does after its body is to apply it."""
+        head, body = self._model.get_output_embeddings(), self._model.base_model
+        if head is None or body is self._model:
+            return None
+        seen: dict[str, torch.Tensor] = {}
+        hooks = [
+            body.register_forward_hook(lambda module, inputs, output: seen.update(hidden=output[0])),
+            head.register_forward_hook(lambda module, inputs, output: seen.update(given=inputs[0], made=output)),
+        ]
+        longest = int(attention_mask.sum(dim=1).argmax())
+        probe = input_ids[longest, attention_mask[longest].bool()][None, :8]
+        try:
+            logits = self._passes.of(self._model, probe, torch.ones_like(probe)).logits
+        finally:
+            for hook in hooks:
+                hook.remove()
+        # Within one pass the numbers are equal to the last bit, so that a mild soft-cap shows, too.
+        plain = (
+            len(seen) == 3
+            and torch.equal(seen["hidden"], seen["given"])
+            and torch.equal(seen["made"].to(logits), logits)
+        )
+        return head if plain else None

@@ -1,0 +1,73 @@
+"""What a model's weights are stored as, and how many bytes they are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from llmtrack.engine import CacheGrowth
+from llmtrack.engines.torch.module_state import ModuleState
+from llmtrack.engines.torch.step import Step, observe_step, stored_tensors
+from llmtrack.errors import in_words
+from llmtrack.models.probed import Notes
+
+
+def stored_dtypes(model: torch.nn.Module) -> dict[str, int]:
+    """Return how many weights are stored as which dtype, the most frequent first: parameters and what is saved with them."""
+    counts: Counter[str] = Counter()
+    saved = model.state_dict(keep_vars=True).values()
+    for tensor in {id(each): each for each in saved if isinstance(each, torch.Tensor)}.values():
+        # Numbers that are no parameters are tables of positions.
+        if isinstance(tensor, torch.nn.Parameter) or tensor.is_floating_point():
+            counts[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
+    return dict(counts.most_common())
+
+
+def model_size_bytes(model: torch.nn.Module) -> int:
+    """Bytes of what a checkpoint holds: tables that the code can make again (masks, rotary angles) are no weights."""
+    return _bytes(each for each in model.state_dict().values() if isinstance(each, torch.Tensor))
+
+
+def hidden_bytes(model: PreTrainedModel) -> int:
+    """Return the bytes of a token between two layers; 0 if the config does not tell."""
+    width = getattr(model.config.get_text_config(), "hidden_size", 0)
+    return int(width) * min(parameter.element_size() for parameter in model.parameters())
+
+
+def step_of(model: Any, modules: ModuleState, notes: Notes) -> tuple[Step, tuple[str, ...]]:
+    """Return what a decode step reads, and a warning where none could be run and it is an upper bound.
+
+    Args:
+        model: a transformers model in `eval()` and not run before.
+        modules: what its modules remember; those that do learn it here, so that their step is looked at each time.
+        notes: what is known of its probes.
+    """
+    try:
+        look = partial(observe_step, model, modules)
+        return notes.answer("step", model, Step, look, lambda _: not modules.hold_state), ()
+    except Exception as error:
+        reason = in_words(error)[:200]
+        warning = f"no decode step could be tried ({reason}): its bytes are those of all weights, without a cache"
+        return Step(_bytes(model.parameters()), CacheGrowth(0)), (warning,)
+
+
+def emulation_warning(dtype_name: str, device: torch.device) -> tuple[str, ...]:
+    """Return a warning where a CPU computes in a dtype that it has no instructions for."""
+    if dtype_name == "bfloat16" and device.type == "cpu" and not _cpu_has_bfloat16():
+        return ("this CPU has no bfloat16 instructions: PyTorch converts on the fly, so speed is not that of bfloat16",)
+    return ()
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of tensors; those that share memory, as tied weights do, count once."""
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in stored_tensors(tensors)}.values())
+
+
+def _cpu_has_bfloat16() -> bool:
+    capability = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return bool(capability and capability()) or torch.backends.cpu.get_cpu_capability() == "SVE256"

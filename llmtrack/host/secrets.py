@@ -1,0 +1,175 @@
+"""Keep credentials out of what is printed, written and tracked.
+
+Those of an address that is known (`know`: the tracking store's) are removed by their value, however they are written; those
+of any other text by what credentials look like.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from urllib.parse import parse_qsl, quote, quote_plus, unquote, unquote_plus
+
+HIDDEN = "***"
+
+
+_SECRET_NAME = re.compile(
+    r"(?i)(token|password|passwd|pwd|secret|api_?key|access_?key|account_?key|credentials?|signature)$"
+)
+
+
+# What a shell calls the folder that it is in, and the one before.
+_FOLDERS = frozenset({"PWD", "OLDPWD"})
+_SHORTEST_SECRET = 8
+_NO_CREDENTIALS = ("sqlite", "file")
+
+
+_REDACTIONS: tuple[tuple[re.Pattern[str], str], ...] = (
+    # user:password@ of a web address. The password may hold an unquoted @, ', < or /, but a port is no password, unless an @
+    # follows on the next part of the path.
+    (
+        re.compile(
+            r"(?i)(\bhttps?://)[^\s/@:?#\"'<>\[]*:(?:(?!\d+(?:[/?#\s]|$))[^\s\"]*|\d+[?#][^\s\"]*|\d+/[^\s/\"]*)@(?=[\w\[])"
+        ),
+        rf"\1{HIDDEN}@",
+    ),
+    # Of any other address, whose password SQLAlchemy lets hold everything.
+    (
+        re.compile(r"(?i)(?<![a-z0-9+.-])((?!https?:)[a-z][a-z0-9+.-]*://)[^\s/@:?#\"\[]*:[^\s\"]*@(?=[\w\[])"),
+        rf"\1{HIDDEN}@",
+    ),
+    # token@ of a web address (git+https://TOKEN@host).
+    (re.compile(r"(?i)(https?://)[^\s/?#\"'<>]+@"), rf"\1{HIDDEN}@"),
+    (
+        re.compile(
+            r"(?i)([?&;](?:[a-z0-9_.-]*(?:token|password|passwd|pwd|secret|api[_-]?key|access_?key|account_?key|credential"
+            r"|signature)|key|auth|sig|x-amz-[a-z-]+)=)[^&\s\"'<>#;]+"
+        ),
+        rf"\1{HIDDEN}",
+    ),
+    # A database's settings in words: host=db password='it\'s'.
+    (
+        re.compile(
+            r"(?i)(?<![\w.-])((?:ssl)?password|passwd|accountkey)(\s*=\s*)('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\",;&]+)"
+        ),
+        rf"\1\2{HIDDEN}",
+    ),
+    (
+        re.compile(r"(?i)(authorization['\"]?\s*[:=]\s*['\"]?(?:bearer|basic)\s+)[^\s\"']+"),
+        rf"\1{HIDDEN}",
+    ),
+    (
+        re.compile(r"(?<![A-Za-z0-9])(hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abprs]-|dapi|AKIA)[A-Za-z0-9_-]{16,}"),
+        rf"\1{HIDDEN}",
+    ),
+)
+
+_known: dict[str, str] = {}
+
+
+def know(address: str) -> None:
+    """Remember an address that is used, so that no text that is written holds its credentials in any spelling."""
+    if address not in _known and (shown := _shown(address)) != address:
+        _known[address] = shown
+        _known.update(_written_as(address))
+
+
+def redact(text: str, secrets: Iterable[str] = ()) -> str:
+    """Return the text without credentials: those of known addresses, those inside addresses, well-known tokens, and the given
+    secrets.
+
+    >>> redact("postgresql://me:pw@host/db")
+    'postgresql://***@host/db'
+    """
+    for known in sorted(_known, key=len, reverse=True):
+        text = _replaced(text, known, _known[known])
+    for secret in secrets:
+        text = _replaced(text, secret, f"{HIDDEN}@" if secret.endswith("@") else HIDDEN)
+    for pattern, replacement in _REDACTIONS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _replaced(text: str, known: str, shown: str) -> str:
+    """Replace what is known; of `user:password@` up to the last @, since another address's password may begin with it."""
+    if not known.endswith("@") or known not in text:
+        return text.replace(known, shown)
+    return re.sub(re.escape(known) + r"(?:[^\s\"]*@(?=[\w\[]))?", lambda _: shown, text)
+
+
+def secrets_of(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return what is secret of environment variables, longest first: of those named like credentials, and of addresses."""
+    found = {
+        value
+        for name, value in environ.items()
+        if _SECRET_NAME.search(name) and name not in _FOLDERS and len(value) >= _SHORTEST_SECRET
+    }
+    for value in environ.values():
+        if "://" in value:
+            found |= _written_as(value).keys()
+    return tuple(sorted(found, key=lambda value: (-len(value), value)))
+
+
+def _shown(address: str) -> str:
+    """Return an address made from its parts that are no secret."""
+    scheme, _, rest = address.partition("://")
+    given = _userinfo(address)
+    shown = f"{scheme}://{HIDDEN}@{rest[len(given) + 1 :]}" if given else address
+    for value in _settings(address):
+        for spelling in _spellings(value):
+            shown = shown.replace(spelling, HIDDEN)
+    return shown
+
+
+def _written_as(address: str) -> dict[str, str]:
+    """Return all that gives the credentials of an address away, and what to write in its place."""
+    given = _userinfo(address)
+    user, colon, password = given.partition(":")
+    found = {f"{given}@": f"{HIDDEN}@", f"{unquote(given)}@": f"{HIDDEN}@"} if given else {}
+    _, _, rest = address.partition("://")
+    public = {unquote(part) for part in re.split(r"[/?#:@&=.]", rest[len(given) + 1 if given else 0 :])}
+    for secret in (password if colon else user, *_settings(address)):
+        if unquote(secret) not in public | {unquote(user) if colon else ""} and _is_telling(secret):
+            found |= dict.fromkeys(_spellings(secret), HIDDEN)
+    return found
+
+
+def _userinfo(address: str) -> str:
+    """Return what stands before the host, as generously as any library reads it; empty if nothing does."""
+    scheme, _, rest = address.partition("://")
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    if scheme.partition("+")[0].lower() in _NO_CREDENTIALS or "@" not in rest or host.startswith("["):
+        return ""
+    return rest[: rest.rindex("@")] if "@" in host or ":" in host else ""
+
+
+def _settings(address: str) -> Iterator[str]:
+    """Yield the secrets among the settings of an address, and of settings within one (`odbc_connect`)."""
+    _, _, query = address.partition("?")
+    for name, value in parse_qsl(query):
+        if _SECRET_NAME.search(name):
+            yield value
+        for inner in value.split(";"):
+            inner_name, sign, inner_value = inner.partition("=")
+            if sign and inner_value and _SECRET_NAME.search(inner_name.strip()):
+                yield inner_value.strip()
+
+
+def _spellings(secret: str) -> set[str]:
+    """Return how a secret may be written: as it is, quoted and unquoted, and in a string of Python, JSON or HTML."""
+    plain = {secret, unquote(secret), unquote_plus(secret)}
+    quoted = {each for text in plain for each in (quote(text, safe=""), quote(text), quote_plus(text))}
+    lower = {re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), text) for text in quoted}
+    pages = {html.escape(text) for text in plain} | {html.escape(text).replace("&#x27;", "&#39;") for text in plain}
+    strings = {json.dumps(text)[1:-1] for text in plain} | {repr(text)[1:-1] for text in plain}
+    return plain | quoted | lower | pages | strings
+
+
+def _is_telling(secret: str) -> bool:
+    """Return whether a secret is told from ordinary words and numbers, so that it can be hidden wherever it stands."""
+    if len(secret) >= _SHORTEST_SECRET:
+        return True
+    kinds = [any(map(kind, secret)) for kind in (str.isalpha, str.isdigit)]
+    return len(secret) >= (5 if secret.isalnum() and all(kinds) else 3) and (not secret.isalnum() or all(kinds))

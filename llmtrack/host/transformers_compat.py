@@ -1,0 +1,134 @@
+"""What llmtrack has to know of transformers itself: the differences between 4.57 and 5, and how to import it lightly."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from llmtrack.host.garbage import uncollected
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+TRANSFORMERS_MAJOR = int(version("transformers").split(".")[0])
+
+SHARES_WITHOUT_CACHE = TRANSFORMERS_MAJOR >= 5
+"""Whether layers that reuse keys and values of earlier ones find them outside a cache, too."""
+
+
+def import_transformers() -> None:
+    """Import what of transformers every model needs, and not what it looks for only since MLflow brings it: a third less."""
+    with unseen_by_transformers(), uncollected():
+        importlib.import_module("transformers.generation.utils")
+
+
+@contextmanager
+def unseen_by_transformers() -> Iterator[None]:
+    """Hide what transformers imports wherever it is: scikit-learn (with pandas behind it) and SciPy.
+
+    It uses them for assisted generation and for the losses of object detection. Whoever imports them afterwards finds them.
+    """
+    # Where transformers has already looked what there is, it would miss what is hidden now.
+    looked = "transformers.utils.import_utils" in sys.modules
+    hidden = [] if looked else [name for name in ("sklearn", "scipy") if name not in sys.modules]
+    # What is None is found nowhere, which is how transformers asks.
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
+def no_init_weights() -> AbstractContextManager[Any]:
+    """Return a context in which a new model's weights are left as the allocator gave them."""
+    if TRANSFORMERS_MAJOR >= 5:
+        return importlib.import_module("transformers.initialization").no_init_weights()
+    return importlib.import_module("transformers.modeling_utils").no_init_weights()
+
+
+@contextmanager
+def code_refused() -> Iterator[None]:
+    """Make transformers unable to load code that comes with a model, whatever its switches say."""
+    dynamic = importlib.import_module("transformers.dynamic_module_utils")
+    generation = importlib.import_module("transformers.generation.utils").GenerationMixin
+    doors = [(dynamic, "get_class_in_module"), (generation, "load_custom_generate")]
+    before = [getattr(owner, name) for owner, name in doors]
+    for owner, name in doors:
+        setattr(owner, name, _refuse_code)
+    try:
+        yield
+    finally:
+        for (owner, name), was in zip(doors, before, strict=True):
+            setattr(owner, name, was)
+
+
+def _refuse_code(*given: Any, **named: Any) -> Any:
+    # An OSError: what transformers takes for a model without code of its own.
+    raise OSError("code that comes with a model is never run")
+
+
+def rope_settings(theta: float) -> dict[str, Any]:
+    """Return the arguments of a config that set the base of the rotary embedding."""
+    if TRANSFORMERS_MAJOR >= 5:
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+    return {"rope_theta": theta}
+
+
+def tensor_parallel() -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that share a model's layers out among the ranks, by the model's own plan.
+
+    Version 5 moves the plan into a config of its own, and takes the plain argument away in one of its releases.
+    """
+    if TRANSFORMERS_MAJOR >= 5:
+        found = importlib.import_module("transformers.distributed.configuration_utils").DistributedConfig
+        if "tp_plan" in getattr(found, "__dataclass_fields__", {}):
+            return {"distributed_config": found(tp_plan="auto")}
+    return {"tp_plan": "auto"}
+
+
+def portable_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config's content with the rotary settings in both spellings.
+
+    Version 5 writes `rope_parameters` only, which 4.57 ignores: it would run with a default `rope_theta`
+    and give wrong text without an error. A `rope_scaling` that stands beside them is what version 5 takes.
+    """
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, dict) or "rope_theta" not in rope:
+        return config
+    given = config.get("rope_scaling")
+    taken = given if given and isinstance(given, dict) else rope
+    theta = taken.get("rope_theta", config.get("rope_theta", rope["rope_theta"]))
+    scaled = taken.get("rope_type", taken.get("type", "default")) != "default"
+    scaling = {key: value for key, value in taken.items() if key != "rope_theta"} if scaled else None
+    return {**config, "rope_theta": theta, "rope_scaling": scaling}
+
+
+def restore_rope(config: PretrainedConfig) -> None:
+    """Give a config that version 5 saved its rotary settings in the spelling of the running version."""
+    if TRANSFORMERS_MAJOR < 5:
+        portable = portable_rope(config.to_dict())
+        for name in ("rope_theta", "rope_scaling"):
+            if name in portable:
+                setattr(config, name, portable[name])
+
+
+def portable_tokenizer(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of `tokenizer_config.json` with a class name that both versions know."""
+    if settings.get("tokenizer_class") == "TokenizersBackend":
+        return {**settings, "tokenizer_class": "PreTrainedTokenizerFast"}
+    return settings
+
+
+def forget_gguf(model: PreTrainedModel) -> None:
+    """Make a model that was read from a GGUF file an ordinary float model that can be saved.
+
+    Version 5 treats it as quantized: it refuses to save it, and would look for the file on loading.
+    """
+    for holder, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):
+        if hasattr(holder, name):
+            delattr(holder, name)

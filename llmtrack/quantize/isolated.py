@@ -1,0 +1,114 @@
+"""Run a function in a Python process of its own, which does not run the caller's script again.
+
+`multiprocessing` would import the caller's `__main__`: a script without a guard would start over in the child, and
+wait there for the lock that its parent holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from llmtrack.errors import ScenarioError
+from llmtrack.host.child_process import child_environment, own_folder
+
+Result = TypeVar("Result")
+
+
+def run_isolated(what: str, work: Callable[..., Result], *arguments: Any) -> Result:
+    """Return what a function returns, or raise what it raises.
+
+    Its memory does not count as this process's, and its death does not end this one. It ends when this one ends, and what
+    it and its libraries leave in the folder for temporary files, which is one of its own, is removed.
+
+    Args:
+        what: what is done, in words.
+        work: a function of a module that the child can import.
+        arguments: can be pickled, like the result.
+
+    Raises:
+        ScenarioError: the process died.
+    """
+    with own_folder() as place:
+        result, said = Path(place) / "result", Path(place) / "said"
+        with said.open("wb") as output:
+            child = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(result)],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=child_environment() | {"TMPDIR": place},
+            )
+        assert child.stdin is not None
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(pickle.dumps((work, arguments)))
+                child.stdin.flush()
+            code = child.wait()
+        finally:
+            child.kill()
+            child.wait()
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.close()
+        if not result.exists():
+            raise _death(what, code, said.read_text(encoding="utf-8", errors="replace"))
+        returned, error = pickle.loads(result.read_bytes())
+    if error is not None:
+        raise error
+    return returned
+
+
+def _death(what: str, code: int, said: str) -> ScenarioError:
+    if code == -signal.SIGKILL:
+        return ScenarioError(
+            f"{what}: the process was killed, most likely for want of memory: use a smaller model, or free memory",
+            kind="out_of_memory",
+        )
+    if code < 0:
+        return ScenarioError(
+            f"{what}: the process was ended by signal {signal.Signals(-code).name}", kind="unsupported"
+        )
+    last = (said.strip().splitlines() or ["it said nothing"])[-1]
+    return ScenarioError(f"{what}: the process ended with exit code {code} ({last[:300]})", kind="unsupported")
+
+
+def main() -> None:
+    """Do the work that standard input names, and leave what came of it in the file of the first argument."""
+    # Ctrl-C reaches the whole process group; the parent decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The libraries' advice is nobody's; errors are raised.
+    logging.disable(logging.WARNING)
+    work, arguments = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    outcome: tuple[Any, Exception | None]
+    try:
+        outcome = work(*arguments), None
+    except Exception as error:
+        outcome = None, error
+    target = Path(sys.argv[1])
+    draft = target.with_name("draft")
+    draft.write_bytes(pickle.dumps(outcome))
+    os.replace(draft, target)
+    os._exit(0)  # the thread that reads standard input cannot be joined
+
+
+def _end_with_parent() -> None:
+    """End when standard input closes, as it does when the parent dies, which then removes nothing."""
+    while os.read(0, 4096):
+        pass
+    shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

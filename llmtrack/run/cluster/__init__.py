@@ -1,1 +1,0 @@
-"""Measuring on the nodes of a Ray cluster; Ray is imported only where it is asked for."""

@@ -1,0 +1,8 @@
+"""What measures scenarios: in this process, in a worker process, or on the nodes of a Ray cluster.
+
+Other packages take `Executor`, `InlineExecutor` and `ManyAtOnce` from here.
+"""
+
+from llmtrack.run.executors.inline import Executor as Executor
+from llmtrack.run.executors.inline import InlineExecutor as InlineExecutor
+from llmtrack.run.executors.inline import ManyAtOnce as ManyAtOnce

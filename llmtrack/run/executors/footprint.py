@@ -1,0 +1,111 @@
+"""How much memory a model will take, predicted before it is loaded: as much as it took the last time, or by its weights."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from llmtrack.errors import LlmtrackError
+from llmtrack.host.units import GIB, MIB
+from llmtrack.measure.gpus import ask, card_of
+from llmtrack.measure.memory import available_bytes
+from llmtrack.models.cache import cache_root, entry_stem, keep_note
+from llmtrack.models.named import PRESETS, Preset
+from llmtrack.models.source import ModelSource, parse_candidates
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import Variant
+from llmtrack.spec.serialization import digest, to_json
+
+# What stays free of the memory: for the system, and for what a prediction does not know.
+RESERVE = 0.10
+# What a worker takes beside its weights: its imports; on a GPU, the context of the driver.
+OVERHEAD = GIB // 2
+# Files hold 16 bits a weight, mostly, and float32 has 32.
+WIDEST = 2
+
+
+def fits(*variants: Variant) -> bool:
+    """Return whether the models of variants are predicted to fit into the memory that is free now, all of them at once."""
+    if not variants:
+        return True
+    need = sum(map(predicted_bytes, variants))
+    total, free = _on_card(variants[0]) or (psutil.virtual_memory().total, available_bytes())
+    return need <= free - RESERVE * total
+
+
+def predicted_bytes(variant: Variant) -> int:
+    """Return the bytes that a variant took the last time; else by its weights, 0 where nothing of it is here yet."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return int(json.loads(_note(variant).read_text(encoding="utf-8"))["bytes"])
+    weights = weights_bytes(variant.model)
+    return weights + OVERHEAD if weights else 0
+
+
+def keep(measured: Measurement) -> None:
+    """Keep what the variant of a measurement took at its peak."""
+    peak = measured.metrics.get("peak_memory_mib")
+    if peak:
+        keep_note(_note(measured.scenario.variant), json.dumps({"bytes": int(peak * MIB)}))
+
+
+def weights_bytes(model: str) -> int:
+    """Return the bytes of a model's weights in float32 by its files or its shape; of a list, of the first that is here."""
+    with suppress(LlmtrackError):
+        for source in parse_candidates(model):
+            if found := _weights(source):
+                return found
+    return 0
+
+
+def _weights(source: ModelSource) -> int:
+    if source.kind == "synthetic":
+        return 4 * _parameters(PRESETS[source.location])
+    if source.kind == "packaged":
+        folders = (cache_root() / "models").glob(f"{entry_stem(source.location)}-*")
+        return max(map(_size, folders), default=0)
+    if source.kind == "hub":
+        snapshots = _hub_cache().glob(f"models--{source.location.replace('/', '--')}/snapshots/*")
+        return WIDEST * max(map(_size, snapshots), default=0)
+    return WIDEST * _size(Path(source.location))
+
+
+def _hub_cache() -> Path:
+    """Return where the hub's library keeps what it fetched."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
+    return Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, or of the weights in a folder."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(file.stat().st_size for kind in ("safetensors", "bin") for file in path.glob(f"*.{kind}"))
+
+
+def _parameters(preset: Preset) -> int:
+    heads = 2 + 2 * preset.kv_heads / preset.heads
+    layer = heads * preset.hidden**2 + 3 * preset.hidden * preset.intermediate
+    tables = (1 if preset.tied else 2) * preset.vocab * preset.hidden
+    return int(preset.layers * layer) + tables
+
+
+def _on_card(variant: Variant) -> tuple[int, int] | None:
+    """Return the bytes of a variant's card, in all and free, None where it computes on none or the driver does not tell."""
+    if variant.device == "cpu":
+        return None
+    card = card_of("cuda" if variant.device == "auto" else variant.device)
+    if card is None:
+        return None
+    rows = ask("-i", card.uuid, "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits")
+    with suppress(ValueError, IndexError):
+        total, free = (int(field) * MIB for field in rows[0])
+        return total, free
+    return None
+
+
+def _note(variant: Variant) -> Path:
+    return cache_root() / "footprints" / f"{digest(to_json(variant))}.json"

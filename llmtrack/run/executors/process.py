@@ -1,0 +1,272 @@
+"""Measure in a worker process per variant, which takes nothing along when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from llmtrack.errors import LlmtrackError, UsageError
+from llmtrack.host.child_process import OUT_OF_MEMORY
+from llmtrack.host.words import clock_text
+from llmtrack.run.executors.crew import Crew
+from llmtrack.run.executors.inline import BESIDE, INTERRUPTED
+from llmtrack.run.executors.partial_results import PartialResults
+from llmtrack.run.executors.patience import LOADING, STARTING, Patience
+from llmtrack.run.executors.worker_process import WorkerProcess
+from llmtrack.spec.events import Emit, Progress, SoFar, event_from_json
+from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.serialization import to_json
+from llmtrack.spec.task import TrainTask
+
+SHARD_RETRIES = 2
+"""How often what is lost with one of several workers of this machine is tried again."""
+
+
+class ProcessExecutor:
+    """Measures in a fresh worker process per variant, which ends when another variant comes.
+
+    A model that fills the memory, crashes or is killed takes only its worker along, and a worker that tells nothing for
+    too long is killed. The scenario that was being measured then becomes a Failure, unless what counts of it was measured
+    already (`SoFar`), and the others go on in a new worker.
+
+    Args:
+        patience: how long a worker may tell nothing.
+        start: starts a worker.
+    """
+
+    def __init__(self, patience: Patience | None = None, start: Callable[..., WorkerProcess] = WorkerProcess) -> None:
+        self._patience = patience or Patience()
+        self._new_worker = start
+        self._worker: WorkerProcess | None = None
+        self._crew: list[ProcessExecutor] = []
+        self._variant: Variant | None = None
+        self._hung_loading = 0
+        self.until = math.inf
+        """When the worker is given up whatever it tells, by `time.monotonic`."""
+
+    def begin(self) -> None:
+        """Start a worker and do not wait for it: its imports take seconds, in which there is other work to do."""
+        self._start()
+
+    def machine(self) -> Mapping[str, str]:
+        """Return facts about the machine and the installation that measure, as a worker sees them.
+
+        Raises:
+            LlmtrackError: no worker can be started.
+        """
+        return dict(self._ask({"describe": True}, "machine", self._patience.starting))
+
+    def check(self, scenarios: Sequence[Scenario]) -> None:
+        """Refuse what no run can mend, before a study begins, as a worker sees it; it fetches and converts models."""
+        question = {"check": [to_json(scenario) for scenario in scenarios]}
+        if problem := self._ask(question, "problem", self._patience.loading):
+            raise UsageError(str(problem))
+
+    def identify(self, scenario: Scenario) -> Mapping[str, str]:
+        """Return the tags that a run of a scenario would have of its model, as a worker finds them."""
+        return dict(self._ask({"identify": to_json(scenario)}, "identity", self._patience.loading))
+
+    def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
+        """Measure scenarios of one variant in its worker; nothing of a crew is left beside it."""
+        self._dismiss()
+        if self._variant not in (None, scenarios[0].variant):
+            self.close()
+        self._variant = scenarios[0].variant
+        self._hung_loading = 0
+        waiting = {scenario.name: scenario for scenario in scenarios}
+        kept = PartialResults(emit)
+        while waiting:
+            started = time.time()
+            at = _At(next(iter(waiting)))
+            try:
+                self._follow(waiting, at, kept)
+            except _LostError as loss:
+                for lost in self._lost(waiting, at.progress, loss):
+                    if not kept.emit_without(lost.name, loss.reason):
+                        emit(Failure(lost, loss.kind, loss.reason, started_at=started, ended_at=time.time()))
+            except (Exception, GeneratorExit):
+                kept.emit_all_without(INTERRUPTED)
+                raise
+            except BaseException:
+                # A signal: what can be taken up again later is kept first.
+                current = waiting.get(at.progress.scenario)
+                if current is not None and isinstance(current.task, TrainTask):
+                    self._end_in_order(kept)
+                kept.emit_all_without(INTERRUPTED)
+                raise
+
+    def free(self) -> bool:
+        """Free the loaded model and keep the worker with what it has imported; return whether it is there."""
+        if self._worker is None or not self._worker.lives():
+            return False
+        try:
+            self._ask({"free": True}, "freed", self._patience.starting)
+        except LlmtrackError:
+            return False
+        self._variant = None
+        return True
+
+    def close(self) -> None:
+        """End the worker."""
+        worker, self._worker, self._variant = self._worker, None, None
+        if worker is not None:
+            worker.end()
+        self._dismiss()
+
+    @contextmanager
+    def crew(self, workers: int | None) -> Iterator[Crew]:
+        """Open a crew of worker processes that share the threads of this machine; this one's own worker is ended first.
+
+        They keep their loaded model for the next crew of so many, until something is measured alone.
+
+        Args:
+            workers: how many; None: one.
+        """
+        if workers is None or workers == 1:
+            yield Crew((self.run,), self.close)
+            return
+        if len(self._crew) != workers:
+            threads = max(1, int(self.machine().get("threads", 1)) // workers)
+            self.close()
+            start = partial(self._new_worker, threads)
+            self._crew = [ProcessExecutor(self._patience, start) for _ in range(workers)]
+        try:
+            for each in self._crew:
+                each.begin()
+            yield Crew(tuple(each.run for each in self._crew), self._dismiss, retries=SHARD_RETRIES)
+        except BaseException:
+            self._dismiss()
+            raise
+
+    def _dismiss(self) -> None:
+        """End the workers of the crew."""
+        crew, self._crew = self._crew, []
+        for each in crew:
+            each.close()
+
+    def _follow(self, waiting: dict[str, Scenario], at: _At, emit: Emit) -> None:
+        """Have the worker measure what is waiting, and take off what has ended, until it is done.
+
+        Raises:
+            _LostError: it died, or told nothing for too long.
+        """
+        worker = self._start()
+        worker.send({"measure": [to_json(scenario) for scenario in waiting.values()]})
+        while True:
+            try:
+                seconds = self._patience.seconds(at.progress, waiting.values())
+                message = worker.receive(min(seconds, max(self.until - time.monotonic(), 0.0)))
+            except TimeoutError:
+                if time.monotonic() >= self.until:
+                    raise _LostError("timeout", f"the time for it was used up (at: {at.progress.step})") from None
+                raise _LostError(
+                    "timeout",
+                    f"no sign of life for {clock_text(seconds)} (at: {at.progress.step}), so it was given up: find out "
+                    "what hangs, or raise time_limit",
+                ) from None
+            if message is None:
+                raise _LostError("killed", worker.death())
+            if "done" in message and waiting:
+                raise _LostError("error", "the worker ended its work without telling of it")
+            if "done" in message:
+                return
+            if "event" not in message:
+                at.begin(LOADING)
+                continue
+            event = event_from_json(message["event"])
+            if isinstance(event, Progress):
+                at.progress = event
+            elif isinstance(event, SoFar):
+                at.progress = Progress(event.measurement.scenario.name, BESIDE)
+            elif isinstance(event, (Measurement, Failure)):
+                waiting.pop(event.scenario.name, None)
+            emit(event)
+
+    def _lost(self, waiting: dict[str, Scenario], at: Progress, loss: _LostError) -> list[Scenario]:
+        """Take off, and return, what is lost with the worker."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.end()
+        if loss.kind == "timeout" and at.step.startswith((STARTING, LOADING)):
+            self._hung_loading += 1
+            if self._hung_loading > 1:  # What hangs twice would hang for each of them.
+                lost = list(waiting.values())
+                waiting.clear()
+                return lost
+        # Dead between two scenarios: the one that is told of last has its outcome already.
+        return [waiting.pop(at.scenario, None) or waiting.pop(next(iter(waiting)))]
+
+    def _end_in_order(self, emit: Emit) -> None:
+        """Ask the worker to keep what it has, and pass on what it tells until it has ended."""
+        worker = self._worker
+        assert worker is not None
+        worker.ask_to_end()
+        until = time.monotonic() + self._patience.ending
+        with contextlib.suppress(TimeoutError):
+            while (message := worker.receive(until - time.monotonic())) is not None:
+                if "event" in message:
+                    emit(event_from_json(message["event"]))
+
+    def _ask(self, question: object, key: str, seconds: float) -> Any:
+        """Return what a worker answers under a key."""
+        worker = self._start()
+        worker.send(question)
+        try:
+            message: dict[str, Any] | None = {}
+            while message is not None and key not in message:
+                message = worker.receive(seconds)
+        except TimeoutError:
+            self.close()
+            raise LlmtrackError(
+                f"the worker process told nothing for {clock_text(seconds)} while it started: see "
+                "`llmtrack doctor`, and whether the disk or a GPU's driver hangs"
+            ) from None
+        if message is None:
+            code = worker.exit_code()
+            self._worker = None
+            raise LlmtrackError(_early_death(code))
+        return message[key]
+
+    def _start(self) -> WorkerProcess:
+        if self._worker is None or not self._worker.lives():
+            self._worker = self._new_worker()
+        return self._worker
+
+
+def _early_death(code: int | None) -> str:
+    if code in (-signal.SIGKILL, OUT_OF_MEMORY):
+        how = "was killed" if code == -signal.SIGKILL else "ended"
+        likely = "most likely " if code == -signal.SIGKILL else ""
+        return (
+            f"the worker process {how} before it could start, {likely}for lack of memory: free some, or raise the limit of "
+            "the container, job or shell"
+        )
+    return (
+        f"the worker process ended with exit code {code} before it could start: see its last lines above, and "
+        "`llmtrack doctor`"
+    )
+
+
+class _At:
+    """What a worker is doing, as far as it told."""
+
+    def __init__(self, scenario: str) -> None:
+        self.progress = Progress(scenario, STARTING)
+
+    def begin(self, step: str) -> None:
+        self.progress = Progress(self.progress.scenario, step)
+
+
+class _LostError(Exception):
+    """A worker is lost, and what it was measuring with it."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind, self.reason = kind, reason

@@ -1,0 +1,287 @@
+"""A Ray cluster as this driver sees it: its nodes, tasks on them, and letters from the tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from llmtrack.errors import LlmtrackError, MissingDependencyError, UsageError, in_words
+from llmtrack.host.packages import install, installed_version
+from llmtrack.host.signals import handlers_kept
+from llmtrack.host.words import cut
+from llmtrack.run.executors.ray import node
+from llmtrack.run.executors.ray.files import awaited
+from llmtrack.run.executors.ray.kinds import KIND_LABEL, Node
+from llmtrack.run.executors.ray.post import Boxes, Post
+
+PROBE_SECONDS = 120.0
+"""How long a node may take to say what it is: Ray starts a Python there first."""
+
+_ANSWER_SECONDS = 10.0
+_TAKE_SECONDS = 30.0
+_END_SECONDS = 1.0
+_MOST_SAID = 500
+_NODE = "ray.io/node-id"
+
+
+class LostAnswerError(LlmtrackError):
+    """The node or the process that was to answer is lost; another one may answer."""
+
+
+@dataclass
+class RayTask:
+    """A task that was handed to Ray.
+
+    Attributes:
+        key: what its letters are addressed by.
+        letters: what it told so far; `{"lost": reason, "final": ...}` where it ended without saying so.
+        ref: Ray's own.
+    """
+
+    key: str
+    letters: queue.SimpleQueue[dict[str, Any]]
+    ref: Any = None
+
+
+class Cluster:
+    """A connection to a cluster; one at a time in a process.
+
+    Args:
+        address: `auto` (the one that this machine is part of), `local` (one of its own on this machine, for as long as it is
+            open), `HOST:PORT` or `ray://HOST:PORT`.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        UsageError: there is no cluster at the address, or it is of another Ray or Python.
+    """
+
+    def __init__(self, address: str) -> None:
+        if not installed_version("ray"):
+            raise MissingDependencyError(f"executor=ray needs Ray, which is not installed: {install('ray')}")
+        # Of a cluster that is started here: it reports to nobody, and its workers run as any other process would.
+        for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
+            os.environ.setdefault(name, "0")
+        import ray
+
+        self._ray = ray
+        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        if address == "local":
+            options["include_dashboard"] = False
+        try:
+            with handlers_kept():  # Ray's own handler of SIGTERM would end the driver before it tracks what it has
+                _see_that_somebody_answers(address)
+                ray.init(address=address, **options)
+        except Exception as error:
+            raise UsageError(f"no Ray cluster can be used at address={address}: {_why_unconnected(error)}") from error
+        self._boxes = Boxes()
+        self._closed = threading.Event()
+        # Where the driver is: it is lost with the driver only.
+        here = ray.get_runtime_context().get_node_id()
+        self._post = self._remote(Post, num_cpus=0, label_selector={_NODE: here}).remote()
+        self._sorter = threading.Thread(target=self._sort, name="llmtrack-post", daemon=True)
+        self._sorter.start()
+
+    def nodes(self) -> tuple[list[Node], list[str]]:
+        """Return the nodes that live and answer, with what they are, and a line for each that does not."""
+        there = self._alive()
+        probed = {each["NodeID"]: self.call(node.probe, {}, [each["NodeID"]]) for each in there}
+        refs = list(probed.values())
+        self._ray.wait(refs, num_returns=len(refs), timeout=PROBE_SECONDS)
+        found, silent = [], []
+        for each in there:
+            try:
+                found.append(_node(each, self._ray.get(probed[each["NodeID"]], timeout=0)))
+            except Exception as error:  # it may have died just now, or llmtrack is not installed there
+                name = f"{each['NodeManagerHostname']} ({each['NodeManagerAddress']}, {each['NodeID'][:6]})"
+                late = isinstance(error, self._ray.exceptions.GetTimeoutError)
+                why = f"it did not answer within {PROBE_SECONDS:g} s" if late else _first_line(error)
+                silent.append(f"node {name} measures nothing: {why}")
+        return found, silent
+
+    def alive(self) -> set[str]:
+        """Return the ids of the nodes that live."""
+        return {each["NodeID"] for each in self._alive()}
+
+    def call(self, function: Callable[..., Any], needs: Mapping[str, float], nodes: Sequence[str], *args: Any) -> Any:
+        """Have a function called on one of several nodes, with so much of it; return Ray's promise of its result."""
+        asked = dict(needs)
+        return (
+            self._remote(
+                function,
+                num_cpus=asked.pop("CPU", 0),
+                num_gpus=asked.pop("GPU", 0),
+                resources=asked,
+                label_selector={_NODE: f"in({','.join(nodes)})"},
+                max_retries=0,
+            )
+        ).remote(*args)
+
+    def answer(self, ref: Any) -> Any:
+        """Wait for a result.
+
+        Raises:
+            LostAnswerError: why there will be no result.
+            LlmtrackError: what the function raised.
+        """
+        try:
+            return self._ray.get(ref)
+        except self._ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise cause if isinstance(cause, LlmtrackError) else LlmtrackError(_first_line(error)) from error
+        except self._ray.exceptions.RayError as error:
+            raise LostAnswerError(_first_line(error)) from error
+
+    def start(self, needs: Mapping[str, float], nodes: Sequence[str], *args: Any) -> RayTask:
+        """Have scenarios measured on one of several nodes (see `node.measure`)."""
+        key = secrets.token_hex(8)
+        task = RayTask(key, self._boxes.open(key))
+        task.ref = self.call(_measure, needs, nodes, self._post, key, *args)
+        task.ref.future().add_done_callback(partial(self._over, key))
+        return task
+
+    def send(self, content: Any) -> Any:
+        """Keep something where tasks can take it from; return Ray's reference to it, which they are given."""
+        return self._ray.put(content)
+
+    def interrupt(self, task: RayTask) -> None:
+        """Ask a task to keep what it has and end."""
+        with contextlib.suppress(Exception):
+            self._ray.cancel(task.ref)
+
+    def end(self, task: RayTask) -> None:
+        """Hear no more of a task, and end it whatever it does, if it does not end by itself."""
+        self._boxes.close(task.key)
+        with contextlib.suppress(Exception):
+            # Ray 2.60 aborts this process if a task is cancelled while the word that it has ended is on its way.
+            ended, _ = self._ray.wait([task.ref], timeout=_END_SECONDS)
+            if not ended:
+                self._ray.cancel(task.ref, force=True)
+
+    def close(self) -> None:
+        """Leave the cluster; what still runs there for this driver is ended."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        # Whoever still waits for Ray when it is shut down crashes.
+        with contextlib.suppress(Exception):
+            self._post.put.remote("", {})
+        self._sorter.join(_TAKE_SECONDS)
+        self._ray.shutdown()
+
+    def _remote(self, what: Any, **options: Any) -> Any:
+        return self._ray.remote(**options)(what)
+
+    def _alive(self) -> list[dict[str, Any]]:
+        return [each for each in self._ray.nodes() if each["Alive"]]
+
+    def _over(self, key: str, future: Any) -> None:
+        """Write a letter for a task that ended without one; it comes after those that it wrote itself."""
+        error = future.exception()
+        if error is not None and not self._closed.is_set():
+            with contextlib.suppress(Exception):
+                self._post.put.remote(key, self._loss(error))
+
+    def _loss(self, error: BaseException) -> dict[str, Any]:
+        exceptions = self._ray.exceptions
+        memory = isinstance(error, exceptions.OutOfMemoryError)
+        if memory:
+            reason = "Ray ended it, since the node's memory was used up: use a smaller model, dtype or batch"
+        elif isinstance(error, exceptions.NodeDiedError):
+            reason = "the node died"
+        elif isinstance(error, exceptions.WorkerCrashedError):
+            reason = "Ray's worker process died"
+        else:
+            reason = _first_line(error)
+        return {"lost": reason, "final": memory}
+
+    def _sort(self) -> None:
+        while not self._closed.is_set():
+            try:
+                for key, message in self._ray.get(self._post.take.remote(_TAKE_SECONDS)):
+                    self._boxes.sort(key, message)
+            except Exception as error:
+                if not self._closed.is_set():
+                    self._boxes.tell_all({"gone": _first_line(error)})
+                return
+
+
+def _measure(post: Any, key: str, *args: Any) -> None:
+    """Measure, and write letters to the driver of what happens; the last has arrived when this ends."""
+    import ray
+
+    # Whoever started this node may have it ignore Ctrl-C, as a script's background jobs do; a task is interrupted by it.
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    here = ray.get_runtime_context().get_node_id()
+    sent: list[Any] = []
+
+    def tell(message: dict[str, Any]) -> None:
+        sent[:] = [post.put.remote(key, {"node": here, **message})]
+
+    try:
+        node.measure(tell, *args)
+    finally:
+        for letter in sent:
+            awaited(letter, _TAKE_SECONDS)
+
+
+def _node(told_by_ray: Mapping[str, Any], told: Mapping[str, Any]) -> Node:
+    resources = dict(told_by_ray["Resources"])
+    facts = dict(told["facts"])
+    # Ray finds GPUs without torch, and tells their type by the name of a resource.
+    gpus = resources.get("GPU", 0)
+    if gpus:
+        types = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
+        facts["gpus"] = f"{gpus:g} x {types[0] if types else 'GPU'}"
+    if label := told_by_ray.get("Labels", {}).get(KIND_LABEL):
+        facts["node_kind"] = label
+    host, address = told["hostname"], told_by_ray["NodeManagerAddress"]
+    name = f"{host} ({address}, {told_by_ray['NodeID'][:6]})"
+    return Node(told_by_ray["NodeID"], name, resources, facts, told["versions"], f"{host} ({address})")
+
+
+def _see_that_somebody_answers(address: str) -> None:
+    """Connect to where a cluster should be: Ray itself would try for a quarter of an hour where nobody is.
+
+    Raises:
+        ConnectionError: nobody answers there.
+    """
+    from ray._private.services import canonicalize_bootstrap_address
+
+    client = address.startswith("ray://")
+    where = address.removeprefix("ray://") if client else canonicalize_bootstrap_address(address)
+    if where is None:  # one that is started, or looked for, here
+        return
+    host, _, port = where.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(f"nobody answers at {where} ({error.strerror or error})") from error
+
+
+def _why_unconnected(error: BaseException) -> str:
+    """Return what Ray says when it cannot be connected to, and the remedy."""
+    said = cut(in_words(error).rstrip("."), _MOST_SAID)
+    if "version mismatch" in said.lower():
+        return f"{said}: use the same Ray and Python on all machines"
+    return (
+        f"{said}; start one with `ray start --head`, set RAY_AUTH_MODE=token where it asks for a token (docs/ray.md), or use "
+        "address=local for this machine alone"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    """Return what an error of Ray's says, without its remote traceback."""
+    cause = getattr(error, "cause", None)
+    lines = [line for line in str(cause or error).strip().splitlines() if line.strip()]
+    return " ".join((lines[0] if lines else type(cause or error).__name__).split()).rstrip(".")

@@ -1,0 +1,175 @@
+"""What is done on a node of a cluster, each function as a task of Ray's: the work is that of the process executor."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from llmtrack.errors import LlmtrackError
+from llmtrack.host.packages import installed_version
+from llmtrack.run.executors.patience import Patience
+from llmtrack.run.executors.process import ProcessExecutor
+from llmtrack.run.executors.ray.files import Parcel, arrive, named_back, parcel_of, renamed
+from llmtrack.spec.events import Event, event_to_json
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.serialization import from_json
+from llmtrack.tracking.environment import machine_facts
+from llmtrack.version import FOLDER, __version__
+from llmtrack.worker.outcomes import failure_of
+
+BEAT_SECONDS = 10.0
+"""How often a task says that it is there while it measures."""
+
+Tell = Callable[[dict[str, Any]], None]
+
+# A worker that has answered questions and holds no model, and the environment that it was started in: what is asked or
+# measured next by this process of Ray's need not start another one. Which GPUs a task has is told by the environment.
+_idle: tuple[ProcessExecutor, dict[str, str]] | None = None
+
+
+def probe() -> dict[str, Any]:
+    """Return what tells a node from others, without starting a worker or importing torch."""
+    return {"hostname": socket.gethostname(), "facts": dict(machine_facts()), "versions": versions()}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that driver and workers must have in common."""
+    return {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "llmtrack": f"{__version__} ({_code()})",
+        **{name: installed_version(name) for name in ("torch", "transformers")},
+    }
+
+
+def describe(patience: Patience, alone: bool, facts: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts of the environment that a worker on this node measures in.
+
+    Args:
+        patience: how long a worker may tell nothing.
+        alone: whether the node is the measurement's alone.
+        facts: what only the cluster knows of the node.
+    """
+    with _worker(patience, alone) as executor:
+        return _environment(executor, facts)
+
+
+def check(patience: Patience, alone: bool, scenarios: Sequence[Any], parcels: Sequence[Parcel]) -> None:
+    """Refuse what no run can mend, as a worker on this node sees it; see `Executor.check`."""
+    here = {each.written: arrive(each) for each in parcels}
+    with _worker(patience, alone) as executor:
+        executor.check([from_json(renamed(each, here), Scenario) for each in scenarios])
+
+
+def identify(patience: Patience, alone: bool, scenario: Any, parcels: Sequence[Parcel]) -> dict[str, str]:
+    """Return the tags that a run of a scenario would have of its model, as a worker on this node finds them."""
+    here = {each.written: arrive(each) for each in parcels}
+    with _worker(patience, alone) as executor:
+        return dict(executor.identify(from_json(renamed(scenario, here), Scenario)))
+
+
+def fetch(path: str) -> Parcel:
+    """Return a file or folder that a worker wrote on this node, with its content."""
+    return parcel_of(path, Path(path), lambda content: content)
+
+
+def measure(
+    tell: Tell,
+    patience: Patience,
+    alone: bool,
+    facts: Mapping[str, str],
+    scenarios: Sequence[Any],
+    parcels: Sequence[Parcel],
+) -> None:
+    """Measure scenarios of one variant and tell where, each event as it happens, and that this is all.
+
+    Interrupted, a worker that trains keeps what it has first, as when its parent is interrupted.
+
+    Args:
+        tell: passes a message to the driver.
+        patience: how long a worker may tell nothing.
+        alone: whether the node is the measurement's alone.
+        facts: what only the cluster knows of the node.
+        scenarios: as JSON.
+        parcels: the files that they name.
+    """
+    here: dict[str, str] = {}
+
+    def emit(event: Event) -> None:
+        tell({"event": named_back(event_to_json(event), here)})
+
+    with _beating(tell), _worker(patience, alone) as executor:
+        try:
+            tell({"where": _environment(executor, facts)})
+            started = time.time()
+            try:
+                here.update({each.written: arrive(each) for each in parcels})
+            except LlmtrackError as error:
+                for each in scenarios:
+                    emit(failure_of(from_json(each, Scenario), error, started, kind="load"))
+            else:
+                executor.run([from_json(renamed(each, here), Scenario) for each in scenarios], emit)
+        finally:
+            executor.close()
+    tell({"ended": True})
+
+
+def _environment(executor: ProcessExecutor, facts: Mapping[str, str]) -> dict[str, str]:
+    return {**machine_facts(), **executor.machine(), **facts}
+
+
+@contextmanager
+def _worker(patience: Patience, alone: bool) -> Iterator[ProcessExecutor]:
+    """Take the idle worker if it was started for the same devices, or a new one; it is idle again at the end."""
+    global _idle
+    # A machine alone is used as a worker outside of Ray would: with as many threads as torch takes by itself. Ray sets as
+    # many as the task has CPUs, which is right for a part of a machine.
+    if alone and "OMP_NUM_THREADS" not in psutil.Process().environ():
+        os.environ.pop("OMP_NUM_THREADS", None)
+    here = dict(os.environ)
+    if _idle is not None and _idle[1] != here:
+        _idle[0].close()
+        _idle = None
+    executor, _idle = _idle[0] if _idle else ProcessExecutor(patience), None
+    try:
+        yield executor
+    except BaseException:
+        executor.close()
+        raise
+    _idle = executor, here
+
+
+@contextmanager
+def _beating(tell: Tell) -> Iterator[None]:
+    """Tell every few seconds that this task is there."""
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(BEAT_SECONDS):
+            tell({})
+
+    threading.Thread(target=beat, name="llmtrack-beat", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+@cache
+def _code() -> str:
+    """Return a digest of llmtrack's own files: a checkout changes without another version."""
+    root = FOLDER
+    found = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return found.hexdigest()[:8]

@@ -1,0 +1,54 @@
+"""Open a Ray cluster to measure on: an executor for each kind of its nodes that is asked for."""
+
+from __future__ import annotations
+
+from llmtrack.errors import UsageError
+from llmtrack.host.words import plural
+from llmtrack.run.executors.patience import Patience
+from llmtrack.run.executors.ray import node
+from llmtrack.run.executors.ray.connect import Cluster
+from llmtrack.run.executors.ray.executor import RayExecutor
+from llmtrack.run.executors.ray.kinds import kinds_of, read_resources, split_by_version
+from llmtrack.tracking.spool import Notify, to_stderr
+
+
+def open_cluster(
+    address: str, nodes: str, resources: str, patience: Patience, notify: Notify = to_stderr
+) -> list[RayExecutor]:
+    """Return executors on a cluster, one for each kind of node that is to measure; closing one closes all.
+
+    Args:
+        address: see `Cluster`.
+        nodes: `same` (those of the commonest kind) or `each` (of every kind).
+        resources: see `kinds.read_resources`.
+        patience: how long a worker may tell nothing.
+        notify: is told which nodes measure, and which do not and why.
+
+    Raises:
+        LlmtrackError: there is no cluster, or none of its nodes can measure.
+    """
+    asked = read_resources(resources)
+    cluster = Cluster(address)
+    try:
+        there, silent = cluster.nodes()
+        fit, differing = split_by_version(there, node.versions())
+        unfit = [*silent, *differing]
+        for line in unfit:
+            notify(line)
+        if not fit:
+            raise UsageError(f"no node of the cluster can measure: {'; '.join(unfit)}")
+        kinds = kinds_of(fit, asked)
+        if nodes == "same":
+            for other in kinds[1:]:
+                notify(f"not measured on: {other.name} ({plural(len(other.nodes), 'node')}); use nodes=each")
+            kinds = kinds[:1]
+        for kind in kinds:
+            notify(f"measures on {plural(len(kind.nodes), 'node')}: {kind.name}")
+    except BaseException:
+        cluster.close()
+        raise
+    # Whoever takes no CPUs of Ray's has arranged otherwise that the machine is theirs alone, and takes all its threads.
+    alone = asked is None or "CPU" not in asked
+    executors = [RayExecutor(cluster, kind, patience, alone) for kind in kinds]
+    executors[0].begin()
+    return executors

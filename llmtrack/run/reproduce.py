@@ -1,0 +1,154 @@
+"""How to run a model as a tracked run did, or as a variant says: lines of Python, and a command."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from llmtrack.engines.registry import backend_of
+from llmtrack.errors import LlmtrackError
+from llmtrack.quantize.recipe import find_recipe
+from llmtrack.spec.options import parameters
+from llmtrack.spec.parameter import NONE
+from llmtrack.spec.scenario import Scalar, Variant
+from llmtrack.spec.task import GenerateTask
+from llmtrack.tracked.run import Run
+
+# What decides how many threads compute, if it is set.
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+PROMPT = "The first thing to find out is"
+
+
+def python_lines(variant: Variant, task: GenerateTask | None = None) -> str:
+    """Return a program that loads a variant and generates a text."""
+    told = ["backend", "device", "dtype", "quantization"]
+    named = {name: getattr(variant, name) for name in told if getattr(variant, name) != getattr(Variant, name)}
+    if variant.revision:
+        named["revision"] = variant.revision
+    arguments = ", ".join(
+        [
+            repr(variant.model),
+            *(f"{key}={value!r}" for key, value in {**named, **dict(variant.options)}.items()),
+        ]
+    )
+    call = "".join(f", {key}={value!r}" for key, value in _call(task).items())
+    tokens, rows = (task.max_new_tokens, task.batch_size or 1) if task else (GenerateTask.max_new_tokens, 1)
+    said = (
+        f"print(llmtrack.generate_text(engine, {PROMPT!r}, max_new_tokens={tokens}{call}))"
+        if rows == 1 and "pad_to_multiple" not in _call(task)
+        else f"print(*llmtrack.generate_texts(engine, [{PROMPT!r}] * {rows}, max_new_tokens={tokens}{call}), sep='\\n')"
+    )
+    return f"import llmtrack\n\nengine = llmtrack.load_engine({arguments})\n{said}\n"
+
+
+def command_line(variant: Variant, task: GenerateTask | None = None) -> str:
+    """Return a command that loads a variant and generates a text."""
+    words = ["llmtrack", "generate", "--model", variant.model]
+    for name in ("revision", "backend", "device", "dtype", "quantization"):
+        if getattr(variant, name) != getattr(Variant, name):
+            words += [f"--{name}", str(getattr(variant, name))]
+    for key, value in variant.options:
+        words += ["--option", f"{key}={value}"]
+    if "use_cache" in _call(task):
+        words += ["--no-cache"]
+    if "pad_to_multiple" in _call(task):
+        words += ["--pad-to-multiple", str(_call(task)["pad_to_multiple"])]
+    words += ["--max-new-tokens", str((task or GenerateTask).max_new_tokens)]
+    words += [PROMPT] * ((task.batch_size or 1) if task else 1)
+    return shlex.join(words)
+
+
+def variant_of(run: Run) -> Variant:
+    """Return the variant that a tracked run measured: the model that was loaded, not the list that was asked for, and the options
+    that it used, where they are not the defaults.
+
+    Raises:
+        LlmtrackError: its backend or recipe is not there any more.
+    """
+    backend = run.text("backend") or Variant.backend
+    quantization = run.text("quantization") or NONE
+    configs = [
+        backend_of(backend).options,
+        *(() if quantization == NONE else find_recipe(backend, quantization).takes),
+    ]
+    told: dict[str, Scalar] = {}
+    for each in (each for config in configs for each in parameters(config)):
+        if run.has(each.name):
+            value = each.accept(
+                each.kind(run.params[each.name]) if each.kind is not bool else bool(run.params[each.name])
+            )
+            if value != each.default:
+                told[each.name] = value
+    return Variant(
+        model=run.text("model_id") or run.text("model") or Variant.model,
+        revision=run.text("revision") or None,
+        backend=backend,
+        device=run.text("device_requested") or Variant.device,
+        dtype=run.text("dtype_requested") or Variant.dtype,
+        quantization=quantization,
+        options=tuple(sorted(told.items())),
+    )
+
+
+def as_loaded(variant: Variant, facts: Mapping[str, Any]) -> Variant:
+    """Return a variant that names the model that was loaded, and not the list that was asked for.
+
+    Args:
+        variant: what was asked for.
+        facts: of what was measured.
+    """
+    model, revision = facts.get("model_id"), facts.get("revision")
+    return replace(variant, model=str(model or variant.model), revision=str(revision) if revision else variant.revision)
+
+
+def resolved_as(variant: Variant, tags: Mapping[str, str]) -> str:
+    """Return a line of a program that says which model was measured: its name, its revision and the digest of its weights."""
+    known = (variant.model, variant.revision and f"revision {variant.revision}", tags.get("weights_digest"))
+    return f"# measured with {', '.join(each for each in known if each)}\n"
+
+
+def run_settings(run: Run) -> list[str]:
+    """Return what else a tracked run was measured with: the digest of its weights, threads, environment variables to set."""
+    found = [("weights", "env.weights_digest"), ("threads", "threads")]
+    lines = [f"{title}: {text}" for title, key in found if (text := run.text(key))]
+    return lines + [f"{name}={value}" for name, value in environment_of(run).items()]
+
+
+def environment_of(run: Run) -> dict[str, str]:
+    """Return the environment variables that a tracked run was measured under and that decide its speed."""
+    found = {name: run.text(f"env.{name.lower()}") for name in VARIABLES}
+    return {name: value for name, value in found.items() if value}
+
+
+def reproduce_command(run: Run) -> list[str]:
+    """Return the command and the lines of Python that run a model as a tracked run did; nothing where that is not known."""
+    if not run.has("max_new_tokens"):
+        return []
+    try:
+        variant = variant_of(run)
+    except (LlmtrackError, ValueError):
+        return []
+    cache = not run.has("use_cache") or bool(run.params["use_cache"])
+    task = GenerateTask(
+        (),
+        max_new_tokens=int(run.params["max_new_tokens"]),
+        use_cache=cache,
+        batch_size=int(run.number("batch_size") or 1),
+        pad_to_multiple=int(run.number("pad_to_multiple") or 1),
+    )
+    variables = environment_of(run)
+    command = command_line(variant, task)
+    lines = python_lines(variant, task).splitlines()
+    if variables:
+        command = f"{shlex.join(['env', *(f'{name}={value}' for name, value in variables.items())])} {command}"
+        lines = ["import os", "", f"os.environ.update({variables!r})", *lines]
+    return [command, *lines]
+
+
+def _call(task: GenerateTask | None) -> dict[str, Scalar]:
+    if task is None:
+        return {}
+    told: dict[str, Scalar] = {} if task.use_cache else {"use_cache": False}
+    return told | ({} if task.pad_to_multiple == 1 else {"pad_to_multiple": task.pad_to_multiple})

@@ -1,0 +1,77 @@
+"""Measure groups in turn, or several at once where the executor can, and tell of all in one thread."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+from llmtrack.run.executors.inline import Executor, ManyAtOnce
+from llmtrack.run.executors.pool import Pool
+from llmtrack.run.study.journal import Journal
+from llmtrack.run.study.remeasure import run_undisturbed
+from llmtrack.run.study.rounds import is_in_turn, run_in_turn
+from llmtrack.spec.events import Event
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import Scenario
+
+
+def run_groups(
+    executor: Executor,
+    groups: Sequence[Sequence[Scenario]],
+    on_event: Callable[[Event], None],
+    on_disturbed: Callable[[Measurement], None],
+    open_journal: Callable[[], Journal],
+) -> None:
+    """Measure groups: several that are compared in turn (see `rounds`), else each by itself (see `run_undisturbed`); both functions are called in this thread only.
+
+    Args:
+        executor: what measures.
+        groups: scenarios of one variant each.
+        on_event: is told every event that counts.
+        on_disturbed: is told a baseline that is measured once more.
+        open_journal: returns what keeps the rounds of what is measured in turn.
+    """
+    if isinstance(executor, Pool):
+        executor.hold_only(*(group[0].variant for group in groups))
+    compared = sum(any(map(is_in_turn, group)) for group in groups)
+    if compared > 1 and not isinstance(executor, ManyAtOnce):
+        journal = open_journal()
+        run_in_turn(executor, groups, on_event, journal)
+        journal.done()
+        return
+    if not isinstance(executor, ManyAtOnce) or len(groups) == 1:
+        for group in groups:
+            run_undisturbed(executor, group, on_event, on_disturbed)
+        return
+    told: queue.SimpleQueue[partial[None]] = queue.SimpleQueue()
+    left = len(groups)
+
+    def ended(future: Future[None]) -> None:
+        nonlocal left
+        left -= 1
+        future.result()
+
+    def measure(group: Sequence[Scenario]) -> None:
+        run_undisturbed(
+            executor,
+            group,
+            lambda event: told.put(partial(on_event, event)),
+            lambda first: told.put(partial(on_disturbed, first)),
+        )
+
+    with ThreadPoolExecutor(executor.at_once, "llmtrack-group") as pool:
+        try:
+            for group in groups:
+                pool.submit(measure, group).add_done_callback(lambda done: told.put(partial(ended, done)))
+            while left:
+                told.get()()
+        except BaseException:
+            executor.stop()
+            pool.shutdown(cancel_futures=True)
+            while not told.empty():
+                call = told.get()
+                if call.func is not ended:
+                    call()
+            raise

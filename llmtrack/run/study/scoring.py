@@ -1,0 +1,171 @@
+"""Measure scenarios, and have what several workers are asked to score be scored by them together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from llmtrack.errors import ScenarioError, in_words
+from llmtrack.host.words import plural
+from llmtrack.measure.finite import NON_FINITE
+from llmtrack.quality.beside import drift_line, with_drift, with_scored, without_drift, without_scored
+from llmtrack.run.executors.crew import Crew, SideBySide
+from llmtrack.run.executors.inline import INTERRUPTED, Executor
+from llmtrack.run.executors.partial_results import PartialResults
+from llmtrack.run.study.shards import SHARDS_EACH, drift_together, figures_together, put_together, shards_of, work_off
+from llmtrack.spec.events import Emit, Event, Log, SoFar, Warn
+from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.scenario import QualityCheck, Scenario
+from llmtrack.spec.task import PerplexityTask
+from llmtrack.worker.outcomes import failure_of
+
+COMPARED_EACH = 4
+"""Shards for each worker of what is compared with a reference: few rows, each of which is computed by two models."""
+
+_ONE_WORKER = "this executor has one worker, which scores all of the text"
+
+
+def run_scenarios(executor: Executor, scenarios: Sequence[Scenario], emit: Emit) -> None:
+    """Measure scenarios of one variant; a text that several workers are asked to score is scored by them together.
+
+    What is timed comes first, alone on its machine. Emits a Measurement or a Failure for each, as `Executor.run` does, in
+    this thread only.
+    """
+    many = [each for each in scenarios if _workers(each) != 1]
+    if many and not isinstance(executor, SideBySide):
+        emit(Warn(_ONE_WORKER))
+        many = []
+    beside = {each.name: each for each in many if each.quality is not None}
+    alone = [replace(each, quality=None) if each.name in beside else each for each in scenarios]
+    alone = [each for each in alone if each not in many]
+    timed: list[Measurement] = []
+    kept = PartialResults(emit)
+
+    def take(event: Event) -> None:
+        if isinstance(event, (Measurement, Failure)) and event.scenario.name in beside:
+            event = replace(event, scenario=beside[event.scenario.name])
+            if isinstance(event, Measurement):
+                timed.append(event)
+                event = SoFar(event)
+        kept(event)
+
+    try:
+        if alone:
+            executor.run(tuple(alone), take)
+        if not isinstance(executor, SideBySide):
+            return
+        for each in timed:
+            check = each.scenario.quality
+            assert check is not None  # else it was not held back
+            with executor.crew(check.perplexity.workers) as crew:
+                kept(_with_quality(each, check, crew, kept))
+        for scenario in many:
+            task = scenario.task
+            if isinstance(task, PerplexityTask):
+                with executor.crew(task.workers) as crew:
+                    _score(scenario, task, crew, emit)
+    except BaseException:
+        kept.emit_all_without(INTERRUPTED)
+        raise
+
+
+def score_beside(executor: Executor, timed: Measurement, emit: Emit) -> Measurement | Failure:
+    """Return what was timed with the quality that its scenario asks for beside it.
+
+    What cannot be scored leaves a warning, also where that ends the worker: the speed that was measured is kept.
+    """
+    scenario, check = timed.scenario, timed.scenario.quality
+    assert check is not None  # else nothing is asked for
+    if _workers(scenario) != 1 and isinstance(executor, SideBySide):
+        with executor.crew(check.perplexity.workers) as crew:
+            return _with_quality(timed, check, crew, emit)
+    if _workers(scenario) != 1:
+        emit(Warn(_ONE_WORKER))
+    found: list[Measurement | Failure] = []
+
+    def take(event: Event) -> None:
+        if isinstance(event, (Measurement, Failure)):
+            found.append(event)
+        else:
+            emit(event)
+
+    try:
+        executor.run((replace(scenario, task=check.perplexity),), take)
+    except BaseException:
+        if found:
+            emit(_beside(timed, found[0]))
+        raise
+    return _beside(timed, found[0])
+
+
+def _beside(timed: Measurement, scored: Measurement | Failure) -> Measurement | Failure:
+    """Return what was timed with what was scored apart from it."""
+    if isinstance(scored, Measurement):
+        return replace(
+            timed,
+            metrics={**timed.metrics, **scored.metrics},
+            facts={**timed.facts, **scored.facts},
+            tags={**timed.tags, **scored.tags},
+            series={**timed.series, **scored.series},
+            warnings=tuple(dict.fromkeys((*timed.warnings, *scored.warnings))),
+            ended_at=scored.ended_at,
+        )
+    if scored.kind == NON_FINITE:
+        return replace(scored, scenario=timed.scenario, started_at=timed.started_at)
+    return without_scored(timed, scored.reason)
+
+
+def _workers(scenario: Scenario) -> int | None:
+    """Return how many workers are asked to score."""
+    task = scenario.task if scenario.quality is None else scenario.quality.perplexity
+    return task.workers if isinstance(task, PerplexityTask) else 1
+
+
+def _score(scenario: Scenario, task: PerplexityTask, crew: Crew, emit: Emit) -> None:
+    workers = len(crew.runs)
+    if task.workers is not None and workers < task.workers:
+        emit(Warn(f"{plural(workers, 'worker')}, since there is room for no more at once"))
+    if workers == 1:
+        crew.runs[0]((scenario,), emit)
+        return
+    shards = shards_of(scenario, task, SHARDS_EACH * workers)
+    emit(Log(f"  {scenario.name}: scoring {task.corpus} in {len(shards)} shards by {workers} workers ..."))
+    done = work_off(scenario, shards, crew, emit)
+    if isinstance(done, Failure):
+        emit(done)
+        return
+    try:
+        emit(put_together(scenario, task, done))
+    except ScenarioError as error:
+        emit(failure_of(scenario, error, min(each.started_at for _, each in done)))
+
+
+def _with_quality(timed: Measurement, check: QualityCheck, crew: Crew, emit: Emit) -> Measurement | Failure:
+    """Return a timed measurement with what a crew scores and compares; the rules are those of a single worker."""
+    task, workers = check.perplexity, len(crew.runs)
+    scoring = replace(timed.scenario, task=task, quality=None)
+    done = work_off(scoring, shards_of(scoring, task, SHARDS_EACH * workers), crew, emit)
+    if isinstance(done, Failure):
+        if done.kind == NON_FINITE:
+            return replace(done, scenario=timed.scenario, started_at=timed.started_at)
+        return without_scored(timed, done.reason)
+    try:
+        found = figures_together(task, done)
+    except ScenarioError as error:
+        return without_scored(timed, in_words(error))
+    facts = {**found.facts, "score_workers": workers}
+    timed = with_scored(timed, found.metrics, facts, found.warnings, found.batch_losses)
+    timed = replace(timed, texts={**timed.texts, "shards.txt": found.listed})
+    if check.reference is None or check.reference == timed.scenario.variant:
+        return timed
+    emit(SoFar(timed))
+    comparing = replace(scoring, quality=check)
+    done = work_off(comparing, shards_of(comparing, task, COMPARED_EACH * workers), crew, emit)
+    if isinstance(done, Failure):
+        return without_drift(timed, done.reason)
+    try:
+        drift, told = drift_together(done)
+    except ScenarioError as error:
+        return without_drift(timed, in_words(error))
+    emit(Log(drift_line(drift)))
+    return with_drift(timed, check, drift, told)

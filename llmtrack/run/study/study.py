@@ -1,0 +1,285 @@
+"""Run an experiment as a tracked study: measure, track each outcome at once, and report what was tracked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from rich.console import Console
+from rich.text import Text
+
+from llmtrack.decide.verdicts import with_samples
+from llmtrack.experiment import Experiment
+from llmtrack.host.console import on_one_line
+from llmtrack.host.signals import stop_in_order
+from llmtrack.host.words import cut, plural
+from llmtrack.metrics import as_shown
+from llmtrack.report.place import Place
+from llmtrack.report.study import Written, write_study
+from llmtrack.report.terminal import hanging, say, width_of
+from llmtrack.run.executors.inline import Executor
+from llmtrack.run.study.announcing import keep_time, last_time, plan_of
+from llmtrack.run.study.ending import end_study
+from llmtrack.run.study.groups import run_groups
+from llmtrack.run.study.journal import Journal
+from llmtrack.run.study.plan import make_plan, model_folders
+from llmtrack.run.study.progress import StudyProgress, SuiteProgress
+from llmtrack.run.study.resume import finished_already
+from llmtrack.run.study.suite_cache import SuiteCache
+from llmtrack.run.study.support import say_support
+from llmtrack.spec.events import Begun, Event, Steps
+from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.serialization import digest
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
+from llmtrack.tracking.checkpoints import fetch_checkpoints
+from llmtrack.tracking.claim import WORK_TAG, open_claimed
+from llmtrack.tracking.environment import environment, environment_id
+from llmtrack.tracking.query import tracked_runs
+from llmtrack.tracking.taken_over import link_to, taken_over_tag
+from llmtrack.tracking.tracker import Study, Tracker
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What became of a study's report.
+
+    Attributes:
+        reading: what the tracked runs say; empty if they could not be read back.
+        tracked: the study's runs as read back, those taken over from earlier studies among them, or None.
+        problems: what of its report could not be made, and why.
+    """
+
+    reading: tuple[str, ...] = ()
+    tracked: Runs | None = None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyResult(Reported):
+    """How a study ended.
+
+    Attributes:
+        study: its identity in the tracking store.
+        measured: scenarios that were measured.
+        failed: scenarios that were not.
+        refused: of the failed ones, those whose backend's package is broken.
+    """
+
+    study: Study
+    measured: int
+    failed: int
+    refused: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every scenario was measured and reported, 2 if none could be since an extension is broken, else 1."""
+        if self.refused and not self.measured and self.refused == self.failed:
+            return 2
+        return 1 if self.failed or self.problems else 0
+
+
+def run_study(
+    experiment: Experiment,
+    *,
+    tracker: Tracker,
+    executor: Executor,
+    console: Console,
+    suite_id: str | None = None,
+    resume: bool = False,
+    suite_progress: SuiteProgress | None = None,
+    common: SuiteCache | None = None,
+) -> StudyResult:
+    """Measure every scenario of an experiment and track it.
+
+    A scenario that fails is tracked as a FAILED run and the others go on. When the study is interrupted, what
+    is measured stays tracked and the study ends as killed.
+
+    Args:
+        experiment: what to measure.
+        tracker: where to track it.
+        executor: what measures.
+        console: where to print.
+        suite_id: id of the suite that the study is part of.
+        resume: take over finished runs of the same scenario, work and machine instead of measuring again.
+        suite_progress: how far the suite is.
+        common: what its suite has measured already, to reuse or pool it.
+
+    Raises:
+        UsageError: the scenarios cannot be planned, or a model is of a run that is not there.
+        TrackingError: the store refuses the study.
+    """
+    began = time.monotonic()
+    machine = executor.machine()
+    fetch_checkpoints(experiment.scenarios, tracker.tracking_uri)
+    plan = make_plan(experiment.scenarios, machine)
+    executor.check(experiment.scenarios)
+    facts = environment(machine, model_folders(experiment.scenarios))
+    head = Text.assemble((on_one_line(experiment.name), "bold"), ": ", on_one_line(experiment.question))
+    console.print(head, soft_wrap=True)
+    if suite_id is None:
+        say_support(console, machine, experiment.scenarios)
+    earlier = Runs()
+    if resume and not tracker.offline:
+        earlier = finished_already(experiment.scenarios, environment_id(facts), executor.identify, tracker.tracking_uri)
+        plan = plan.without(set(earlier.scenarios))
+        say(
+            console,
+            f"  resume: {len(earlier)} of {plural(len(experiment.scenarios), 'scenario')} "
+            f"{'is' if len(earlier) == 1 else 'are'} measured already and skipped",
+        )
+    reused = common.reused([each for group in plan.groups for each in group]) if common else []
+    for run in reused:
+        say(console, f"  {run.scenario}: not measured again, reused: {link_to(run)}")
+    plan = plan.without({run.scenario for run in reused})
+    earlier = Runs((*earlier, *reused))
+    counts, refused = {Measurement: 0, Failure: 0}, 0
+    number = sum(map(len, plan.groups))
+    afresh = not earlier
+    took = last_time(experiment, environment_id(facts)) if afresh else None
+    if suite_id is None and afresh:
+        words = plan_of([experiment], number, {} if took is None else {experiment.name: took})
+        say(console, hanging(words, width_of(console)))
+    work = digest([sorted(each.scenario_id for each in experiment.scenarios), environment_id(facts)])
+    start = partial(
+        tracker.start_study,
+        experiment.name,
+        experiment.question,
+        experiment.settings,
+        facts,
+        suite_id=suite_id,
+        asked=experiment.asked,
+        tags={WORK_TAG: work} | taken_over_tag(earlier),
+    )
+    claim = partial(open_claimed, tracker, work, resume, partial(say, console), start)
+    with opened(tracker, executor, claim) as study:
+        with StudyProgress(console, number, suite_progress, took) as progress:
+
+            def on_event(event: Event) -> None:
+                nonlocal refused
+                progress.hear(event)
+                if isinstance(event, Begun):
+                    tracker.begin(study, **vars(event))
+                elif isinstance(event, Steps):
+                    tracker.log_steps(event.run_key, event.rows)
+                elif isinstance(event, (Measurement, Failure)):
+                    if isinstance(event, Measurement) and common is not None:
+                        event = common.pooled(experiment.name, event)
+                    counts[type(event)] += 1
+                    refused += isinstance(event, Failure) and event.kind == "extension"
+                    tracker.log(study, event)
+                    progress.ended(event.scenario.name, outcome_line(event))
+                    if isinstance(event, Measurement) and event.sample_text:
+                        progress.line(f"    sample: {cut(on_one_line(event.sample_text), 100)}")
+                    for warning in event.warnings if isinstance(event, Measurement) else ():
+                        progress.warn(warning)
+
+            def on_disturbed(first: Measurement) -> None:
+                tracker.log(study, first, remark=", disturbed")
+                progress.line(f"{outcome_line(first)}: disturbed, so it is measured once more")
+
+            ids = [[each.scenario_id for each in group] for group in plan.groups]
+            asked = digest([ids, environment_id(facts)])
+            path = tracker.spool.folder.parent / "rounds" / f"{asked}.jsonl"
+            run_groups(executor, plan.groups, on_event, on_disturbed, partial(Journal, path, resume))
+            for same in plan.same:
+                note = f"same as {same.measured.name}: {same.dtype_label}"
+                tracker.log_same_as(study, same.scenario, {"dtype": same.dtype_label}, same.measured.name, note)
+                progress.line(f"  {same.scenario.name}: not measured again, {note}")
+        reported = report_study(experiment, study, tracker, console, bool(counts[Failure]), earlier)
+    if afresh and not counts[Failure] and not reported.problems:
+        keep_time(experiment, environment_id(facts), time.monotonic() - began)
+    return StudyResult(
+        study=study, measured=counts[Measurement], failed=counts[Failure], refused=refused, **vars(reported)
+    )
+
+
+_TOLD = {
+    "total_latency_s": "{} s",
+    "tokens_per_sec": "{} tokens/s",
+    "avg_latency_per_token_ms": "{} ms/token",
+    "time_to_first_token_ms": "TTFT {} ms",
+    "loss": "loss {}",
+    "perplexity_before": "perplexity {} before",
+    "perplexity": "perplexity {}",
+}
+"""What is told of a scenario that was measured, as far as it has it."""
+
+
+def outcome_line(outcome: Measurement | Failure) -> str:
+    """Return one line that says how a scenario ended."""
+    name = outcome.scenario.name
+    if isinstance(outcome, Failure):
+        word = "KILLED" if outcome.kind == "interrupted" else "FAILED"
+        return f"  {name}: {word} ({outcome.kind}): {outcome.reason}"
+    told = (words.format(as_shown(key, outcome.metrics[key])) for key, words in _TOLD.items() if key in outcome.metrics)
+    repeats = outcome.summaries.get("total_latency_s")
+    return f"  {name}: {', '.join(told)}" + (f" (median of {repeats.n})" if repeats else "")
+
+
+@contextmanager
+def opened(tracker: Tracker, executor: Executor, start: Callable[[], Study]) -> Iterator[Study]:
+    """Open a study, and end it as killed when a signal ends it, or as failed when an error does.
+
+    Signals wait while it is opened and while it is ended, so that none leaves it running.
+    """
+    study: Study | None = None
+    try:
+        with stop_in_order():
+            study = start()
+        yield study
+    except BaseException as error:
+        with stop_in_order():
+            executor.close()
+            if study is not None and not tracker.has_finished(study):
+                killed = is_signal(error)
+                reason = f"ended early by {type(error).__name__}{f': {error}' if str(error) else ''}"
+                tracker.finish_study(study, "killed" if killed else "failed", reason=reason)
+        raise
+
+
+def is_signal(error: BaseException | None) -> bool:
+    """Return whether a signal ended the work; an error on the way out, such as of a closed terminal, hides it."""
+    return error is not None and (not isinstance(error, Exception) or is_signal(error.__context__))
+
+
+def report_study(
+    experiment: Experiment,
+    study: Study,
+    tracker: Tracker,
+    console: Console,
+    failed: bool,
+    earlier: Sequence[Run] = (),
+) -> Reported:
+    """Read the study's runs back, print and track the table, plots and reading, and finish the study.
+
+    Runs that were taken over from earlier studies are read as if they were this one's.
+    """
+    tracked = None
+
+    def write(place: Place) -> Written:
+        nonlocal tracked
+        tracked = _read_back(experiment, study, tracker, earlier)
+        return write_study(experiment, tracked, place)
+
+    reading, problems = end_study(study, tracker, console, failed, write)
+    return Reported(reading, tracked, problems)
+
+
+def _read_back(experiment: Experiment, study: Study, tracker: Tracker, earlier: Sequence[Run]) -> Runs:
+    tracked = tracked_runs(study=study.study_id, tracking_uri=tracker.tracking_uri)
+    if earlier:
+        taken = {run.run_id for run in earlier}
+        own = tracked.where(lambda run: run.run_id not in taken)
+        tracked = Runs((*own, *(replace(run, study_id=study.study_id) for run in earlier)))
+    # Newest first: a baseline that was measured again stands for its scenario alone.
+    return with_samples(in_order(tracked.first_of_each("scenario"), experiment), tracker.tracking_uri)
+
+
+def in_order(tracked: Runs, experiment: Experiment) -> Runs:
+    """Sort tracked runs as the experiment lists its scenarios."""
+    position = {scenario.name: index for index, scenario in enumerate(experiment.scenarios)}
+    return Runs(sorted(tracked, key=lambda run: position.get(run.scenario, len(position))))

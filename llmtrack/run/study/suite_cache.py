@@ -1,0 +1,93 @@
+"""Cells that experiments of one suite have in common: measured by each of them, measured once and reused, or pooled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from llmtrack.experiment import Experiment
+from llmtrack.metrics import METRIC_BY_NAME
+from llmtrack.run.study.merged import merged
+from llmtrack.run.study.plan import resolved
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import Scenario
+from llmtrack.spec.task import RepeatPolicy, TrainTask
+from llmtrack.tracked.run import Run
+from llmtrack.tracked.runs import Runs
+
+MEASURE, REUSE, POOL = HOW = ("measure", "reuse", "pool")
+
+
+class SuiteCache:
+    """What was measured in a suite so far, for those of its experiments that ask for the same.
+
+    Args:
+        how: `measure`: anew by each, which tells how far equal settings differ; `reuse`: once, as often as any of them
+            asks; `pool`: by each, and a later one's repeats stand together with those before.
+        experiments: all that the suite will run, as far as is known.
+        machine: facts of the machine that measures.
+    """
+
+    def __init__(self, how: str, experiments: Sequence[Experiment], machine: Mapping[str, str]) -> None:
+        self._how, self._machine = how, machine
+        self._asked: dict[Scenario, list[Scenario]] = {}
+        self._runs: dict[Scenario, Run] = {}
+        self._measured: dict[Scenario, dict[str, Measurement]] = {}
+        for each in (scenario for experiment in experiments for scenario in experiment.scenarios):
+            self._asked.setdefault(self._cell(each), []).append(each)
+
+    def prepared(self, experiment: Experiment) -> Experiment:
+        """Return an experiment that measures what is reused as often, and with such quality, as any that asks for it."""
+        if self._how != REUSE:
+            return experiment
+        return replace(experiment, scenarios=tuple(map(self._for_all, experiment.scenarios)))
+
+    def reused(self, scenarios: Sequence[Scenario]) -> list[Run]:
+        """Return the runs of those scenarios that were measured in the suite before, under their present names."""
+        found = []
+        for each in scenarios if self._how == REUSE else ():
+            run = self._runs.get(self._cell(each))
+            if run is not None:
+                found.append(run.standing_for(each.name, baseline=each.baseline))
+        return found
+
+    def pooled(self, experiment: str, measurement: Measurement) -> Measurement:
+        """Return a measurement with the repeats of the same cell that the suite made before; each is kept as it was, too."""
+        scenario = measurement.scenario
+        if self._how != POOL or isinstance(scenario.task, TrainTask) or not measurement.samples:
+            return measurement
+        before = self._measured.setdefault(self._cell(scenario), {})
+        before[f"{experiment}/{scenario.name}"] = measurement
+        if len(before) == 1:
+            return measurement
+        whole = merged(tuple(before.values()), scenario.repeat)
+        own = {
+            name: {key: each.metrics[key] for key in each.samples if METRIC_BY_NAME[key].sampled}
+            for name, each in before.items()
+        }
+        return replace(whole, facts={**whole.facts, "pooled": json.dumps(own)}, started_at=measurement.started_at)
+
+    def learn(self, experiment: Experiment, tracked: Runs | None) -> None:
+        """Be told what an experiment has tracked."""
+        if tracked is None or self._how != REUSE:
+            return
+        cells = {each.name: self._cell(each) for each in experiment.scenarios}
+        for run in tracked:
+            if run.outcome == "finished" and run.scenario in cells:
+                self._runs.setdefault(cells[run.scenario], run)
+
+    def _cell(self, scenario: Scenario) -> Scenario:
+        """Return what equal scenarios have in common; what is trained is a model of each one's own."""
+        if isinstance(scenario.task, TrainTask):
+            return scenario
+        return replace(resolved(scenario, self._machine)[0], repeat=RepeatPolicy(), quality=None)
+
+    def _for_all(self, scenario: Scenario) -> Scenario:
+        alike = self._asked.get(self._cell(scenario), [scenario])
+        most = {
+            name: max(getattr(each.repeat, name) for each in alike)
+            for name in ("warmup", "min_repeats", "min_seconds", "max_seconds", "max_repeats")
+        }
+        quality = next((each.quality for each in (scenario, *alike) if each.quality is not None), None)
+        return replace(scenario, repeat=replace(scenario.repeat, **most), quality=quality)

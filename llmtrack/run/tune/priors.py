@@ -1,0 +1,127 @@
+"""What is known of a candidate before it is measured: how it computes, and what has to be made before it can be loaded."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from llmtrack.decide.promise import COMPILED, EAGER, EMULATED, Way
+from llmtrack.engines.options import NO_COMPILE, CompileOption, ThreadOption
+from llmtrack.host.machine import cpu_flags
+from llmtrack.models import durations
+from llmtrack.models.cache import cache_root, entry_stem
+from llmtrack.quantize.recipe import recipes
+from llmtrack.run.tune.search_space import Candidate
+from llmtrack.spec.options import parameters
+from llmtrack.spec.parameter import NONE
+from llmtrack.spec.scenario import Variant
+
+# Seconds that each step took for SmolLM2's 135 million weights on two cores; this machine's own notes come before them.
+_EXPORTS = {"onnx": 60.0}
+_ENVIRONMENTS = {"genai": 60.0, "openvino": 120.0}
+_CONVERSIONS = {"genai": 60.0, "openvino": 120.0, "llamacpp": 20.0}
+_RECIPES = {
+    "int4-gptq": 240.0,
+    "int8-static": 150.0,
+    "int8-mixed": 120.0,
+    "int4-mixed": 120.0,
+    "int8-dynamic": 110.0,
+    "int8-per-token": 60.0,
+    "int4-hqq": 20.0,
+}
+_QUICK_RECIPE = 15.0
+_USUAL_BYTES = 540e6
+_COMPILES = 45.0
+_LOADS = 2.0
+# Without one of these (x86, Arm) PyTorch converts bfloat16 on the fly.
+_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
+_BITS = re.compile(r"(\d+)")
+
+
+def numbers_of(variant: Variant) -> str:
+    """Return what the numbers depend on that a variant computes: neither threads nor compilation, but for the order of sums."""
+    same = {each.name for options in (ThreadOption, CompileOption) for each in parameters(options)}
+    told = [f"{name}={value}" for name, value in variant.options if name not in same]
+    return "/".join([variant.backend, variant.dtype, variant.quantization, *told])
+
+
+def uncompiled(variant: Variant) -> Variant:
+    """Return the variant of the same numbers that needs no compilation."""
+    told = tuple((name, value) for name, value in variant.options if name != "compile")
+    return replace(variant, options=told)
+
+
+def way_of(candidate: Candidate, cpus: int, measured: Mapping[str, float]) -> Way:
+    """Return what is known of a candidate.
+
+    Args:
+        candidate: a way to run the model.
+        cpus: CPUs that may compute; 0: a GPU does.
+        measured: metrics of the baseline, as far as it is measured.
+    """
+    variant, task = candidate.variant, candidate.task
+    compiled = variant.option("compile", NO_COMPILE) != NO_COMPILE
+    kind = variant.backend
+    if kind == "torch":
+        emulated = cpus and variant.dtype == "bfloat16" and not _BFLOAT16 & cpu_flags()
+        kind = EMULATED if emulated else COMPILED if compiled else EAGER
+    threads = int(variant.option("threads", 0) or 0)
+    label, arithmetic = variant.dtype, variant.dtype
+    asked = (variant.backend, variant.quantization)
+    if recipe := next((each for each in recipes() if (each.backend, each.name) == asked), None):
+        label, arithmetic = recipe.dtype, recipe.arithmetic or variant.dtype
+    size = measured.get("model_size_mib", 0.0) * 2**20 / _USUAL_BYTES or 1.0
+    return Way(
+        kind,
+        numbers_of(variant),
+        bits_of(label),
+        bits_of(arithmetic),
+        min(1.0, threads / cpus) if threads and cpus else 1.0,
+        task.batch_size or 1,
+        task.use_cache,
+        {what: seconds for what, seconds, there in _builds(variant, size) if not there},
+        measured.get("load_time_s", _LOADS),
+        _COMPILES if compiled else 0.0,
+    )
+
+
+def bits_of(label: str) -> float:
+    """Return the bits that a dtype's label says: 8 of `int8`, 4 of `Q4_K_M`; 32 where it says none."""
+    found = _BITS.search(label)
+    return float(found[1]) if found else 32.0
+
+
+def _builds(variant: Variant, size: float) -> Iterator[tuple[str, float, bool]]:
+    """Yield what has to be made for a variant, as the cache notes it, the seconds that it takes, and whether it is there.
+
+    Args:
+        variant: the loaded model.
+        size: bytes of the weights over those of the model that the priors are of.
+    """
+    backend, recipe = variant.backend, variant.quantization
+    label = recipe if recipe != NONE else variant.dtype
+    stem = entry_stem(re.split(r"[:/\\]", variant.model.split(",")[0].rstrip("/\\"))[-1])
+    if backend in _EXPORTS:
+        yield _step("exporting to ONNX", _EXPORTS[backend] * size, _is_made(rf"{stem}.*-{backend}-[0-9a-f]+"))
+        if recipe != NONE:
+            seconds = _RECIPES.get(recipe, _QUICK_RECIPE) * size
+            yield _step(f"quantizing by {recipe}", seconds, _is_made(rf"{stem}.*-{backend}-{recipe}-[0-9a-f]+"))
+    elif backend in _CONVERSIONS:
+        if backend in _ENVIRONMENTS:
+            there = any((cache_root() / "environments").glob(f"{backend}-*/llmtrack-made"))
+            yield _step(f"making the build environment of {backend}", _ENVIRONMENTS[backend], there)
+        what = f"converting to {label} by the tool of {backend}"
+        yield _step(what, _CONVERSIONS[backend] * size, _is_made(rf"{stem}.*-{backend}-{label}-[0-9a-f]+"))
+
+
+def _step(what: str, prior: float, there: bool) -> tuple[str, float, bool]:
+    known = durations.seconds_of(what)
+    return what, prior if known is None else known, there
+
+
+def _is_made(name: str) -> bool:
+    """Return whether the cache has an entry of such a name; one of an older version counts, and is then found out by its time."""
+    folder = cache_root() / "models"
+    whole = re.compile(f"(?i){name}")
+    return folder.is_dir() and any(whole.fullmatch(each.name) for each in folder.iterdir())

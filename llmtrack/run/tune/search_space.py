@@ -1,0 +1,283 @@
+"""The ways to run a model on this machine: what is installed, in all that it declares, and what is left out and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import product
+from typing import Any
+
+from llmtrack.devices import choose_dtype, kind_of, on_gpu
+from llmtrack.engines.registry import backend_of, backends
+from llmtrack.errors import LlmtrackError, UsageError, in_words
+from llmtrack.host.packages import missing_modules
+from llmtrack.measure.gpus import capability
+from llmtrack.quantize.recipe import recipes
+from llmtrack.run.study.plan import device_of
+from llmtrack.spec.options import Option, parameters
+from llmtrack.spec.parameter import NONE, Parameter, written
+from llmtrack.spec.scenario import Scalar, Variant
+from llmtrack.spec.task import GenerateTask
+
+BASELINE = ("torch", "float32")
+BATCH_SIZES = (1, 2, 4)
+# Without a cache each token is computed anew: of more new tokens than this nobody need try that.
+FEW_TOKENS = 8
+
+# Objectives that gain by what is shared among the rows of a batch, and those that a cache may cost more than it saves.
+BATCHED = ("tokens_per_sec", "latency_per_sample_s", "joules_per_token")
+CACHED = ("tokens_per_sec", "latency_per_sample_s", "joules_per_token", "time_to_first_token_ms")
+# Objectives of the loaded model alone: neither how it is called nor how fast it computes matters.
+OF_MODEL = ("model_size_mib",)
+# What a call is, beside the loaded model that makes it; the options of a backend and of its recipes come besides.
+CALL = ("batch_size", "use_cache", "pad_to_multiple")
+KNOWN = ("backend", "precision", "recipe", *CALL)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to run the model.
+
+    Attributes:
+        name: says what it changes.
+        variant: the loaded model.
+        task: the call.
+        changes: how many of its settings differ from the baseline's.
+    """
+
+    name: str
+    variant: Variant
+    task: GenerateTask
+    changes: int
+
+
+@dataclass(frozen=True)
+class Space:
+    """All ways that are tried.
+
+    Attributes:
+        candidates: the simplest first; the first is the baseline.
+        left_out: what cannot run here, and why.
+    """
+
+    candidates: tuple[Candidate, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+
+def parse_space(text: str) -> dict[str, tuple[str, ...]]:
+    """Return what a space is narrowed to: `backend=onnx threads=1,2` as patterns by name.
+
+    Raises:
+        UsageError: it is not understood.
+    """
+    narrowed: dict[str, tuple[str, ...]] = {}
+    for word in re.split(r"[\s;]+", text.strip()):
+        name, equals, values = word.partition("=")
+        patterns = tuple(filter(None, values.split(",")))
+        if word and not (name and equals and patterns):
+            raise UsageError(
+                f"space {word!r} is not understood: use NAME=VALUE,VALUE NAME=VALUE, such as 'backend=onnx threads=1,2'"
+            )
+        if name in narrowed:
+            raise UsageError(f"space {name} is given twice: write {name}=VALUE,VALUE")
+        if word:
+            narrowed[name] = patterns
+    return narrowed
+
+
+def make_space(
+    variant: Variant,
+    task: GenerateTask,
+    objective: str,
+    machine: Mapping[str, str],
+    narrowed: Mapping[str, Sequence[str]] | None = None,
+) -> Space:
+    """Return the ways to run a model that are worth trying for an objective.
+
+    Args:
+        variant: the model, the device, and what every way is told alike, such as a number of threads.
+        task: the work: what prompts, how long.
+        objective: the metric to be best in; it decides which settings of the call matter.
+        machine: facts of `llmtrack.worker.machine.describe`.
+        narrowed: patterns of values by name, as `parse_space` returns them: of a setting whose values are no closed list, these are
+            the values.
+
+    Raises:
+        UsageError: a name is unknown, or nothing is left of the space.
+    """
+    narrowed = dict(narrowed or {})
+    device = device_of(variant.device, machine)
+    cpus = int(machine.get("threads") or 1) if device == "cpu" else 0
+    calls = list(_calls(task, objective, narrowed))
+    backend, precision = BASELINE
+    simplest = replace(variant, backend=backend, dtype=precision, quantization=NONE)
+    found = [Candidate("-".join(BASELINE), simplest, replace(task, batch_size=1), 0)]
+    left_out: list[tuple[str, str]] = []
+    heeded = {*KNOWN}
+    offered: dict[str, set[str]] = {"backend": {*backends()}, "precision": set(), "recipe": {NONE}}
+    known = {*KNOWN, *(name for recipe in recipes() for name in _names(*recipe.takes))}
+    for backend in backends():
+        try:
+            there = backend_of(backend)
+        except LlmtrackError as error:
+            left_out.append((backend, in_words(error)))
+            continue
+        known |= _names(there.options)
+        if not _fits(backend, narrowed.get("backend")):
+            continue
+        own = replace(variant, backend=backend, quantization=NONE)
+        for loaded, label, exact, takes in _loaded(own, there.precisions, device, machine, left_out):
+            offered["precision" if loaded.quantization == NONE else "recipe"].add(label)
+            if not _wanted(label, loaded.quantization == NONE, narrowed):
+                continue
+            heeded |= _names(there.options, *takes)
+            told = _options((there.options, *takes), cpus, narrowed, objective not in OF_MODEL, dict(variant.options))
+            for (options_told, said), (call, how) in product(told, calls):
+                if (backend, label) == BASELINE and not said and not how:
+                    continue
+                asked = tuple(sorted({**dict(variant.options), **dict(options_told)}.items()))
+                name = "-".join([backend, label, *said, *how])
+                changes = exact + len(said) + len(how)
+                found.append(Candidate(name, replace(loaded, options=asked), call, changes))
+    if unknown := sorted(set(narrowed) - known):
+        raise UsageError(f"space has no {', '.join(unknown)}: use {', '.join((*KNOWN, *sorted(known - {*KNOWN})))}")
+    for name, values in offered.items():
+        for pattern in narrowed.get(name, ()):
+            if not any(_fits(value, (pattern,)) for value in values):
+                others = [other for other in offered if any(_fits(each, (pattern,)) for each in offered[other])]
+                instead = f"{others[0]}={pattern}" if others else ", ".join(sorted(values)) or "another backend"
+                lacking = "; ".join(f"{left}: {why}" for left, why in left_out if pattern in left)
+                raise UsageError(
+                    f"space {name}={pattern} is nothing that can run here{f' ({lacking})' if lacking else ''}: use {instead}"
+                )
+    if idle := sorted(set(narrowed) - heeded):
+        raise UsageError(f"space {', '.join(idle)} would change nothing: no way that is left takes it")
+    if len(found) == 1:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out)
+        raise UsageError(f"nothing but the baseline is left of the space: widen it{f' ({why})' if why else ''}")
+    found.sort(key=lambda each: each.changes)
+    return Space(tuple(found), tuple(left_out))
+
+
+def _wanted(label: str, is_precision: bool, narrowed: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether a precision or a recipe is wanted: where only the other is named, it is not; `recipe=none` is any precision."""
+    precisions, recipes = narrowed.get("precision"), narrowed.get("recipe")
+    if not is_precision:
+        return _fits(label, recipes) and (recipes is not None or precisions is None)
+    if precisions is None:
+        return _fits(NONE, recipes)
+    return _fits(label, precisions)
+
+
+def _loaded(
+    variant: Variant,
+    precisions: Sequence[str],
+    device: str,
+    machine: Mapping[str, str],
+    left_out: list[tuple[str, str]],
+) -> Iterator[tuple[Variant, str, int, tuple[type, ...]]]:
+    """Yield the models of a backend, their labels, how far each is from the baseline's, and what its recipe can be told."""
+    backend = variant.backend
+    able = kind_of(device) in machine.get("bfloat16", "").split(",")
+    if missing := missing_modules(backend):
+        left_out.append((backend, f"{', '.join(missing)} is not installed"))
+        return
+    other = int(backend != BASELINE[0])
+    for precision in precisions:
+        used, label = choose_dtype(precision, device, able)
+        if used != precision:
+            left_out.append((f"{backend}/{precision}", f"it would be {label}"))
+        else:
+            yield replace(variant, dtype=precision), precision, other + int(precision != BASELINE[1]), ()
+    for recipe in recipes():
+        if recipe.backend != backend:
+            continue
+        if missing := recipe.lacking:
+            left_out.append((recipe.label, f"{', '.join(missing)} is not installed"))
+        elif recipe.capability is not None and not (on_gpu(device) and (capability() or (0, 0)) >= recipe.capability):
+            left_out.append(
+                (
+                    recipe.label,
+                    f"it needs a GPU of compute capability {'.'.join(map(str, recipe.capability))}",
+                )
+            )
+        else:
+            quantized = replace(variant, quantization=recipe.name, dtype=recipe.computes)
+            yield quantized, recipe.name, other + 1, recipe.takes
+            # What is not quantized is computed fast on a card in 16 bits only.
+            if on_gpu(device) and able and recipe.computes == "float32" and "bfloat16" in precisions:
+                label = f"{recipe.name}@bfloat16"
+                yield replace(quantized, dtype="bfloat16"), label, other + 2, recipe.takes
+
+
+def _options(
+    options: Sequence[type],
+    cpus: int,
+    narrowed: Mapping[str, Sequence[str]],
+    timed: bool,
+    alike: Mapping[str, Scalar],
+) -> Iterator[tuple[tuple[tuple[str, Scalar], ...], tuple[str, ...]]]:
+    """Yield what a backend and its recipe may be told, and the same in words; what is as by default is not told.
+
+    Args:
+        options: all that they take.
+        cpus: that may compute; 0: another device does.
+        narrowed: values by name, instead of those that are worth trying.
+        timed: whether those are tried at all that only make it compute otherwise.
+        alike: what it is told in any case.
+    """
+    axes: list[list[tuple[str, Any, bool]]] = []
+    for each in (each for taken in options for each in parameters(taken)):
+        usual = alike.get(each.name, each.default)
+        tries = each.option.tries if timed and each.name not in alike else None
+        values = [usual, *(value for value in (tries(cpus) if tries else ()) if value != usual)]
+        if each.name in narrowed:
+            values = [each.parse(text) for text in narrowed[each.name]]
+        axes.append([(each.name, value, value == usual) for value in values])
+    for chosen in product(*axes):
+        told = tuple((name, value) for name, value, default in chosen if not default)
+        yield told, tuple(f"{name}_{written(value)}" for name, value in told)
+
+
+def _calls(
+    task: GenerateTask, objective: str, narrowed: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[GenerateTask, tuple[str, ...]]]:
+    """Yield the calls that do the work, and what they change in words."""
+    rows = len(task.prompts)
+    sizes = _numbers("batch_size", narrowed) or (
+        [size for size in BATCH_SIZES if size <= rows] if objective in BATCHED else [1]
+    )
+    tried = (True, False) if objective in CACHED and task.max_new_tokens <= FEW_TOKENS else (True,)
+    use_cache = Parameter("space use_cache", bool, False, False, True, Option(""))
+    caches = [use_cache.parse(value) for value in narrowed.get("use_cache", map(written, tried))]
+    pads = _numbers("pad_to_multiple", narrowed) or [1]
+    for size, cache, pad in product(sizes, caches, pads):
+        changed = {
+            f"batch_{size}": size != 1,
+            "no_cache": not cache,
+            f"pad_to_{pad}": pad != 1,
+        }
+        call = replace(task, batch_size=size, use_cache=cache, pad_to_multiple=pad)
+        yield call, tuple(name for name, is_one in changed.items() if is_one)
+
+
+def _names(*configs: type) -> set[str]:
+    return {each.name for config in configs for each in parameters(config)}
+
+
+def rows_of_work(objective: str, narrowed: Mapping[str, Sequence[str]]) -> int:
+    """Return how many prompts the work has: enough for the largest batch that is tried."""
+    return max(_numbers("batch_size", narrowed) or (BATCH_SIZES if objective in BATCHED else [1]))
+
+
+def _numbers(name: str, narrowed: Mapping[str, Sequence[str]]) -> list[int]:
+    values = narrowed.get(name, ())
+    if not all(value.isdecimal() and int(value) > 0 for value in values):
+        raise UsageError(f"space {name}={','.join(values)} is not possible: use whole numbers of 1 or more")
+    return [int(value) for value in values]
+
+
+def _fits(value: str, patterns: Sequence[str] | None) -> bool:
+    return patterns is None or any(fnmatchcase(value, pattern) for pattern in patterns)

@@ -1,0 +1,302 @@
+"""What measures and scores the candidates of a tuning: in a pool, each act kept in a journal as it is done."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from llmtrack.decide.goal import Goal, PartScore, SearchState, Seen
+from llmtrack.decide.promise import Way
+from llmtrack.decide.racing import Rules
+from llmtrack.decide.tuning import Tuning
+from llmtrack.metrics import metric
+from llmtrack.quality.corpora import Corpus
+from llmtrack.run.executors.pool import Pool
+from llmtrack.run.study.journal import Journal
+from llmtrack.run.tune.priors import uncompiled, way_of
+from llmtrack.run.tune.progress import SearchProgress
+from llmtrack.run.tune.search_space import Candidate
+from llmtrack.spec.events import Event, Log, Progress
+from llmtrack.spec.outcome import Failure, Measurement, Outcome
+from llmtrack.spec.scenario import Scalar, Scenario
+from llmtrack.spec.serialization import from_json, to_json
+from llmtrack.spec.task import PerplexityTask, RepeatPolicy
+
+# A sample of the race is the median of a few calls where a call is short.
+SAMPLE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0.5, max_seconds=10.0, max_repeats=3, target_ci=10.0)
+FRESH = replace(SAMPLE, max_repeats=1, min_seconds=0.0)
+MOST_PARTS = 12
+# What a sample takes beyond its calls.
+_OVERHEAD, _OVERHEAD_S = 1.1, 0.1
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What tuning is asked for.
+
+    Attributes:
+        objective: metric to be best in.
+        seconds: the time for all of it.
+        corpus: text that quality is judged by.
+        scoring: how it is scored; its corpus is replaced.
+        most_perplexity: perplexity over the baseline's at most, such as 1.01; None: any, and none is scored but the answer's.
+        limits: metrics of which the answer may have so much at most.
+        margin: candidates that differ by less are as good as equal.
+        cpus: CPUs that may compute; 0: a GPU does.
+        start: seconds that a worker takes to start.
+        earlier: by candidate, how many times as good as the baseline it was in earlier runs; see `llmtrack.run.tune.earlier_runs`.
+    """
+
+    objective: str
+    seconds: float
+    corpus: Corpus
+    scoring: PerplexityTask = PerplexityTask()
+    most_perplexity: float | None = 1.01
+    limits: Mapping[str, float] = field(default_factory=dict)
+    margin: float = 0.05
+    cpus: int = 1
+    start: float = 5.0
+    earlier: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Act:
+    """What was done in a search, and how long it took.
+
+    Attributes:
+        what: `measure`, `fresh` (the comparison at the end), `score` or `answer` (all of the text).
+        name: the candidate.
+        began_s: seconds after the search began.
+        seconds: how long it took, with loading and what had to be made.
+        value: the objective, of a measurement; NaN: none.
+        why: reason of a failure, else empty.
+    """
+
+    what: str
+    name: str
+    began_s: float
+    seconds: float
+    value: float
+    why: str = ""
+
+
+class Hands:
+    """Measures and scores candidates in a pool, and keeps what came of it.
+
+    Attributes:
+        acts: what was done, in order of time.
+        before_s: seconds of the budget that were gone before the first act.
+    """
+
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        asked: Asked,
+        pool: Pool,
+        progress: SearchProgress,
+        journal: Journal,
+        folder: Path,
+        clock: Callable[[], float],
+        began: float,
+    ) -> None:
+        self.of = {each.name: each for each in candidates}
+        self.asked = asked
+        self.rounds: dict[str, list[Measurement]] = {name: [] for name in self.of}
+        self.fresh: dict[str, list[Measurement]] = {}
+        self.answers: dict[str, Measurement] = {}
+        self.failures: dict[str, Failure] = {}
+        self._pool = pool
+        self._progress = progress
+        self._journal = journal
+        self._clock = clock
+        # Acts come one after the other: what is between them counts for the next.
+        self._last_end = began
+        self.acts: list[Act] = []
+        self.before_s = 0.0
+        self._gone: set[str] = set()
+        self._at = Progress("", "loading")
+        self._text_digests: dict[int, Scalar] = {}
+        self._parts = []
+        for number, texts in enumerate(parts_of(asked.corpus)):
+            path = folder / f"part-{number}.jsonl"
+            path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+            self._parts.append(path)
+
+    def task(self) -> Goal:
+        """Return what is asked, as the race takes it."""
+        asked = self.asked
+        return Goal(
+            names=tuple(self.of),
+            objective=asked.objective,
+            better=metric(asked.objective).better,
+            seconds=asked.seconds,
+            most_perplexity=asked.most_perplexity,
+            parts=len(self._parts),
+            limits=asked.limits,
+            rules=Rules(margin=asked.margin),
+            new_tokens=next(iter(self.of.values())).task.max_new_tokens,
+            on_gpu=not asked.cpus,
+            start=asked.start,
+            ready=self._pool.spare,
+        )
+
+    def ways(self, measured: Mapping[str, float]) -> Mapping[str, Way]:
+        """Return what is known of each candidate beforehand; a search that goes on knows what it knew the first time."""
+
+        def look() -> Any:
+            earlier = self.asked.earlier
+            known = {
+                name: replace(way_of(each, self.asked.cpus, measured), earlier=earlier.get(name))
+                for name, each in self.of.items()
+            }
+            return to_json(known, dict[str, Way])
+
+        return dict(from_json(self._journal.act(["ways", bool(measured)], look), dict[str, Way]))
+
+    def show(self, state: SearchState) -> None:
+        """Show how far the search is."""
+        self._progress.at(state)
+
+    def measure(self, name: str, seconds: float) -> Seen:
+        """Measure a candidate once, within so many seconds."""
+        first = not self.rounds[name]
+        policy = replace(SAMPLE, warmup=1) if first else SAMPLE
+        outcome, took = self._act(
+            ["measure", name, len(self.rounds[name])], scenario_of(self.of[name], policy), seconds
+        )
+        return self._seen(outcome, took, self.rounds[name])
+
+    def measure_afresh(self, name: str, seconds: float) -> Seen:
+        """Measure a candidate once, loaded anew since the race."""
+        done = self.fresh.setdefault(name, [])
+        if not done:
+            self._pool.free(self.of[name].variant)
+        policy = FRESH if done else replace(FRESH, warmup=1)
+        outcome, took = self._act(["fresh", name, len(done)], scenario_of(self.of[name], policy), seconds)
+        return self._seen(outcome, took, done)
+
+    def score(self, name: str, part: int, seconds: float) -> PartScore:
+        """Score a part of the text by a candidate, within so many seconds."""
+        task = replace(self.asked.scoring, corpus=str(self._parts[part]))
+        # Compiling changes no number that is scored, and takes long.
+        outcome, took = self._act(
+            ["score", name, part],
+            Scenario(name, uncompiled(self.of[name].variant), task),
+            seconds,
+            quiet=True,
+        )
+        if isinstance(outcome, Failure):
+            return PartScore(0.0, 0, took, outcome.reason, late=outcome.kind == "timeout")
+        text = outcome.facts.get("scored_tokens_digest", "")
+        if text != self._text_digests.setdefault(part, text):
+            return PartScore(0.0, 0, took, "its tokenizer makes other tokens of the text than the baseline's")
+        tokens = int(outcome.metrics["tokens_scored"])
+        return PartScore(outcome.metrics["loss"] * tokens, tokens, took)
+
+    def score_answer(self, tuning: Tuning) -> None:
+        """Score all of the text by the answer and the baseline, so that both have figures that compare with any run's."""
+        names = dict.fromkeys((tuning.task.baseline, tuning.winner or tuning.task.baseline))
+        for name in names:
+            room = tuning.task.seconds - tuning.spent
+            if room < tuning.scoring_s(name) or not self.rounds[name]:
+                return
+            scenario = Scenario(name, uncompiled(self.of[name].variant), self.asked.scoring)
+            outcome, took = self._act(["answer", name], scenario, room, quiet=True)
+            tuning.spent += took
+            if isinstance(outcome, Measurement):
+                self.answers[name] = outcome
+
+    def dropped(self, name: str) -> None:
+        """Free what nobody else needs of a candidate that is out."""
+        self._gone.add(name)
+        variant = self.of[name].variant
+        if all(each.variant != variant or other in self._gone for other, each in self.of.items()):
+            self._pool.free(variant)
+
+    def _seen(self, outcome: Outcome, took: float, done: list[Measurement]) -> Seen:
+        if isinstance(outcome, Failure):
+            self.failures[outcome.scenario.name] = outcome
+            late = self._at.step if outcome.kind == "timeout" else ""
+            return Seen({}, took, outcome.reason, late=late)
+        done.append(outcome)
+        calls = outcome.samples.get("total_latency_s", ())
+        again = _OVERHEAD * sum(calls) + _OVERHEAD_S
+        return Seen(outcome.metrics, took, again=again)
+
+    def _act(self, key: list[Any], scenario: Scenario, seconds: float, quiet: bool = False) -> tuple[Outcome, float]:
+        """Measure a scenario, or take what it gave before the tuning was killed; return that, and how long it took."""
+
+        def do() -> dict[str, Any]:
+            outcome = self._outcome(scenario, seconds, quiet)
+            now = self._clock()
+            took, self._last_end = now - self._last_end, now
+            return {"outcome": to_json(outcome, Outcome), "seconds": took}
+
+        before = self._journal.taken_over
+        found: tuple[Outcome, float] = self._journal.act(key, do, _read)
+        if self._journal.taken_over > before:
+            self._last_end = self._clock()
+        self._remember(str(key[0]), *found)
+        return found
+
+    def _remember(self, what: str, outcome: Outcome, took: float) -> None:
+        name = outcome.scenario.name
+        measured = {} if isinstance(outcome, Failure) else outcome.metrics
+        value = measured.get(self.asked.objective, math.nan)
+        began = self.acts[-1].began_s + self.acts[-1].seconds if self.acts else self.before_s
+        why = outcome.reason if isinstance(outcome, Failure) else ""
+        self.acts.append(Act(what, name, began, took, value, why))
+
+    def timeline(self) -> str:
+        """Return what was done when, as CSV."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(each.name for each in fields(Act))
+        for act in self.acts:
+            writer.writerow(f"{value:.2f}" if isinstance(value, float) else value for value in astuple(act))
+        return buffer.getvalue()
+
+    def _outcome(self, scenario: Scenario, seconds: float, quiet: bool) -> Outcome:
+        found: list[Outcome] = []
+
+        def take(event: Event) -> None:
+            if isinstance(event, (Measurement, Failure)):
+                found.append(event)
+                return
+            if isinstance(event, Progress):
+                self._at = event
+            if not (quiet and isinstance(event, Log)):
+                self._progress.hear(event)
+
+        # Until it tells more: it may have to be loaded, or even made.
+        self._at = Progress(scenario.name, "loading")
+        self._progress.step(self._at)
+        self._pool.run((scenario,), take, seconds)
+        return found[0]
+
+
+def _read(gave: Any) -> tuple[Outcome, float]:
+    return from_json(gave["outcome"], Outcome), float(gave["seconds"])
+
+
+def parts_of(corpus: Corpus) -> list[list[str]]:
+    """Divide the texts of a corpus at random, the same each time, into parts of about the same length."""
+    texts = list(corpus.texts)
+    random.Random(SEED).shuffle(texts)
+    parts: list[list[str]] = [[] for _ in range(min(MOST_PARTS, len(texts)))]
+    for text in texts:
+        min(parts, key=lambda part: sum(map(len, part))).append(text)
+    return parts
+
+
+def scenario_of(candidate: Candidate, policy: RepeatPolicy) -> Scenario:
+    """Return what measures a candidate."""
+    return Scenario(candidate.name, candidate.variant, candidate.task, policy)

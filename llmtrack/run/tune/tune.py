@@ -1,0 +1,349 @@
+"""Tune as a tracked study: race the ways to run a model, track each with why it was dropped, and report what was tracked."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from llmtrack.decide.significance import Ratio
+from llmtrack.decide.tuning import CANNOT_WIN, Tuning, budget_text
+from llmtrack.errors import UsageError
+from llmtrack.experiment import Experiment
+from llmtrack.host.signals import stop_in_order
+from llmtrack.host.words import plural
+from llmtrack.measure.statistics import summarize
+from llmtrack.report.terminal import say
+from llmtrack.run.executors.pool import Pool
+from llmtrack.run.reproduce import as_loaded, command_line, python_lines, resolved_as
+from llmtrack.run.study.journal import Journal
+from llmtrack.run.study.merged import merged
+from llmtrack.run.study.plan import model_folders
+from llmtrack.run.study.study import StudyResult, opened, report_study
+from llmtrack.run.study.support import say_support
+from llmtrack.run.tune.earlier_runs import earlier_ratios
+from llmtrack.run.tune.progress import SearchProgress
+from llmtrack.run.tune.search_space import Space
+from llmtrack.run.tune.trials import FRESH, SAMPLE, Asked, Hands, scenario_of
+from llmtrack.spec.outcome import Failure, Measurement, Outcome
+from llmtrack.spec.scenario import Scalar
+from llmtrack.spec.serialization import digest
+from llmtrack.tracking.aliases import set_alias
+from llmtrack.tracking.checkpoints import fetch_checkpoints
+from llmtrack.tracking.claim import WORK_TAG, open_claimed
+from llmtrack.tracking.environment import environment, environment_id
+from llmtrack.tracking.tracker import Study, Tracker
+
+CHAMPION = "champion"
+MOST_NAMED = 3
+"""Of those that were not tried, the most promising are named."""
+NOT_PROVEN = 4
+"""Exit code of a search that ends with the best so far, and not with a proven answer."""
+_LEAST_S = 5.0
+"""A budget is refused of which less is left when the worker has started."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneResult(StudyResult):
+    """How a search ended.
+
+    Attributes:
+        ending: `proven`, `unproven` or `none`.
+    """
+
+    ending: str = "none"
+
+    @property
+    def exit_code(self) -> int:
+        """0 of a proven answer, 4 of the best so far, 1 where there is none or the report failed."""
+        if self.problems or self.ending == "none":
+            return 1
+        return 0 if self.ending == "proven" else NOT_PROVEN
+
+
+def run_tune(
+    experiment: Experiment,
+    space: Space,
+    asked: Asked,
+    *,
+    tracker: Tracker,
+    pool: Pool,
+    console: Console,
+    resume: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+    began: float | None = None,
+) -> TuneResult:
+    """Find the best way to run a model, track every candidate with what became of it, and report the answer.
+
+    When it is interrupted, what is measured is tracked, and the same command with `resume` goes on.
+
+    Args:
+        experiment: question, plots and reading.
+        space: the candidates.
+        asked: what is asked for.
+        tracker: where it is tracked.
+        pool: what measures.
+        console: where to print.
+        resume: go on with one that was killed.
+        clock: returns seconds; it decides when the time is used up.
+        began: when the time began to run; None: now.
+
+    Raises:
+        UsageError: the budget does not suffice for the baseline.
+    """
+    began = clock() if began is None else began
+    if asked.seconds - (clock() - began) < _LEAST_S:
+        raise UsageError(
+            f"budget {budget_text(asked.seconds)} is too small: starting a worker took {asked.start:.0f} s of it, and the baseline "
+            f"must be loaded and called, too; use budget={budget_text(2 * asked.start + 60)} or more"
+        )
+    scenarios = [scenario_of(each, SAMPLE) for each in space.candidates]
+    fetch_checkpoints(scenarios[:1], tracker.tracking_uri)
+    pool.check(scenarios[:1])
+    facts = environment(pool.machine(), model_folders(scenarios))
+    say(console, f"{experiment.name}: {experiment.question}")
+    say(console, f"  {len(scenarios)} candidates, {asked.seconds:.0f} s; the baseline is {scenarios[0].name}")
+    say_support(console, pool.machine(), scenarios)
+    for reason in dict.fromkeys(reason for _, reason in space.left_out):
+        names = ", ".join(name for name, why in space.left_out if why == reason)
+        say(console, f"  left out: {names}: {reason}")
+    # How long a worker took to start is nothing that was asked, and differs each time.
+    same = digest([[each.scenario_id for each in scenarios], environment_id(facts), repr(replace(asked, start=0.0))])
+    if not tracker.offline:
+        base = scenarios[0].name
+        seen = earlier_ratios(
+            space.candidates,
+            base,
+            asked.objective,
+            environment_id(facts),
+            asked.cpus,
+            tracker.tracking_uri,
+        )
+        asked = replace(asked, earlier=seen)
+        if seen:
+            say(console, f"  known of earlier runs here: {plural(len(seen), 'candidate')}")
+    start = partial(
+        tracker.start_study,
+        experiment.name,
+        experiment.question,
+        dict(experiment.settings),
+        facts,
+        tags={WORK_TAG: same},
+    )
+    claim = partial(open_claimed, tracker, same, resume, partial(say, console), start)
+    with opened(tracker, pool, claim) as study, ExitStack() as stack:
+        journal = Journal(tracker.spool.folder.parent / "tune" / f"{same}.jsonl", resume)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        with SearchProgress(console, asked.seconds, began, clock) as progress:
+            hands = Hands(space.candidates, asked, pool, progress, journal, folder, clock, clock())
+            tuning = Tuning(hands.task(), hands)
+            tuning.spent = hands.before_s = clock() - began
+            try:
+                tuning.run()
+                hands.score_answer(tuning)
+            finally:
+                with stop_in_order():
+                    tracked = _track(study, tracker, hands, tuning)
+            taken = sum(map(len, tuning.race.samples.values()))
+            progress.line(f"  {plural(taken, 'sample')}, {spent_text(tuning.spent, asked.seconds)}")
+            for outcome in tracked.values():
+                progress.ended(outcome.scenario.name, _line(outcome))
+        failed = tuning.ending == "none"
+        reported = report_study(experiment, study, tracker, console, failed)
+    journal.done()
+    lost = sum(isinstance(outcome, Failure) for outcome in tracked.values())
+    measured = len(tracked) - lost
+    return TuneResult(
+        study=study,
+        measured=measured,
+        failed=lost if failed else 0,
+        ending=tuning.ending,
+        **vars(reported),
+    )
+
+
+def _track(study: Study, tracker: Tracker, hands: Hands, tuning: Tuning) -> dict[str, Outcome]:
+    """Write the run of each candidate with what became of it, and return them; the winner's run gets the alias."""
+    tracked: dict[str, Outcome] = {}
+    for name in hands.of:
+        if not hands.rounds[name] and name not in hands.failures and name != tuning.task.baseline:
+            continue  # What was never started is told by the answer's run.
+        tracked[name] = outcome = _outcome_of(name, hands, tuning)
+        run_id = tracker.log(study, outcome)
+        proven = name == tuning.winner and tuning.ending == "proven"
+        if proven and run_id is not None and not tracker.offline:
+            set_alias(CHAMPION, run_id, tracker.tracking_uri)
+    return tracked
+
+
+def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
+    """Return a candidate's rounds as one outcome; of the winner and the baseline the fresh measurements alone."""
+    candidate = hands.of[name]
+    is_base = name == tuning.task.baseline
+    facts: dict[str, Scalar] = {"tuned_for": tuning.task.objective, **_place(name, tuning)}
+    done = (hands.fresh.get(name) if tuning.fresh else None) or hands.rounds[name]
+    if not done:
+        why = str(facts["race_reason"])
+        now = time.time()
+        failure = hands.failures.get(name) or Failure(
+            scenario_of(candidate, SAMPLE), "skipped", why, started_at=now, ended_at=now
+        )
+        return replace(failure, scenario=replace(failure.scenario, baseline=is_base), facts={**failure.facts, **facts})
+    whole = merged(done, replace(FRESH if tuning.fresh else SAMPLE, min_repeats=min(5, len(done)), max_repeats=200))
+    whole = _with_fresh(whole, tuning.task.objective, tuning.fresh.get(name, ()))
+    price = _price(name, tuning)
+    metrics = dict(whole.metrics)
+    if price is not None:
+        metrics["reference_perplexity_ratio"] = price.value
+    answer = hands.answers.get(name)
+    if answer is not None:
+        scored = (
+            "loss",
+            "loss_stderr",
+            "perplexity",
+            "bits_per_byte",
+            "word_perplexity",
+            "tokens_scored",
+            "bytes_scored",
+        )
+        metrics |= {key: value for key, value in answer.metrics.items() if key in scored}
+        known = {key: value for key, value in answer.facts.items() if key not in whole.facts}
+        facts = {**known, **vars_of(answer.scenario.task), **facts}
+    texts = dict(whole.texts)
+    if name == (tuning.winner or tuning.task.baseline):
+        told, every = _left_out(tuning)
+        facts |= told
+        texts["not_tried.json"] = json.dumps(every, indent=1) + "\n"
+        texts["timeline.csv"] = hands.timeline()
+    texts["race.json"] = json.dumps({"race": tuning.race.samples[name], "fresh": tuning.fresh.get(name, [])}) + "\n"
+    if name == tuning.winner:
+        variant = as_loaded(candidate.variant, whole.facts)
+        first = resolved_as(variant, whole.tags)
+        texts["run_it.py"] = first + python_lines(variant, candidate.task)
+        texts["run_it.sh"] = first + command_line(variant, candidate.task) + "\n"
+    return replace(
+        whole,
+        scenario=replace(whole.scenario, baseline=is_base),
+        metrics=metrics,
+        facts={**whole.facts, **facts},
+        texts=texts,
+    )
+
+
+def _with_fresh(whole: Measurement, objective: str, values: Sequence[float]) -> Measurement:
+    """Return a measurement with what was measured afresh as samples, where a call has one figure only (its energy)."""
+    if not values or objective in whole.samples:
+        return whole
+    summary = summarize(values)
+    return replace(
+        whole,
+        samples={**whole.samples, objective: tuple(values)},
+        summaries={**whole.summaries, objective: summary},
+        metrics={**whole.metrics, objective: summary.median},
+    )
+
+
+def spent_text(spent: float, budget: float) -> str:
+    """Say how much of a budget was spent; a call that was under way when it ended is over it."""
+    over = f", {spent - budget:.0f} s over it by the last call" if round(spent) > round(budget) else ""
+    return f"{min(spent, budget):.0f} of {budget:.0f} s{over}"
+
+
+def vars_of(task: Any) -> dict[str, Scalar]:
+    """Return the convention of scoring, as params tell it."""
+    names = ("protocol", "max_length", "bos_rule", "max_tokens")
+    return {name: getattr(task, name) for name in names}
+
+
+def _left_out(tuning: Tuning) -> tuple[dict[str, Scalar], dict[str, str]]:
+    """Return what was never started, and why: in short as params, and all of it by name."""
+    hopeless = {
+        name: out.why
+        for name, out in tuning.race.dropped.items()
+        if not tuning.race.samples[name] and out.why.startswith(CANNOT_WIN)
+    }
+    told: dict[str, Scalar] = {}
+    if hopeless:
+        told["race_hopeless"] = ", ".join(hopeless)
+    names = sorted(tuning.untried, key=tuning.promise_of, reverse=True)
+    if names:
+        first = [f"{name} ({tuning.untried[name]})" for name in names[:MOST_NAMED]]
+        more = [f"{len(names) - MOST_NAMED} more"] if len(names) > MOST_NAMED else []
+        told["race_not_tried"] = ", ".join([*first, *more])
+    return told, {**{name: tuning.untried[name] for name in names}, **hopeless}
+
+
+def _price(name: str, tuning: Tuning) -> Ratio | None:
+    """Return a candidate's perplexity over the baseline's as far as it is scored; 1 where both compute the same numbers."""
+    model = tuning.model_of(name)
+    return Ratio(1.0, 1.0, 1.0) if model == tuning.model_of(tuning.task.baseline) else tuning.quality.ratios.get(model)
+
+
+def _place(name: str, tuning: Tuning) -> dict[str, Scalar]:
+    """Return what became of a candidate, and why."""
+    place, why = _standing(name, tuning)
+    return {"race_place": place, "race_reason": why}
+
+
+def _standing(name: str, tuning: Tuning) -> tuple[str, str]:
+    out = tuning.race.dropped.get(name)
+    if name == tuning.winner:
+        if tuning.ending == "unproven":
+            remedy = f": use budget={budget_text(tuning.needs)}" if tuning.needs else ""
+            return "unproven", f"best so far, not proven: {tuning.missing}{remedy}"
+        return "winner", _best(name, tuning)
+    if name == tuning.fallback:
+        return "proven", f"proven better than the baseline, but {tuning.winner} measured better"
+    if name in tuning.untried:
+        return "not tried", tuning.untried[name]
+    claim = tuning.claim
+    if name == tuning.task.baseline and claim is not None and tuning.winner in tuning.fresh:
+        first = f"{out.why}; " if out is not None and not out.by else ""
+        if claim.verdict == "better":
+            return "dropped", f"{first}measured afresh: {tuning.winner} is {claim.words}"
+    if out is not None:
+        return "dropped", out.why
+    if tuning.winner is None:
+        return "open", "the search did not come to its end"
+    if claim is not None and name in tuning.fresh and name != tuning.task.baseline:
+        return "equal", f"measured afresh against {tuning.winner}: {claim.words}"
+    if name in tuning.race.waiting:
+        unknown = tuning.quality.unscored.get(tuning.model_of(name), "its quality is not known, and it is not better")
+        return "open", unknown
+    if tuning.ending == "unproven":
+        return "open", "whether it is as good was still open when the time was used up"
+    if name not in tuning.equal:
+        samples = len(tuning.race.samples[name])
+        behind = math.exp(tuning.race.goodness(name) - tuning.race.goodness(tuning.winner))
+        return (
+            "open",
+            f"{behind:.2f}x as good as {tuning.winner} by {plural(samples, 'sample')}: inconclusive",
+        )
+    leader = tuning.race.leader()
+    nor = "" if leader in (name, tuning.winner) else f", nor from {leader}"
+    order = tuning.task.names.index
+    simpler = ", which is the simpler one" if order(name) > order(tuning.winner) else ""
+    return "equal", f"it was not told from {tuning.winner}{nor}{simpler}"
+
+
+def _best(name: str, tuning: Tuning) -> str:
+    tried = sum(bool(samples) for samples in tuning.race.samples.values())
+    words = f"best of {tried} tried" if len(tuning.equal) == 1 else "the simplest of those not told from the best"
+    price = _price(name, tuning)
+    if price is not None and price.low != price.high and math.isfinite(price.high):
+        words += f"; perplexity {price.value - 1:+.2%} ({price.low - 1:+.2%} to {price.high - 1:+.2%})"
+    return words
+
+
+def _line(outcome: Outcome) -> str:
+    facts = outcome.facts
+    return f"  {outcome.scenario.name}: {facts.get('race_place')}: {facts.get('race_reason')}"

@@ -1,0 +1,28 @@
+"""Where `llmtrack init` may not write, it says so in a line."""
+
+from pathlib import Path
+
+import pytest
+
+from llmtrack.cli import new_project
+from llmtrack.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch):
+    """The project as a wheel brings it: the checkout has the same files."""
+    monkeypatch.setattr(new_project, "PROJECT", Path(new_project.__file__).parents[2])
+
+
+def test_a_project_is_written_once(tmp_path):
+    written = new_project.write_project(tmp_path / "new" / "one")
+    assert {path.name for path in written} == {"MLproject", "conda.yaml", new_project.CORPUS}
+    with pytest.raises(UsageError, match=r"has MLproject, conda\.yaml, texts\.jsonl already"):
+        new_project.write_project(tmp_path / "new" / "one")
+
+
+@pytest.mark.parametrize("folder", ["a" * 5_000, "file/below"])
+def test_a_folder_that_cannot_be_written_is_said(tmp_path, folder):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"the folder cannot be written \(.+\): choose another one"):
+        new_project.write_project(tmp_path / folder)

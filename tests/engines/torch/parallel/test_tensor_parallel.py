@@ -1,0 +1,144 @@
+"""A model that is shared out among processes says what it says in one, and is known as one model: on the CPU, with gloo."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from llmtrack.engine import EngineInfo, GenerateRequest, Operations
+from llmtrack.engines.registry import load_engine
+from llmtrack.engines.torch.parallel import tensor_parallel as ranks
+from llmtrack.engines.torch.parallel.tensor_parallel import Ranks, joint_info
+from llmtrack.errors import ModelLoadError, UsageError
+from llmtrack.host.transformers_compat import TRANSFORMERS_MAJOR
+from llmtrack.models.folder import save_model
+from llmtrack.models.from_folder import refuse_unsharded
+from llmtrack.quality.perplexity import score_documents
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
+from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy
+from llmtrack.worker.measuring import EngineCache, measure_group
+from tests.engines.models import small
+
+SHARE = EngineInfo(
+    "m",
+    "cuda:0",
+    "bfloat16",
+    100,
+    80,
+    10,
+    None,
+    8,
+    kv_windows=((4, 6),),
+    state_bytes=3,
+    operations=Operations(50, 4, 20),
+)
+
+
+def test_sizes_and_work_are_those_of_all_shares():
+    whole = joint_info([SHARE, replace(SHARE, step_weight_bytes=70, kv_windows=((4, 6), (8, 2)))], devices=2)
+    assert (whole.model_size_bytes, whole.step_weight_bytes, whole.kv_bytes_per_token) == (200, 150, 20)
+    assert (whole.kv_windows, whole.state_bytes) == (((4, 12), (8, 2)), 6)
+    assert (whole.operations, whole.devices) == (Operations(100, 8, 40), 2)
+    assert joint_info([SHARE, replace(SHARE, operations=None)], 2).operations is None
+
+
+@pytest.mark.parametrize(("cards", "device", "count", "said"), [
+    (1, "cuda", 2, "tensor_parallel=2 takes 2 GPUs, and 1 are there"),
+    (2, "cpu", 2, "on the CPU of a machine with a GPU is not possible"),
+])  # fmt: skip
+def test_what_the_machine_does_not_have_is_refused(monkeypatch, cards, device, count, said):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cards)
+    with pytest.raises(UsageError, match=said):
+        ranks.load_sharded(Variant("synthetic:tiny", device=device), count, lambda variant: None)
+
+
+@pytest.mark.parametrize("asked", [{"quantization": "int8-weight-only"}, {"options": (("compile", "default"),)}])
+def test_what_does_not_go_with_it_is_refused(asked):
+    with pytest.raises(UsageError, match="tensor_parallel goes with no"):
+        ranks.load_sharded(Variant("synthetic:tiny", device="cpu", **asked), 2, lambda variant: None)
+
+
+@pytest.mark.parametrize(("architecture", "ranks", "said"), [
+    ("llama", 2, "num_key_value_heads=1 cannot be divided among 2"),
+    ("llama", 3, "num_attention_heads=2, num_key_value_heads=1 cannot be divided among 3"),
+    ("gpt2", 2, "transformers has no plan to share gpt2 out"),
+])  # fmt: skip
+def test_a_model_that_cannot_be_shared_out_is_refused(monkeypatch, architecture, ranks, said):
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: ranks)
+    with pytest.raises(ModelLoadError, match=said):
+        refuse_unsharded(small(architecture).model.config)
+
+
+def with_biases(folder):
+    """A folder of a small model whose layers have biases."""
+    engine = small("qwen2", num_key_value_heads=2)
+    with torch.random.fork_rng(), torch.no_grad():
+        for parameter in engine.model.parameters():
+            if parameter.ndim == 1:
+                parameter.normal_(1.0, 0.3)
+    save_model(folder, engine.model, engine.tokenizer)
+    return str(folder)
+
+
+@pytest.mark.slow(15)
+def test_a_model_in_two_processes(monkeypatch, tmp_path):
+    """All of it in one test: to start a process that imports PyTorch and transformers takes seconds."""
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(ranks, "devices", lambda kind: ())
+    whole = load_engine("synthetic:tiny", device="cpu")
+    shared = load_engine("synthetic:tiny", device="cpu", tensor_parallel=2)
+    try:
+        steps = []
+        request = GenerateRequest(((5, 17, 99), (7, 8)), 4)
+        assert (
+            shared.generate(request, lambda: steps.append(1)).new_ids == whole.generate(request, lambda: None).new_ids
+        )
+        assert len(steps) == 4
+        texts = ["The harbour wakes before the town.", "By noon the crates are gone."]
+        assert score_documents(shared, texts).loss == pytest.approx(score_documents(whole, texts).loss, abs=1e-5)
+        assert torch.allclose(shared.next_token_logits([1, 2]), whole.next_token_logits([1, 2]), atol=1e-4)
+        # Each rank has nine norms of 128, and by transformers 4.57 a tied head of 512 x 128, in 4 bytes.
+        head = 512 * 128 if TRANSFORMERS_MAJOR < 5 else 0
+        both = head + 9 * 128
+        assert shared.info.model_size_bytes == whole.info.model_size_bytes + 4 * both
+        assert shared.info.step_weight_bytes == whole.info.step_weight_bytes + 4 * both
+        assert shared.info.cache == whole.info.cache
+        assert shared.info.operations == Operations(
+            whole.info.operations.per_token + 2 * head,
+            whole.info.operations.per_context,
+            2 * 512 * 128 + 2 * head,
+        )
+        assert shared.info.devices == 1, "two processes share one CPU"
+        assert shared.info.tags == whole.info.tags
+        assert shared.info.facts["tensor_parallel"] == 2
+        # This process is the first of the two, and how large it is depends on the tests before; PyTorch alone takes more than this.
+        assert shared.peak_memory_bytes() > whole.peak_memory_bytes() + 100 * 2**20
+        # A reference beside it joins the same group; one run holds all that was measured.
+        variant = Variant("synthetic:tiny", device="cpu", options=(("tensor_parallel", 2),))
+        check = QualityCheck(PerplexityTask(max_length=16), replace(variant, dtype="bfloat16"), 32)
+        task = GenerateTask(("The harbour wakes",), max_new_tokens=3)
+        asked = Scenario("shared", variant, task, RepeatPolicy(1, 1, 0, 5, 1), quality=check)
+        events = []
+        engines = EngineCache(
+            lambda variant: load_engine(variant.model, device="cpu", dtype=variant.dtype, tensor_parallel=2)
+        )
+        measure_group([asked], engines, events.append)
+        engines.close()
+        done = events[-1]
+        assert isinstance(done, Measurement), done
+        assert done.facts["tensor_parallel"] == 2
+        assert {"tokens_per_sec", "memory_bandwidth_utilization", "perplexity", "kl_divergence"} <= set(done.metrics)
+        with pytest.raises(UsageError, match="shared out among 2 processes already"):
+            Ranks.get(3, "cpu")
+        model = with_biases(tmp_path / "biases")
+        alone, beside = (load_engine(model, device="cpu", tensor_parallel=count) for count in (1, 2))
+        assert torch.allclose(beside.next_token_logits([5, 6]), alone.next_token_logits([5, 6]), atol=1e-4)
+        beside.close()
+    finally:
+        shared.close()
+    assert Ranks._open is None

@@ -1,0 +1,142 @@
+"""The credentials of the store's address are removed by their value, however a library writes them."""
+
+from __future__ import annotations
+
+import html
+import json
+from urllib.parse import quote, quote_plus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmtrack.errors import UsageError
+from llmtrack.host import secrets
+from llmtrack.host.secrets import HIDDEN, know, redact, secrets_of
+from llmtrack.tracking.store import resolve_tracking_uri
+
+PASSWORDS = (
+    "it's",
+    "12345/abc",
+    "99#pass",
+    "1234?pw",
+    "pa<ss",
+    'q"uote',
+    "a b c",
+    "p@ss@word",
+    "ünï-code",
+    "s3cr3t",
+    "back\\slash",
+    "longenough",
+)
+
+
+def spellings(password):
+    return {
+        password,
+        quote(password, safe=""),
+        quote(password),
+        quote_plus(password),
+        repr(password)[1:-1],
+        json.dumps(password)[1:-1],
+        html.escape(password),
+    }
+
+
+@pytest.mark.parametrize("scheme", ["http", "https", "postgresql", "mysql+pymysql"])
+@pytest.mark.parametrize("written", [str, lambda text: quote(text, safe="")], ids=["raw", "quoted"])
+@pytest.mark.parametrize("password", PASSWORDS)
+def test_a_known_password_is_hidden_by_its_value(scheme, written, password):
+    address = f"{scheme}://me:{written(password)}@db.example:5432/mlflow"
+    know(address)
+    assert redact(address) == f"{scheme}://{HIDDEN}@db.example:5432/mlflow"
+    for each in spellings(password):
+        text = f"cannot reach {address} ('{each}'), port {each}"
+        assert each not in redact(text), each
+        assert redact(text).startswith(f"cannot reach {scheme}://{HIDDEN}@db.example:5432/mlflow")
+        assert each not in redact(each, secrets_of({"MLFLOW_TRACKING_URI": address}))
+
+
+@given(
+    st.text(
+        alphabet=st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="*"),
+        min_size=8,
+        max_size=20,
+    )
+)
+def test_no_known_password_survives(password):
+    secrets._known.clear()
+    know(f"postgresql://me:{password}@db.example/mlflow")
+    for each in spellings(password):
+        assert password not in redact(f"<{each}> {each}")
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://TOKEN123@host/x", f"https://{HIDDEN}@host/x"),
+        (
+            "postgresql:///db?host=h&user=me&password=s3cr3t",
+            f"postgresql:///db?host=h&user=me&password={HIDDEN}",
+        ),
+        (
+            "mssql+pyodbc:///?odbc_connect=DRIVER%3DX%3BPWD%3Dpa%27ss",
+            f"mssql+pyodbc:///?odbc_connect=DRIVER%3DX%3BPWD%3D{HIDDEN}",
+        ),
+        ("postgresql://mlflow:mlflow@db/mlflow", f"postgresql://{HIDDEN}@db/mlflow"),
+        ("sqlite:////home/me@corp/a:b.db", "sqlite:////home/me@corp/a:b.db"),
+        ("http://[::1]:5000/a@b", "http://[::1]:5000/a@b"),
+        ("http://host:5000", "http://host:5000"),
+    ],
+)
+def test_an_address_is_shown_by_its_parts(address, shown):
+    know(address)
+    assert redact(address) == shown
+
+
+def test_a_password_that_is_an_ordinary_word_hides_no_words():
+    know("postgresql://mlflow:mlflow@db/mlflow")
+    know("postgresql://me:port@db/x")
+    assert redact("mlflow ui --port 5000") == "mlflow ui --port 5000"
+    assert "port" not in redact("cannot parse me:port@db")
+
+
+@pytest.mark.parametrize("scheme", ["http", "postgresql"])
+@pytest.mark.parametrize("rest", ["ss", "ss@word", "@", "@x", "a-b_c", "ss%40"])
+def test_an_address_whose_password_begins_as_a_known_one_is_hidden_whole(scheme, rest):
+    """A part of another secret is not all of it: what is left would be shown."""
+    ours, other = f"{scheme}://u:p@host/db", f"{scheme}://u:p@{rest}@other/db"
+    hidden = f"{scheme}://{HIDDEN}@other/db, {scheme}://{HIDDEN}@host/db and {HIDDEN}@host"
+    text = f"{other}, {ours} and u:p@host"
+    assert redact(text, secrets_of({"MLFLOW_TRACKING_URI": ours})) == hidden
+    know(ours)
+    assert redact(text) == hidden
+
+
+def test_a_short_user_and_password_hide_no_words_that_hold_both():
+    assert redact("menu:print the table", secrets_of({"MLFLOW_TRACKING_URI": "http://u:p@host"})) == (
+        "menu:print the table"
+    )
+
+
+@pytest.mark.parametrize("password", ["12345/abc", "99#pass", "1234?pw"])
+def test_a_password_that_would_be_cut_off_is_refused_and_not_shown(password):
+    address = f"http://me:{password}@host:5000"
+    with pytest.raises(UsageError, match="as %XX") as caught:
+        resolve_tracking_uri(address)
+    assert password not in str(caught.value)
+    assert resolve_tracking_uri(f"http://me:{quote(password, safe='')}@host:5000")
+
+
+def test_what_the_spool_keeps_of_a_store_holds_no_password(tmp_path):
+    from llmtrack.tracking.delivery import Delivery
+    from llmtrack.tracking.spool import Spool
+
+    address = resolve_tracking_uri("postgresql://me:it's@127.0.0.1:1/db")
+    delivery = Delivery(address, "x", Spool(tmp_path), print)
+    assert delivery.display_uri == delivery._target().tracking_uri == f"postgresql://{HIDDEN}@127.0.0.1:1/db"
+
+
+def test_the_working_folder_is_no_password_although_shells_call_it_pwd():
+    environ = {"PWD": "/home/me/models", "OLDPWD": "/home/me/other", "DB_PWD": "s3cret-of-mine"}
+    assert secrets_of(environ) == ("s3cret-of-mine",)

@@ -1,0 +1,152 @@
+"""A real cluster of Ray's on this machine: a head that measures nothing, and two nodes of one CPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from llmtrack.host.signals import handlers_kept
+from llmtrack.run.executors.patience import Patience
+from llmtrack.run.executors.ray.executor import RayExecutor
+from tests.conftest import HANG_S
+from tests.extensions import scripted_backend
+
+NODES = 2
+# Without the programs of a head that nobody here asks.
+HEAD = {"num_cpus": 0, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
+WORKER = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+
+
+class TwoNodes:
+    """A cluster whose nodes can be killed; `fill` starts others in their place.
+
+    Args:
+        folder: where its backend `paced` is (see paced.py), and what that notes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.folder = folder
+        with handlers_kept():
+            self.ray = Cluster(initialize_head=True, head_node_args=HEAD)
+        self.fill()
+
+    @property
+    def address(self) -> str:
+        return self.ray.address
+
+    def fill(self, **options: object) -> None:
+        with handlers_kept():  # other tests of this process end by signals
+            while len(self.ray.worker_nodes) < NODES:
+                self.ray.add_node(wait=False, **{**WORKER, **options})
+        self.ray.wait_for_nodes(timeout=HANG_S)
+
+    def kill(self, node: str) -> None:
+        """Kill the node that a name tells, as a power cut would."""
+        (found,) = (each for each in self.ray.worker_nodes if each.node_id[:6] in node)
+        self.ray.remove_node(found, allow_graceful=False)
+
+
+def tell(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Set what nodes, their workers and drivers read; what else this process starts must not have it."""
+    told = {
+        "PYTHONPATH": os.pathsep.join([str(folder / "site"), str(Path(__file__).parents[4])]),
+        "PACED_LOG": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_worker_niceness": "0",
+        # A node that was killed is asked five times before it is taken for dead: every 3 s otherwise.
+        "RAY_health_check_initial_delay_ms": "500",
+        "RAY_health_check_period_ms": "300",
+    }
+    for name, value in told.items():
+        patch.setenv(name, value)
+    patch.syspath_prepend(str(folder / "site"))
+
+
+@pytest.fixture(scope="session")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoNodes]:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install llmtrack[ray]")
+    folder = tmp_path_factory.mktemp("ray")
+    scripted_backend(folder / "site", Path(__file__).with_name("paced.py"))
+    with pytest.MonkeyPatch.context() as patch:
+        tell(patch, folder)
+        cluster = TwoNodes(folder)
+    yield cluster
+    cluster.ray.shutdown()
+
+
+@pytest.fixture
+def cluster(two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> TwoNodes:
+    """The cluster with both of its nodes."""
+    tell(monkeypatch, two_nodes.folder)
+    two_nodes.fill()
+    return two_nodes
+
+
+@pytest.fixture
+def two_kinds(two_nodes: TwoNodes, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
+    """The cluster, of which a label makes one node another kind of machine; it has no nodes afterwards."""
+    tell(monkeypatch, two_nodes.folder)
+    nodes = two_nodes.ray.worker_nodes
+    while len(nodes) >= NODES:  # after a test that has killed one there is room already
+        two_nodes.kill(next(iter(nodes)).node_id[:6])
+    two_nodes.fill(labels={"llmtrack-kind": "cooled"})
+    yield two_nodes
+    for each in nodes.copy():
+        two_nodes.kill(each.node_id[:6])
+
+
+@pytest.fixture
+def executor(cluster: TwoNodes) -> Iterator[RayExecutor]:
+    from llmtrack.run.executors.ray.opening import open_cluster
+
+    said: list[str] = []
+    patience = Patience(starting=HANG_S, step=HANG_S)
+    (opened,) = open_cluster(cluster.address, "same", "node", patience, said.append)
+    assert said[-1].startswith("measures on 2 nodes: ")
+    yield opened
+    opened.close()
+
+
+class FakeCluster:
+    """Hands out tasks that tell what is scripted: each attempt's letters, the last of which may be an exception to raise.
+
+    Args:
+        attempts: letters of each attempt, in order.
+        alive: ids of the nodes that live at each attempt; the last of them from then on.
+    """
+
+    def __init__(self, *attempts: list[object], alive: tuple[set[str], ...] = ({"a", "b"},)) -> None:
+        self.attempts, self.lives = list(attempts), list(alive)
+        self.asked: list[tuple[list[str], list[str]]] = []
+        self.interrupted: list[str] = []
+        self.ended: list[str] = []
+
+    def alive(self) -> set[str]:
+        return self.lives[0]
+
+    def start(self, needs, nodes, patience, alone, facts, scenarios, parcels):
+        import queue
+
+        from llmtrack.run.executors.ray.connect import RayTask
+
+        self.asked.append((list(nodes), [each["name"] for each in scenarios]))
+        letters: queue.SimpleQueue = queue.SimpleQueue()
+        for letter in self.attempts.pop(0):
+            letters.put(letter)
+        if len(self.lives) > 1:
+            self.lives.pop(0)
+        return RayTask(f"task {len(self.asked)}", letters, SimpleNamespace())
+
+    def interrupt(self, task):
+        self.interrupted.append(task.key)
+
+    def end(self, task):
+        self.ended.append(task.key)

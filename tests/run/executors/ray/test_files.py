@@ -1,0 +1,186 @@
+"""Files that scenarios name reach a node: under their own path, or sent, and what arrives is what was sent."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from llmtrack.errors import LlmtrackError
+from llmtrack.run.executors.patience import Patience
+from llmtrack.run.executors.ray import files, node
+from llmtrack.run.executors.ray.connect import LostAnswerError
+from llmtrack.run.executors.ray.files import (
+    arrive,
+    brought,
+    digest_of,
+    home_of,
+    named_back,
+    named_files,
+    note_home,
+    parcel_of,
+    renamed,
+)
+from llmtrack.run.executors.ray.kinds import Node
+from llmtrack.spec.events import event_to_json
+from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.scenario import QualityCheck, Scenario, Variant
+from llmtrack.spec.serialization import to_json
+from llmtrack.spec.task import PerplexityTask, TrainTask
+from tests.run.scenarios import generating, scoring
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "models" / "mine"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "sub" / "weights.bin").write_bytes(b"\0" * 9)
+    return folder
+
+
+def sent(path, most=files.MOST_SENT_MIB):
+    return parcel_of(str(path), path, lambda content: content)
+
+
+def as_it_is(content):
+    return content
+
+
+def never(content):
+    raise AssertionError("nothing is fetched")
+
+
+def test_every_file_that_a_scenario_names_is_found(model, tmp_path):
+    for name in ("a.gguf", "text.txt", "beside.jsonl", "calibration.txt"):
+        (tmp_path / name).write_text("x")
+    path = {name: str(tmp_path / name) for name in ("a.gguf", "text.txt", "beside.jsonl", "calibration.txt")}
+    variant = Variant(f"{model},org/name", options=(("calibration", path["calibration.txt"]),))
+    check = QualityCheck(PerplexityTask(path["beside.jsonl"]), Variant(path["a.gguf"]))
+    scenarios = [replace(generating("a", variant), quality=check), scoring("b", corpus=path["text.txt"])]
+    assert set(named_files(scenarios)) == {str(model), *path.values()}
+    assert named_files([generating("c"), scoring("d"), scoring("e", corpus=str(tmp_path / "no.txt"))]) == {}
+
+
+def test_what_is_the_same_under_its_own_path_is_not_fetched(model):
+    assert arrive(sent(model), never) == str(model)
+
+
+@pytest.mark.parametrize("changed", ["gone", "other"])
+def test_what_is_not_there_or_another_one_is_fetched(model, changed):
+    parcel = sent(model)
+    for path in (model / "config.json", model / "sub" / "weights.bin"):
+        path.write_text("other") if changed == "other" else path.unlink()
+    here = arrive(parcel, as_it_is)
+    assert here != str(model)
+    assert here.endswith("/mine")
+    assert digest_of(files.Path(here)) == parcel.digest
+    assert arrive(parcel, never) == here, "it is kept"
+
+
+def test_a_single_file_is_sent_under_its_name(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("hello")
+    parcel = sent(path)
+    path.unlink()
+    here = files.Path(arrive(parcel, as_it_is))
+    assert (here.name, here.read_text()) == ("text.txt", "hello")
+
+
+def test_what_changed_on_its_way_is_refused(model):
+    parcel = sent(model)
+    damaged = replace(parcel, path=str(model) + "x", content={"minex/config.json": b"{"})
+    with pytest.raises(LlmtrackError, match="changed on its way"):
+        arrive(damaged, as_it_is)
+
+
+def test_what_is_too_big_to_be_sent_says_how_it_can_come(model, monkeypatch):
+    monkeypatch.setattr(files, "MOST_SENT_MIB", 0)
+    parcel = sent(model)
+    assert parcel.content is None
+    assert arrive(parcel, never) == str(model), "a folder that is shared has no limit"
+    (model / "config.json").write_text("another")
+    with pytest.raises(LlmtrackError, match=r"holds other files there, .* too many to be sent .* all nodes share"):
+        arrive(parcel, never)
+
+
+def test_on_a_node_a_file_has_another_name_and_the_driver_hears_its_own():
+    scenario = Scenario("a", Variant("models/mine, org/name"), PerplexityTask("t.txt"))
+    names = {"models/mine": "/cache/sent-1/mine", "t.txt": "/cache/sent-2/t.txt"}
+    there = renamed(to_json(scenario), names)
+    assert there["variant"]["model"] == "/cache/sent-1/mine, org/name"
+    assert "/cache/sent-2/t.txt" in str(there["task"])
+    told = Measurement(scenario, "w", {"model_id": "/cache/sent-1/mine"}, {}, files={"f": "/cache/sent-1/mine/f"})
+    back = named_back(event_to_json(told), names)["data"]
+    assert back["facts"] == {"model_id": "models/mine"}
+    assert back["files"] == {"f": "/cache/sent-1/mine/f"}, "where a file is stays where it is"
+
+
+def written_by(model):
+    """Return what a worker measured that wrote a file and a model, and a function that fetches from where it is."""
+    there = {"here.json": str(model / "config.json"), "there.bin": "/nowhere/mine/sub/weights.bin"}
+    done = Measurement(scoring("a"), "w", {}, {"loss": 1.0}, files=there, model_folder="/nowhere/mine")
+
+    def fetch(path):
+        parcel = node.fetch(str(model.parent) + path.removeprefix("/nowhere"))
+        return replace(parcel, written=path, path=path)
+
+    return done, fetch
+
+
+def test_files_that_a_worker_wrote_elsewhere_are_brought_here(model):
+    done, fetch = written_by(model)
+    kept = brought(done, "node b", fetch)
+    assert kept.warnings == ()
+    assert kept.files["here.json"] == done.files["here.json"], "what is here already is not fetched"
+    assert files.Path(kept.files["there.bin"]).read_bytes() == b"\0" * 9
+    assert digest_of(files.Path(kept.model_folder)) == digest_of(model)
+
+
+@pytest.mark.parametrize("why", ["too big", "gone"])
+def test_files_that_cannot_be_brought_are_named_with_their_place_and_cost_nothing_else(model, monkeypatch, why):
+    done, fetch = written_by(model)
+    monkeypatch.setattr(files, "MOST_SENT_MIB", 0)
+
+    def lost(path):
+        raise LostAnswerError("the node died")
+
+    kept = brought(done, "node b", fetch if why == "too big" else lost)
+    assert kept == replace(
+        done,
+        files={"here.json": done.files["here.json"]},
+        model_folder="",
+        warnings=kept.warnings,
+    )
+    (warning,) = kept.warnings
+    assert warning.startswith("files stayed on node b (more than 0 MiB are not sent)")
+    assert warning.endswith(": /nowhere/mine, /nowhere/mine/sub/weights.bin")
+
+
+def test_where_the_checkpoints_of_a_training_are_is_known_until_they_are_here(tmp_path):
+    task = TrainTask(output=str(tmp_path / "training"))
+    assert home_of(task) == ""
+    note_home(task, Node("a", "host (10.0.0.1, a1)", place="host (10.0.0.1)"))
+    assert home_of(task) == "host (10.0.0.1)"
+    (tmp_path / "training" / "checkpoint-000005").mkdir()
+    assert home_of(task) == "", "a folder that is shared"
+    assert home_of(generating("a").task) == ""
+
+
+def test_files_that_do_not_arrive_fail_each_scenario_and_start_no_measurement(model, monkeypatch):
+    """Nothing that another node could mend: it is told at once."""
+    monkeypatch.setattr(files, "MOST_SENT_MIB", 0)
+    parcel = replace(sent(model), path="/nowhere/mine")
+    executor = node.ProcessExecutor(Patience())
+    monkeypatch.setattr(node, "_idle", (executor, dict(os.environ)))
+    monkeypatch.setattr(executor, "machine", dict)
+    told = []
+    scenarios = [to_json(generating(name, Variant(str(model)))) for name in "ab"]
+    node.measure(told.append, Patience(), False, {}, scenarios, [parcel])
+    events = [files_event["event"] for files_event in told if "event" in files_event]
+    assert [each["kind"] for each in events] == [Failure.__name__] * 2
+    assert all(each["data"]["kind"] == "load" and "is not there" in each["data"]["reason"] for each in events)
+    assert told[-1] == {"ended": True}

@@ -1,0 +1,210 @@
+"""What becomes of a group whose nodes are lost, by a cluster that follows a script."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmtrack.errors import LlmtrackError
+from llmtrack.run.executors.patience import Patience
+from llmtrack.run.executors.ray.connect import LostAnswerError
+from llmtrack.run.executors.ray.executor import RayExecutor
+from llmtrack.run.executors.ray.files import home_of, note_home
+from llmtrack.run.executors.ray.kinds import Kind, Node
+from llmtrack.spec.events import Begun, Log, Progress, SoFar, event_to_json
+from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import TrainTask
+from llmtrack.tracking.environment import environment_id
+from tests.run.executors.ray.conftest import FakeCluster
+from tests.run.scenarios import generating, outcomes
+
+ONE, TWO, THREE = (generating(name) for name in ("one", "two", "three"))
+FACTS = {"machine": "x86_64", "cpu": "A", "threads": "4"}
+KIND = Kind("A", tuple(Node(each, f"node {each}", place=f"host {each}") for each in "ab"), {"CPU": 1.0})
+DIED = {"lost": "the node died", "final": False}
+
+
+def at(node):
+    return {"where": FACTS, "node": node}
+
+
+def event(told):
+    return {"event": event_to_json(told)}
+
+
+def measured(scenario):
+    return event(Measurement(scenario, "w", {}, {"total_latency_s": 1.0}, tags={"weights_digest": "d"}))
+
+
+def run(cluster, *scenarios):
+    events = []
+    RayExecutor(cluster, KIND, Patience(), True).run(scenarios, events.append)
+    return events
+
+
+def names(events):
+    return [(each.scenario.name, type(each).__name__) for each in outcomes(events)]
+
+
+ENDED = {"ended": True}
+
+
+def training_in(folder):
+    return Scenario("training", Variant("synthetic:tiny", device="cpu"), TrainTask(output=str(folder)))
+
+
+def test_an_outcome_says_where_it_was_measured():
+    events = run(FakeCluster([at("b"), measured(ONE), ENDED]), ONE)
+    (found,) = outcomes(events)
+    assert found.tags == {
+        "weights_digest": "d",
+        **FACTS,
+        "node": "node b",
+        "llmtrack.environment_id": environment_id(FACTS),
+    }
+
+
+def test_a_group_that_is_lost_goes_on_elsewhere_with_what_is_unfinished():
+    cluster = FakeCluster(
+        [at("a"), measured(ONE), event(Progress("two", "repeat 1")), DIED],
+        [at("b"), measured(TWO), measured(THREE), ENDED],
+    )
+    events = run(cluster, ONE, TWO, THREE)
+    assert names(events) == [("one", "Measurement"), ("two", "Measurement"), ("three", "Measurement")]
+    assert cluster.asked == [(["a", "b"], ["one", "two", "three"]), (["b"], ["two", "three"])]
+    told = [each.text for each in events if isinstance(each, Log)]
+    assert told == ["  two: the node died on node a; what is unfinished is tried again elsewhere"]
+    assert cluster.ended == ["task 1", "task 2"], "no letter of a lost task is heard any more"
+
+
+def test_what_is_lost_three_times_in_a_row_has_failed_and_the_others_go_on():
+    lost = [event(Progress("two", "repeat 1")), DIED]
+    cluster = FakeCluster(
+        [at("a"), measured(ONE), *lost], [at("b"), *lost], [at("a"), *lost], [at("b"), measured(THREE), ENDED]
+    )
+    events = run(cluster, ONE, TWO, THREE)
+    assert names(events) == [("one", "Measurement"), ("two", "Failure"), ("three", "Measurement")]
+    failed = outcomes(events)[1]
+    assert failed.kind == "killed"
+    assert failed.reason == "lost 3 times in a row: the node died on node a; the node died on node b"
+    assert failed.tags["node"] == "node a"
+    assert [nodes for nodes, _ in cluster.asked] == [["a", "b"], ["b"], ["a"], ["b"]]
+
+
+def test_what_is_lost_while_its_model_is_loaded_is_lost_for_all_its_scenarios():
+    cluster = FakeCluster([at("a"), DIED], [at("b"), DIED], [at("a"), DIED])
+    events = run(cluster, ONE, TWO)
+    assert names(events) == [("one", "Failure"), ("two", "Failure")]
+
+
+def test_losses_between_which_something_ended_are_not_in_a_row():
+    scenarios = [generating(str(number)) for number in range(5)]
+    attempts = [[at("ab"[number % 2]), measured(each), DIED] for number, each in enumerate(scenarios[:4])]
+    cluster = FakeCluster(*attempts, [at("a"), measured(scenarios[4]), ENDED])
+    assert names(run(cluster, *scenarios)) == [(each.name, "Measurement") for each in scenarios]
+
+
+def test_without_a_node_all_that_is_unfinished_has_failed_and_says_so():
+    cluster = FakeCluster([at("a"), measured(ONE), DIED], alive=({"a"}, set()))
+    events = run(cluster, ONE, TWO, THREE)
+    assert names(events) == [("one", "Measurement"), ("two", "Failure"), ("three", "Failure")]
+    assert "no node of its kind (A) is left" in outcomes(events)[1].reason
+    assert len(cluster.asked) == 1
+
+
+def test_the_only_node_that_is_left_is_used_again():
+    cluster = FakeCluster([at("a"), DIED], [at("a"), measured(ONE), ENDED], alive=({"a"},))
+    assert names(run(cluster, ONE)) == [("one", "Measurement")]
+
+
+def test_memory_that_is_used_up_would_be_so_elsewhere():
+    out = {"lost": "Ray ended it, since the node's memory was used up", "final": True}
+    cluster = FakeCluster([at("a"), event(Progress("one", "repeat 1")), out], [at("b"), measured(TWO), ENDED])
+    events = run(cluster, ONE, TWO)
+    assert names(events) == [("one", "Failure"), ("two", "Measurement")]
+    assert outcomes(events)[0].reason.startswith("Ray ended it, since the node's memory was used up")
+
+
+def test_what_counts_is_kept_although_what_is_scored_beside_it_is_lost():
+    whole = Measurement(ONE, "w", {}, {"total_latency_s": 1.0})
+    lost = [event(SoFar(whole)), DIED]
+    cluster = FakeCluster([at("a"), *lost], [at("b"), *lost], [at("a"), *lost])
+    (found,) = outcomes(run(cluster, ONE))
+    assert isinstance(found, Measurement)
+    assert found.tags["node"] == "node a"
+    assert "what is measured after it is missing: lost 3 times in a row" in found.warnings[-1]
+
+
+def test_an_outcome_that_comes_twice_counts_once():
+    events = run(FakeCluster([at("a"), measured(ONE), measured(ONE), measured(TWO), ENDED]), ONE, TWO)
+    assert names(events) == [("one", "Measurement"), ("two", "Measurement")]
+
+
+def test_a_task_that_ends_without_telling_of_all_is_tried_again():
+    cluster = FakeCluster([at("a"), measured(ONE), ENDED], [at("b"), measured(TWO), ENDED])
+    assert names(run(cluster, ONE, TWO)) == [("one", "Measurement"), ("two", "Measurement")]
+
+
+@pytest.mark.parametrize(("place", "asked"), [("host b", ["b"]), ("host c", None)], ids=["there", "not there"])
+def test_a_training_is_taken_up_where_its_checkpoints_are(tmp_path, place, asked):
+    training = training_in(tmp_path / "out")
+    note_home(training.task, Node("old", "node old", place=place))
+    cluster = FakeCluster([at("b"), measured(training), ENDED])
+    (found,) = outcomes(run(cluster, training))
+    assert [nodes for nodes, _ in cluster.asked] == ([asked] if asked else [])
+    if not asked:
+        assert "its checkpoints are on host c, which is not among the nodes" in found.reason
+
+
+def test_a_training_on_a_node_leaves_word_of_it_and_its_end_says_where_its_checkpoints_are(tmp_path):
+    training = training_in(tmp_path / "out")
+    begun = event(Begun(training, "key", {}, {}, 0.0, False))
+    lost = event(Failure(training, "interrupted", "its checkpoint is kept"))
+    (found,) = outcomes(run(FakeCluster([at("b"), begun, lost, ENDED]), training))
+    assert home_of(training.task) == "host b"
+    assert found.reason == "its checkpoint is kept (on node b)"
+
+
+def test_a_training_that_is_lost_goes_on_elsewhere_although_its_checkpoints_are_gone(tmp_path):
+    training = training_in(tmp_path / "out")
+    begun = event(Begun(training, "key", {}, {}, 0.0, False))
+    cluster = FakeCluster([at("a"), begun, DIED], [at("b"), begun, measured(training), ENDED])
+    assert names(run(cluster, training)) == [("training", "Measurement")]
+    assert [nodes for nodes, _ in cluster.asked] == [["a", "b"], ["b"]]
+
+
+def test_a_cluster_that_is_lost_ends_the_study():
+    with pytest.raises(LlmtrackError, match="the Ray cluster is lost: connection refused"):
+        run(FakeCluster([at("a"), {"gone": "connection refused"}]), ONE)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_what_a_lost_node_was_asked_another_is_asked(lost):
+    cluster = Answering(*["the node died"] * lost, {"cpu": "A"})
+    assert RayExecutor(cluster, KIND, Patience(), True).machine() == {"cpu": "A"}
+    assert cluster.asked == [("a", "b"), ("b",), ("b",)][: lost + 1]
+
+
+def test_where_nobody_answers_the_study_ends_in_one_line():
+    cluster = Answering(*["the node died"] * 4)
+    with pytest.raises(LlmtrackError, match="no node of A answers: the node died"):
+        RayExecutor(cluster, KIND, Patience(), True).machine()
+    assert len(cluster.asked) == 3
+
+
+class Answering(FakeCluster):
+    """Answers what is scripted; a text is why there is no answer, and its node is gone."""
+
+    def __init__(self, *answers):
+        super().__init__(alive=({"a", "b"}, {"b"}))
+        self.answers = list(answers)
+
+    def call(self, function, needs, nodes, *args):
+        self.asked.append(nodes)
+        return self.answers.pop(0)
+
+    def answer(self, ref):
+        if isinstance(ref, str):
+            self.lives = self.lives[-1:]
+            raise LostAnswerError(ref)
+        return ref

@@ -1,0 +1,99 @@
+"""What a node does for a task, and what is said where there is no cluster; without one."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmtrack.errors import MissingDependencyError, UsageError
+from llmtrack.run.executors.patience import Patience
+from llmtrack.run.executors.ray import connect, node
+from tests.tracking.conftest import free_port
+
+
+class Worker:
+    """An executor that is made and closed."""
+
+    def __init__(self, patience):
+        self.open = True
+
+    def close(self):
+        self.open = False
+
+
+@pytest.mark.parametrize(
+    ("variable", "values", "left"),
+    [
+        ("CUDA_VISIBLE_DEVICES", ("0", "0", "1"), [False, True]),
+        ("CUDA_VISIBLE_DEVICES", ("0", "1", "0"), [False, False, True]),
+        ("HIP_VISIBLE_DEVICES", ("0,1", "2,3"), [False, True]),
+        ("OMP_NUM_THREADS", ("2", "4"), [False, True]),
+    ],
+)
+def test_an_idle_worker_serves_a_task_with_the_same_devices_and_no_other(monkeypatch, variable, values, left):
+    """A process of Ray's that had one GPU is given another by the next task: the worker of the first would measure on the first."""
+    made = []
+
+    def make(patience):
+        made.append(Worker(patience))
+        return made[-1]
+
+    monkeypatch.setattr(node, "ProcessExecutor", make)
+    monkeypatch.setattr(node, "_idle", None)
+    for value in values:
+        monkeypatch.setenv(variable, value)
+        with node._worker(Patience(), False) as worker:
+            assert worker is made[-1]
+    assert [each.open for each in made] == left
+
+
+def test_without_ray_it_is_said_how_to_install_it(monkeypatch):
+    monkeypatch.setattr(connect, "installed_version", lambda package: "")
+    with pytest.raises(MissingDependencyError, match=r'executor=ray needs Ray.*: pip install "llmtrack\[ray\]"'):
+        connect.Cluster("auto")
+
+
+MISMATCH = """Version mismatch: The cluster was started with:
+    Ray: 2.59.0
+    Python: 3.10.1
+This process on node 10.0.0.2 was started with:
+    Ray: 2.60.0
+    Python: 3.10.1
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RuntimeError(MISMATCH),
+            "Version mismatch: The cluster was started with: Ray: 2.59.0 Python: 3.10.1 This process on node 10.0.0.2 was "
+            "started with: Ray: 2.60.0 Python: 3.10.1: use the same Ray and Python on all machines",
+        ),
+        (
+            ConnectionError("Could not find any running Ray instance.\nPlease specify the one."),
+            "Could not find any running Ray instance. Please specify the one; start one with `ray start --head`",
+        ),
+        (ValueError(), "ValueError; start one with `ray start --head`"),
+    ],
+)
+def test_why_there_is_no_cluster_is_one_line_with_all_that_ray_says_and_a_remedy(error, said):
+    line = connect._why_unconnected(error)
+    assert line.startswith(said)
+    assert "\n" not in line
+    assert len(connect._why_unconnected(RuntimeError("long " * 1000))) < 1000
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize("address", ["127.0.0.1:{}", "nowhere.invalid:{}", "ray://127.0.0.1:{}", "auto"])
+def test_where_nobody_answers_it_is_said_at_once(address, monkeypatch):
+    """Ray would try for a quarter of an hour, also where the newest cluster of this machine is gone."""
+    pytest.importorskip("ray", reason="Ray is not installed: pip install llmtrack[ray]")
+    port = free_port()
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
+    with pytest.raises(UsageError) as refused:
+        connect.Cluster(address.format(port))
+    line = str(refused.value)
+    assert "nobody answers at" in line
+    assert f":{port} (" in line
+    assert "start one with `ray start --head`" in line
+    assert "\n" not in line

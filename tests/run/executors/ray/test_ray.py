@@ -1,0 +1,324 @@
+"""A real cluster of two nodes: where it is measured, alone, and what survives a death. Tests that kill nodes come last."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import UsageError
+from llmtrack.experiment import Experiment
+from llmtrack.host.signals import STOPPING
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.executors.patience import Patience
+from llmtrack.run.executors.ray.connect import Cluster
+from llmtrack.run.executors.ray.executor import Stopped
+from llmtrack.run.study.scoring import run_scenarios
+from llmtrack.run.study.shards import SHARDS_EACH
+from llmtrack.run.study.study import run_study
+from llmtrack.spec.events import Progress
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import PerplexityTask, RepeatPolicy
+from llmtrack.tracking.query import runs, studies
+from tests.conftest import HANG_S
+from tests.run.scenarios import generating, outcomes
+
+# Without time for more: what other work disturbs would be held back, and repeated further.
+ONCE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0, max_seconds=0.001, max_repeats=1)
+
+
+def paced(name, model="s-20", new=2):
+    return generating(name, Variant(model, backend="paced", device="cpu"), ONCE, max_new_tokens=new)
+
+
+def text(name, model, **settings):
+    task = PerplexityTask(max_length=32, batch_size=1, **settings)
+    return Scenario(name, Variant(model, backend="paced", device="cpu"), task)
+
+
+def experiment(*scenarios):
+    return Experiment("paced", "How long?", scenarios, lambda runs, series: {}, lambda runs: [])
+
+
+@pytest.mark.slow(5)
+def test_being_connected_leaves_the_handling_of_signals_as_it_was(cluster):
+    """A driver that is told to end tracks what it has first: Ray's own handler would end it there and then."""
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    opened = Cluster(cluster.address)
+    try:
+        assert {number: signal.getsignal(number) for number in STOPPING} == before
+    finally:
+        opened.close()
+    assert {number: signal.getsignal(number) for number in STOPPING} == before
+
+
+@pytest.mark.slow(40)
+@pytest.mark.usefixtures("_unreported")
+def test_groups_are_measured_at_once_each_on_a_node_alone(executor, tracker, uri, console):
+    """Four groups on two nodes: every run says where it was measured, and none overlaps another there."""
+    scenarios = [paced(f"{model}{number}", f"s-10{model}", new=2 + number) for model in range(4) for number in range(2)]
+    result = run_study(experiment(*scenarios), tracker=tracker, executor=executor, console=console)
+    assert result.measured == len(scenarios), console.file.getvalue()
+    tracked = runs(tracking_uri=uri)
+    assert sorted(tracked["scenario"]) == sorted(each.name for each in scenarios)
+    assert set(tracked["status"]) == {"FINISHED"}
+    assert tracked["environment_id"].nunique() == 1, "nodes of one kind are one environment"
+    places = {node: group.sort_values("start_time") for node, group in tracked.groupby("env.node")}
+    assert set(places) == {each.name for each in executor.kind.nodes}
+    for group in places.values():
+        assert (group["start_time"].iloc[1:].values >= group["end_time"].iloc[:-1].values).all()
+
+
+class Noticing(Patience):
+    """Gives up soon where a scenario is known to hang, and nowhere else: no test depends on how fast a machine is."""
+
+    def seconds(self, at, scenarios):
+        hangs = at.scenario == "hangs" and at.step == "repeat 1"
+        return 1.0 if hangs else super().seconds(at, scenarios)
+
+
+@pytest.mark.slow(25)
+def test_a_worker_that_hangs_is_ended_by_the_limit_of_time(cluster):
+    from llmtrack.run.executors.ray.opening import open_cluster
+
+    patience = Noticing(starting=HANG_S, loading=HANG_S, step=HANG_S)
+    (executor,) = open_cluster(cluster.address, "same", "CPU=1", patience, lambda line: None)
+    events = []
+    try:
+        executor.run(
+            [paced("hangs", "s-10.hangs-always", new=13), paced("goes on", "s-10.hangs-always")],
+            events.append,
+        )
+    finally:
+        executor.close()
+    hung, after = outcomes(events)
+    assert (hung.scenario.name, hung.kind) == ("hangs", "timeout")
+    assert "no sign of life for 0:01 (at: repeat 1)" in hung.reason
+    assert isinstance(after, Measurement)
+
+
+@pytest.mark.slow(15)
+def test_stopped_it_ends_the_workers_and_keeps_what_was_measured(executor):
+    """As Ctrl-C does: what runs is ended, what waits does not begin."""
+    events, ended = [], []
+
+    def measure():
+        try:
+            model = "s-20.hangs-stopped"
+            executor.run([paced("done", model), paced("runs", model, 13)], take)
+        except Stopped as stopped:
+            ended.append(stopped)
+
+    def take(event):
+        events.append(event)
+        if isinstance(event, Measurement):
+            threading.Thread(target=executor.stop).start()
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    thread.join(HANG_S)
+    assert ended
+    assert [each.scenario.name for each in outcomes(events)] == ["done"]
+    with pytest.raises(Stopped):
+        executor.run([paced("too late")], events.append)
+
+
+DRIVER = """
+import sys
+import pytest
+from llmtrack.report.terminal import make_console
+from llmtrack.run.main import exit_codes, open_executor, open_tracker
+from llmtrack.run.settings import RunOptions
+from llmtrack.run.study.study import run_study
+from tests.conftest import draw_nothing
+from tests.run.executors.ray.test_ray import experiment, round_of
+
+draw_nothing(pytest.MonkeyPatch())
+address, uri, model = sys.argv[1:]
+settings = RunOptions(executor="ray", address=address, resources="CPU=1", tracking_uri=uri, resume=True)
+console = make_console()
+with exit_codes(console), open_executor(settings) as executor:
+    tracker = open_tracker(settings)
+    result = run_study(experiment(*round_of(model)), tracker=tracker, executor=executor, console=console, resume=True)
+    sys.exit(result.exit_code)
+"""
+
+
+def round_of(model):
+    """Three scenarios, of which the second hangs the first time that it is measured; or a timed one and a long text."""
+    if "text" in model:
+        return [paced("one", model), text("two", model, workers=2)]
+    return [paced(name, model, new) for name, new in (("one", 2), ("two", 13), ("three", 4))]
+
+
+def started(address, uri, model, folder):
+    """Start a driver, and wait until it has tracked the first of its scenarios."""
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, address, uri, model],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    until = time.monotonic() + HANG_S
+    while statuses(uri) != [("one", "FINISHED")]:
+        assert driver.poll() is None, driver.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.5)
+    return driver
+
+
+def statuses(uri):
+    tracked = runs(tracking_uri=uri)[["scenario", "status"]].fillna("")  # one that is being made has neither
+    return sorted(zip(tracked["scenario"], tracked["status"], strict=True))
+
+
+def workers():
+    """Worker processes on this machine that were started for this cluster."""
+    found = []
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if (
+                "llmtrack.worker.process" in each.cmdline()
+                and each.environ().get("PACED_LOG") == os.environ["PACED_LOG"]
+            ):
+                found.append(each)
+    return found
+
+
+@pytest.mark.slow(45)
+def test_a_driver_that_is_killed_and_started_again_measures_what_is_missing_once(cluster, uri, tmp_path):
+    model = "synthetic:tiny"
+    first = started(cluster.address, uri, model, tmp_path)
+    assert workers()
+    first.kill()
+    first.wait()
+    until = time.monotonic() + HANG_S
+    while workers():
+        assert time.monotonic() < until, "workers end with the driver"
+        time.sleep(0.5)
+    again = subprocess.run(
+        [sys.executable, "-c", DRIVER, cluster.address, uri, model],
+        cwd=tmp_path,
+        timeout=HANG_S,
+        capture_output=True,
+        text=True,
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "resume: 1 of 3 scenarios is measured already" in again.stdout
+    assert statuses(uri) == [("one", "FINISHED"), ("three", "FINISHED"), ("two", "FINISHED")]
+    assert sorted(studies(tracking_uri=uri)["outcome"]) == ["finished", "killed"]
+
+
+@pytest.mark.slow(30)
+@pytest.mark.parametrize(
+    ("number", "model"),
+    [(signal.SIGTERM, "s-20.hangs-terminated"), (signal.SIGINT, "s-20.text-long")],
+    ids=["terminated", "interrupted while two workers score"],
+)
+def test_a_driver_that_is_told_to_end_tracks_what_it_has_and_leaves_no_process(cluster, uri, tmp_path, number, model):
+    """Of a cluster that it started itself, either."""
+    driver = started("local", uri, model, tmp_path)
+    until = time.monotonic() + HANG_S
+    while "text" in model and len(workers()) < min(2, os.cpu_count()):
+        assert time.monotonic() < until
+        time.sleep(0.2)
+    below = psutil.Process(driver.pid).children(recursive=True)
+    assert any(each.name() == "raylet" for each in below)
+    driver.send_signal(number)
+    said, _ = driver.communicate(timeout=HANG_S)
+    assert driver.returncode == 128 + number, said
+    assert "what was measured is tracked" in said
+    assert statuses(uri) == [("one", "FINISHED")]
+    assert list(studies(tracking_uri=uri)["outcome"]) == ["killed"]
+    _, alive = psutil.wait_procs(below, timeout=HANG_S)
+    assert not alive
+
+
+@pytest.mark.slow(30)
+def test_a_killed_node_costs_what_it_was_measuring_and_nothing_that_had_ended(cluster, executor):
+    """The group goes on with its second scenario on the other node."""
+    events, killed = [], []
+
+    def kill_once(event):
+        events.append(event)
+        if event == Progress("second", "repeat 1") and not killed:
+            killed.append(outcomes(events)[0].tags["node"])
+            cluster.kill(killed[0])
+
+    model = "s-20.hangs-second"
+    executor.run([paced("first", model), paced("second", model, 13), paced("third", model, 4)], kill_once)
+    found = outcomes(events)
+    assert [each.scenario.name for each in found] == ["first", "second", "third"]
+    assert all(isinstance(each, Measurement) for each in found), found
+    assert {each.tags["node"] for each in found[1:]}.isdisjoint(killed)
+    assert any("the node died" in getattr(each, "text", "") for each in events)
+
+
+@pytest.mark.slow(30)
+def test_a_text_is_scored_on_both_nodes_and_what_is_lost_with_one_on_the_other(cluster, executor):
+    asked = text("text", "s-20", workers=None)
+    names = [each.name for each in executor.kind.nodes]
+    events, killed = [], []
+
+    def kill_once(event):
+        events.append(event)
+        if isinstance(event, Progress) and event.done > 0.2 and not killed:
+            killed.append(names[0])
+            cluster.kill(names[0])
+
+    run_scenarios(executor, (asked,), kill_once)
+    (found,) = outcomes(events)
+    assert isinstance(found, Measurement), found
+    assert found.scenario == asked
+    assert (found.facts["workers"], found.facts["shards"]) == (2, 2 * SHARDS_EACH)
+    shards = [line.split("\t") for line in found.texts["shards.txt"].splitlines()[1:]]
+    assert [int(number) for number, *_ in shards] == list(range(1, 2 * SHARDS_EACH + 1)), "each counts once"
+    assert {node for _, _, node, *_ in shards} <= set(names)
+    assert names[1] in found.tags["node"]
+    alone = []
+    plain = replace(asked, task=replace(asked.task, workers=1))
+    load = lambda variant: ScriptedEngine(FakeClock(), Script(1.0, 1.0))  # noqa: E731
+    InlineExecutor(load).run((plain,), alone.append)
+    (expected,) = outcomes(alone)
+    for name in ("loss", "loss_stderr", "perplexity", "tokens_scored", "bits_per_byte", "documents_scored"):
+        assert found.metrics[name] == expected.metrics[name]
+    assert found.series["batch_loss"] == expected.series["batch_loss"]
+    shares = [each.done for each in events if isinstance(each, Progress)]
+    assert shares[-1] == 1.0
+
+
+@pytest.mark.slow(30)
+@pytest.mark.usefixtures("_unreported")
+def test_each_kind_of_hardware_is_measured_and_told_apart(two_kinds, uri, tracker, console):
+    from llmtrack.decide.comparing import compare
+    from llmtrack.run.executors.ray.opening import open_cluster
+
+    executors = open_cluster(two_kinds.address, "each", "node", Patience(starting=HANG_S), lambda line: None)
+    try:
+        results = [
+            run_study(experiment(paced("one"), paced("two", new=3)), tracker=tracker, executor=each, console=console)
+            for each in executors
+        ]
+    finally:
+        executors[0].close()
+    tracked = runs(tracking_uri=uri)
+    assert len(tracked) == 4
+    kinds = {study: set(group["env.node_kind"].fillna("")) for study, group in tracked.groupby("study_id")}
+    assert sorted(map(tuple, kinds.values())) == [("",), ("cooled",)]
+    assert tracked["environment_id"].nunique() == 2
+    one, other = (f"study:{result.study.study_id}" for result in results)
+    with pytest.raises(UsageError, match=r"different environments .*node_kind: (not given|cooled) against"):
+        compare(one, other, ["total_latency_s"], tracking_uri=uri)
+    asked = compare(one, other, ["total_latency_s"], across_environments=True, tracking_uri=uri)
+    assert "not comparable" not in set(asked["verdict"])

@@ -1,0 +1,134 @@
+"""How much memory a model will take: as much as the last time, else by its weights, before anything is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.host.units import GIB, MIB
+from llmtrack.run.executors import footprint
+from llmtrack.run.executors.footprint import OVERHEAD, fits, keep, predicted_bytes, weights_bytes
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.executors.pool import Pool
+from llmtrack.spec.scenario import Variant
+from tests.run.scenarios import generating
+from tests.tracking.samples import measurement
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    """So much memory, in all and free."""
+
+    def has(total, free, cards=()):
+        monkeypatch.setattr(footprint.psutil, "virtual_memory", lambda: type("Memory", (), {"total": total}))
+        monkeypatch.setattr(footprint, "available_bytes", lambda: free)
+        monkeypatch.setattr(footprint, "card_of", lambda device: next(iter(cards), None))
+
+    return has
+
+
+def cpu(model):
+    return Variant(model, device="cpu")
+
+
+def test_synthetic_weights_are_counted_by_their_shape():
+    # 30 layers of 576 x 576 twice, 576 x 192 twice and 576 x 1536 thrice, and the table of 49,152 x 576, in 4 bytes.
+    layer = 2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536
+    assert weights_bytes("synthetic:smollm2-135m") == 4 * (30 * layer + 49152 * 576)
+
+
+def test_files_are_counted_as_if_they_became_float32(tmp_path, cache):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model-1.safetensors").write_bytes(b"x" * 1000)
+    (folder / "model-2.safetensors").write_bytes(b"x" * 500)
+    (folder / "tokenizer.json").write_bytes(b"x" * 5000)
+    assert weights_bytes(str(folder)) == 3000
+    (tmp_path / "model.gguf").write_bytes(b"x" * 70)
+    assert weights_bytes(str(tmp_path / "model.gguf")) == 140
+
+
+def test_a_packaged_model_is_looked_for_where_it_was_converted_to_in_float32(cache):
+    assert weights_bytes("packaged:smollm2") == 0, "it is not here yet"
+    folder = cache / "models" / "smollm2-gguf0123-v1"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"x" * 800)
+    assert weights_bytes("packaged:smollm2") == 800
+
+
+def test_a_model_of_the_hub_is_looked_for_where_its_library_keeps_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub" / "models--org--name" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").write_bytes(b"x" * 10)
+    assert weights_bytes("org/name") == 20
+
+
+def test_of_a_list_the_first_that_is_here_counts():
+    assert weights_bytes("packaged:smollm2,synthetic:tiny") == weights_bytes("synthetic:tiny") > 0
+
+
+def test_what_it_took_the_last_time_is_believed_before_its_weights():
+    variant = cpu("synthetic:tiny")
+    assert predicted_bytes(variant) == weights_bytes("synthetic:tiny") + OVERHEAD
+    keep(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": 700.0}))
+    assert predicted_bytes(variant) == 700 * MIB
+    assert predicted_bytes(Variant("synthetic:tiny", device="cpu", dtype="bfloat16")) != 700 * MIB
+
+
+def test_what_nothing_is_known_of_is_tried(memory):
+    memory(8 * GIB, 2 * GIB)
+    assert predicted_bytes(cpu("org/never-fetched")) == 0
+    assert fits(cpu("org/never-fetched"))
+
+
+@pytest.mark.parametrize(("free_mib", "found"), [(1_820, True), (1_818, False)])
+def test_a_tenth_of_the_memory_stays_free(memory, free_mib, found):
+    variants = [cpu("synthetic:tiny"), cpu("synthetic:tiny-gpt2")]
+    for each in variants:
+        keep(measurement(scenario=generating("one", each), metrics={"peak_memory_mib": 500.0}))
+    memory(8 * GIB, free_mib * MIB)
+    assert fits(*variants) is found
+    assert fits(variants[0])
+    assert fits()
+
+
+def test_a_model_on_a_card_is_predicted_to_fit_there_or_not(memory, monkeypatch):
+    variant = Variant("synthetic:tiny", device="cuda:0")
+    keep(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": 3000.0}))
+    memory(8 * GIB, 8 * GIB, cards=[type("Card", (), {"uuid": "GPU-1"})])
+    for free, found in ((3_999, False), (4_001, True)):
+        monkeypatch.setattr(footprint, "ask", lambda *options, free=free: [["10000", str(free)]])
+        assert fits(variant) is found
+    monkeypatch.setattr(footprint, "ask", lambda *options: [["[N/A]", "[N/A]"]])
+    assert fits(variant), "what the driver does not tell is judged by the machine's memory"
+
+
+def test_a_pool_frees_what_was_used_least_before_it_loads_what_would_not_fit(memory):
+    loaded, clock = [], FakeClock()
+    memory(8 * GIB, 1_820 * MIB)
+
+    def load(variant):
+        loaded.append(variant.model)
+        return ScriptedEngine(clock, Script(1, 1))
+
+    pool = Pool(lambda: InlineExecutor(load, clock), is_full=lambda: False)
+    one, other, large = map(cpu, ("synthetic:tiny", "synthetic:tiny-gpt2", "synthetic:1m"))
+    sizes = {one: 500.0, other: 500.0, large: 1500.0}
+    for variant, size in sizes.items():
+        keep(measurement(scenario=generating("one", variant), metrics={"peak_memory_mib": size}))
+    assert pool.has_room([one, other])
+    assert not pool.has_room([one, other, large])
+    pool.run([generating("one", one)], print)
+    pool.run([generating("other", other)], print)
+    assert pool.holds(one)
+    pool.run([generating("large", large)], print)
+    assert not pool.holds(one)
+    assert loaded == [one.model, other.model, large.model]
+    pool.close()

@@ -1,0 +1,64 @@
+"""Before it begins, a study or suite says what it will do and how long that takes, as far as it is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmtrack.experiment import Experiment
+from llmtrack.models import durations
+from llmtrack.run.study.announcing import keep_time, last_time, plan_of
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy
+
+
+def experiment(name: str, *seconds: float) -> Experiment:
+    task = GenerateTask(("a",))
+    timed = [Scenario(f"s{n}", Variant(), task, RepeatPolicy(max_seconds=each)) for n, each in enumerate(seconds)]
+    return Experiment(
+        name,
+        "?",
+        (*timed, Scenario("scored", Variant(), PerplexityTask())),
+        plots=lambda runs, series: {},
+        reading=lambda runs: [],
+    )
+
+
+ONE, TWO = experiment("batching", 30.0, 30.0), experiment("perplexity")
+NEW = "loading, warming up and scoring come on top. The time left is estimated as it goes on."
+
+
+@pytest.mark.parametrize(
+    ("experiments", "took", "words"),
+    [
+        (
+            [ONE],
+            {"batching": 61.0},
+            "Plan: 3 scenarios, about 1:01: as long as the same took here the last time.",
+        ),
+        ([ONE], {}, f"Plan: 3 scenarios. Counted calls take 1:00 at most, and mostly less; {NEW}"),
+        ([TWO], {}, "Plan: 1 scenario. The time left is estimated as it goes on."),
+        (
+            [ONE, TWO],
+            {"batching": 61.0, "perplexity": 20.0},
+            "Plan: 2 experiments (batching, perplexity), 4 scenarios, about 1:21: as long as the same took here the last time.",
+        ),
+        (
+            [TWO, ONE],
+            {"perplexity": 20.0},
+            "Plan: 2 experiments (perplexity, batching), 4 scenarios. perplexity took 0:20 here the last time, the others are "
+            f"new. Counted calls take 1:00 at most, and mostly less; {NEW}",
+        ),
+    ],
+)
+def test_the_plan(experiments, took, words):
+    number = sum(len(each.scenarios) for each in experiments)
+    assert plan_of(experiments, number, took) == words
+
+
+def test_the_time_is_of_the_same_scenarios_in_the_same_environment(tmp_path, monkeypatch):
+    monkeypatch.setattr(durations, "folder", lambda: tmp_path)
+    keep_time(ONE, "here", 61.0)
+    assert last_time(ONE, "here") == 61.0
+    assert last_time(ONE, "elsewhere") is None
+    assert last_time(experiment("batching", 30.0), "here") is None
+    assert last_time(TWO, "here") is None

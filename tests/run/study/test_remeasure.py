@@ -1,0 +1,177 @@
+"""A baseline that was disturbed is measured once more before anything is compared with it: tied, said, and once only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llmtrack.decide.verdicts import DISTURBED
+from llmtrack.measure import interference, statistics
+from llmtrack.measure.statistics import disturbed
+from llmtrack.run.study.remeasure import MOST_ROUNDS, run_undisturbed
+from llmtrack.spec.events import Log
+from llmtrack.spec.scenario import QualityCheck
+from tests.tracking.samples import failure, measurement, scenario
+
+BASE = replace(scenario("base", baseline=True), quality=QualityCheck())
+FIRST = measurement(
+    scenario=BASE,
+    disturbed=True,
+    metrics={"tokens_per_sec": 1.3, "perplexity": 20.0},
+    warnings=("the machine was busy: 82%",),
+    started_at=1.0,
+)
+# Its repeats leave no time for further ones.
+OTHER = measurement("other", disturbed=True, samples={"total_latency_s": (29.0, 29.0)})
+QUIET = measurement(scenario=replace(BASE, quality=None), metrics={"tokens_per_sec": 23.0}, warnings=(), started_at=9.0)
+
+
+class Scripted:
+    """Says what it is told to, one list of events a call; an exception ends the call."""
+
+    def __init__(self, *calls) -> None:
+        self.calls, self.asked = list(calls), []
+
+    def run(self, group, on_event) -> None:
+        self.asked.append(tuple(group))
+        for event in self.calls.pop(0):
+            if isinstance(event, BaseException):
+                raise event
+            on_event(event)
+
+
+def measured(*calls):
+    executor, told, first = Scripted(*calls), [], []
+    try:
+        run_undisturbed(executor, (BASE, OTHER.scenario), told.append, first.append)
+    except KeyboardInterrupt:
+        told.append("interrupted")
+    return executor, told, first
+
+
+def test_a_disturbed_baseline_is_measured_once_more_and_the_newer_one_counts():
+    executor, (other, log, newer), (first,) = measured([FIRST, OTHER], [Log("again"), QUIET])
+    assert executor.asked[1] == (replace(BASE, quality=None),), "its quality is known already"
+    assert (other, log) == (OTHER, Log("again")), "only the baseline is measured again"
+    assert newer.scenario == BASE
+    assert newer.metrics == {"tokens_per_sec": 23.0, "perplexity": 20.0}
+    assert newer.warnings == (
+        "measured once more, since a first run of the study was disturbed (1.3 tokens/s, this one 23)",
+    )
+    assert not first.scenario.baseline
+    assert first.metrics == FIRST.metrics
+    assert "measured once more" in first.warnings[-1]
+
+
+def test_it_is_measured_no_third_time():
+    executor, told, _ = measured([FIRST], [replace(QUIET, disturbed=True)])
+    assert len(executor.asked) == 2
+    assert [event.metrics["tokens_per_sec"] for event in told] == [23.0]
+
+
+@pytest.mark.parametrize("events", [[failure(scenario=BASE)], []], ids=["failed", "silent"])
+def test_where_the_second_try_fails_the_first_stays_the_baseline(events):
+    _, told, first = measured([FIRST], events)
+    assert (told, first) == ([FIRST], [])
+
+
+def test_interrupted_nothing_measured_is_lost():
+    for calls in ([[FIRST, KeyboardInterrupt()]], [[FIRST], [KeyboardInterrupt()]]):
+        _, told, first = measured(*calls)
+        assert (told, first) == ([FIRST, "interrupted"], [])
+
+
+def test_a_quiet_baseline_is_measured_once():
+    executor, told, _ = measured([replace(FIRST, disturbed=False), OTHER])
+    assert len(executor.asked) == 1
+    assert len(told) == 2
+
+
+def rounds(*durations, disturbed_since=()):
+    """A disturbed arm that is no baseline, and what became of it after rounds of these durations."""
+    first = measurement(
+        "arm",
+        disturbed=True,
+        warnings=("noisy: repeats vary by 60%", "random weights: quality is meaningless"),
+        samples={"total_latency_s": (1.0, 3.0, 1.0, 4.0, 1.0)},
+        metrics={"total_latency_s": 1.0, "perplexity": 20.0},
+        scenario=replace(scenario("arm"), quality=QualityCheck()),
+    )
+    newer = [
+        [
+            measurement(
+                "arm",
+                samples={"total_latency_s": each},
+                warnings=(),
+                metrics={"total_latency_s": 1.0},
+                disturbed=place in disturbed_since,
+            )
+        ]
+        for place, each in enumerate(durations)
+    ]
+    executor, told = Scripted([first], *newer), []
+    run_undisturbed(executor, (first.scenario,), told.append, lambda first: None)
+    ((whole,), asked) = told, executor.asked[1:]
+    return first, whole, [each for (each,) in asked]
+
+
+STEADY = (1.0, 1.01, 0.99, 1.0, 1.0, 1.01, 0.99, 1.0)
+
+
+def test_an_arm_that_was_disturbed_gets_further_repeats_all_of_which_count():
+    first, whole, (asked,) = rounds(STEADY)
+    assert asked.quality is None, "its quality is known already"
+    assert asked.repeat == replace(first.scenario.repeat, max_seconds=50.0), "10 of 60 seconds are used"
+    assert whole.samples["total_latency_s"] == (1.0, 3.0, 1.0, 4.0, 1.0, *STEADY)
+    assert whole.summaries["total_latency_s"].n == 13
+    assert whole.metrics["perplexity"] == 20.0
+    assert whole.scenario == first.scenario
+    assert not whole.disturbed
+    assert whole.warnings == (
+        "random weights: quality is meaningless",
+        "disturbed at first and repeated further: the median of all repeats is known to 0.5%",
+    )
+
+
+def test_an_arm_that_stays_disturbed_is_repeated_a_few_times_and_says_so():
+    _, whole, asked = rounds(*[(1.0, 5.0)] * MOST_ROUNDS, disturbed_since=range(MOST_ROUNDS))
+    assert len(asked) == MOST_ROUNDS
+    assert whole.disturbed
+    assert whole.warnings[-1] == "it was repeated further, and stayed disturbed"
+    assert any(line.startswith(DISTURBED) for line in whole.warnings)
+    assert len(whole.samples["total_latency_s"]) == 5 + 2 * MOST_ROUNDS
+
+
+def test_an_arm_whose_time_is_used_up_stays_as_it_was_and_keeps_its_doubt():
+    _, whole, asked = rounds((20.0, 29.0), disturbed_since=(0,))
+    assert len(asked) == 1, "59 of 60 seconds are used"
+    assert whole.samples["total_latency_s"][-2:] == (20.0, 29.0)
+    assert whole.disturbed
+
+
+def test_what_was_not_timed_is_not_repeated():
+    told = []
+    untimed = measurement("scored", disturbed=True, samples={})
+    run_undisturbed(Scripted([untimed]), (untimed.scenario,), told.append, lambda first: None)
+    assert told == [untimed]
+
+
+@pytest.mark.parametrize(
+    ("durations", "found"),
+    [
+        ([1.0, 1.01, 0.99, 1.0, 1.0], False),
+        ([1.0, 3.0, 1.0, 5.0, 1.0], True),
+        ([1.0, 1.0, 1.1, 1.15, 1.2, 1.2], True),
+        ([1.0], False),
+        ([], False),
+    ],
+)
+def test_what_disturbs_is_variation_and_drift(durations, found):
+    assert disturbed(durations) is found
+
+
+def test_no_test_depends_on_how_busy_the_machine_is(steady_repeats):
+    before, after = (interference.CpuReading(*seconds) for seconds in ((0, 0, 0), (1000, 0, 1000)))
+    assert interference.busy_warning(before, after) == ()
+    assert not statistics.disturbed([1.0, 9.0, 1.0, 30.0])

@@ -1,0 +1,125 @@
+"""Rounds in real workers on real tiny models: each loaded once, one that is killed is replaced, and quality is what it is alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.executors.pool import Pool
+from llmtrack.run.executors.process import ProcessExecutor
+from llmtrack.spec.events import Log, Progress
+from llmtrack.spec.outcome import Measurement
+from llmtrack.spec.scenario import QualityCheck
+from llmtrack.spec.task import PerplexityTask, RepeatPolicy
+from tests.forked import ForkedWorker
+from tests.run.scenarios import MODEL, by_name, generating, in_groups, outcomes
+
+FEW = RepeatPolicy(warmup=1, min_repeats=4, min_seconds=0, max_repeats=4)
+CHECK = QualityCheck(PerplexityTask(max_length=32), reference=MODEL, reference_tokens=64)
+QUALITY = ("loss", "perplexity", "tokens_scored")
+BOUNDS = ("prefill_bound", "decode_bound", "score_bound")
+DRIFT = ("kl_divergence", "top1_agreement", "tokens_compared")
+
+
+class Workers:
+    """A pool of workers, and which process served which job."""
+
+    def __init__(self):
+        self.pids: list[int] = []
+        self.pool = Pool(self._make, is_full=lambda: False, fits=lambda *variants: True)
+
+    def _make(self):
+        workers = self
+
+        class Worker(ForkedWorker):
+            def __init__(self, *threads):
+                super().__init__(*threads)
+                workers.pids.append(self.pid)
+
+        return ProcessExecutor(start=Worker)
+
+
+@pytest.fixture
+def workers():
+    made = Workers()
+    yield made
+    made.pool.close()
+
+
+def asked(**changes):
+    variants = {dtype: replace(MODEL, dtype=dtype) for dtype in ("float32", "bfloat16")}
+    return [[replace(generating(name, each, FEW), **changes)] for name, each in variants.items()]
+
+
+@pytest.mark.slow(4)
+def test_models_stay_loaded_in_workers_of_their_own_and_quality_is_what_it_is_alone(workers):
+    events = []
+    in_groups(workers.pool, asked(quality=CHECK), events.append)
+    found = by_name(events)
+    assert set(found) == {"float32", "bfloat16"}
+    loaded = [each.text for each in events if isinstance(each, Log) and each.text.startswith("Loaded:")]
+    assert len(loaded) == 2
+    assert len(workers.pids) == 2
+    for each in found.values():
+        assert isinstance(each, Measurement)
+        assert each.rounds == (1, 1, 2, 2)
+        assert each.summaries["total_latency_s"].n == 4
+        assert each.scenario.repeat == FEW
+    alone = []
+    executor = InlineExecutor()
+    for group in asked(quality=CHECK):
+        executor.run(group, alone.append)
+    executor.close()
+    for name, each in by_name(alone).items():
+        compared = [*QUALITY, *(DRIFT if name == "bfloat16" else ())]
+        assert {key: found[name].metrics[key] for key in compared} == {key: each.metrics[key] for key in compared}
+        assert found[name].series["batch_loss"] == each.series["batch_loss"]
+        # How near it came to the device's ceilings depends on how busy the machine is.
+        of_ceilings = {*each.facts, *found[name].facts} & {"ceilings_in_doubt", *BOUNDS}
+        assert {*each.facts} - of_ceilings == {*found[name].facts} - of_ceilings
+        assert {key for key in each.tags if "digest" in key} == {key for key in found[name].tags if "digest" in key}
+
+
+@pytest.mark.slow(4)
+def test_a_worker_that_is_killed_in_a_round_is_replaced_and_its_round_measured_again(workers):
+    events, killed = [], []
+
+    def kill_once(event):
+        events.append(event)
+        is_there = isinstance(event, Progress) and event.scenario == "bfloat16"
+        if is_there and event.step == "round 2, repeat 1" and not killed:
+            killed.append(workers.pids[1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    in_groups(workers.pool, asked(), kill_once)
+    assert killed
+    found = by_name(events)
+    assert len(outcomes(events)) == 2
+    # Maybe it was killed for lack of memory: the other model was freed meanwhile, and then loaded again.
+    assert len(workers.pids) == 4
+    for each in found.values():
+        assert isinstance(each, Measurement)
+        assert each.rounds == (1, 1, 2, 2)
+
+
+@pytest.mark.slow(4)
+def test_an_interruption_ends_the_workers_and_keeps_the_rounds_that_were_made(workers):
+    events = []
+
+    def interrupt(event):
+        events.append(event)
+        if isinstance(event, Progress) and event.step == "round 2, repeat 1" and event.scenario == "float32":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        in_groups(workers.pool, asked(), interrupt)
+    found = by_name(events)
+    assert {name: each.rounds for name, each in found.items()} == {
+        "float32": (1, 1),
+        "bfloat16": (1, 1, 2, 2),
+    }
+    assert found["float32"].warnings[-1] == "measured in 1 of 2 rounds: it was interrupted"

@@ -1,0 +1,175 @@
+"""What several workers score beside a timed scenario: the figures of one worker, and what is timed is never lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import UsageError
+from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
+from llmtrack.run.executors.crew import Crew
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.executors.process import ProcessExecutor
+from llmtrack.run.study.scoring import run_scenarios
+from llmtrack.spec.events import Progress
+from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.scenario import QualityCheck, Variant
+from llmtrack.spec.task import PerplexityTask
+from tests.forked import ForkedWorker
+from tests.run.scenarios import generating, outcomes
+
+pytestmark = pytest.mark.usefixtures("_known_bandwidth")
+
+REFERENCE = Variant("reference", device="cpu")
+CHECK = QualityCheck(PerplexityTask(max_length=32, batch_size=2), REFERENCE, 100)
+SCORED = (
+    "loss",
+    "perplexity",
+    "bits_per_byte",
+    "tokens_scored",
+    "bytes_scored",
+    "documents_scored",
+    "loss_stderr",
+)
+DRIFT = ("kl_divergence", "top1_agreement", "reference_perplexity_ratio", "tokens_compared")
+
+
+def load(variant):
+    """A reference that finds each token half as likely."""
+    if variant.model == "gone":
+        raise UsageError("no such model")
+    return ScriptedEngine(FakeClock(), Script(1.0, 1.0), nll=1.7 if variant == REFERENCE else 1.0)
+
+
+def timed_engine(clock):
+    return lambda variant: ScriptedEngine(clock, Script(1.0, 1.0)) if variant != REFERENCE else load(variant)
+
+
+class Two(InlineExecutor):
+    """Times in this process, and has a crew of two more."""
+
+    def __init__(self, run=None, **options):
+        clock = FakeClock()
+        super().__init__(timed_engine(clock), clock)
+        self.run_shards, self.options = run, options
+
+    @contextmanager
+    def crew(self, workers):
+        assert workers == 2
+        runs = tuple(self.run_shards or InlineExecutor(load).run for _ in range(2))
+        yield Crew(runs, lambda: None, **self.options)
+
+
+def scenario(workers=2, reference=REFERENCE):
+    task = replace(CHECK.perplexity, workers=workers)
+    return replace(generating("one"), quality=replace(CHECK, perplexity=task, reference=reference))
+
+
+def run(executor, asked):
+    events = []
+    run_scenarios(executor, (asked,), events.append)
+    (found,) = outcomes(events)
+    assert found.scenario == asked
+    return found
+
+
+@pytest.mark.slow(1)
+def test_figures_beside_a_timed_scenario_are_those_of_one_worker():
+    clock = FakeClock()
+    alone = run(InlineExecutor(timed_engine(clock), clock), scenario(workers=1))
+    found = run(Two(), scenario())
+    same = [*SCORED, *DRIFT, "tokens_per_sec", "total_latency_s"]
+    assert {name: found.metrics[name] for name in same} == {name: alone.metrics[name] for name in same}
+    assert found.metrics["kl_divergence"] > 0
+    assert found.series["batch_loss"] == alone.series["batch_loss"]
+    for name in (
+        "corpus_digest",
+        "scored_tokens_digest",
+        "reference",
+        "reference_tokens",
+        "batch_size",
+        "stride",
+    ):
+        assert found.facts[name] == alone.facts[name]
+    assert found.facts["score_workers"] == 2
+    assert "workers" not in found.facts, "what is timed is of the same configuration"
+    assert set(found.warnings) == set(alone.warnings)
+    assert set(found.metrics) <= set(METRIC_BY_NAME)
+    assert set(found.facts) <= set(PARAM_BY_NAME)
+
+
+@pytest.mark.parametrize("kind", ["killed", "out_of_memory"])
+def test_what_cannot_be_scored_costs_no_speed(kind):
+    def lose(shards, emit):
+        for each in shards:
+            emit(Failure(each, kind, "no memory is left"))
+
+    found = run(Two(lose, retries=1), scenario())
+    assert found.metrics["total_latency_s"] > 0
+    assert "loss" not in found.metrics
+    assert found.warnings[-1].startswith("its quality could not be scored: shard ")
+    assert found.warnings[-1].endswith("no memory is left")
+
+
+def test_a_loss_that_is_no_number_makes_the_speed_worth_nothing():
+    def spoil(shards, emit):
+        for each in shards:
+            emit(Failure(each, "non_finite", "the loss is not finite"))
+
+    assert run(Two(spoil), scenario()).kind == "non_finite"
+
+
+def test_without_the_reference_there_is_what_was_scored():
+    found = run(Two(), scenario(reference=Variant("gone")))
+    assert found.metrics["loss"] == pytest.approx(1.0)
+    assert "kl_divergence" not in found.metrics
+    assert any("it could not be compared with the reference: " in each for each in found.warnings)
+
+
+def test_interrupted_while_it_is_scored_what_was_timed_is_kept():
+    events = []
+
+    def take(event):
+        events.append(event)
+        if isinstance(event, Progress) and "shards" in event.step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_scenarios(Two(), (scenario(),), take)
+    (found,) = (each for each in events if isinstance(each, Measurement))
+    assert found.metrics["total_latency_s"] > 0
+    assert "it was interrupted" in found.warnings[-1]
+
+
+@pytest.mark.slow(2)
+def test_real_workers_score_and_compare_what_one_does_although_one_dies(noisy_backend):
+    """Timed by the first, whose place two more take; one of those is killed while it compares."""
+    deaths = ["row 1/"]
+
+    class Deadly(ForkedWorker):
+        def receive(self, seconds):
+            message = super().receive(seconds)
+            if deaths and deaths[0] in json.dumps(message):
+                deaths.clear()
+                os.kill(self.pid, signal.SIGKILL)
+            return message
+
+    asked = replace(scenario(), variant=Variant("fine", backend="noisy", device="cpu"))
+    check = replace(asked.quality, reference=replace(asked.variant, model="reference"))
+    executor = ProcessExecutor(start=Deadly)
+    try:
+        found = run(executor, replace(asked, quality=check))
+    finally:
+        executor.close()
+    assert not deaths
+    alone = run(Two(), scenario())
+    same = [*SCORED, *DRIFT]
+    assert {name: found.metrics[name] for name in same} == {name: alone.metrics[name] for name in same}
+    assert found.metrics["total_latency_s"] > 0
+    assert found.facts["score_workers"] == 2

@@ -1,0 +1,339 @@
+"""A text that several workers score: what is lost is done again, what is done is not, and the result is that of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.experiment import Experiment
+from llmtrack.host.signals import signals_end
+from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
+from llmtrack.run.executors.crew import Crew
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.executors.process import ProcessExecutor
+from llmtrack.run.study import scoring as sharing
+from llmtrack.run.study.scoring import run_scenarios
+from llmtrack.run.study.shards import put_together, shards_of
+from llmtrack.run.study.study import run_study
+from llmtrack.spec.events import Log, Progress, Warn, event_from_json, event_to_json
+from llmtrack.spec.outcome import Failure, Measurement
+from llmtrack.spec.scenario import Scenario, Variant
+from llmtrack.spec.scores import Compared, Part, RowSums, Scored, Text
+from llmtrack.spec.task import workload_id
+from llmtrack.tracking.query import runs, studies
+from tests.conftest import HANG_S
+from tests.forked import ForkedWorker
+from tests.run.scenarios import generating, outcomes, scoring
+
+EACH = 8
+
+
+@pytest.fixture(autouse=True)
+def _few_shards(monkeypatch):
+    monkeypatch.setattr(sharing, "SHARDS_EACH", EACH)
+
+
+WHOLE = Text("documents", 16, 16, 16, 0, 0, 0, 0, 0, "t", "u")
+
+
+def measured(shard: Scenario, seconds: float = 1.0, **changes) -> Measurement:
+    """One document of a nat for each of 16 shards."""
+    number = shard.task.number
+    scored = Scored((number,), (1.0,), (1,), (1.0,), ((1,),))
+    part = Part(WHOLE, shard.task.of, {number: scored}, seconds)
+    return Measurement(shard, "w", {"model_id": "m"}, {"load_time_s": 1.0 + number}, part=part, **changes)
+
+
+def lost(shard: Scenario, kind: str = "killed") -> Failure:
+    return Failure(shard, kind, "the worker was killed")
+
+
+class Fake:
+    """Two workers; `behave` says what comes of a shard, from the worker's number and the shard's."""
+
+    def __init__(self, behave, **options):
+        self.behave, self.options = behave, {"retries": 2, **options}
+        self.asked: list[tuple[int, str]] = []
+        self.alone: list[str] = []
+        self.stopped = threading.Event()
+        # Neither gets ahead before the other has begun.
+        self.begun = threading.Barrier(2)
+
+    def run(self, scenarios, emit):
+        self.alone += [each.name for each in scenarios]
+
+    @contextmanager
+    def crew(self, workers):
+        assert workers == 2
+        yield Crew((self._worker(0), self._worker(1)), self.stopped.set, **self.options)
+
+    def _worker(self, worker):
+        first = []
+
+        def run(scenarios, emit):
+            if not first:
+                first.append(True)
+                self.begun.wait(HANG_S)
+            for each in scenarios:
+                self.asked.append((worker, each.task.number))
+                emit(Progress(each.name, "batch 1/2", 0.5))
+                emit(self.behave(worker, each))
+
+        return run
+
+
+def run(executor, *scenarios):
+    events = []
+    run_scenarios(executor, scenarios or (scoring("text", workers=2),), events.append)
+    return events
+
+
+def outcome(events):
+    (found,) = outcomes(events)
+    return found
+
+
+def test_all_shards_make_one_measurement_and_progress_is_over_all():
+    fake = Fake(lambda worker, shard: measured(shard))
+    events = run(fake)
+    done = outcome(events)
+    assert done.scenario == scoring("text", workers=2)
+    assert (done.metrics["loss"], done.metrics["tokens_scored"]) == (1.0, 16.0)
+    assert (done.facts["workers"], done.facts["shards"]) == (2, 2 * EACH)
+    assert done.metrics["load_time_s"] == 16.0, "of the worker that took longest"
+    assert done.part is None
+    assert sorted(number for _, number in fake.asked) == list(range(16))
+    told = [each for each in events if isinstance(each, Progress)]
+    assert {each.scenario for each in told} == {"text"}
+    shares = [each.done for each in told]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.5 / 16, 1.0)
+    assert told[-1].step == "16/16 shards, 2 workers"
+    assert set(done.metrics) <= set(METRIC_BY_NAME)
+    assert set(done.facts) <= set(PARAM_BY_NAME)
+
+
+def test_the_speed_is_of_all_together_in_the_time_of_the_one_that_scored_longest():
+    shards = shards_of(scoring("text"), scoring("text").task, 16)
+    # Twelve shards of half a second by one worker, four of two by the other: 16 tokens in 8 s.
+    done = [(0, measured(each, 0.5)) for each in shards[:12]] + [(1, measured(each, 2.0)) for each in shards[12:]]
+    found = put_together(scoring("text"), scoring("text").task, done)
+    assert found.metrics["score_tokens_per_sec"] == 2.0
+    assert found.texts["shards.txt"].splitlines()[:2] == [
+        "shard\tworker\tnode\ttokens\tseconds",
+        "1\t1\t\t1\t0.500",
+    ]
+
+
+def test_where_it_was_scored_and_what_each_worker_warns_of_is_said_once():
+    shards = shards_of(scoring("text"), scoring("text").task, 16)
+    done = [
+        (
+            each.task.number % 2,
+            measured(each, tags={"node": "ab"[each.task.number % 2]}, warnings=("random",)),
+        )
+        for each in shards
+    ]
+    found = put_together(scoring("text"), scoring("text").task, done)
+    assert found.tags["node"] == "a, b"
+    assert found.warnings == ("random",)
+
+
+def test_a_lost_shard_is_done_again_and_no_other():
+    losses = [3]
+
+    def behave(worker, shard):
+        return lost(shard) if shard.task.number in losses and losses.pop() else measured(shard)
+
+    fake = Fake(behave)
+    events = run(fake)
+    assert isinstance(outcome(events), Measurement)
+    numbers = [number for _, number in fake.asked]
+    assert sorted(numbers) == sorted([*range(16), 3])
+    assert "  text [shard 4/16]: the worker was killed; it is scored again" in [
+        each.text for each in events if isinstance(each, Log)
+    ]
+
+
+def test_a_shard_that_is_lost_each_time_is_the_failure_of_all():
+    fake = Fake(lambda worker, shard: lost(shard) if shard.task.number == 3 else measured(shard))
+    found = outcome(run(fake))
+    assert (found.kind, found.reason) == ("killed", "shard 4/16: lost 3 times: the worker was killed")
+    assert found.scenario == scoring("text", workers=2)
+    assert [number for _, number in fake.asked].count(3) == 3
+
+
+def test_what_another_worker_would_fail_at_too_is_not_tried_again():
+    fake = Fake(lambda worker, shard: lost(shard, "non_finite"), all_at_once=False)
+    found = outcome(run(fake))
+    assert (found.kind, found.reason[-23:]) == ("non_finite", ": the worker was killed")
+    assert len(fake.asked) <= 2, "no further shard is begun"
+
+
+def test_workers_of_different_weights_make_no_figure():
+    tags = [{"weights_digest": "a"}, {"weights_digest": "b"}]
+    found = outcome(run(Fake(lambda worker, shard: measured(shard, tags=tags[shard.task.number % 2]))))
+    assert isinstance(found, Failure)
+    assert "workers loaded different models" in found.reason
+
+
+def test_a_worker_that_loads_anew_each_time_gets_its_share_at_once():
+    fake = Fake(lambda worker, shard: measured(shard), all_at_once=True)
+    run(fake)
+    mine = [number for worker, number in fake.asked if worker == 0]
+    assert len(mine) == EACH
+    assert mine == list(range(mine[0], mine[0] + EACH))
+
+
+def test_a_signal_stops_all_workers_and_what_is_lost_with_them_is_not_begun_again():
+    fake = Fake(None)
+
+    def behave(worker, shard):
+        assert fake.stopped.wait(HANG_S)
+        return lost(shard)
+
+    fake.behave = behave
+
+    def take(event):
+        if isinstance(event, Progress):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_scenarios(fake, (scoring("text", workers=2),), take)
+    assert len(fake.asked) == 2
+
+
+def test_what_one_worker_is_asked_for_is_no_matter_of_shards():
+    fake = Fake(None)
+    assert run(fake, generating("timed"), scoring("text")) == []
+    assert fake.alone == ["timed", "text"]
+
+
+def test_how_many_workers_score_is_asked_and_one_is_what_it_was_before():
+    alone, two = scoring("text"), scoring("text", workers=2)
+    assert alone.scenario_id != two.scenario_id
+    assert alone.scenario_id == "3b35f60a00ab56fe"
+    works = [workload_id(each.task, "d") for each in (alone, two, *shards_of(two, two.task, 2))]
+    assert len(set(works)) == 1, "it is resumed, and compared with what one worker scored"
+
+
+@pytest.mark.parametrize("part", [None, Compared(1, "t", {0: RowSums(1.0, 1.0, 0.1, 0.3, 1)}, 0.5)])
+def test_a_part_crosses_the_border_of_a_process(part):
+    (shard, *_) = shards_of(scoring("text"), scoring("text").task, 16)
+    event = measured(shard)
+    event = replace(event, part=part or event.part)
+    assert event_from_json(json.loads(json.dumps(event_to_json(event)))) == event
+
+
+def test_one_process_says_that_it_has_one_worker():
+    load = lambda variant: ScriptedEngine(FakeClock(), Script(1.0, 1.0))  # noqa: E731
+    events = run(InlineExecutor(load), scoring("text", workers=2, max_length=32))
+    assert isinstance(outcome(events), Measurement)
+    assert "workers" not in outcome(events).facts
+    assert any("one worker" in each.text for each in events if isinstance(each, Warn))
+
+
+@pytest.mark.slow(5)
+def test_two_real_workers_score_what_one_does_although_one_is_killed():
+    """To the last digit: each batch is computed as a single worker computes it."""
+    asked = scoring("text", max_length=48, batch_size=1, workers=2)
+    started, deaths, whole, killed = [], [], [], []
+
+    class Seen(ForkedWorker):
+        def __init__(self, *args):
+            super().__init__(*args)
+            started.append(self)
+
+        def receive(self, seconds):
+            message = super().receive(seconds)
+            if "batch 1/" in json.dumps(message) and deaths:
+                deaths.clear()
+                os.kill(self.pid, signal.SIGKILL)
+            return message
+
+    executor = ProcessExecutor(start=Seen)
+    try:
+        run_scenarios(executor, (asked,), whole.append)
+        # The workers, and their model, serve the next text.
+        run_scenarios(executor, (scoring("other", max_length=32, workers=2),), [].append)
+        # The first one answered what machine this is.
+        assert len(started) == 3
+        deaths.append("one")
+        run_scenarios(executor, (asked,), killed.append)
+        assert len(started) == 4
+    finally:
+        executor.close()
+    alone = outcome(run(InlineExecutor(), replace(asked, task=replace(asked.task, workers=1))))
+    exact = [
+        name for name in alone.metrics if name.startswith(("loss", "perplexity", "bits", "word", "tokens", "bytes"))
+    ]
+    assert len(exact) > 6
+    for events in (whole, killed):
+        found = outcome(events)
+        assert isinstance(found, Measurement), found
+        assert {name: found.metrics[name] for name in exact} == {name: alone.metrics[name] for name in exact}
+        assert found.series["batch_loss"] == alone.series["batch_loss"]
+        assert found.facts["scored_tokens_digest"] == alone.facts["scored_tokens_digest"]
+        assert found.facts["workers"] == 2
+    assert not any(each.lives() for each in started)
+
+
+NOISY = Variant("fine", backend="noisy", device="cpu")
+
+
+@pytest.mark.slow(2)
+@pytest.mark.usefixtures("_stays_at_the_terminal")
+def test_ctrl_c_while_real_workers_score_ends_them_and_that_text_alone_is_scored_again(
+    noisy_backend, tracker, uri, console, monkeypatch
+):
+    """Scenarios that had ended are tracked; of the text that was being scored nothing is, and resuming scores all of it.
+
+    Both texts are scored by the same two workers, which load their model once.
+    """
+    monkeypatch.syspath_prepend(noisy_backend.with_name("site"))  # the driver knows the backend, too
+
+    class Scripted(ProcessExecutor):
+        def identify(self, scenario):
+            return {}
+
+    started = []
+
+    class Interrupting(ForkedWorker):
+        def __init__(self, *args):
+            super().__init__(*args)
+            started.append(self)
+
+        def receive(self, seconds):
+            message = super().receive(seconds)
+            text = json.dumps(message)
+            if "other [shard" in text and "batch 1/" in text:
+                os.kill(os.getpid(), signal.SIGINT)
+                while self.lives():
+                    time.sleep(0.01)
+            return message
+
+    texts = [scoring(name, NOISY, max_length=length, workers=2) for name, length in (("one", 32), ("other", 48))]
+    experiment = Experiment("texts", "How surprising?", tuple(texts), lambda runs, series: {}, lambda runs: [])
+    first = Scripted(start=Interrupting)
+    with pytest.raises(KeyboardInterrupt), signals_end():
+        run_study(experiment, tracker=tracker, executor=first, console=console)
+    assert not any(each.lives() for each in started)
+    assert len(noisy_backend.read_text().splitlines()) == 2
+    assert not [each for each in threading.enumerate() if each.name.startswith("llmtrack-shards")]
+    assert sorted(runs(tracking_uri=uri)["scenario"]) == ["one"]
+    assert list(studies(tracking_uri=uri)["outcome"]) == ["killed"]
+    second = Scripted(start=ForkedWorker)
+    try:
+        result = run_study(experiment, tracker=tracker, executor=second, console=console, resume=True)
+    finally:
+        second.close()
+    assert (result.measured, result.exit_code) == (1, 0)
+    assert sorted(runs(tracking_uri=uri)["scenario"]) == ["one", "other"]

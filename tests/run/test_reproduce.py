@@ -1,0 +1,190 @@
+"""The lines that run a model as a run did do run it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+import llmtrack
+from experiments import baseline
+from llmtrack.cli import main
+from llmtrack.engines.text import chat_text
+from llmtrack.errors import UsageError
+from llmtrack.host.console import shown
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.reproduce import (
+    PROMPT,
+    as_loaded,
+    command_line,
+    python_lines,
+    reproduce_command,
+    resolved_as,
+    run_settings,
+    variant_of,
+)
+from llmtrack.run.study.study import run_study
+from llmtrack.spec.scenario import Variant
+from llmtrack.spec.task import GenerateTask
+from llmtrack.tracked.run import Run
+
+VARIANT = Variant("synthetic:tiny", device="cpu", dtype="bfloat16", options=(("threads", 1),))
+TASK = GenerateTask(("a",), max_new_tokens=3, use_cache=False)
+
+
+TOLD = {
+    "model": "synthetic:tiny",
+    "backend": "torch",
+    "device_requested": "cpu",
+    "dtype_requested": "bfloat16",
+    "quantization": "none",
+    "threads": 1,
+    "max_new_tokens": 3,
+    "use_cache": False,
+    "batch_size": 1,
+}
+RUN = Run("id", params=TOLD)
+
+
+def run_of(**params) -> Run:
+    return replace(RUN, params={**TOLD, **params})
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize(
+    "task", [TASK, replace(TASK, use_cache=True, batch_size=3, pad_to_multiple=16)], ids=["one", "batch"]
+)
+def test_the_python_lines_and_the_command_say_the_same_text(task, capsys):
+    exec(python_lines(VARIANT, task), {})
+    printed = capsys.readouterr().out
+    program, *words = shlex.split(command_line(VARIANT, task))
+    assert program == "llmtrack"
+    said = CliRunner().invoke(main, words, catch_exceptions=False)
+    assert said.exit_code == 0
+    assert printed.strip()
+    assert said.stdout == shown(printed)
+
+
+def test_the_files_say_which_weights_were_measured():
+    pinned = replace(VARIANT, model="org/name", revision="abc")
+    assert resolved_as(pinned, {"weights_digest": "safetensors:12"}) == (
+        "# measured with org/name, revision abc, safetensors:12\n"
+    )
+    assert resolved_as(VARIANT, {}) == "# measured with synthetic:tiny\n"
+
+
+def test_a_tracked_run_tells_the_variant_that_it_measured():
+    assert variant_of(RUN) == VARIANT
+    command, *lines = reproduce_command(RUN)
+    assert command == command_line(VARIANT, TASK)
+    assert lines == python_lines(VARIANT, TASK).splitlines()
+
+
+def test_a_run_of_batches_is_run_in_batches():
+    command, *lines = reproduce_command(run_of(batch_size=4, pad_to_multiple=16))
+    assert command.count(PROMPT) == 4
+    assert "--pad-to-multiple 16" in command
+    assert f"generate_texts(engine, [{PROMPT!r}] * 4," in lines[-1]
+    assert "pad_to_multiple=16" in lines[-1]
+
+
+@pytest.mark.slow(4)
+@pytest.mark.usefixtures("_known_bandwidth", "steady_repeats")
+def test_the_lines_that_recommend_prints_of_a_tracked_run_run_the_model(tracker, uri, console, capsys, monkeypatch):
+    monkeypatch.setattr("llmtrack.report.study.write_report", lambda *of, **how: {})
+    asked = baseline.Config(
+        model="synthetic:tiny",
+        device="cpu",
+        dtype="bfloat16",
+        threads=1,
+        max_new_tokens=3,
+        warmup=0,
+        min_repeats=2,
+        min_seconds=0.0,
+        max_seconds=0.1,
+    )
+    experiment = replace(baseline.build(asked), plots=lambda runs, series: {})
+    run_study(experiment, tracker=tracker, executor=InlineExecutor(), console=console)
+    told = CliRunner().invoke(main, ["recommend", "--tracking-uri", uri], catch_exceptions=False)
+    assert told.exit_code == 0
+    how = told.stdout.partition("To run it that way:\n")[2]
+    lines = [line[2:] for line in how.splitlines() if line.startswith("  ") or not line]
+    command, program = lines[0], "\n".join(lines[1:])
+    assert "--dtype bfloat16 --option threads=1" in command
+    capsys.readouterr()
+    exec(program, {})
+    printed = capsys.readouterr().out
+    words = shlex.split(command)
+    said = CliRunner().invoke(main, words[words.index("llmtrack") + 1 :], catch_exceptions=False)
+    assert said.exit_code == 0
+    assert said.stdout == shown(printed)
+    assert printed.strip()
+
+
+def test_a_recipe_keeps_the_options_that_are_not_its_defaults():
+    asked = {"backend": "onnx", "dtype_requested": "float32", "quantization": "int8-weight-only"}
+    run = run_of(**asked, block_size=128, threads=2)
+    assert dict(variant_of(run).options) == {"block_size": 128, "threads": 2}
+
+
+def test_a_run_that_generated_nothing_or_whose_backend_is_gone_has_no_such_lines():
+    told = {name: value for name, value in TOLD.items() if name != "max_new_tokens"}
+    assert reproduce_command(Run("id", params=told)) == []
+    assert reproduce_command(run_of(backend="gone")) == []
+
+
+def test_a_prompt_without_tokens_and_an_unknown_option_are_refused_in_one_line():
+    for words, why in (
+        (["generate", "--model", "synthetic:tiny", "--option", "colour=red", "a"], "takes no option"),
+        (["generate", "--model", "nowhere:x", "a"], "error"),
+        (["generate", "--model", "synthetic:tiny", "--chat", "a"], "no chat template"),
+    ):
+        said = CliRunner().invoke(main, words)
+        assert said.exit_code == 2
+        assert why in said.output
+
+
+def test_messages_are_put_to_a_model_by_its_chat_template():
+    engine = llmtrack.load_engine("synthetic:tiny", device="cpu")
+    engine.tokenizer.chat_template = (
+        "{% for each in messages %}{% if each.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+        "<{{ each.role }}>{{ each.content }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    text = "<system>Be brief.<user>Hello<assistant>"
+    assert chat_text(engine, messages) == text
+    assert llmtrack.generate_text(engine, messages, 4) == llmtrack.generate_text(engine, text, 4) != ""
+    with pytest.raises(UsageError, match="the chat template refuses these messages: no tools here"):
+        chat_text(engine, [{"role": "tool", "content": "x"}])
+    for wrong in ([{"content": "x"}], [*messages, "x"], [3]):
+        with pytest.raises(UsageError, match="a message is"):
+            chat_text(engine, wrong)
+
+
+def test_the_lines_name_the_model_that_was_loaded_and_not_the_list_that_was_asked_for():
+    run = run_of(model="org/gone,org/there", model_id="org/there", revision="0123abc")
+    command, *lines = reproduce_command(run)
+    assert "--model org/there --revision 0123abc" in command
+    assert "org/gone" not in "\n".join([command, *lines])
+    asked = Variant("org/gone,packaged:smollm2")
+    assert as_loaded(asked, {"model_id": "packaged:smollm2"}).model == "packaged:smollm2"
+    assert as_loaded(asked, {}) == asked
+
+
+def test_environment_variables_that_were_set_are_part_of_the_lines():
+    run = replace(RUN, environment={"omp_num_threads": "2", "weights_digest": "safetensors:ab"})
+    command, *lines = reproduce_command(run)
+    assert command.startswith("env OMP_NUM_THREADS=2 llmtrack generate ")
+    assert lines[:3] == ["import os", "", "os.environ.update({'OMP_NUM_THREADS': '2'})"]
+    assert run_settings(run) == ["weights: safetensors:ab", "threads: 1", "OMP_NUM_THREADS=2"]
+
+
+def test_random_weights_are_warned_of_wherever_a_model_is_loaded_by_name():
+    with pytest.warns(UserWarning, match="synthetic:tiny has random weights"):
+        llmtrack.load_engine("synthetic:tiny", device="cpu").close()
+    said = CliRunner().invoke(main, ["generate", "--model", "synthetic:tiny", "--max-new-tokens", "2", "a"])
+    assert said.exit_code == 0
+    assert said.stderr.count("random weights") == 1
+    assert "random" not in said.stdout

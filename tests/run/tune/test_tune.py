@@ -1,0 +1,247 @@
+"""Tuning on scripted engines of known speed and quality: the best that keeps to the bounds is found, tracked and claimed afresh."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from experiments import tune
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import UsageError
+from llmtrack.quality.corpora import load_corpus
+from llmtrack.report import study as report_of_study
+from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.executors.pool import Pool
+from llmtrack.run.tune.search_space import Candidate, Space
+from llmtrack.run.tune.trials import Asked, parts_of
+from llmtrack.run.tune.tune import NOT_PROVEN, run_tune
+from llmtrack.spec.scenario import Variant
+from llmtrack.spec.task import GenerateTask, PerplexityTask
+from llmtrack.tracking.aliases import run_of_alias
+from llmtrack.tracking.artifacts import artifact_text, raw_samples
+from llmtrack.tracking.query import runs
+from llmtrack.tracking.source import Source
+
+TASK = GenerateTask(("abc",), max_new_tokens=5)
+# Seconds a step, nats a token, and seconds to load, by quantization.
+WAYS = {
+    "none": (0.1, 1.0, 1.0),
+    "small": (0.05, 1.002, 2.0),
+    "lossy": (0.02, 1.5, 2.0),
+    "slow": (0.3, 1.0, 1.0),
+}
+
+
+SHORT = replace(load_corpus("builtin"), texts=tuple(text[:40] for text in load_corpus("builtin").texts[:12]))
+
+
+@dataclass
+class Machine:
+    """Loads scripted engines, and counts what it is asked."""
+
+    ways: dict[str, tuple[float, float, float]]
+    noise: float = 0.01
+    clock: FakeClock = field(default_factory=FakeClock)
+    loaded: list[str] = field(default_factory=list)
+    scored: list[str] = field(default_factory=list)
+    stop_after: int = 10**9
+    calls: int = 0
+
+    def load(self, variant: Variant) -> ScriptedEngine:
+        step, nll, loading = self.ways[variant.quantization]
+        if step <= 0:
+            raise MemoryError("too large")
+        self.loaded.append(variant.quantization)
+        self.clock.advance(loading)
+        generator = random.Random(len(self.loaded))
+        scripts = [
+            Script(step * factor, step * factor)
+            for factor in (generator.lognormvariate(0, self.noise) for _ in range(300))
+        ]
+        machine = self
+
+        class Engine(ScriptedEngine):
+            def generate(self, request, on_step):
+                machine.calls += 1
+                if machine.calls > machine.stop_after:
+                    raise KeyboardInterrupt
+                return super().generate(request, on_step)
+
+            def score(self, input_ids, attention_mask, scored=None):
+                if scored is None and len(input_ids) > 0 and input_ids.shape[1] > 5:
+                    machine.scored.append(variant.quantization)
+                self.clock.advance(0.1)
+                return super().score(input_ids, attention_mask, scored)
+
+        return Engine(self.clock, *scripts, nll=nll)
+
+    def pool(self) -> Pool:
+        return Pool(lambda: InlineExecutor(self.load, self.clock), is_full=lambda: False)
+
+
+def space(ways=WAYS) -> Space:
+    candidates = tuple(
+        Candidate(name, Variant(model="synthetic:tiny", device="cpu", quantization=name), TASK, number)
+        for number, name in enumerate(ways)
+    )
+    return Space(candidates, (("absent", "not installed"),))
+
+
+@pytest.fixture
+def go(tracker, console, monkeypatch, _known_bandwidth):
+    def tuned(machine, seconds=600.0, resume=False, ways=None, **asked):
+        given = {
+            "corpus": SHORT,
+            "scoring": PerplexityTask(),
+            "most_perplexity": 1.01,
+            **asked,
+        }
+        return run_tune(
+            replace(tune.build(tune.Config()), plots=lambda runs, series: {}),
+            space(ways or machine.ways),
+            Asked("decode_tokens_per_sec", seconds, **given),
+            tracker=tracker,
+            pool=machine.pool(),
+            console=console,
+            resume=resume,
+            clock=machine.clock,
+        )
+
+    return tuned
+
+
+@pytest.fixture
+def _no_pictures(monkeypatch):
+    """Of tests that look at no file of the report."""
+    monkeypatch.setattr(report_of_study, "write_report", lambda *of, **how: {})
+
+
+def places(uri):
+    tracked = runs(tracking_uri=uri)
+    place, why = (dict(zip(tracked["scenario"], tracked[key], strict=True)) for key in ("race_place", "race_reason"))
+    return place, why
+
+
+@pytest.mark.slow(4)
+def test_the_fastest_that_keeps_to_the_bound_wins_and_each_of_the_others_says_why_not(go, uri, console):
+    machine = Machine({**WAYS, "huge": (0.0, 1.0, 0.0)})
+    result = go(machine)
+    # What cannot be loaded is a failed run, and the race goes on.
+    assert result.exit_code == 0
+    place, why = places(uri)
+    assert place == {**dict.fromkeys(machine.ways, "dropped"), "small": "winner"}
+    assert not result.exit_code
+    assert "perplexity" in why["lossy"]
+    assert "over +1.0%" in why["lossy"]
+    assert why["none"].startswith("measured afresh: small is faster:")
+    assert "x as good" in why["slow"]
+    # What is hopeless is scored by nobody, and what has been told is scored no further.
+    assert "slow" not in machine.scored
+    answer = result.reading[0]
+    assert answer.startswith("Run small for scripted on cpu: 2.0")
+    assert "of none at +" in answer
+    assert "left out: absent: not installed" in console.file.getvalue()
+    assert machine.clock.now <= 1.1 * 600
+    # Both are loaded anew for the claim, which is made from what was measured then.
+    assert machine.loaded.count("small") == machine.loaded.count("none") == 2
+    tracked = runs(tracking_uri=uri).set_index("scenario")
+    assert tracked.loc["huge", "status"] == "FAILED"
+    for name in ("none", "small"):
+        run_id = tracked.loc[name, "run_id"]
+        held = json.loads(artifact_text(run_id, "race.json", uri))
+        assert raw_samples(run_id, uri)["decode_tokens_per_sec"] == pytest.approx(held["fresh"])
+        assert 5 <= len(held["fresh"]) <= 12
+    champion = run_of_alias(Source(uri), "champion")
+    assert champion == tracked.loc["small", "run_id"]
+    assert "quantization='small'" in artifact_text(champion, "run_it.py", uri)
+    assert artifact_text(champion, "run_it.py", uri).startswith("# measured with scripted")
+    assert "--quantization small" in artifact_text(champion, "run_it.sh", uri)
+    drawn = tune.plots(runs(tracking_uri=uri), lambda run_id, name: [])
+    assert list(drawn) == ["pareto"]
+
+
+@pytest.mark.slow(2)
+@pytest.mark.usefixtures("_no_pictures")
+def test_where_nothing_is_better_the_baseline_is_recommended_and_what_is_equal_is_named(go, uri):
+    result = go(Machine({"none": (0.1, 1.0, 1.0), "same": (0.1, 1.0, 1.0), "slow": (0.3, 1.0, 1.0)}))
+    place, _ = places(uri)
+    assert place == {"none": "winner", "same": "equal", "slow": "dropped"}
+    assert "nothing that keeps to the limits was found to be better" in result.reading[0]
+    assert "same; none is the simpler one" in result.reading[1]
+
+
+@pytest.mark.slow(2)
+@pytest.mark.usefixtures("_no_pictures")
+def test_limits_are_kept_and_without_a_bound_the_fastest_wins_whatever_its_quality(go, uri):
+    go(Machine(WAYS), limits={"time_to_first_token_ms": 60.0}, most_perplexity=None)
+    place, why = places(uri)
+    assert place["lossy"] == "winner"
+    assert "time_to_first_token_ms" in why["none"]
+    assert "is over 60" in why["none"]
+
+
+@pytest.mark.slow(1)
+@pytest.mark.usefixtures("_no_pictures")
+def test_a_short_budget_is_kept_and_what_it_left_out_is_said(go, uri):
+    machine = Machine({name: (step, nll, 20.0) for name, (step, nll, _) in WAYS.items()})
+    result = go(machine, seconds=70.0)
+    # What measures in this process cannot be cut short: one load of 20 s may end late.
+    assert machine.clock.now <= 90.0
+    place, why = places(uri)
+    assert set(place.values()) <= {"unproven", "equal", "dropped", "open"}
+    assert result.exit_code == NOT_PROVEN
+    assert "use budget=" in next(why[name] for name in place if place[name] == "unproven")
+    with pytest.raises(UsageError, match="no run has the alias"):
+        run_of_alias(Source(uri), "champion")
+
+
+@pytest.mark.slow(6)
+@pytest.mark.usefixtures("_no_pictures")
+def test_one_that_was_interrupted_keeps_what_it_has_and_goes_on_by_the_same_command(go, uri):
+    whole = Machine(WAYS)
+    go(whole)
+    stopped = Machine(WAYS, stop_after=20)
+    with pytest.raises(KeyboardInterrupt):
+        go(stopped)
+    tracked = runs(tracking_uri=uri)
+    latest = tracked[tracked["study_id"] == tracked["study_id"].iloc[0]]
+    assert set(latest["race_place"]) <= {"open", "dropped"}
+    assert latest["decode_tokens_per_sec"].notna().sum() >= 3
+    again = Machine(WAYS)
+    result = go(again, resume=True, start=4.0)  # which differs each time
+    assert result.reading[0].startswith("Run small")
+    # Only what it was killed in is done twice, and what has to be warm again.
+    assert again.calls <= whole.calls - stopped.stop_after + 3
+
+
+@pytest.mark.slow(3)
+@pytest.mark.usefixtures("_no_pictures")
+def test_what_another_one_is_at_is_not_resumed(go, uri):
+    refused = []
+
+    class Twice(Machine):
+        def load(self, variant):
+            if not refused:
+                refused.append("")
+                try:
+                    go(Machine(WAYS), resume=True, start=4.0)
+                except UsageError as error:
+                    refused.append(str(error))
+            return super().load(variant)
+
+    assert go(Twice(WAYS)).reading[0].startswith("Run small")
+    assert f"process {os.getpid()} measures this very study already" in refused[1]
+    assert len(runs(kind="study", tracking_uri=uri)) == 1
+
+
+def test_parts_hold_each_text_once_and_are_of_about_the_same_length():
+    corpus = load_corpus("builtin")
+    parts = parts_of(corpus)
+    assert sorted(text for part in parts for text in part) == sorted(corpus.texts)
+    lengths = [sum(map(len, part)) for part in parts]
+    assert max(lengths) - min(lengths) <= max(map(len, corpus.texts))
+    assert parts_of(replace(corpus, texts=("text",))) == [["text"]]

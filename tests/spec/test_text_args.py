@@ -1,0 +1,113 @@
+"""What a program gives where something else is meant ends in one line, and a text alone is never taken for its characters."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import llmtrack
+from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
+from llmtrack.errors import LlmtrackError, UsageError
+from llmtrack.spec.parameter import Option, Parameter, whole_number
+from llmtrack.spec.text_args import one_text, text_or_none, texts
+from llmtrack.tracking.filters import Wanted
+
+NO_TEXTS = [3, 2.5, float("nan"), True, b"x", ["x"], ("a", "b"), {"a": 1}, object(), pd.NA]
+
+
+def named(value):
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("value", [None, *NO_TEXTS], ids=named)
+def test_what_is_no_text_is_called_what_it_is(value):
+    with pytest.raises(UsageError, match=f"is a {named(value)}: give a text"):
+        one_text("model", value)
+    with pytest.raises(UsageError):
+        texts("prompt", [value])
+
+
+def test_texts_and_paths_are_texts():
+    assert one_text("model", Path("/a/b")) == "/a/b"
+    assert (text_or_none("study", None), text_or_none("study", "a")) == (None, "a")
+    assert texts("prompt", "abc") == ("abc",)
+    assert texts("prompt", (each for each in "abc")) == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("value", [None, *NO_TEXTS], ids=named)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda value: llmtrack.run(value),
+        lambda value: llmtrack.run("baseline", model=value),
+        lambda value: llmtrack.load_engine(value),
+        lambda value: llmtrack.load_engine("synthetic:tiny", device=value),
+        lambda value: llmtrack.load_engine("synthetic:tiny", backend=value),
+        lambda value: llmtrack.load_corpus(value),
+        lambda value: llmtrack.report(value),
+        lambda value: llmtrack.measurements(value),
+    ],
+    ids=["run", "model", "engine", "device", "backend", "corpus", "report", "measurements"],
+)
+def test_every_door_refuses_what_is_no_text_in_a_line(call, value):
+    with pytest.raises(UsageError) as caught:
+        call(value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["experiment", "study_id", "model", "kind", "search", "status"])
+def test_a_query_refuses_what_is_no_text(name):
+    for value in NO_TEXTS:
+        with pytest.raises(UsageError):
+            Wanted(**{name: value})
+
+
+@pytest.mark.parametrize("moment", [3, float("nan"), pd.NaT, "yesterday", datetime.time()], ids=str)
+def test_what_is_no_time_is_refused(moment):
+    with pytest.raises(UsageError, match="is not a time"):
+        Wanted(since=moment).filters()
+
+
+@pytest.mark.parametrize("tags", [["a"], "a", {3: "x"}])
+def test_tags_that_are_none_are_refused(tags):
+    with pytest.raises(UsageError, match="no texts by their keys"):
+        Wanted(tags=tags)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "x", True, None, [3], torch.tensor([3, 4])], ids=str)
+def test_what_is_no_number_of_tokens_is_refused(value):
+    with pytest.raises(UsageError, match="max_new_tokens"):
+        whole_number("max_new_tokens", value)
+    engine = ScriptedEngine(FakeClock(), Script(1.0, 1.0))
+    for call in (llmtrack.generate_texts, llmtrack.time_generate):
+        with pytest.raises(LlmtrackError, match="max_new_tokens"):
+            call(engine, ["abc"], value)
+
+
+def test_numbers_of_other_libraries_are_numbers():
+    assert whole_number("max_new_tokens", torch.tensor(3)) == 3
+    assert whole_number("max_new_tokens", "3") == 3
+
+
+def test_no_prompt_is_refused_and_one_is_one():
+    engine = ScriptedEngine(FakeClock(), Script(1.0, 1.0))
+    with pytest.raises(UsageError, match="there is no prompt"):
+        llmtrack.time_generate(engine, [])
+    assert len(llmtrack.generate_texts(engine, "abc", 2)) == 1
+
+
+def test_a_parameter_that_is_read_takes_what_its_reader_knows():
+    dtype = Parameter("dtype", str, False, False, "", Option("", read=lambda text: text.removeprefix("torch.")))
+    assert dtype.accept(torch.float32) == "float32"
+
+
+@pytest.mark.parametrize("alpha", [0, 1, 7, -0.1, float("nan"), "x", None])
+def test_a_chance_that_is_none_is_refused(alpha):
+    from llmtrack.decide.comparing import compare_pairs
+
+    with pytest.raises(UsageError, match="alpha"):
+        compare_pairs([], [], alpha=alpha)
