@@ -5,53 +5,32 @@ from __future__ import annotations
 from llmtrack.metrics.entry import Tag
 from llmtrack.metrics.names import ASKED_TAG
 
+# A row each, however long.
+# fmt: off
 TAGS: tuple[Tag, ...] = (
-    Tag(
-        "llmtrack.kind",
-        "`study` (one execution of an experiment) or `scenario` (one measured cell); `set_aside`: a cell's run that was disturbed and remeasured, which nothing else shows",
-    ),
+    Tag("llmtrack.kind", "`study` (one execution of an experiment) or `scenario` (one measured cell); `set_aside`: a cell's run that was disturbed and remeasured, which nothing else shows"),
     Tag("llmtrack.experiment", "name of the llmtrack experiment"),
     Tag("llmtrack.study_id", "ties the scenario runs of a study together"),
     Tag("llmtrack.suite_id", "ties the studies of one suite together"),
     Tag("llmtrack.scenario", "name of the scenario"),
     Tag("llmtrack.baseline", "`true` for the scenario that the others of its study are compared with"),
     Tag("llmtrack.outcome", "`finished`, `failed`, `killed` or `same_as`; `mlflow run` does not overwrite it"),
-    Tag(
-        "llmtrack.process",
-        "machine, its start, process id and start of the process that writes the run: by it a run that was left RUNNING is closed",
-    ),
-    Tag(
-        "llmtrack.work",
-        "digest of all that a study measures and where: `resume=true` refuses what another process of the machine is at",
-    ),
+    Tag("llmtrack.process", "machine, its start, process id and start of the process that writes the run: by it a run that was left RUNNING is closed"),
+    Tag("llmtrack.work", "digest of all that a study measures and where: `resume=true` refuses what another process of the machine is at"),
     Tag("llmtrack.failure", "kind of a failure, one word"),
     Tag("llmtrack.reason", "why a scenario failed, or was not measured twice, in one line"),
-    Tag(
-        "llmtrack.spread",
-        "JSON: of each sampled metric how its repeats lie; read back as `spread/METRIC.STAT`",
-    ),
-    Tag(
-        "llmtrack.warnings",
-        "findings about the quality of the measurement, one a line; of a study, what of its report could not be made",
-    ),
+    Tag("llmtrack.spread", "JSON: of each sampled metric how its repeats lie; read back as `spread/METRIC.STAT`"),
+    Tag("llmtrack.warnings", "findings about the quality of the measurement, one a line; of a study, what of its report could not be made"),
     Tag("llmtrack.same_as", "name of the scenario whose measurement also holds for this one"),
     Tag("llmtrack.scenario_id", "digest of what was asked"),
     Tag("llmtrack.workload_id", "digest of the prompts and lengths, or of the corpus and convention"),
     Tag("llmtrack.environment_id", "digest of what affects speed: hardware, versions, threads"),
-    Tag(
-        "llmtrack.environment",
-        "JSON: the facts of the environment and the model's digests, also the artifact `environment.json`; read back as `env.KEY`",
-    ),
+    Tag("llmtrack.environment", "JSON: the facts of the environment and the model's digests, also the artifact `environment.json`; read back as `env.KEY`"),
     Tag("llmtrack.record_id", "identity of the record that was pushed; no two runs have the same"),
     Tag("llmtrack.omitted", "what was shortened or left out to fit MLflow's limits"),
-    Tag(
-        "llmtrack.taken_over",
-        "runs of earlier studies that are this study's by `resume`, or by `same=reuse` of a suite: id to scenario and baseline",
-    ),
-    Tag(
-        ASKED_TAG,
-        "parameters of the experiment that are not as by default, as JSON: by these it is measured again",
-    ),
+    Tag("llmtrack.taken_over", "runs of earlier studies that are this study's by `resume`, or by `same=reuse` of a suite: id to scenario and baseline"),
+    Tag(ASKED_TAG, "parameters of the experiment that are not as by default, as JSON: by these it is measured again"),
     Tag("llmtrack.question", "the question that the experiment asks"),
     Tag("llmtrack.version", "version of llmtrack"),
 )
+# fmt: on
