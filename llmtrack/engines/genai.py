@@ -141,7 +141,7 @@ class GenaiEngine(HostEngine):
         import torch
 
         with told_by(RUNTIME):
-            generator = self._generator(1, len(ids) + 1, ignore_eos=True)
+            generator = self._generator(1, len(ids), ignore_eos=True)
             generator.append_tokens(np.array([ids], dtype=np.int32))
             return torch.from_numpy(np.array(generator.get_output("logits")[0], dtype=np.float32))
 
@@ -150,7 +150,7 @@ class GenaiEngine(HostEngine):
         import torch
 
         with told_by(RUNTIME):
-            generator = self._generator(1, len(ids) + 1, ignore_eos=True)
+            generator = self._generator(1, len(ids), ignore_eos=True)
             for part in (ids[:-1], ids[-1:]):
                 generator.append_tokens(np.array([part], dtype=np.int32))
             return torch.from_numpy(np.array(generator.get_output("logits")[0, -1], dtype=np.float32))

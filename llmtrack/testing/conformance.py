@@ -21,6 +21,8 @@ from llmtrack.testing import loops
 from llmtrack.testing.models import ending_model, spoiled_model
 
 SIDES = ("left", "right")
+LONGEST = 1024
+"""Tokens of the longest row that is scored here."""
 
 
 class EngineConformance:
@@ -258,6 +260,13 @@ class EngineConformance:
             logits = engine.next_token_logits(rows[0])
         assert logits.shape == (len(rows[0]), engine.info.vocab_size)
         assert (logits.dtype, logits.device.type) == (torch.float32, "cpu")
+
+    def test_a_row_that_fills_the_context_is_scored(self, engine: Engine) -> None:
+        """Nothing is generated behind it, so it needs no room there."""
+        length = min(engine.info.context_length or 0, LONGEST)
+        logits = engine.next_token_logits([1] * length) if length else torch.zeros(0)
+        assert len(logits) == length
+        assert torch.isfinite(logits).all()
 
     def test_a_model_that_computes_no_numbers_is_told(self, rows: tuple[tuple[int, ...], ...], tmp_path: Path) -> None:
         """Its engine refuses it, or shows logits that are no numbers: none may be made up."""
