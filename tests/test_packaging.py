@@ -67,7 +67,7 @@ assert code == 0 and "mlflow run project -e baseline" in output, output
 text = open("project/MLproject").read()
 assert "python -m llmtrack.experiments.baseline" in text and "python -m experiments." not in text
 assert "llmtrack" in open("project/conda.yaml").read().splitlines()[-1]
-from llmtrack.host.callable_package import named_experiment
+from llmtrack.host.entry_points import named_experiment
 assert named_experiment("suite").__name__ == "llmtrack.experiments.suite"
 assert told("init", "project")[0] == 2, "nothing is overwritten"
 print("all there")

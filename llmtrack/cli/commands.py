@@ -160,7 +160,7 @@ def run(ctx: click.Context, experiment: str, parameters: dict[str, str]) -> None
     """Run EXPERIMENT (baseline, precision, suite ...), from a checkout or an installed package, in any folder."""
     if ctx.args:
         raise UsageError(unexpected(ctx.args[0], "-P 'recipes=onnx/int4-hqq block_size=64'"))
-    from llmtrack.host.callable_package import named_experiment
+    from llmtrack.host.entry_points import named_experiment
     from llmtrack.run.notebook import near_names
 
     command = getattr(named_experiment(experiment), "main", None)

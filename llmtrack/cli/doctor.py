@@ -17,13 +17,13 @@ from importlib.metadata import EntryPoint
 from llmtrack.convert.environment import BuildEnvironment, pinned
 from llmtrack.engines.registry import BUILTIN, backends, load_variant
 from llmtrack.errors import ExtensionError, LlmtrackError, in_words
-from llmtrack.host.callable_package import experiment_of
 from llmtrack.host.entry_points import (
     ENGINE_POINTS,
     EXECUTOR_POINTS,
     EXPERIMENT_POINTS,
     RECIPE_POINTS,
     broken,
+    experiment_of,
     extensions,
     load_extension,
     title_of,

@@ -1,11 +1,19 @@
-"""Engines, recipes, executors and experiments of other packages: found by their entry points, and named in one line where they cannot be used."""
+"""Find what other packages bring by their entry points, and experiments by name; name in one line what cannot be used."""
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from llmtrack.errors import ExtensionError, in_words
+from llmtrack.version import FOLDER
+
+EXPERIMENTS = "experiments"
 
 ENGINE_POINTS, RECIPE_POINTS = "llmtrack.engines", "llmtrack.recipes"
 EXECUTOR_POINTS, EXPERIMENT_POINTS = "llmtrack.executors", "llmtrack.experiments"
@@ -53,3 +61,41 @@ def broken(point: EntryPoint, why: str) -> ExtensionError:
         f"{title_of(point)} ({point.value}{package}) cannot be used: {why.rstrip('.')}. Mend, update or uninstall that "
         "package, or use another one: see llmtrack doctor"
     )
+
+
+def named_experiment(name: str) -> ModuleType | None:
+    """Return the module of an experiment, or None if there is none of that name.
+
+    It is looked for in the checkout that llmtrack is part of, in `experiments/` of the folder where the program was
+    started, in the installed package (`llmtrack.experiments`), and among the entry points of other packages.
+
+    Raises:
+        ExtensionError: it is another package's, and cannot be used.
+    """
+    for folder in (FOLDER.parent, Path.cwd()):
+        if name.isidentifier() and (folder / EXPERIMENTS / f"{name}.py").is_file():
+            if str(folder) not in sys.path:
+                sys.path.append(str(folder))
+            return import_module(f"{EXPERIMENTS}.{name}")
+    installed = f"llmtrack.{EXPERIMENTS}"
+    if name.isidentifier() and find_spec(installed) and find_spec(f"{installed}.{name}"):
+        return import_module(f"{installed}.{name}")
+    for point in extensions(EXPERIMENT_POINTS):
+        if point.name == name:
+            return experiment_of(point)
+    return None
+
+
+def experiment_of(point: EntryPoint) -> ModuleType:
+    """Return the module of another package's experiment.
+
+    Raises:
+        ExtensionError: it cannot be used.
+    """
+    module = load_extension(point)
+    for needed in ("DECLARED", "main"):
+        if not isinstance(module, ModuleType) or not hasattr(module, needed):
+            raise broken(point, f"it is no module with {needed}")
+    if module.DECLARED.name != point.name:
+        raise broken(point, f"it declares an experiment of another name, {module.DECLARED.name}")
+    return module

@@ -17,8 +17,8 @@ from llmtrack.decide.matching import Pair, match
 from llmtrack.decide.verdicts import own_warnings, with_samples
 from llmtrack.decide.warned import grouped
 from llmtrack.errors import ExtensionError, UsageError
-from llmtrack.host.callable_package import named_experiment
 from llmtrack.host.console import emit
+from llmtrack.host.entry_points import named_experiment
 from llmtrack.host.words import plural
 from llmtrack.report.columns import (
     Further,

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from llmtrack.decide.verdicts import with_samples
 from llmtrack.experiment import Declaration, Experiment, draw_nothing
-from llmtrack.host.callable_package import EXPERIMENTS, named_experiment
 from llmtrack.host.console import make_folder
+from llmtrack.host.entry_points import EXPERIMENTS, named_experiment
 from llmtrack.metrics import SETTING_PREFIX
 from llmtrack.report.gather import Member
 from llmtrack.report.parts import Parts

@@ -17,9 +17,8 @@ from rich.console import Console
 
 from llmtrack.errors import TrackingError, UsageError, refused_by_system
 from llmtrack.experiment import Experiment
-from llmtrack.host.callable_package import named_experiment
 from llmtrack.host.console import console_of
-from llmtrack.host.entry_points import EXPERIMENT_POINTS, names_of
+from llmtrack.host.entry_points import EXPERIMENT_POINTS, named_experiment, names_of
 from llmtrack.report.formats import render
 from llmtrack.report.table import Table, summary_table
 from llmtrack.report.tasks import tables_by_task

@@ -14,7 +14,7 @@ import llmtrack
 from llmtrack.cli import doctor
 from llmtrack.cli import main as command
 from llmtrack.errors import ExtensionError, ScenarioError, UsageError
-from llmtrack.host.callable_package import named_experiment
+from llmtrack.host.entry_points import named_experiment
 from llmtrack.run import main as entry
 from llmtrack.run.executors.inline import Executor, InlineExecutor
 from llmtrack.run.settings import RunOptions

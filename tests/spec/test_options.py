@@ -12,7 +12,7 @@ import pytest
 
 from llmtrack.devices import canonical_dtype
 from llmtrack.errors import UsageError
-from llmtrack.run.flags import click_options
+from llmtrack.run.command import click_options
 from llmtrack.spec.options import Checked, Option, parameters, taken, tracked
 from llmtrack.spec.parameter import LARGEST, written
 
