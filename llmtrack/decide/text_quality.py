@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from llmtrack.decide.bounded import ComparedPart, Judgement, judge_bound, perplexity_ratio
 from llmtrack.decide.goal import PartScore
 from llmtrack.decide.significance import Ratio
+from llmtrack.decide.wording import change_text
 
 # Of a text, a bound is decided after about this share.
 _SCORED_SHARE = 0.7
@@ -79,10 +80,9 @@ class TextQuality:
     def over_the_bound(self, model: str) -> str:
         """Say by how much a model is over the bound."""
         assert self.most is not None
-        ratio = self.ratios[model]
         whole = self.scored(model) >= self.parts
-        interval = "" if whole else f" ({_change(ratio.low)} to {_change(ratio.high)})"
-        return f"perplexity {_change(ratio.value)}{interval} is over {float(f'{self.most - 1:+.3g}'):+.1%}"
+        change = change_text(self.ratios[model], interval=not whole)
+        return f"perplexity {change} is over {change_text(self.most)}"
 
     # --- what it takes
 
@@ -104,7 +104,3 @@ class TextQuality:
     def whole_s(self, model: str, usual: float) -> float:
         """Return the seconds that scoring all of the text by a model is expected to take."""
         return self.parts * self._part_s.get(model, self._part_s.get(self.reference, usual))
-
-
-def _change(ratio: float) -> str:
-    return f"{ratio - 1:+.2%}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
@@ -12,6 +13,8 @@ import psutil
 from llmtrack.host.machine import in_pid_namespace
 
 _TIMEOUT_S = 10
+WORKER = "llmtrack.worker.process"
+"""The module that worker processes run."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +65,26 @@ def cards() -> tuple[Card, ...]:
 
 
 def other_pids(pids: Iterable[int]) -> frozenset[int]:
-    """Return which of the processes that a driver lists are surely others than this one.
+    """Return which of the processes that a driver lists are surely others than this one and its study's workers.
 
     In a container a driver may tell the numbers of the machine, among which this process has another one. Where this
     process is listed the numbers are its own world's; otherwise only those of processes that are seen here tell of others.
     """
     listed, own = frozenset(pids), os.getpid()
-    if own in listed:
-        return listed - {own}
-    return frozenset() if in_pid_namespace() else frozenset(filter(psutil.pid_exists, listed))
+    if own not in listed:
+        listed = frozenset() if in_pid_namespace() else frozenset(filter(psutil.pid_exists, listed))
+    return frozenset(pid for pid in listed - {own} if not _works_for_our_study(pid))
+
+
+def _works_for_our_study(pid: int) -> bool:
+    """Return whether a process is a worker that this one's parent started, or was started by one.
+
+    Models that are measured in turn stay loaded in workers of their own, and wait while another one computes.
+    """
+    with suppress(psutil.Error):
+        process, study = psutil.Process(pid), os.getppid()
+        return any(each.ppid() == study and WORKER in each.cmdline() for each in (process, *process.parents()))
+    return False
 
 
 def capability() -> tuple[int, int] | None:

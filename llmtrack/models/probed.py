@@ -60,7 +60,7 @@ class Notes:
             ask: asks.
             worth: whether an answer may be kept.
         """
-        if not self._origin or not _known_packages(model):
+        if not self._origin or not _is_told_by_its_shape(model):
             return ask()
         note = folder() / f"{digest([probe, *self._origin, _shape(model), _machine(model.device), _code()])}.json"
         with suppress(OSError, ValueError):
@@ -79,8 +79,22 @@ def folder() -> Path:
     return cache_root() / "probes"
 
 
-def _known_packages(model: Any) -> bool:
-    return {type(each).__module__.partition(".")[0] for each in model.modules()} <= {*_PACKAGES}
+def _is_told_by_its_shape(model: Any) -> bool:
+    """Return whether all that the modules compute is code of known packages: their classes, hooks and replaced `forward`s."""
+    return all(
+        _package(code) in (*_PACKAGES, "llmtrack")
+        for each in model.modules()
+        for code in (
+            type(each),
+            *each._forward_hooks.values(),
+            *each._forward_pre_hooks.values(),
+            *([each.forward] if "forward" in vars(each) else ()),
+        )
+    )
+
+
+def _package(code: Any) -> str:
+    return str(getattr(code, "__module__", None)).partition(".")[0]
 
 
 def _shape(model: Any) -> str:

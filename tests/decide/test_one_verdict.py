@@ -205,7 +205,6 @@ ELSEWHERE = {
     "llmtrack/decide/wording.py": "writes them",
     "llmtrack/decide/rules.py": "says the limit as it was given",
     "llmtrack/decide/racing.py": "tune's own file",
-    "llmtrack/decide/tuning.py": "tune's own file",
     "llmtrack/run/tune/tune.py": "tune's own file",
     "experiments/tune.py": "tune's own file",
     "llmtrack/measure/statistics.py": "measures, and may import nothing of what decides",

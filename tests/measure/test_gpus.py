@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 
+import psutil
 import pytest
 import torch
 
 from llmtrack.host import machine as system
+from llmtrack.host.process_tree import kill_tree
 from llmtrack.measure import gpus, interference
 from llmtrack.measure.gpus import Card, card_of, cards, other_pids, visible_cards
 from llmtrack.measure.interference import gpu_warning
@@ -159,3 +162,27 @@ def test_pids_are_compared_within_one_world_only(monkeypatch, namespace, listed,
     pids = {OWN: os.getpid(), PARENT: os.getppid(), NOBODY: 2**22 + 1}
     monkeypatch.setattr(system, "pid_namespace", lambda: namespace)
     assert other_pids(pids[name] for name in listed) == {pids[name] for name in others}
+
+
+def test_workers_of_the_same_study_are_no_others(monkeypatch):
+    """Two processes of one parent: a worker, with what it started, and a stranger."""
+    wait = "import subprocess, sys, time; print('up', flush=True); time.sleep(600)"
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {wait!r}])"
+    commands = {
+        "worker": [sys.executable, "-c", start, gpus.WORKER, "1"],
+        "stranger": [sys.executable, "-c", wait],
+    }
+    started = {name: subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for name, command in commands.items()}
+    try:
+        assert [each.stdout.readline() for each in started.values()] == ["up\n", "up\n"]
+        (rank,) = psutil.Process(started["worker"].pid).children()
+        monkeypatch.setattr(os, "getppid", os.getpid)
+        monkeypatch.setattr(system, "pid_namespace", lambda: HOST)
+        monkeypatch.setattr(
+            os, "getpid", lambda: 1
+        )  # this process is the study, and asked as one of its workers would be
+        assert other_pids([1, rank.pid, *(each.pid for each in started.values())]) == {started["stranger"].pid}
+    finally:
+        for each in started.values():
+            kill_tree(each.pid)
+            each.wait()

@@ -23,7 +23,7 @@ from llmtrack.spec.scenario import Variant
 from llmtrack.spec.task import GenerateTask, PerplexityTask
 from llmtrack.tracking.aliases import run_of_alias
 from llmtrack.tracking.artifacts import artifact_text, raw_samples
-from llmtrack.tracking.query import runs
+from llmtrack.tracking.query import runs, tracked_runs
 from llmtrack.tracking.source import Source
 
 TASK = GenerateTask(("abc",), max_new_tokens=5)
@@ -136,7 +136,7 @@ def test_the_fastest_that_keeps_to_the_bound_wins_and_each_of_the_others_says_wh
     assert place == {**dict.fromkeys(machine.ways, "dropped"), "small": "winner"}
     assert not result.exit_code
     assert "perplexity" in why["lossy"]
-    assert "over +1.0%" in why["lossy"]
+    assert "is over +1 %" in why["lossy"]
     assert why["none"].startswith("measured afresh: small is faster:")
     assert "x as good" in why["slow"]
     # What is hopeless is scored by nobody, and what has been told is scored no further.
@@ -160,7 +160,7 @@ def test_the_fastest_that_keeps_to_the_bound_wins_and_each_of_the_others_says_wh
     assert "quantization='small'" in artifact_text(champion, "run_it.py", uri)
     assert artifact_text(champion, "run_it.py", uri).startswith("# measured with scripted")
     assert "--quantization small" in artifact_text(champion, "run_it.sh", uri)
-    drawn = tune.plots(runs(tracking_uri=uri), lambda run_id, name: [])
+    drawn = tune.plots(tracked_runs(tracking_uri=uri), lambda run_id, name: [])
     assert list(drawn) == ["pareto"]
 
 
