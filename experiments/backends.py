@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from experiments.prompts import BASE_TEXT
 from experiments.quantization import ALL, BASELINE, advise, named, parsed
-from llmtrack.decide.points import gather_points
+from llmtrack.decide.candidates import gather_points
 from llmtrack.engines.options import MOST_THREADS
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.host.packages import RUNTIMES, available, install, missing_modules

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from experiments.prompts import BASE_TEXT
 from llmtrack import metrics as schema
+from llmtrack.decide.candidates import Points
 from llmtrack.decide.pareto import pareto_front
-from llmtrack.decide.points import Points
 from llmtrack.decide.recommending import parse_percent, parse_size
 from llmtrack.decide.verdicts import tell
 from llmtrack.errors import UsageError

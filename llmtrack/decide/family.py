@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from llmtrack.decide.floor import with_floors
+from llmtrack.decide.noise_floor import with_floors
 from llmtrack.tracked.run import Family, Run
 from llmtrack.tracked.runs import Runs
 

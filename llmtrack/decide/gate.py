@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.comparing import Selection, as_runs, runs_of_pairs, with_samples_of
-from llmtrack.decide.floor import floor_of, say_floor
 from llmtrack.decide.matching import Pair, match
+from llmtrack.decide.noise_floor import floor_of, say_floor
 from llmtrack.decide.rules import Check, Rule, check_samples, check_values, decide, parse_rules
 from llmtrack.decide.significance import ALPHA
 from llmtrack.decide.verdicts import tell_pairs

@@ -53,7 +53,7 @@ def pareto_front(runs: Runs, respects: Sequence[str]) -> list[Standing]:
     """Return where each scenario stands, in the order of the runs.
 
     Each is compared with all others. Figures of a text are compared as they
-    stand: see `llmtrack.decide.points`, which leaves those of other texts out.
+    stand: see `llmtrack.decide.candidates`, which leaves those of other texts out.
 
     Args:
         runs: comparable ones, such as those of `gather_points`; their raw samples count if `with_samples` has added them.

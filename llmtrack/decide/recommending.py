@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from llmtrack import metrics as schema
+from llmtrack.decide.candidates import MEMORY, QUALITY, SPEED, Points, gather_points
 from llmtrack.decide.comparing import known_metric
 from llmtrack.decide.differences import Difference, in_figures
 from llmtrack.decide.family import in_context
-from llmtrack.decide.floor import say_floor
-from llmtrack.decide.points import MEMORY, QUALITY, SPEED, Points, gather_points
+from llmtrack.decide.noise_floor import say_floor
 from llmtrack.decide.verdicts import doubt, measure_more, score_command, tell
 from llmtrack.decide.warned import grouped
 from llmtrack.decide.wording import share_text

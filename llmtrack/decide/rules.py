@@ -11,7 +11,7 @@ from typing import Literal
 from llmtrack import metrics as schema
 from llmtrack.decide.comparing import known_metric
 from llmtrack.decide.differences import Verdict, comparison_text, sampled_ratio, too_few
-from llmtrack.decide.floor import floor_in_words, is_within
+from llmtrack.decide.noise_floor import floor_in_words, is_within
 from llmtrack.decide.significance import ALPHA, Ratio, holm, least_p, mann_whitney_p
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import read_number

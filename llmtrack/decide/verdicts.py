@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference, Verdict, difference, in_figures, judge
 from llmtrack.decide.family import comparisons, in_context
-from llmtrack.decide.floor import floor_in_words, floor_of, is_within, measured_there
+from llmtrack.decide.noise_floor import floor_in_words, floor_of, is_within, measured_there
 from llmtrack.decide.significance import ALPHA
 from llmtrack.spec.scenario import DEFAULT_MODEL, Variant
 from llmtrack.spec.task import GenerateTask, RepeatPolicy
@@ -187,7 +187,7 @@ def with_samples(runs: Runs, tracking_uri: str | None = None) -> Runs:
     """Return runs with all that verdicts on them depend on, read back from the store.
 
     That is the raw samples of each finished one, how far equal settings differed that were measured more than
-    once (`llmtrack.decide.floor`), and how many comparisons its study makes (`llmtrack.decide.family`).
+    once (`llmtrack.decide.noise_floor`), and how many comparisons its study makes (`llmtrack.decide.family`).
     """
     # Of samples that cannot be read, what is tracked of the spread tells.
     found = samples_by_run([run.run_id for run in runs.finished], tracking_uri, lenient=True)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from llmtrack import metrics as schema
 from llmtrack.decide.comparability import differing_facts
 from llmtrack.decide.comparing import as_runs, compare_pairs, runs_of_pairs, with_samples_of
-from llmtrack.decide.floor import say_floor
 from llmtrack.decide.matching import Pair, match
+from llmtrack.decide.noise_floor import say_floor
 from llmtrack.decide.verdicts import own_warnings, with_samples
 from llmtrack.decide.warned import grouped
 from llmtrack.errors import ExtensionError, UsageError

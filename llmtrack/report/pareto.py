@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmtrack import metrics as schema
+from llmtrack.decide.candidates import MEMORY, Points, gather_points
 from llmtrack.decide.comparing import known_metric
 from llmtrack.decide.family import in_context
 from llmtrack.decide.pareto import Position, Standing, pareto_front
-from llmtrack.decide.points import MEMORY, Points, gather_points
 from llmtrack.decide.verdicts import each_once
 from llmtrack.decide.warned import grouped
 from llmtrack.errors import UsageError

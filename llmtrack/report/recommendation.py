@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmtrack.decide.points import QUALITY, gather_points
+from llmtrack.decide.candidates import QUALITY, gather_points
 from llmtrack.decide.recommending import Recommendation
 from llmtrack.errors import UsageError
 from llmtrack.report.drawing import drawing, save

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from llmtrack.decide.floor import say_floor
+from llmtrack.decide.noise_floor import say_floor
 from llmtrack.errors import LlmtrackError
 from llmtrack.experiment import Experiment
 from llmtrack.report.drawing import drawing

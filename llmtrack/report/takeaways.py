@@ -9,7 +9,7 @@ from llmtrack import metrics as schema
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.differences import Difference, in_figures
 from llmtrack.decide.family import in_context
-from llmtrack.decide.floor import say_floor
+from llmtrack.decide.noise_floor import say_floor
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.verdicts import is_disturbed, measure_more, tell
 from llmtrack.decide.wording import change_text

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmtrack.decide import floor, verdicts
+from llmtrack.decide import noise_floor, verdicts
 from llmtrack.decide.comparing import compare
 from llmtrack.decide.differences import comparison_text
 from llmtrack.decide.family import comparisons, in_context
@@ -69,7 +69,7 @@ def kept():
     held: dict = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(verdicts, "samples_by_run", lambda ids, uri, lenient: held["samples"])
-        patch.setattr(floor, "tracked_runs", lambda **asked: held["runs"])
+        patch.setattr(noise_floor, "tracked_runs", lambda **asked: held["runs"])
         yield held
 
 
@@ -238,7 +238,7 @@ def test_the_front_in_the_table_has_the_places_of_the_picture():
         )
         for n in range(3)
     ]
-    from llmtrack.decide.points import gather_points
+    from llmtrack.decide.candidates import gather_points
 
     points = gather_points(made(*rows))
     table = pareto_table(points, (RATE, "perplexity"))

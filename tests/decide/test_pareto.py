@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from llmtrack.cli import main
+from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.pareto import pareto_front, place
-from llmtrack.decide.points import gather_points
 from llmtrack.decide.verdicts import each_once
 from llmtrack.errors import UsageError
 from llmtrack.report.labels import label_points

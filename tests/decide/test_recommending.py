@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from experiments import suite
 from llmtrack.cli import main
-from llmtrack.decide.points import gather_points
+from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.recommending import Limits, parse_percent, parse_size, recommend
 from llmtrack.decide.verdicts import measure_more
 from llmtrack.errors import UsageError

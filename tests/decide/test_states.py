@@ -21,7 +21,7 @@ from experiments import (
     training,
 )
 from llmtrack.cli import main
-from llmtrack.decide.points import gather_points
+from llmtrack.decide.candidates import gather_points
 from llmtrack.report.gather import conditions, rows_of
 from llmtrack.report.takeaways import takeaways
 from tests.report.frames import changed, column, made, run

@@ -8,8 +8,8 @@ import json
 
 import pytest
 
+from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.matching import match
-from llmtrack.decide.points import gather_points
 from llmtrack.report.listing import render_runs
 from tests.report.frames import column, made, run
 

@@ -15,10 +15,10 @@ from rich.console import Console
 from experiments import backends, quantization, tune
 from llmtrack import metrics as schema
 from llmtrack.cli.doctor import Finding, render_findings
+from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.comparing import compare_pairs
 from llmtrack.decide.gate import GateResult, PairCheck
 from llmtrack.decide.matching import match
-from llmtrack.decide.points import gather_points
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.rules import check_samples, decide, parse_rules
 from llmtrack.experiment import OwnTable

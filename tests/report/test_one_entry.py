@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from llmtrack import metrics as schema
+from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.comparability import why_not
 from llmtrack.decide.comparing import compare_pairs
 from llmtrack.decide.matching import Pair
-from llmtrack.decide.points import gather_points
 from llmtrack.decide.rules import check_samples, check_values, parse_rule
 from llmtrack.metrics.page import page
 from llmtrack.report.columns import further, with_columns

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from llmtrack.decide.comparing import compare_pairs
-from llmtrack.decide.floor import with_floors
 from llmtrack.decide.matching import match
+from llmtrack.decide.noise_floor import with_floors
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.verdicts import tell
 from llmtrack.report.columns import shared_conditions

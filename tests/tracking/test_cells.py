@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 
 from llmtrack import metrics as schema
+from llmtrack.decide.candidates import gather_points
 from llmtrack.decide.matching import match
-from llmtrack.decide.points import gather_points
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, TrainTask
 from llmtrack.tracking.parsing import RunParser
 from tests.report.frames import column, made, run

@@ -9,10 +9,10 @@ from dataclasses import fields
 import pytest
 
 from llmtrack import metrics as schema
-from llmtrack.decide import floor, gate, verdicts
+from llmtrack.decide import gate, noise_floor, verdicts
 from llmtrack.decide.comparing import compare_pairs, with_samples_of
-from llmtrack.decide.floor import floor_of, floors, say_floor, with_floors
 from llmtrack.decide.matching import match
+from llmtrack.decide.noise_floor import floor_of, floors, say_floor, with_floors
 from llmtrack.decide.recommending import Limits, recommend
 from llmtrack.decide.verdicts import DISTURBED, is_disturbed, tell
 from llmtrack.decide.wording import ratio_text
@@ -110,7 +110,7 @@ def test_a_recommendation_says_what_the_floor_is():
 def suite(monkeypatch):
     """A suite of which a comparison is asked for two runs only: what else was measured there is read back."""
     runs = made(*EQUAL, timed("bf16", 18.5, dtype="bfloat16"), timed("int8", 25.0, quantization="int8"))
-    monkeypatch.setattr(floor, "tracked_runs", lambda **asked: runs)
+    monkeypatch.setattr(noise_floor, "tracked_runs", lambda **asked: runs)
     monkeypatch.setattr(verdicts, "samples_by_run", lambda ids, uri, lenient: {})
     return runs
 
@@ -270,5 +270,5 @@ def test_what_says_disturbed_is_what_the_measuring_side_says():
 )
 def test_a_run_is_within_the_floor_of_another_as_that_one_is_of_it(ratio, within):
     # At a floor of 10 % the slower one of two reaches 1 / 1.1 = 0.909 of the faster one, not 0.9.
-    assert floor.is_within(ratio, 0.1) is within
-    assert ratio <= 0 or floor.is_within(1 / ratio, 0.1) is within
+    assert noise_floor.is_within(ratio, 0.1) is within
+    assert ratio <= 0 or noise_floor.is_within(1 / ratio, 0.1) is within
