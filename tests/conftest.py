@@ -161,6 +161,9 @@ def _what_mlflow_sets_is_undone() -> Iterator[None]:
     for name in names:
         os.environ.pop(name, None)
     os.environ.update(before)
+    # A store that a test has set counts before the environment's, in a run by `mlflow run` in this process, too.
+    if (service := sys.modules.get("mlflow.tracking._tracking_service.utils")) is not None:
+        service._tracking_uri = None
 
 
 @pytest.fixture(autouse=True)

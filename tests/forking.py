@@ -27,6 +27,8 @@ from tests.conftest import HANG_S
 from tests.search_path import with_folders
 
 ROOT = Path(__file__).parents[1]
+# As it is before any test puts a folder of its own there.
+SEARCH_PATH = with_folders(ROOT)
 
 
 def fork(work: Callable[[], object], kept: Iterable[int]) -> int:
@@ -63,7 +65,7 @@ def processes() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.preloaded"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", with_folders(ROOT))
+        patch.setenv("PYTHONPATH", SEARCH_PATH)
         forkserver.ensure_running()
     return context
 

@@ -72,6 +72,13 @@ class Family:
     of_study: int = 1
 
 
+class Figures(dict[str, float]):
+    """Figures by name; one that was not tracked is NaN."""
+
+    def __missing__(self, name: str) -> float:
+        return math.nan
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """A tracked run; equal only to itself. A text that was not tracked is empty, and a value that was not is in no mapping.
@@ -99,7 +106,7 @@ class Run:
         end_time: when it ended.
         warnings: findings in words about how it was measured.
         params: conditions by name; None where none was asked for.
-        metrics: figures by name, those of the spread among them.
+        metrics: figures by name, those of the spread among them; NaN: not tracked.
         environment: facts of the machine and versions by name.
         samples: raw samples by metric, once read (see `decide.verdicts.with_samples`).
         floors: how far equal settings differed where it was measured, by metric; None: not looked up.
@@ -128,11 +135,14 @@ class Run:
     end_time: datetime | None = None
     warnings: tuple[str, ...] = ()
     params: Mapping[str, Any] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=Figures)
     environment: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
     floors: Mapping[str, Floor] | None = None
     family: Family | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", Figures(self.metrics))
 
     @property
     def scenario(self) -> str:

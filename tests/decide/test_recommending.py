@@ -270,9 +270,7 @@ def test_the_command():
 @pytest.mark.usefixtures("tracked")
 def test_a_recommendation_ends_with_the_lines_that_run_it(monkeypatch):
     # The lines themselves are run in tests/run/test_reproduce.py.
-    monkeypatch.setattr(
-        "llmtrack.run.reproduce.reproduce_command", lambda run: [f"llmtrack generate {run['scenario']}"]
-    )
+    monkeypatch.setattr("llmtrack.run.reproduce.reproduce_command", lambda run: [f"llmtrack generate {run.scenario}"])
     told = CliRunner().invoke(main, ["recommend", "--search", "fp32"]).output
     assert told.endswith("To run it that way:\n  llmtrack generate fp32\nMeasured with weights: abc.\n")
     as_data = CliRunner().invoke(main, ["recommend", "--search", "fp32", "--format", "json"]).output

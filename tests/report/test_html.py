@@ -315,7 +315,7 @@ def test_the_answer_comes_first_and_conditions_are_folded_away():
 def test_runs_are_links_to_where_mlflow_shows_them():
     page = Page(render_report(report(runs_at="http://127.0.0.1:5000/#/experiments/1/runs/", start="mlflow ui")))
     links = [attributes["href"] for attributes in page.all("a")]
-    assert f"http://127.0.0.1:5000/#/experiments/1/runs/{RUNS['run_id'][0]}" in links
+    assert f"http://127.0.0.1:5000/#/experiments/1/runs/{RUNS[0].run_id}" in links
     assert all(str(link).startswith("http://127.0.0.1:5000/#/experiments/1/runs/") for link in links)
     assert all(attributes["rel"] == "noopener noreferrer" for attributes in page.all("a"))
 

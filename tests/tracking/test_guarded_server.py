@@ -16,7 +16,7 @@ from llmtrack.errors import TrackingError
 from llmtrack.report.study import prepare_views
 from llmtrack.report.table import summary_table
 from llmtrack.tracking import store
-from llmtrack.tracking.query import runs, studies
+from llmtrack.tracking.query import runs, studies, tracked_runs
 from llmtrack.tracking.tracker import Tracker
 from llmtrack.tracking.views import kept_views
 from tests.tracking.conftest import Server
@@ -74,7 +74,8 @@ def test_without_a_proxy_the_numbers_are_tracked_and_the_missing_files_named(gua
     found = runs(name, tracking_uri=guarded.uri)
     assert sorted(found["scenario"]) == ["one", "two"]
     assert set(found["status"]) == {"FINISHED"}
-    prepare_views(summary_table(found), found, "study_id", tracker.delivery.experiment_id, guarded.uri)
+    tracked = tracked_runs(name, tracking_uri=guarded.uri)
+    prepare_views(summary_table(tracked), tracked, "study_id", tracker.delivery.experiment_id, guarded.uri)
     assert kept_views(tracker.delivery.experiment_id, guarded.uri) == {study.study_id}
     assert list(found["total_latency_s"]) == [1.5, 1.5]
     assert list(studies(name, tracking_uri=guarded.uri)["status"]) == ["FINISHED"]
