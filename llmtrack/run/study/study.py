@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,7 +25,7 @@ from llmtrack.run.study.announcing import keep_time, last_time, plan_of
 from llmtrack.run.study.ending import end_study
 from llmtrack.run.study.groups import run_groups
 from llmtrack.run.study.journal import Journal
-from llmtrack.run.study.plan import make_plan, model_folders
+from llmtrack.run.study.plan import Plan, SameAs, make_plan, model_folders
 from llmtrack.run.study.progress import StudyProgress, SuiteProgress
 from llmtrack.run.study.resume import finished_already
 from llmtrack.run.study.suite_cache import SuiteCache
@@ -113,6 +113,67 @@ def run_study(
         TrackingError: the store refuses the study.
     """
     began = time.monotonic()
+    prepared = _prepare(experiment, tracker, executor, console, suite_id, resume, common)
+    work = digest([sorted(each.scenario_id for each in experiment.scenarios), environment_id(prepared.environment)])
+    start = partial(
+        tracker.start_study,
+        experiment.name,
+        experiment.question,
+        experiment.settings,
+        prepared.environment,
+        suite_id=suite_id,
+        asked=experiment.asked,
+        tags={WORK_TAG: work} | taken_over_tag(prepared.earlier),
+    )
+    claim = partial(open_claimed, tracker, work, resume, partial(say, console), start)
+    with opened(tracker, executor, claim) as study:
+        with StudyProgress(console, prepared.scenarios, suite_progress, prepared.seconds) as progress:
+            outcomes = _Outcomes(experiment, study, tracker, progress, common)
+            _measure(prepared, executor, outcomes, resume)
+        reported = report_study(experiment, study, tracker, console, bool(outcomes.failed), prepared.earlier)
+    if not prepared.earlier and not outcomes.failed and not reported.problems:
+        keep_time(experiment, environment_id(prepared.environment), time.monotonic() - began)
+    return StudyResult(
+        study=study,
+        measured=outcomes.measured,
+        failed=outcomes.failed,
+        refused=outcomes.refused,
+        **vars(reported),
+    )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What a study is to measure, and what is known beforehand.
+
+    Attributes:
+        plan: what is measured, and what is the same as another.
+        environment: facts of the machine and versions.
+        earlier: runs that are taken over.
+        seconds: what it took the last time; None: not known.
+    """
+
+    plan: Plan
+    environment: Mapping[str, str]
+    earlier: Runs
+    seconds: float | None
+
+    @property
+    def scenarios(self) -> int:
+        """How many scenarios are measured."""
+        return sum(map(len, self.plan.groups))
+
+
+def _prepare(
+    experiment: Experiment,
+    tracker: Tracker,
+    executor: Executor,
+    console: Console,
+    suite_id: str | None,
+    resume: bool,
+    common: SuiteCache | None,
+) -> _Prepared:
+    """Plan a study, check that it can be measured, and say what it will do; see `run_study`."""
     machine = executor.machine()
     fetch_checkpoints(experiment.scenarios, tracker.tracking_uri)
     plan = make_plan(experiment.scenarios, machine)
@@ -136,65 +197,80 @@ def run_study(
         say(console, f"  {run.scenario}: not measured again, reused: {link_to(run)}")
     plan = plan.without({run.scenario for run in reused})
     earlier = Runs((*earlier, *reused))
-    counts, refused = {Measurement: 0, Failure: 0}, 0
-    number = sum(map(len, plan.groups))
-    afresh = not earlier
-    took = last_time(experiment, environment_id(facts)) if afresh else None
-    if suite_id is None and afresh:
-        words = plan_of([experiment], number, {} if took is None else {experiment.name: took})
-        say(console, hanging(words, width_of(console)))
-    work = digest([sorted(each.scenario_id for each in experiment.scenarios), environment_id(facts)])
-    start = partial(
-        tracker.start_study,
-        experiment.name,
-        experiment.question,
-        experiment.settings,
-        facts,
-        suite_id=suite_id,
-        asked=experiment.asked,
-        tags={WORK_TAG: work} | taken_over_tag(earlier),
-    )
-    claim = partial(open_claimed, tracker, work, resume, partial(say, console), start)
-    with opened(tracker, executor, claim) as study:
-        with StudyProgress(console, number, suite_progress, took) as progress:
+    seconds = None if earlier else last_time(experiment, environment_id(facts))
+    prepared = _Prepared(plan, facts, earlier, seconds)
+    if suite_id is None and not earlier:
+        known = {} if seconds is None else {experiment.name: seconds}
+        say(console, hanging(plan_of([experiment], prepared.scenarios, known), width_of(console)))
+    return prepared
 
-            def on_event(event: Event) -> None:
-                nonlocal refused
-                progress.hear(event)
-                if isinstance(event, Begun):
-                    tracker.begin(study, **vars(event))
-                elif isinstance(event, Steps):
-                    tracker.log_steps(event.run_key, event.rows)
-                elif isinstance(event, (Measurement, Failure)):
-                    if isinstance(event, Measurement) and common is not None:
-                        event = common.pooled(experiment.name, event)
-                    counts[type(event)] += 1
-                    refused += isinstance(event, Failure) and event.kind == "extension"
-                    tracker.log(study, event)
-                    progress.ended(event.scenario.name, outcome_line(event))
-                    if isinstance(event, Measurement) and event.sample_text:
-                        progress.line(f"    sample: {cut(on_one_line(event.sample_text), 100)}")
-                    for warning in event.warnings if isinstance(event, Measurement) else ():
-                        progress.warn(warning)
 
-            def on_disturbed(first: Measurement) -> None:
-                tracker.log(study, first, remark=", disturbed")
-                progress.line(f"{outcome_line(first)}: disturbed, so it is measured once more")
+class _Outcomes:
+    """Tracks and tells what the measuring of a study gives, as it comes, and counts it.
 
-            ids = [[each.scenario_id for each in group] for group in plan.groups]
-            asked = digest([ids, environment_id(facts)])
-            path = tracker.spool.folder.parent / "rounds" / f"{asked}.jsonl"
-            run_groups(executor, plan.groups, on_event, on_disturbed, partial(Journal, path, resume))
-            for same in plan.same:
-                note = f"same as {same.measured.name}: {same.dtype_label}"
-                tracker.log_same_as(study, same.scenario, {"dtype": same.dtype_label}, same.measured.name, note)
-                progress.line(f"  {same.scenario.name}: not measured again, {note}")
-        reported = report_study(experiment, study, tracker, console, bool(counts[Failure]), earlier)
-    if afresh and not counts[Failure] and not reported.problems:
-        keep_time(experiment, environment_id(facts), time.monotonic() - began)
-    return StudyResult(
-        study=study, measured=counts[Measurement], failed=counts[Failure], refused=refused, **vars(reported)
-    )
+    Attributes:
+        measured: scenarios that were measured.
+        failed: scenarios that were not.
+        refused: of the failed ones, those whose backend's package is broken.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        study: Study,
+        tracker: Tracker,
+        progress: StudyProgress,
+        common: SuiteCache | None,
+    ) -> None:
+        self.measured = self.failed = self.refused = 0
+        self._experiment, self.study, self.tracker = experiment, study, tracker
+        self._progress, self._common = progress, common
+
+    def hear(self, event: Event) -> None:
+        """Take what an executor tells."""
+        self._progress.hear(event)
+        if isinstance(event, Begun):
+            self.tracker.begin(self.study, **vars(event))
+        elif isinstance(event, Steps):
+            self.tracker.log_steps(event.run_key, event.rows)
+        elif isinstance(event, Measurement):
+            self._keep(self._common.pooled(self._experiment.name, event) if self._common else event)
+        elif isinstance(event, Failure):
+            self.failed += 1
+            self.refused += event.kind == "extension"
+            self.tracker.log(self.study, event)
+            self._progress.ended(event.scenario.name, outcome_line(event))
+
+    def _keep(self, done: Measurement) -> None:
+        self.measured += 1
+        self.tracker.log(self.study, done)
+        self._progress.ended(done.scenario.name, outcome_line(done))
+        if done.sample_text:
+            self._progress.line(f"    sample: {cut(on_one_line(done.sample_text), 100)}")
+        for warning in done.warnings:
+            self._progress.warn(warning)
+
+    def disturbed(self, first: Measurement) -> None:
+        """Track what is measured once more."""
+        self.tracker.log(self.study, first, remark=", disturbed")
+        self._progress.line(f"{outcome_line(first)}: disturbed, so it is measured once more")
+
+    def same(self, same: SameAs) -> None:
+        """Track a scenario that is the same as another, and not measured."""
+        note = f"same as {same.measured.name}: {same.dtype_label}"
+        self.tracker.log_same_as(self.study, same.scenario, {"dtype": same.dtype_label}, same.measured.name, note)
+        self._progress.line(f"  {same.scenario.name}: not measured again, {note}")
+
+
+def _measure(prepared: _Prepared, executor: Executor, outcomes: _Outcomes, resume: bool) -> None:
+    """Measure what was planned; where that is interrupted, rounds that were made are in a journal to go on from."""
+    groups = prepared.plan.groups
+    ids = [[each.scenario_id for each in group] for group in groups]
+    asked = digest([ids, environment_id(prepared.environment)])
+    path = outcomes.tracker.spool.folder.parent / "rounds" / f"{asked}.jsonl"
+    run_groups(executor, groups, outcomes.hear, outcomes.disturbed, partial(Journal, path, resume))
+    for same in prepared.plan.same:
+        outcomes.same(same)
 
 
 _TOLD = {
