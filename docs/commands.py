@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import copy
 
 import click
 
@@ -71,14 +72,11 @@ def _sections(
     parent: click.Context | None = None,
 ) -> Iterator[str]:
     """Yield the help of a command, with all its options or some of them, and of its subcommands."""
-    context = click.Context(command, parent=parent, info_name=name, terminal_width=WIDTH, **command.context_settings)
-    every = command.params
-    command.params = every if options is None else list(options)
-    try:
-        text = _help(context)
-    finally:
-        command.params = every
-    yield f"### {context.command_path}\n\n{_block(text)}"
+    shown = copy(command)
+    if options is not None:
+        shown.params = list(options)
+    context = click.Context(shown, parent=parent, info_name=name, terminal_width=WIDTH, **command.context_settings)
+    yield f"### {context.command_path}\n\n{_block(_help(context))}"
     if isinstance(command, click.Group):
         for each in sorted(command.commands):
             yield from _sections(each, command.commands[each], parent=context)

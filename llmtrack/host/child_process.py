@@ -15,6 +15,9 @@ SCRATCH = "LLMTRACK_SCRATCH"
 A worker that is killed removes nothing, and what is converted or quantized takes gigabytes.
 """
 
+WORKER = "llmtrack.worker.process"
+"""The module that a worker process runs."""
+
 OUT_OF_MEMORY = 99
 """Exit code of a worker that the system refused memory."""
 

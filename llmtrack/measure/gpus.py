@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import psutil
 
+from llmtrack.host.child_process import WORKER
 from llmtrack.host.machine import in_pid_namespace
 
 _TIMEOUT_S = 10
-WORKER = "llmtrack.worker.process"
-"""The module that worker processes run."""
 
 
 @dataclass(frozen=True)

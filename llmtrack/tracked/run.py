@@ -142,7 +142,8 @@ class Run:
     family: Family | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "metrics", Figures(self.metrics))
+        if not isinstance(self.metrics, Figures):
+            object.__setattr__(self, "metrics", Figures(self.metrics))
 
     @property
     def scenario(self) -> str:

@@ -6,7 +6,6 @@ makes two runs two configurations, the roles of the params in `metrics/` say.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from typing import SupportsIndex, overload
@@ -69,7 +68,7 @@ class Runs(tuple[Run, ...]):
 
     def figures(self, metric: str) -> list[float]:
         """Return a metric of each; NaN where there is none."""
-        return [run.metrics.get(metric, math.nan) for run in self]
+        return [run.metrics[metric] for run in self]
 
     def first_of_each(self, *names: str) -> Runs:
         """Return the first one of each combination of some values."""

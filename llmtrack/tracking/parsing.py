@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from llmtrack import metrics as schema
 from llmtrack.tracked.frames import lines_of
-from llmtrack.tracked.run import IDENTITY, KILLED, RUNNING, Run
+from llmtrack.tracked.run import IDENTITY, KILLED, RUNNING, Figures, Run
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking import facts, spreads
 from llmtrack.tracking.owner import REASON, TAG, is_gone
@@ -56,7 +56,7 @@ class _Read:
     start_time: int | None
     end_time: int | None
     params: dict[str, str] = field(default_factory=dict)
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=Figures)
     tags: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 

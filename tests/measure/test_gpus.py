@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from llmtrack.host import machine as system
+from llmtrack.host.child_process import WORKER
 from llmtrack.host.process_tree import kill_tree
 from llmtrack.measure import gpus, interference
 from llmtrack.measure.gpus import Card, card_of, cards, other_pids, visible_cards
@@ -169,7 +170,7 @@ def test_workers_of_the_same_study_are_no_others(monkeypatch):
     wait = "import subprocess, sys, time; print('up', flush=True); time.sleep(600)"
     start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {wait!r}])"
     commands = {
-        "worker": [sys.executable, "-c", start, gpus.WORKER, "1"],
+        "worker": [sys.executable, "-c", start, WORKER, "1"],
         "stranger": [sys.executable, "-c", wait],
     }
     started = {name: subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for name, command in commands.items()}

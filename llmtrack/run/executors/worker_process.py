@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Any
 
-from llmtrack.host.child_process import OUT_OF_MEMORY, SCRATCH, child_environment, unused_folder
+from llmtrack.host.child_process import OUT_OF_MEMORY, SCRATCH, WORKER, child_environment, unused_folder
 from llmtrack.host.process_tree import kill_tree
 from llmtrack.worker.bytecode import bytecode_environment
 
@@ -41,7 +41,7 @@ class WorkerProcess:
 
     def _start(self, environment: dict[str, str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "llmtrack.worker.process", str(os.getpid())],
+            [sys.executable, "-m", WORKER, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
