@@ -105,7 +105,7 @@ PARAMS: tuple[Param, ...] = (
     _found("prefill_bound", str, "what sets the least time of a prefill on this device: moving its bytes (`memory`), or its `arithmetic`"),
     _found("decode_bound", str, "the same of a decode step"),
     _found("score_bound", str, "the same of scoring"),
-    _found("ceilings_in_doubt", str, "which ceiling (bandwidth, matrix products) was measured on a busy machine, so that no share of the roofline is told"),
+    _found("ceilings_in_doubt", str, "why shares of the roofline are not given: a ceiling (bandwidth, matrix products) was measured on a busy machine, or a stage was faster than the ceilings allow"),
     _found("energy_source", str, "whose energy counter was read: `NVML, NAME`, or `RAPL, ZONES`"),
     Param("trust_remote_code", bool, "whether code from a model's repository may run", choice=None),
     Param("architecture", str, "class of the model", choice=None),

@@ -60,7 +60,9 @@ def test_what_cuda_shows(known, environ, numbers):
     assert visible_cards(environ, known) == tuple(known[number] for number in numbers)
 
 
-FAKE = """#!{python}
+# By a shell: a path with a space cannot stand behind `#!`.
+FAKE = """#!/bin/sh
+exec "{python}" - "$@" <<'END'
 import sys
 cards = {uuids!r}
 options = dict(each.partition("=")[::2] for each in sys.argv[1:])
@@ -74,6 +76,7 @@ elif "--query-gpu" in options:
         print(f"{{uuid}}, NVIDIA A, 550.1")
 elif options.get("--id") == "GPU-cccc-3":
     print("{other}\\n[N/A]")
+END
 """
 
 

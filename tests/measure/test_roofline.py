@@ -131,6 +131,23 @@ def test_what_a_run_is_told_of_its_roofline():
     assert facts == {"arithmetic": "float32", "prefill_bound": "arithmetic", "decode_bound": "memory"}
 
 
+def test_a_stage_faster_than_its_ceilings_has_no_share():
+    """1,780 operations at 1e6 per second take 1.78 ms: a prefill of 0.89 ms refutes the rate, and the decode steps do not."""
+    timed = {"time_to_first_token_ms": 0.89, "inter_token_latency_ms": 2.0}
+    metrics, facts = of_generation(PLAIN, (GenerateRequest(((1,) * 4,), 3),), timed, ROOF)
+    assert not {"prefill_floor_ms", "prefill_floor_share", "prefill_flops_utilization"} & set(metrics)
+    assert metrics["prefill_gflop"] == pytest.approx(1780e-9)
+    assert metrics["decode_floor_share"] == pytest.approx(1.055 / 2)
+    assert facts["ceilings_in_doubt"] == "prefill took 0.50 times the least that the measured ceilings allow"
+    assert "prefill_bound" not in facts
+
+
+def test_a_scoring_faster_than_its_ceilings_has_no_share():
+    metrics, facts = of_scoring(PLAIN, [(4,)], 0.001, ROOF)
+    assert not {"score_floor_share", "score_flops_utilization"} & set(metrics)
+    assert facts["ceilings_in_doubt"] == "score took 0.48 times the least that the measured ceilings allow"
+
+
 def test_without_a_cache_only_the_prefill_has_a_floor():
     timed = {"time_to_first_token_ms": 4.0, "inter_token_latency_ms": 2.0}
     metrics, _ = of_generation(PLAIN, (GenerateRequest(((1,) * 4,), 3, False),), timed, ROOF, use_cache=False)
