@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from pathlib import Path
@@ -82,3 +83,28 @@ def test_no_room_reaches_back_to_the_front_of_the_package():
 def test_no_file_is_named_after_a_value_that_some_test_gave_to_an_option():
     named = {path.name for path in ROOT.iterdir() if path.is_file()}
     assert {name for name in named if not re.search("[A-Za-z]{5}", name)} <= {".git"}
+
+
+def test_tests_are_collected_without_optional_packages():
+    optional = {
+        "llama_cpp",
+        "onnx",
+        "onnxruntime",
+        "onnxruntime_genai",
+        "openvino",
+        "optimum",
+        "playwright",
+        "ray",
+        "torchao",
+    }
+    loose = set()
+    helper = ROOT / "tests" / "onnx" / "small.py"  # imported by modules that skip themselves first
+    for path in {*(ROOT / "tests").rglob("*.py")} - {helper}:
+        text = path.read_text(encoding="utf-8")
+        for statement in ast.parse(text).body:
+            if isinstance(statement, (ast.Import, ast.ImportFrom)):
+                first = statement.names[0].name if isinstance(statement, ast.Import) else statement.module or ""
+                before = text.splitlines()[: statement.lineno]
+                if first.split(".")[0] in optional and not any("importorskip" in line for line in before):
+                    loose.add(f"{path.relative_to(ROOT)}: {first}")
+    assert loose == set()

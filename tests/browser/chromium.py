@@ -6,9 +6,12 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page
 
 # What a browser does by itself over the network would only disturb, and in a container root needs --no-sandbox.
 FLAGS = [
@@ -26,19 +29,31 @@ FLAGS = [
 KNOWN_ERRORS = ("/mlflow/users/current", "ResizeObserver loop completed")
 WAIT_MS = 30_000
 
-expect.set_options(timeout=WAIT_MS)
+
+def missing() -> str | None:
+    """Return what this machine lacks and how to install it, or None."""
+    if find_spec("playwright") is None:
+        return "playwright is not installed (pip install playwright)"
+    if shutil.which("chromium") is None:
+        return "there is no chromium on this system (Debian: apt-get install chromium)"
+    return None
 
 
-def executable() -> str | None:
-    """Return the path of the system's Chromium, if there is one."""
-    return shutil.which("chromium")
+def expect(actual: Any) -> Any:
+    """Return Playwright's assertions, imported late: tests are collected where it is not installed, too."""
+    from playwright.sync_api import expect as assertions
+
+    assertions.set_options(timeout=WAIT_MS)
+    return assertions(actual)
 
 
 @contextmanager
-def browser(path: str) -> Iterator[Browser]:
-    """Start a headless Chromium, and end it."""
+def browser() -> Iterator[Browser]:
+    """Start the system's headless Chromium, and end it."""
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         yield chromium
         chromium.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,28 +13,30 @@ from tests.browser.chromium import Tab
 from tests.browser.study import Tracked, measure
 from tests.tracking.conftest import Server, server  # noqa: F401 - fixture
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 REQUIRE = "LLMTRACK_REQUIRE_BROWSER"
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[chromium.Browser]:
-    path = chromium.executable()
-    if path is None:
+def browser() -> Iterator[Browser]:
+    if lacking := chromium.missing():
         if os.environ.get(REQUIRE):
-            pytest.fail(f"there is no chromium on this system, and {REQUIRE} is set")
-        pytest.skip("there is no chromium on this system (Debian: apt-get install chromium)")
-    with chromium.browser(path) as running:
+            pytest.fail(f"{lacking}, and {REQUIRE} is set")
+        pytest.skip(lacking)
+    with chromium.browser() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def tracked(browser: chromium.Browser, server: Server) -> Tracked:  # noqa: F811
+def tracked(browser: Browser, server: Server) -> Tracked:  # noqa: F811
     """What was measured; asks for the browser first, since without one there is nothing to measure for."""
     return measure(server.uri)
 
 
 @pytest.fixture(scope="session")
-def _shared(browser: chromium.Browser, tracked: Tracked) -> Tab:
+def _shared(browser: Browser, tracked: Tracked) -> Tab:
     return Tab(browser, tracked.server)
 
 
@@ -46,7 +49,7 @@ def tab(_shared: Tab) -> Iterator[Tab]:
 
 
 @pytest.fixture
-def fresh_tab(browser: chromium.Browser, tracked: Tracked) -> Iterator[Tab]:
+def fresh_tab(browser: Browser, tracked: Tracked) -> Iterator[Tab]:
     """A page that has read nothing yet, and is closed again."""
     tab = Tab(browser, tracked.server)
     yield tab

@@ -37,9 +37,8 @@ def places(tracked: Tracked) -> dict[str, str]:
 
 def take(folder: Path) -> None:
     """Measure a small study on a server of its own and write a PNG of each place."""
-    path = chromium.executable()
-    if path is None:
-        sys.exit("there is no chromium on this system (Debian: apt-get install chromium)")
+    if lacking := chromium.missing():
+        sys.exit(lacking)
     folder.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp())
     store.initialise(f"sqlite:///{work / 'mlflow.db'}")
@@ -47,7 +46,7 @@ def take(folder: Path) -> None:
     server.start()
     try:
         tracked = measure(server.uri)
-        with chromium.browser(path) as browser:
+        with chromium.browser() as browser:
             for name, place in places(tracked).items():
                 tab = Tab(browser, server.uri, height=1600)
                 page = tab.open(place)

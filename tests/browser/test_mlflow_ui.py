@@ -6,11 +6,10 @@ import re
 
 import pytest
 from mlflow import MlflowClient
-from playwright.sync_api import expect
 
 from llmtrack.tracking import views
 from llmtrack.tracking.views import run_link, runs_link
-from tests.browser.chromium import artifact_place, compare_place, runs_place
+from tests.browser.chromium import artifact_place, compare_place, expect, runs_place
 
 pytestmark = pytest.mark.slow(5)
 
