@@ -102,7 +102,9 @@ def _add(
     if done.floor_s > seconds:
         # The yardstick moved or multiplied in another way than the model, or the model's weights fit in a cache.
         beaten = f"{name} took {seconds / done.floor_s:.2f} times the least that the measured ceilings allow"
-        facts["ceilings_in_doubt"] = "; ".join(filter(None, (facts.get("ceilings_in_doubt"), beaten)))
+        facts["ceilings_in_doubt"] = "; ".join(
+            str(doubt) for doubt in (facts.get("ceilings_in_doubt"), beaten) if doubt
+        )
         return
     figures[f"{name}_floor_ms"] = 1000 * done.floor_s
     figures[f"{name}_floor_share"] = done.floor_s / seconds
