@@ -40,7 +40,7 @@ class Config(TrainTask, EngineOptions, RunOptions):
     model: Annotated[str, Option("Model, or comma list of candidates.", min=1)] = "synthetic:1m"
     learning_rate: Annotated[
         float,
-        Option(f"The highest; 0: {SCRATCH_RATE:g} from scratch, {WEIGHTS_RATE:g} otherwise.", min=0),
+        Option(f"Peak learning rate; 0: {SCRATCH_RATE:g} from scratch, {WEIGHTS_RATE:g} otherwise.", min=0),
     ] = 0.0
 
 

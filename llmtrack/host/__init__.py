@@ -1,1 +1,1 @@
-"""This process and its machine: signals, processes, installed packages, entry points, the console and its secrets."""
+"""The process and its machine: signals, processes, installed packages, entry points, console and secrets."""

@@ -1,4 +1,4 @@
-"""Packages that are called by their own name: `llmtrack.run(...)` beside `llmtrack.run.main`."""
+"""Make packages callable: `llmtrack.run(...)` beside `llmtrack.run.main`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 
 
 def callable_package(name: str, home: str, function: str) -> None:
-    """Let a package be called as one of its functions, which is imported when it is called.
+    """Make a package callable as one of its functions, imported on first call.
 
     Args:
-        name: of the package.
+        name: name of the package.
         home: module of the function.
-        function: its name.
     """
 
     class Callable(ModuleType):

@@ -1,4 +1,4 @@
-"""What a child process needs: the llmtrack that its parent runs, and a place for temporary files that somebody removes."""
+"""Environment and temporary folders of child processes."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ import uuid
 from llmtrack.version import FOLDER
 
 SCRATCH = "LLMTRACK_SCRATCH"
-"""Names a worker's folder for those of its own children, which is made when there are any; who started the worker removes it.
+"""Environment variable with a worker's scratch folder for its own children; the parent of the worker removes it.
 
-A worker that is killed removes nothing, and what is converted or quantized takes gigabytes.
+A killed worker cannot clean up, and conversions take gigabytes.
 """
 
 WORKER = "llmtrack.worker.process"
 """The module that a worker process runs."""
 
 OUT_OF_MEMORY = 99
-"""Exit code of a worker that the system refused memory."""
+"""Exit code of a worker that ran out of memory."""
 
 
 def child_environment() -> dict[str, str]:
-    """Return this process's environment, with the folder of this llmtrack first on the path of imports."""
+    """Return this process's environment with this llmtrack first on PYTHONPATH."""
     source = str(FOLDER.parent)
     path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     return os.environ | {"PYTHONPATH": path}
 
 
 def unused_folder() -> str:
-    """Return a path that is not there yet, among other temporary files if they have a place; empty if not."""
+    """Return the path of a new temporary folder, or an empty text if there is no place for one."""
     with contextlib.suppress(OSError):
         return os.path.join(tempfile.gettempdir(), f"llmtrack-{uuid.uuid4().hex}")
     return ""
 
 
 def own_folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a folder for a child's temporary files, which goes with all that is there."""
+    """Create a temporary folder for a child process; it is removed with its contents."""
     scratch = os.environ.get(SCRATCH) or None
     if scratch:
         os.makedirs(scratch, mode=0o700, exist_ok=True)

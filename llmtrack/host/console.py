@@ -1,6 +1,6 @@
-"""The only way out for text: no control characters, no credentials, nothing that its encoding lacks; it outlives its reader.
+"""The only output path for text: no control characters or credentials, tolerant of encodings and closed streams.
 
-Texts come from models, prompts and tracked runs of others. A test refuses any other way to a terminal.
+Texts come from models, prompts and other people's runs. A test rejects any other output to a terminal.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.segment import Segment
 
-# What a terminal obeys, or what changes the order of the text around it: control characters, marks of direction,
-# other line ends, and halves of a character. Joiners stay: emoji and Persian need them.
+# Control characters, bidirectional marks, other line separators and surrogates. Joiners stay: emoji and Persian
+# need them.
 _OBEYED = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 _LONGEST_LINE = 2000
 _REPLACE = "llmtrack.replace"
-# How our own signs are written where only ASCII can be.
+# ASCII replacements of the symbols that llmtrack prints.
 _ASCII = {"–": "-", "—": "-", "·": "|", "±": "+/-", "…": "...", "×": "x", "→": "->", "µ": "u", "•": "-"}
 
 
 def shown(text: str) -> str:
-    """Return a text whose control characters are seen and not obeyed; line ends and tabs stay."""
+    """Replace control characters; keep line ends and tabs."""
     return _OBEYED.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
 def on_one_line(text: str) -> str:
-    """Return a text as one line in which nothing is obeyed."""
+    """Return a text as one line without control characters."""
     return " ".join(shown(text).split())
 
 
 def console_of(**settings: Any) -> Console:
-    """Return a console that writes where it is told to: rich's own shows everything as output of the cell in a notebook.
+    """Return a rich console that honours its `file`; in a notebook, rich's own always writes to the cell output.
 
     Args:
-        settings: of `rich.console.Console`.
+        settings: arguments of `rich.console.Console`.
     """
     from rich.console import Console
     from rich.segment import Segment
 
     class Neutral(Console):
-        """A console that shows control characters of texts; its own styles and moves of the cursor are obeyed."""
+        """A console that neutralizes control characters in texts, but not its own styles and cursor moves."""
 
         def render(self, *given: Any, **named: Any) -> Iterable[Segment]:
             for segment in super().render(*given, **named):
@@ -63,12 +63,12 @@ def console_of(**settings: Any) -> Console:
 
 
 def emit(console: Console, text: str) -> None:
-    """Write a text to a console's stream as it is laid out already."""
+    """Write text that is already laid out to a console's stream."""
     console.file.write(shown(text))
 
 
 def print_text(text: str, err: bool = False, nl: bool = True) -> None:
-    """Print a text; to standard error without credentials, and no more of a line than a person reads."""
+    """Print a text; on standard error, hide credentials and truncate long lines."""
     import click
 
     if err:
@@ -78,10 +78,10 @@ def print_text(text: str, err: bool = False, nl: bool = True) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder that a user named, and those above it.
+    """Create a folder and its parents.
 
     Raises:
-        OSError: it cannot be made; also where Python cannot count its levels.
+        OSError: it cannot be created; also if the path has too many levels for Python.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,27 +90,27 @@ def make_folder(folder: Path) -> None:
 
 
 def keep_text(path: Path, text: str) -> None:
-    """Write a text to a file."""
+    """Write a text file without control characters."""
     path.write_text(shown(text), encoding="utf-8")
 
 
 def as_json(value: Any, **settings: Any) -> str:
-    """Return JSON in which control characters are escapes, so that nothing is lost on its way out."""
+    """Return JSON with control characters escaped."""
     text = json.dumps(value, ensure_ascii=False, **settings)
     return _OBEYED.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def replace_unknown(stream: Any) -> None:
-    """Have a stream replace the characters that its encoding does not have, instead of failing."""
+    """Make a stream replace characters that its encoding lacks, instead of failing."""
     if hasattr(stream, "reconfigure"):
         with contextlib.suppress(OSError, ValueError):
             stream.reconfigure(errors=_REPLACE)
 
 
 def protected(stream: IO[str] | None) -> IO[str] | None:
-    """Return a stream that never fails and writes no credentials.
+    """Wrap a stream so that writing never fails and never shows credentials.
 
-    For output beside what is measured and tracked, which must not be lost because a reader went away.
+    For output beside measuring and tracking, which must not be lost when a reader disappears.
     """
     if stream is None or isinstance(stream, _Protected):
         return stream
@@ -120,23 +120,22 @@ def protected(stream: IO[str] | None) -> IO[str] | None:
 
 @contextlib.contextmanager
 def protected_output() -> Iterator[None]:
-    """Protect standard output and error: what libraries print, log and warn of passes here, too."""
+    """Protect standard output and error, including what libraries print, log and warn."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = cast("Any", tuple(map(protected, before)))
     yield
-    # Not where an error ends the program: its traceback passes here, too.
+    # Not restored on an error: its traceback must be protected, too.
     sys.stdout, sys.stderr = before
 
 
 class _Protected:
-    """A text stream whose reader may go (`| head -1`), whose disk may fill up, or that may be closed."""
+    """A text stream that survives a closed pipe (`| head -1`), a full disk or a closed file."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._secrets = secrets_of(os.environ)
 
     def write(self, text: str) -> int:
-        """Write what can be written."""
         text = redact(text, self._secrets)
         try:
             return self._stream.write(text)
@@ -145,14 +144,13 @@ class _Protected:
             return len(text)
 
     def flush(self) -> None:
-        """Flush what can be flushed."""
         try:
             self._stream.flush()
         except (OSError, ValueError):
             self._go_on_without()
 
     def _go_on_without(self) -> None:
-        # What is still buffered would fail once more when the interpreter ends, and change its exit code.
+        # Buffered text would fail again at interpreter exit and change the exit code.
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 

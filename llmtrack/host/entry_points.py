@@ -1,4 +1,4 @@
-"""Find what other packages bring by their entry points, and experiments by name; name in one line what cannot be used."""
+"""Find plug-ins by their entry points, and experiments by name; explain in one line why one cannot be used."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _NOUNS = {
 
 
 def extensions(group: str) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group, those that are installed twice once; none of them is imported."""
+    """Return the entry points of a group without importing them; duplicates count once."""
     return tuple({(point.name, point.value): point for point in entry_points(group=group)}.values())
 
 
 def names_of(group: str) -> tuple[str, ...]:
-    """Return the names that other packages give in a group."""
+    """Return the entry point names of a group."""
     return tuple(point.name for point in extensions(group))
 
 
 def load_extension(point: EntryPoint) -> Any:
-    """Return the object that an entry point names.
+    """Load the object of an entry point.
 
     Raises:
-        ExtensionError: it cannot be imported, whatever its package raises.
+        ExtensionError: importing it fails in any way.
     """
     try:
         return point.load()
@@ -49,12 +49,12 @@ def load_extension(point: EntryPoint) -> Any:
 
 
 def title_of(point: EntryPoint) -> str:
-    """Return what an entry point adds, in words."""
+    """Return the kind and name of an entry point for messages."""
     return f"{_NOUNS[point.group]} {point.name}"
 
 
 def broken(point: EntryPoint, why: str) -> ExtensionError:
-    """Return the error that names an entry point that cannot be used, its package and the reason."""
+    """Return the error for an unusable entry point, naming its package and the reason."""
     dist = getattr(point, "dist", None)
     package = f" of the package {dist.name} {dist.version}" if dist else ""
     return ExtensionError(
@@ -66,11 +66,11 @@ def broken(point: EntryPoint, why: str) -> ExtensionError:
 def named_experiment(name: str) -> ModuleType | None:
     """Return the module of an experiment, or None if there is none of that name.
 
-    It is looked for in the checkout that llmtrack is part of, in `experiments/` of the folder where the program was
-    started, in the installed package (`llmtrack.experiments`), and among the entry points of other packages.
+    Searches the checkout that llmtrack belongs to, `experiments/` in the working folder, the installed package
+    (`llmtrack.experiments`), and entry points of other packages.
 
     Raises:
-        ExtensionError: it is another package's, and cannot be used.
+        ExtensionError: it belongs to another package and cannot be used.
     """
     for folder in (FOLDER.parent, Path.cwd()):
         if name.isidentifier() and (folder / EXPERIMENTS / f"{name}.py").is_file():
@@ -87,7 +87,7 @@ def named_experiment(name: str) -> ModuleType | None:
 
 
 def experiment_of(point: EntryPoint) -> ModuleType:
-    """Return the module of another package's experiment.
+    """Load the experiment module of another package.
 
     Raises:
         ExtensionError: it cannot be used.

@@ -1,4 +1,4 @@
-"""Python's search for garbage, paused where what is made is there to stay."""
+"""Pause garbage collection while long-lived objects are created."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Do not search for garbage meanwhile.
+    """Disable garbage collection.
 
-    Of what an import of PyTorch and transformers or of MLflow makes, or a reading of thousands of runs, hardly anything is
-    garbage, and to look through it again and again takes a fifth of the time.
+    Importing PyTorch, transformers or MLflow, or reading thousands of runs, creates hardly any garbage, and collecting
+    takes a fifth of the time.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""What the operating system says of this machine, in a text that is empty where it says nothing."""
+"""Facts from the operating system, as text; empty if unknown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 
 def read_text(path: Path) -> str:
-    """Return what a small file of the system's holds; empty if it cannot be read."""
+    """Read a small system file; return an empty text if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -19,7 +19,7 @@ def read_text(path: Path) -> str:
 
 
 def pid_namespace() -> str:
-    """Return the world of process ids that this process lives in: the same number means another process elsewhere."""
+    """Return the PID namespace of this process."""
     try:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -27,13 +27,13 @@ def pid_namespace() -> str:
 
 
 def in_pid_namespace() -> bool:
-    """Return whether that is a world of its own, as containers have, and not the machine's."""
-    # The kernel's own number of the first such world.
+    """Return whether this process has a PID namespace of its own, as in a container."""
+    # The inode number of the initial namespace is fixed in the kernel.
     return pid_namespace() not in ("", "pid:[4026531836]")
 
 
 def sysctl(name: str) -> str:
-    """Return a value of the kernel of macOS; empty elsewhere."""
+    """Return a macOS kernel value; empty elsewhere."""
     try:
         done = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
@@ -42,12 +42,12 @@ def sysctl(name: str) -> str:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Return the CPU's instruction sets as Linux names them, in lower case; empty where it does not."""
+    """Return the CPU's instruction sets by their Linux names, lower case; empty if unknown."""
     return frozenset(_cpuinfo("flags", "Features").lower().split())
 
 
 def cpu_model() -> str:
-    """Return the CPU's name; empty where it is not known."""
+    """Return the CPU's name; empty if unknown."""
     known = _cpuinfo("model name", "Hardware", "Model")
     if not known and platform.system() == "Darwin":
         return sysctl("machdep.cpu.brand_string")
@@ -55,16 +55,16 @@ def cpu_model() -> str:
 
 
 def usable_cpus() -> int:
-    """Return how many CPUs this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[int, Path]]:
-    """Yield the control groups that bound this process, and those that they are in, each with its version (2 or 1).
+    """Yield the control groups of this process and their parents, each with its version (2 or 1).
 
     Args:
-        controller: of which the files are, such as `cpu`.
-        root: of the file system; a container may see only the mount itself.
+        controller: such as `cpu`.
+        root: file system root; a container may only see the mount itself.
     """
     mount = root / "sys/fs/cgroup"
     for line in read_text(root / "proc/self/cgroup").splitlines():
@@ -82,6 +82,6 @@ def control_groups(controller: str, root: Path = Path("/")) -> Iterator[tuple[in
 
 @cache
 def _cpuinfo(*keys: str) -> str:
-    """Return the first value that Linux tells of the CPU under one of some keys."""
+    """Return the first non-empty value of the given keys in /proc/cpuinfo."""
     listed = (line.partition(":") for line in read_text(Path("/proc/cpuinfo")).splitlines())
     return next((" ".join(v.split()) for k, _, v in listed if k.strip() in keys and v.strip()), "")

@@ -1,4 +1,4 @@
-"""Which backends and recipes can run with what is installed, without importing any of it."""
+"""Check which backends and recipes are installed, without importing them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from importlib.util import find_spec
 ONNX_MODULES = ("onnx", "onnxruntime", "optimum-onnx")
 
 OWN_RECIPES: Mapping[str, tuple[str, ...]] = {"onnx": ("onnx_ir",), "torch": ("torchao",)}
-"""What llmtrack's own recipes of a backend need beside it; those of other packages say themselves what they need."""
+"""Modules that llmtrack's own recipes of a backend need; recipes of other packages declare theirs themselves."""
 
 RUNTIMES: Mapping[str, tuple[str, ...]] = {
     "genai": ("onnxruntime_genai", "onnx"),
-    "llamacpp": ("llama_cpp",),  # or what stands in for it: `_PREBUILT`
+    "llamacpp": ("llama_cpp",),  # or its prebuilt replacement: `_PREBUILT`
     "openvino": ("openvino",),
 }
-"""What the backends need that convert a model by a tool of their own: each is an extra of its name."""
+"""Modules of the backends with a converter of their own; each is an extra of the same name."""
 
 _PREBUILT, _PREBUILT_GLIBC = {"llama_cpp": "llama_cpp_py_sync"}, (2, 38)
-"""A module that runs a backend without compiling, and the glibc that its libraries need, whatever its wheel says."""
+"""Prebuilt replacement modules, and the glibc that their libraries need, whatever the wheel declares."""
 
 _BEFOREHAND = {
     "onnx": " (brings transformers 4.57)",
@@ -31,7 +31,7 @@ _BEFOREHAND = {
 
 
 def install(backend: str) -> str:
-    """Return the command that installs what a backend needs."""
+    """Return the command that installs a backend's requirements."""
     return f'pip install "llmtrack[{backend}]"{_BEFOREHAND.get(backend, "")}'
 
 
@@ -40,23 +40,23 @@ INSTALL_TORCHAO = install("torchao")
 
 
 def missing_modules(backend: str, recipe: str = "none") -> list[str]:
-    """Return what would have to be installed for a backend and, unless it is `none`, a recipe of llmtrack's own for it."""
+    """Return the modules missing for a backend and, unless `none`, one of llmtrack's own recipes."""
     wanted = ONNX_MODULES if backend == "onnx" else RUNTIMES.get(backend, ())
     return not_installed((*wanted, *(OWN_RECIPES.get(backend, ()) if recipe != "none" else ())))
 
 
 def not_installed(modules: Iterable[str]) -> list[str]:
-    """Return which modules, or packages of a shared namespace, are not installed."""
+    """Return the modules, or distributions of a namespace package, that are not installed."""
     return [name for name in modules if not _importable(name)]
 
 
 def available(backend: str, recipe: str = "none") -> bool:
-    """Return whether a backend, and a recipe of llmtrack's own for it, can run."""
+    """Return whether a backend and one of llmtrack's own recipes for it are installed."""
     return not missing_modules(backend, recipe)
 
 
 def why_missing() -> str:
-    """Say in one line which recipes cannot run here and what to do about it; empty if all can."""
+    """Say in one line which recipes are unavailable and how to install them; empty if none."""
     found = []
     if absent := missing_modules("onnx", "any"):
         found.append(f"those of the onnx backend ({', '.join(absent)} missing{why_kept_out()}: {INSTALL_ONNX})")
@@ -66,7 +66,7 @@ def why_missing() -> str:
 
 
 def find_uv() -> list[str] | None:
-    """Return the command that runs uv, or None where there is none."""
+    """Return the command that runs uv, or None if it is not installed."""
     if find_spec("uv"):
         return [sys.executable, "-m", "uv"]
     path = os.environ.get("UV") or shutil.which("uv")
@@ -74,13 +74,13 @@ def find_uv() -> list[str] | None:
 
 
 def why_kept_out() -> str:
-    """Say what keeps the onnx backend from being installed beside what is here; empty if nothing does."""
+    """Say what prevents installing the onnx backend here; empty if nothing does."""
     fits = not installed_version("transformers").startswith("5.")
     return "" if fits else ", and no release of optimum-onnx works with transformers 5"
 
 
 def installed_version(package: str) -> str:
-    """Return the version of an installed package, or nothing."""
+    """Return the version of an installed package, or an empty text."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -88,7 +88,7 @@ def installed_version(package: str) -> str:
 
 
 def _importable(name: str) -> bool:
-    # Optimum's part for ONNX is a package of a shared namespace, whose parent would be imported by a search for it.
+    # optimum-onnx is a namespace package; `find_spec` would import its parent.
     if "-" in name:
         return bool(installed_version(name))
     return find_spec(name) is not None or (name in _PREBUILT and _loadable(_PREBUILT[name]))
@@ -99,7 +99,7 @@ def _loadable(prebuilt: str) -> bool:
 
 
 def _glibc() -> tuple[int, ...]:
-    """Return the version of glibc; nothing where the C library is another."""
+    """Return the glibc version; empty with another C library."""
     try:
         told = os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (AttributeError, ValueError, OSError):

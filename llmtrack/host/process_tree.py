@@ -1,4 +1,4 @@
-"""Processes of the system: whether a parent still lives, and how to end one with all its children."""
+"""Watch whether a parent process lives, and kill processes with their children."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Callable
 import psutil
 
 LOOK_SECONDS = 1.0
-"""How often to look whether a process is still there: no system but Linux can be asked to tell."""
+"""Polling interval for process exit: only Linux can notify."""
 
 SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 
 
 def kill_tree(process: psutil.Process | int) -> None:
-    """Kill a process and all that it started."""
+    """Kill a process and its descendants."""
     with contextlib.suppress(psutil.Error):
         root = psutil.Process(process) if isinstance(process, int) else process
-        # Stopped first, or it could start another one meanwhile.
+        # Stop it first, or it could start another child meanwhile.
         with contextlib.suppress(psutil.Error):
             root.suspend()
         for each in (*root.children(recursive=True), root):
@@ -28,29 +28,34 @@ def kill_tree(process: psutil.Process | int) -> None:
 
 
 def kill_children() -> None:
-    """Kill everything that this process started."""
+    """Kill all descendants of this process."""
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process().children():
             kill_tree(child)
 
 
 def when_parent_ends(parent: int, act: Callable[[], None]) -> None:
-    """Call `act` once, in a thread, when this process's parent is no longer the process `parent`."""
+    """Call `act` once, in a thread, when this process's parent is no longer `parent`."""
     _when(lambda: os.getppid() != parent, act)
 
 
 def when_launcher_ends(act: Callable[[], None]) -> Callable[[], None]:
     """Call `act` once, in a thread, when the program that launched this one has ended.
 
-    Between the two there may be shells that were started to run one command, as `mlflow run` does. Nothing is called
-    if a person launched it from a shell: it may be meant to outlive that. Return what ends the watch.
+    Shells started to run a single command, as by `mlflow run`, are skipped. A program launched by a person from a shell
+    is not watched: it may be meant to outlive the shell.
+
+    Returns:
+        A function that ends the watch.
     """
     chain = launcher_of(psutil.Process())
     return _when(lambda: not all(map(_lives, chain)), act) if chain else lambda: None
 
 
 def launcher_of(process: psutil.Process) -> list[psutil.Process]:
-    """Return the shells above a process that run one command, and the program above them; nothing if that is a shell."""
+    """Return the single-command shells above a process and the program above them; empty if that is an interactive
+    shell.
+    """
     chain: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         for parent in process.parents():
@@ -66,7 +71,7 @@ def launcher_of(process: psutil.Process) -> list[psutil.Process]:
 
 def _lives(process: psutil.Process) -> bool:
     try:
-        # `is_running` compares the time of its start, too: ids are used again.
+        # `is_running` also compares the start time, as ids are reused.
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False

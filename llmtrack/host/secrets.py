@@ -1,7 +1,7 @@
-"""Keep credentials out of what is printed, written and tracked.
+"""Remove credentials from what is printed, written and tracked.
 
-Those of an address that is known (`know`: the tracking store's) are removed by their value, however they are written; those
-of any other text by what credentials look like.
+Credentials of known addresses (`know`: the tracking store's) are removed by value in any spelling; in other text, by
+pattern.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _SECRET_NAME = re.compile(
 )
 
 
-# What a shell calls the folder that it is in, and the one before.
+# Names that end like credentials but hold the shell's working folders.
 _FOLDERS = frozenset({"PWD", "OLDPWD"})
 _SHORTEST_SECRET = 8
 _NO_CREDENTIALS = ("sqlite", "file")
 
 
 _REDACTIONS: tuple[tuple[re.Pattern[str], str], ...] = (
-    # user:password@ of a web address. The password may hold an unquoted @, ', < or /, but a port is no password, unless an @
-    # follows on the next part of the path.
+    # user:password@ of a web address. The password may contain an unquoted @, ', < or /; digits before a / are a port,
+    # unless an @ follows in the next path segment.
     (
         re.compile(
             r"(?i)(\bhttps?://)[^\s/@:?#\"'<>\[]*:(?:(?!\d+(?:[/?#\s]|$))[^\s\"]*|\d+[?#][^\s\"]*|\d+/[^\s/\"]*)@(?=[\w\[])"
         ),
         rf"\1{HIDDEN}@",
     ),
-    # Of any other address, whose password SQLAlchemy lets hold everything.
+    # Other schemes: SQLAlchemy allows any character in the password.
     (
         re.compile(r"(?i)(?<![a-z0-9+.-])((?!https?:)[a-z][a-z0-9+.-]*://)[^\s/@:?#\"\[]*:[^\s\"]*@(?=[\w\[])"),
         rf"\1{HIDDEN}@",
@@ -49,7 +49,7 @@ _REDACTIONS: tuple[tuple[re.Pattern[str], str], ...] = (
         ),
         rf"\1{HIDDEN}",
     ),
-    # A database's settings in words: host=db password='it\'s'.
+    # Key-value connection strings: host=db password='it\'s'.
     (
         re.compile(
             r"(?i)(?<![\w.-])((?:ssl)?password|passwd|accountkey)(\s*=\s*)('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^\s'\",;&]+)"
@@ -70,15 +70,14 @@ _known: dict[str, str] = {}
 
 
 def know(address: str) -> None:
-    """Remember an address that is used, so that no text that is written holds its credentials in any spelling."""
+    """Register an address, so that its credentials are hidden in any spelling."""
     if address not in _known and (shown := _shown(address)) != address:
         _known[address] = shown
         _known.update(_written_as(address))
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return the text without credentials: those of known addresses, those inside addresses, well-known tokens, and the given
-    secrets.
+    """Remove credentials: of known addresses, in other addresses, well-known tokens, and the given secrets.
 
     >>> redact("postgresql://me:pw@host/db")
     'postgresql://***@host/db'
@@ -93,14 +92,14 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def _replaced(text: str, known: str, shown: str) -> str:
-    """Replace what is known; of `user:password@` up to the last @, since another address's password may begin with it."""
+    """Replace a known secret; for `user:password@`, up to the last @, as another password may begin with it."""
     if not known.endswith("@") or known not in text:
         return text.replace(known, shown)
     return re.sub(re.escape(known) + r"(?:[^\s\"]*@(?=[\w\[]))?", lambda _: shown, text)
 
 
 def secrets_of(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return what is secret of environment variables, longest first: of those named like credentials, and of addresses."""
+    """Return the secrets in environment variables, longest first: those named like credentials, and those in addresses."""
     found = {
         value
         for name, value in environ.items()
@@ -113,7 +112,7 @@ def secrets_of(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _shown(address: str) -> str:
-    """Return an address made from its parts that are no secret."""
+    """Rebuild an address from its public parts."""
     scheme, _, rest = address.partition("://")
     given = _userinfo(address)
     shown = f"{scheme}://{HIDDEN}@{rest[len(given) + 1 :]}" if given else address
@@ -124,7 +123,7 @@ def _shown(address: str) -> str:
 
 
 def _written_as(address: str) -> dict[str, str]:
-    """Return all that gives the credentials of an address away, and what to write in its place."""
+    """Map every spelling of an address's credentials to its replacement."""
     given = _userinfo(address)
     user, colon, password = given.partition(":")
     found = {f"{given}@": f"{HIDDEN}@", f"{unquote(given)}@": f"{HIDDEN}@"} if given else {}
@@ -137,7 +136,7 @@ def _written_as(address: str) -> dict[str, str]:
 
 
 def _userinfo(address: str) -> str:
-    """Return what stands before the host, as generously as any library reads it; empty if nothing does."""
+    """Return the part before the host, parsed as leniently as any library does; may be empty."""
     scheme, _, rest = address.partition("://")
     host = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if scheme.partition("+")[0].lower() in _NO_CREDENTIALS or "@" not in rest or host.startswith("["):
@@ -146,7 +145,7 @@ def _userinfo(address: str) -> str:
 
 
 def _settings(address: str) -> Iterator[str]:
-    """Yield the secrets among the settings of an address, and of settings within one (`odbc_connect`)."""
+    """Yield the secrets in an address's query, including nested ones (`odbc_connect`)."""
     _, _, query = address.partition("?")
     for name, value in parse_qsl(query):
         if _SECRET_NAME.search(name):
@@ -158,7 +157,7 @@ def _settings(address: str) -> Iterator[str]:
 
 
 def _spellings(secret: str) -> set[str]:
-    """Return how a secret may be written: as it is, quoted and unquoted, and in a string of Python, JSON or HTML."""
+    """Return the spellings of a secret: plain, URL-quoted and unquoted, and escaped in Python, JSON or HTML."""
     plain = {secret, unquote(secret), unquote_plus(secret)}
     quoted = {each for text in plain for each in (quote(text, safe=""), quote(text), quote_plus(text))}
     lower = {re.sub(r"%[0-9A-F]{2}", lambda found: found[0].lower(), text) for text in quoted}
@@ -168,7 +167,7 @@ def _spellings(secret: str) -> set[str]:
 
 
 def _is_telling(secret: str) -> bool:
-    """Return whether a secret is told from ordinary words and numbers, so that it can be hidden wherever it stands."""
+    """Return whether a secret is distinctive enough to be hidden anywhere in a text."""
     if len(secret) >= _SHORTEST_SECRET:
         return True
     kinds = [any(map(kind, secret)) for kind in (str.isalpha, str.isdigit)]

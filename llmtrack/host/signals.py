@@ -1,6 +1,6 @@
-"""Let work end in order when a signal arrives, however many more arrive meanwhile.
+"""Finish in order when a signal arrives, even if more follow.
 
-Launchers send several: `mlflow run` passes Ctrl-C on as SIGTERM, and a service is told to stop process by process.
+Launchers send several: `mlflow run` turns Ctrl-C into SIGTERM, and a service manager signals process by process.
 """
 
 from __future__ import annotations
@@ -19,17 +19,13 @@ from types import FrameType, TracebackType
 STOPPING = tuple(
     number for name in ("SIGINT", "SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None
 )
-"""What asks a program to end: Ctrl-C, a launcher, a terminal that is closed."""
+"""Signals that request termination: Ctrl-C, a launcher, a closed terminal."""
 
 _ENDING = b"llmtrack: ending already; nothing that was measured is lost\n"
 
 
 class Terminated(BaseException):
-    """A signal other than Ctrl-C's asked to end.
-
-    Attributes:
-        number: which.
-    """
+    """A termination signal other than Ctrl-C arrived."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -38,10 +34,9 @@ class Terminated(BaseException):
 
 @contextmanager
 def stop_in_order() -> Iterator[Callable[[], bool]]:
-    """Hold signals back; yield a function that tells whether one came; at the end, the first does what it always did.
+    """Defer signals; yield a function that returns whether one arrived; at the end, deliver the first.
 
-    Signals that are ignored stay so: in a worker, Ctrl-C is its parent's business. In a thread other than the main
-    one, signals are left alone.
+    Ignored signals stay ignored: in a worker, Ctrl-C is handled by its parent. No effect outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -58,9 +53,9 @@ def stop_in_order() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def signals_end() -> Iterator[None]:
-    """Turn the first signal into KeyboardInterrupt or Terminated; those after it do not cut short what is done then.
+    """Turn the first signal into KeyboardInterrupt or Terminated; later ones do not interrupt the cleanup.
 
-    In a thread other than the main one, signals are left alone.
+    No effect outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -85,7 +80,7 @@ def signals_end() -> Iterator[None]:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Have what a library does to the handling of signals undone: how this process ends is its own business."""
+    """Restore the signal handlers on exit, as libraries may replace them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -97,25 +92,25 @@ def handlers_kept() -> Iterator[None]:
 
 
 def interrupt_in_a_line() -> None:
-    """Let Ctrl-C end this program in a line even while it imports what it needs, which takes seconds."""
+    """Make Ctrl-C print one line instead of a traceback, even during slow imports."""
     before = sys.excepthook
 
-    def told(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def print_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, KeyboardInterrupt):
             print("interrupted", file=sys.stderr)
         else:
             before(kind, error, trace)
 
-    sys.excepthook = told
+    sys.excepthook = print_one_line
 
 
 def stay_ended() -> None:
-    """Have the process exit with its code, which a signal's is, although more signals arrive while Python ends."""
+    """Ignore signals during interpreter exit, so that they do not change the exit code."""
     atexit.register(_handle, signal.SIG_IGN)
 
 
 def _handle(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> dict[int, object]:
-    """Set the handler of all signals that are not ignored; return what was set."""
+    """Set the handler of all signals that are not ignored; return the previous handlers."""
     before = {number: signal.getsignal(number) for number in STOPPING}
     heeded = {number: was for number, was in before.items() if was not in (signal.SIG_IGN, None)}
     for number in heeded:
@@ -129,7 +124,7 @@ def _restore(before: Mapping[int, object]) -> None:
 
 
 def _leave_terminal() -> None:
-    """Let what is printed from now on go nowhere: the terminal is gone, and printing to it would be an error."""
+    """Redirect output to the null device: the terminal is gone and printing would fail."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         with contextlib.suppress(OSError):

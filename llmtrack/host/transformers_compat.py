@@ -1,4 +1,4 @@
-"""What llmtrack has to know of transformers itself: the differences between 4.57 and 5, and how to import it lightly."""
+"""Differences between transformers 4.57 and 5, and a faster import of it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 TRANSFORMERS_MAJOR = int(version("transformers").split(".")[0])
 
 SHARES_WITHOUT_CACHE = TRANSFORMERS_MAJOR >= 5
-"""Whether layers that reuse keys and values of earlier ones find them outside a cache, too."""
+"""Whether layers that share the keys and values of earlier layers work without a cache."""
 
 
 def import_transformers() -> None:
-    """Import what of transformers every model needs, and not what it looks for only since MLflow brings it: a third less."""
+    """Import the core of transformers without the optional packages it probes for: a third faster."""
     with unseen_by_transformers(), uncollected():
         importlib.import_module("transformers.generation.utils")
 
 
 @contextmanager
 def unseen_by_transformers() -> Iterator[None]:
-    """Hide what transformers imports wherever it is: scikit-learn (with pandas behind it) and SciPy.
+    """Hide optional packages from transformers while it is imported: scikit-learn (which imports pandas) and SciPy.
 
-    It uses them for assisted generation and for the losses of object detection. Whoever imports them afterwards finds them.
+    It uses them only for assisted generation and detection losses. They can be imported normally afterwards.
     """
-    # Where transformers has already looked what there is, it would miss what is hidden now.
+    # Once transformers has checked for them, it would fail on hidden packages.
     looked = "transformers.utils.import_utils" in sys.modules
     hidden = [] if looked else [name for name in ("sklearn", "scipy") if name not in sys.modules]
-    # What is None is found nowhere, which is how transformers asks.
+    # A None entry makes `find_spec`, which transformers uses, fail.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         yield
@@ -45,7 +45,7 @@ def unseen_by_transformers() -> Iterator[None]:
 
 
 def no_init_weights() -> AbstractContextManager[Any]:
-    """Return a context in which a new model's weights are left as the allocator gave them."""
+    """Return a context manager that skips weight initialization of new models."""
     if TRANSFORMERS_MAJOR >= 5:
         return importlib.import_module("transformers.initialization").no_init_weights()
     return importlib.import_module("transformers.modeling_utils").no_init_weights()
@@ -53,7 +53,7 @@ def no_init_weights() -> AbstractContextManager[Any]:
 
 @contextmanager
 def code_refused() -> Iterator[None]:
-    """Make transformers unable to load code that comes with a model, whatever its switches say."""
+    """Prevent transformers from loading model code, whatever its flags say."""
     dynamic = importlib.import_module("transformers.dynamic_module_utils")
     generation = importlib.import_module("transformers.generation.utils").GenerationMixin
     doors = [(dynamic, "get_class_in_module"), (generation, "load_custom_generate")]
@@ -68,21 +68,21 @@ def code_refused() -> Iterator[None]:
 
 
 def _refuse_code(*given: Any, **named: Any) -> Any:
-    # An OSError: what transformers takes for a model without code of its own.
+    # transformers treats an OSError as a model without custom code.
     raise OSError("code that comes with a model is never run")
 
 
 def rope_settings(theta: float) -> dict[str, Any]:
-    """Return the arguments of a config that set the base of the rotary embedding."""
+    """Return the config arguments that set the rotary base."""
     if TRANSFORMERS_MAJOR >= 5:
         return {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
     return {"rope_theta": theta}
 
 
 def tensor_parallel() -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that share a model's layers out among the ranks, by the model's own plan.
+    """Return the `from_pretrained` arguments for tensor parallelism by the model's own plan.
 
-    Version 5 moves the plan into a config of its own, and takes the plain argument away in one of its releases.
+    Version 5 moves the plan into a config and drops the plain argument in a later release.
     """
     if TRANSFORMERS_MAJOR >= 5:
         found = importlib.import_module("transformers.distributed.configuration_utils").DistributedConfig
@@ -94,8 +94,8 @@ def tensor_parallel() -> dict[str, Any]:
 def portable_rope(config: dict[str, Any]) -> dict[str, Any]:
     """Return a config's content with the rotary settings in both spellings.
 
-    Version 5 writes `rope_parameters` only, which 4.57 ignores: it would run with a default `rope_theta`
-    and give wrong text without an error. A `rope_scaling` that stands beside them is what version 5 takes.
+    Version 5 writes only `rope_parameters`, which 4.57 ignores: it would use a default `rope_theta` and silently
+    generate wrong text. A `rope_scaling` beside them takes precedence in version 5.
     """
     rope = config.get("rope_parameters")
     if not isinstance(rope, dict) or "rope_theta" not in rope:
@@ -109,7 +109,7 @@ def portable_rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def restore_rope(config: PretrainedConfig) -> None:
-    """Give a config that version 5 saved its rotary settings in the spelling of the running version."""
+    """Restore rotary settings saved by version 5 in the spelling of the running version."""
     if TRANSFORMERS_MAJOR < 5:
         portable = portable_rope(config.to_dict())
         for name in ("rope_theta", "rope_scaling"):
@@ -125,9 +125,9 @@ def portable_tokenizer(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def forget_gguf(model: PreTrainedModel) -> None:
-    """Make a model that was read from a GGUF file an ordinary float model that can be saved.
+    """Turn a model loaded from GGUF into an ordinary float model that can be saved.
 
-    Version 5 treats it as quantized: it refuses to save it, and would look for the file on loading.
+    Version 5 marks it as quantized, refuses to save it, and would look for the GGUF file on loading.
     """
     for holder, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):
         if hasattr(holder, name):

@@ -1,4 +1,4 @@
-"""Sizes in bytes by the units that they are told in."""
+"""Size units in bytes."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Small words that every sentence needs alike."""
+"""Formatting helpers for messages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 _SOME = 3
-"""So many names stand in a sentence."""
+"""Names listed in a sentence before they are counted."""
 
 
 def plural(count: int, one: str, several: str = "") -> str:
@@ -14,19 +14,19 @@ def plural(count: int, one: str, several: str = "") -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """Return seconds as `0:05`, `12:34` or `1:02:03`."""
+    """Format seconds as `0:05`, `12:34` or `1:02:03`."""
     whole = round(seconds)
     hours, minutes = whole // 3600, whole // 60 % 60
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def some_of(names: Sequence[str]) -> str:
-    """Return `a, b, c` or, of many, `a, b and 18 others`."""
+    """Return `a, b, c` or, for many, `a, b and 18 others`."""
     if len(names) <= _SOME:
         return ", ".join(names)
     return f"{', '.join(names[: _SOME - 1])} and {len(names) - _SOME + 1} others"
 
 
 def cut(text: str, most: int, mark: str = "…") -> str:
-    """Return a text of so many characters at most, with a mark where it was cut."""
+    """Truncate a text, ending it with a mark."""
     return text if len(text) <= most else text[: most - len(mark)] + mark

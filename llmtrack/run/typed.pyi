@@ -395,10 +395,10 @@ def run(
         dtypes: Precisions to compare; none: only dtype.
         corpus: builtin, pydoc, or a .txt or .jsonl file.
         protocol: Each text on its own, or all as one stream.
-        max_length: Tokens of a document, or read in a window, at most.
+        max_length: Maximum tokens of a document, or of a window.
         stride: rolling: new tokens of each window; 0: max-length.
-        bos_rule: What is put before a text: what the tokenizer adds, the model's BOS or EOS, or nothing.
-        max_tokens: rolling: tokens of the stream that are used at most; 0: all.
+        bos_rule: Start of each text: what the tokenizer adds, the model's BOS or EOS, or nothing.
+        max_tokens: rolling: maximum tokens of the stream; 0: all.
         batch_size: Documents or windows per batch; auto: as many as memory has room for.
         padding_side: Side of the pads of a batch.
         verbose: Print a line per batch.
@@ -549,26 +549,26 @@ def run(
 
     Args:
         model: Model, or comma list of candidates.
-        learning_rate: The highest; 0: 0.003 from scratch, 5e-05 otherwise.
+        learning_rate: Peak learning rate; 0: 0.003 from scratch, 5e-05 otherwise.
         corpus: builtin, pydoc, or a .txt or .jsonl file.
-        start: The model's weights, or fresh ones in the shape of a synthetic: preset, which auto takes to be meant by one.
+        start: Start from the model's weights, or fresh ones in the shape of a synthetic: preset; auto: fresh for such a preset.
         split: Hold out whole documents, or the end of the text.
-        validation_share: Share of the text that is held out.
-        validation_tokens: Held-out tokens that are scored at most; 0: all.
-        sequence_length: Tokens that a window reads.
+        validation_share: Held-out share of the text.
+        validation_tokens: Maximum held-out tokens to score; 0: all.
+        sequence_length: Tokens of a window.
         window_stride: Tokens between windows; 0: sequence-length.
         batch_size: Windows per forward pass.
         accumulate: Forward passes per step.
         steps: Optimizer steps.
-        warmup_steps: Steps until the learning rate is reached.
-        weight_decay: Of AdamW, on matrices.
-        clip_norm: Norm of the gradient at most; 0: as it comes.
+        warmup_steps: Steps of linear warm-up.
+        weight_decay: AdamW weight decay, on matrices only.
+        clip_norm: Maximum gradient norm; 0: no clipping.
         eval_every: Steps between evaluations.
-        patience: Evaluations without a better one that end it; 0: never.
-        seed: Of the order, of fresh weights and of dropout.
+        patience: Evaluations without improvement before stopping early; 0: never.
+        seed: Seed of the data order, fresh weights and dropout.
         sample_tokens: Tokens generated at each evaluation; 0: none.
         log_checkpoint: Keep the best checkpoint in MLflow as files, as an MLflow model beside them, or only in the output folder.
-        explain: Print how the loss of one window comes about.
+        explain: Print how the loss of one window is computed.
         output: Folder of the checkpoints; none: one in .llmtrack/training.
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.

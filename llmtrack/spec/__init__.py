@@ -1,1 +1,1 @@
-"""What is asked and what came of it, as plain data: parameters, tasks, scenarios, outcomes and events, as JSON too."""
+"""Plain data shared by all layers: parameters, tasks, scenarios, outcomes and events, with their JSON form."""

@@ -1,4 +1,4 @@
-"""What a worker tells while it measures: plain data that crosses a process border as JSON lines."""
+"""Events that a worker emits while it measures: plain data sent between processes as JSON lines."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from llmtrack.spec.serialization import Scalar, from_json, to_json
 
 @dataclass(frozen=True)
 class Log:
-    """A line for a person: which model was loaded, how a batch was scored."""
+    """A line of log text: which model was loaded, how a batch was scored."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Warn:
-    """A finding in words that concerns every scenario of a variant."""
+    """A warning that applies to every scenario of a variant."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A step of a scenario is about to be done.
+    """A step of a scenario is about to start.
 
     Attributes:
-        scenario: name of the scenario that is being measured.
-        step: what is being done, such as `repeat 3` or `batch 2/7`.
-        done: share of the scenario that is done (0 to 1), where that is known.
+        step: such as `repeat 3` or `batch 2/7`.
+        done: completed share of the scenario (0 to 1), or None if unknown.
     """
 
     scenario: str
@@ -42,15 +41,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class Begun:
-    """Something begins, or goes on, whose steps are told as they come; an outcome with the same key ends it.
+    """A run that reports its steps as they happen has started or resumed; an outcome with the same key ends it.
 
     Attributes:
-        scenario: what was asked.
-        run_key: identity of its run: the same when it was interrupted and goes on.
-        facts: what is really used, as in `Measurement`.
-        tags: provenance, as in `Measurement`.
-        started_at: seconds since the epoch, of the first beginning.
-        resumed: whether it goes on from an earlier time.
+        run_key: identity of the run; unchanged when an interrupted run resumes.
+        facts: as in `Measurement`.
+        tags: as in `Measurement`.
+        started_at: seconds since the epoch, of the first start.
     """
 
     scenario: Scenario
@@ -63,7 +60,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Steps:
-    """A bunch of steps of what `Begun` told of."""
+    """A batch of steps of a run announced by `Begun`."""
 
     run_key: str
     rows: tuple[StepValues, ...]
@@ -71,12 +68,9 @@ class Steps:
 
 @dataclass(frozen=True)
 class SoFar:
-    """What counts of a scenario is measured; an outcome with what is measured beside it follows.
+    """The main part of a measurement is complete; an outcome that adds the side measurements follows.
 
-    If none does, because that ends the process or never ends, this is the outcome.
-
-    Attributes:
-        measurement: what there is already.
+    If none follows, because the process crashed or hung, this is the outcome.
     """
 
     measurement: Measurement
@@ -89,7 +83,7 @@ _KINDS = {kind.__name__: kind for kind in (Log, Warn, Progress, Begun, Steps, So
 
 
 def event_to_json(event: Event) -> Any:
-    """Turn an event into JSON-ready data."""
+    """Convert an event to JSON-ready data."""
     return {"kind": type(event).__name__, "data": to_json(event)}
 
 

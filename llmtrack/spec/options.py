@@ -1,10 +1,11 @@
-"""A parameter is one field of a config: its type, default, help and bounds stand there and nowhere else.
+"""Parameters are fields of a config dataclass, which holds their type, default, help and bounds.
 
     lengths: Annotated[tuple[int, ...], Option("Prompt lengths in tokens.", min=1)] = (16, 64, 256)
 
-From it come the command-line option, what is accepted, what is tracked as `cfg.lengths`, MLproject and docs/commands.md.
-A field without an `Option` is for programs only. On the command line and in MLproject a list is separated by commas, and
-`none` stands for nothing (None, an empty text, an empty list), since MLflow cannot pass an empty parameter.
+The command-line option, its validation, the tracked `cfg.lengths`, MLproject and docs/commands.md are generated from
+it. A field without an `Option` can only be set from Python. On the command line and in MLproject, lists are
+comma-separated and `none` stands for None, an empty text or an empty list, because MLflow cannot pass an empty
+parameter.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Config = TypeVar("Config")
 
 
 class Checked:
-    """A config that refuses what its parameters do not accept, however it is made."""
+    """Base class of configs that validate their parameters on construction."""
 
     def __post_init__(self) -> None:
         for parameter in parameters(type(self)):
@@ -34,42 +35,40 @@ class Checked:
 
 @dataclass(frozen=True)
 class NoOptions(Checked):
-    """The options of what can be told nothing."""
+    """Options of a backend or recipe without options."""
 
 
 def why_unusable(config: Any) -> str:
-    """Say in words why something cannot be what a backend or a recipe can be told; empty if it can."""
+    """Explain why an object cannot serve as an options class; return an empty text if it can."""
     if not (isinstance(config, type) and is_dataclass(config)):
         return "its options are not a dataclass"
     try:
         config()
         for each in parameters(config):
             each.check(each.default)
-    except Exception as error:  # whatever another package declares
+    except Exception as error:  # third-party code may raise anything
         return f"its options {config.__name__} cannot be read: {type(error).__name__}: {error}"
     return ""
 
 
 def chosen(config: type[Config], given: Iterable[tuple[str, Any]]) -> Config:
-    """Return a config with those of the given (name, value) pairs that are its own.
+    """Build a config from the (name, value) pairs that name its fields; ignore the others.
 
     Raises:
-        UsageError: a value is not accepted.
+        UsageError: a value is invalid.
     """
     own = {each.name: each for each in parameters(config)}
     return config(**{name: own[name].accept(value) for name, value in given if name in own})
 
 
 def accepted(who: str, configs: Iterable[type], given: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-    """Return (name, value) pairs with the values that are meant; each must belong to one of some configs.
+    """Validate and convert (name, value) pairs; each name must belong to one of the configs.
 
     Args:
-        who: what takes them, in words.
-        configs: all that it takes.
-        given: what it is told.
+        who: name of the owner for error messages.
 
     Raises:
-        UsageError: it does not take one, or not such a value; the message names near ones.
+        UsageError: a name is unknown (the message suggests close matches) or a value is invalid.
     """
     own = {each.name: each for config in configs for each in parameters(config)}
     found = []
@@ -84,7 +83,7 @@ def accepted(who: str, configs: Iterable[type], given: Iterable[tuple[str, Any]]
 
 
 def parameters(config: type) -> tuple[Parameter, ...]:
-    """Return the parameters of a config: its own first, then those of each group that it includes."""
+    """Return a config's parameters: its own first, then those of each inherited group."""
     return _parameters(config)
 
 
@@ -101,11 +100,10 @@ def _parameters(config: type[Any]) -> tuple[Parameter, ...]:
 
 
 def tracked(config: Any, **resolved: Any) -> dict[str, Any]:
-    """Return the parameters of a config to track with a study.
+    """Return the parameters to track with a study.
 
     Args:
-        config: a config.
-        resolved: what a parameter came to mean, and what else is to be tracked.
+        resolved: resolved values that replace or add to the config's own.
     """
     own = {each.name: getattr(config, each.name) for each in parameters(type(config)) if each.option.tracked}
     return {
@@ -115,12 +113,7 @@ def tracked(config: Any, **resolved: Any) -> dict[str, Any]:
 
 
 def changed(config: Any, tracked_only: bool = True) -> dict[str, str]:
-    """Return, as the command line takes it, what a config says otherwise than by default.
-
-    Args:
-        config: a config.
-        tracked_only: leave out what is not tracked.
-    """
+    """Return the non-default parameters, as command-line text."""
     return {
         each.name: written(getattr(config, each.name))
         for each in parameters(type(config))
@@ -129,7 +122,7 @@ def changed(config: Any, tracked_only: bool = True) -> dict[str, str]:
 
 
 def taken(config: type[Config], source: Any, **changes: Any) -> Config:
-    """Return a config (or a part of one, such as a task) with what another one says about the same fields."""
+    """Build a config from the fields of the same name of another object."""
     names = [field.name for field in fields(config)]  # type: ignore[arg-type]
     return config(**{name: getattr(source, name) for name in names if hasattr(source, name)} | changes)
 

@@ -1,4 +1,4 @@
-"""One parameter: what it is, which values it accepts, and how a value is read and written as text."""
+"""One parameter: its type and bounds, and how its values are parsed and formatted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmtrack.host.words import cut
 from llmtrack.spec.text_args import one_text
 
 NONE = "none"
-# More tokens, calls or seconds than any machine has; what a context or a memory holds is checked where it is known.
+# Beyond any real number of tokens, calls or seconds; context and memory limits are checked where they are known.
 LARGEST = 1_000_000_000
 MOST_VALUES = 100
 _SHOWN = 61
@@ -23,20 +23,20 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 @dataclass(frozen=True)
 class Option:
-    """What a parameter is, beside its type and default.
+    """Help and constraints of a parameter, beside its type and default.
 
     Attributes:
-        help: what it does, in one sentence.
-        min: least number, or least length of a text.
-        max: greatest number.
-        above: a number that it must exceed.
-        below: a number that it must stay under.
-        choices: the texts that are accepted; empty: any.
-        read: turns a text into the value that is meant, or raises a `UsageError`.
-        tracked: whether it is tracked with a study: not where it only prints, or may hold credentials.
-        tries: of what a backend can be told: returns the values that `tune` tries beside the default, from the number of
-            CPUs that may compute (0: another device does); None: the default only.
-        nothing: the word that stands for None, where that may be.
+        help: one sentence.
+        min: minimum value, or minimum length of a text.
+        max: maximum value.
+        above: exclusive lower bound.
+        below: exclusive upper bound.
+        choices: accepted texts; empty for any.
+        read: parses a text into the value, or raises a `UsageError`.
+        tracked: whether it is tracked with a study; not if it only affects printing or may hold credentials.
+        tries: for backend options, the values that `tune` tries beside the default, given the number of CPUs available
+            for computing (0 on another device); None for the default only.
+        nothing: the word that stands for None.
     """
 
     help: str
@@ -52,20 +52,17 @@ class Option:
 
 
 CHANCE = Option("", above=0, below=1)
-"""What a chance is."""
+"""Constraints of a probability."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A field of a config that has an `Option`.
+    """A config field with an `Option`.
 
     Attributes:
-        name: name of the field.
-        kind: int, float, bool or str: the value, or each value of a list.
+        kind: int, float, bool or str; of a list, the type of its values.
         many: whether it is a list (a tuple).
         optional: whether it may be None.
-        default: its default.
-        option: what else it is.
     """
 
     name: str
@@ -77,12 +74,12 @@ class Parameter:
 
     @property
     def flag(self) -> str:
-        """Its name on the command line."""
+        """Command-line name."""
         return flag_of(self.name)
 
     @property
     def bounds(self) -> str:
-        """What numbers are accepted, in words; empty: any up to `LARGEST`."""
+        """Describe the accepted numbers; empty if only `LARGEST` bounds them."""
         option, parts = self.option, []
         if self.kind is str:
             return ""
@@ -99,10 +96,10 @@ class Parameter:
         return " and ".join(parts)
 
     def parse(self, text: str) -> Any:
-        """Return the value that a text stands for.
+        """Parse a text.
 
         Raises:
-            UsageError: it stands for none that is accepted.
+            UsageError: the value is invalid.
         """
         word = readable(text).strip().lower()
         if word in (NONE, self.option.nothing) or (word == "" and not self.option.min):
@@ -117,10 +114,10 @@ class Parameter:
         return self._several([part.strip() for part in text.split(",") if part.strip()])
 
     def check(self, value: Any) -> None:
-        """Check a value.
+        """Validate a value.
 
         Raises:
-            UsageError: it is of another type, or not accepted.
+            UsageError: the type or the value is invalid.
         """
         if value is None and self.optional:
             return
@@ -135,18 +132,18 @@ class Parameter:
         return tuple(dict.fromkeys(map(self._one, values)))
 
     def _one(self, given: Any) -> Any:
-        """Return the value that a text stands for, or a program's own value; NumPy's numbers, which JSON does not know, as plain ones."""
+        """Convert a text or a Python value; NumPy scalars, which JSON cannot encode, become plain numbers."""
         if self.kind is str and not isinstance(given, bool):
             given = self._text(given)
         try:
             value = self._convert(given) if isinstance(given, str) else getattr(given, "item", lambda: given)()
-        except (ValueError, RuntimeError):  # of several numbers at once, PyTorch's too
+        except (ValueError, RuntimeError):  # RuntimeError: a PyTorch tensor with several elements
             raise UsageError(f"{self.name} {short(given)!r} is not {_KINDS[self.kind]}") from None
         self._check(value)
         return value
 
     def _text(self, given: Any) -> str:
-        """Return a text; what reads it may know more of a value, such as a dtype of PyTorch's."""
+        """Convert to text; a custom `read` may accept other types, such as PyTorch dtypes."""
         return str(given) if self.option.read else one_text(self.name, given)
 
     def _convert(self, text: str) -> Any:
@@ -187,10 +184,10 @@ class Parameter:
         )
 
     def accept(self, value: Any) -> Any:
-        """Return the value that a program or a text gave.
+        """Convert and validate a Python value or a text.
 
         Raises:
-            UsageError: it is of another type, or not accepted.
+            UsageError: the type or the value is invalid.
         """
         if value is None and self.optional:
             return None
@@ -203,21 +200,20 @@ class Parameter:
 
 
 def whole_number(name: str, value: Any, least: int = 1) -> int:
-    """Return a whole number that a program gave.
+    """Validate an integer argument.
 
     Raises:
-        UsageError: it is none, or less than the least.
+        UsageError: it is not an integer of at least `least`.
     """
     number: int = Parameter(name, int, False, False, least, Option("", min=least)).accept(value)
     return number
 
 
 def unexpected(word: str, example: str) -> str:
-    """Say what is wrong with a word that belongs to no option: mostly the rest of a value whose quotes the shell took.
+    """Explain a word that belongs to no option: usually the rest of a value whose quotes the shell removed.
 
     Args:
-        word: the word.
-        example: how a value that holds a space is given.
+        example: how to pass a value that contains a space.
     """
     if "=" in word:
         return f"unexpected {word!r}: quote a value that holds spaces, such as {example}"
@@ -225,32 +221,32 @@ def unexpected(word: str, example: str) -> str:
 
 
 def readable(text: str) -> str:
-    """Return a text as it is.
+    """Return the text unchanged if it can be stored and printed.
 
     Raises:
-        UsageError: it cannot be stored or printed: it holds a NUL, or bytes that are no UTF-8.
+        UsageError: it contains a NUL or invalid UTF-8.
     """
     if "\x00" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise UsageError(f"{short(ascii(text))} is no text: it holds a NUL, or bytes that are no UTF-8")
+        raise UsageError(f"{short(ascii(text))} is not valid text: it contains a NUL or invalid UTF-8")
     return text
 
 
 def read_number(name: str, value: str | float, option: Option = Option("")) -> float:
-    """Return the finite number that a text stands for, or that a program gave, within the bounds of an option.
+    """Parse a finite number within the bounds of an option.
 
     Raises:
-        UsageError: it stands for none.
+        UsageError: it is invalid.
     """
     return float(Parameter(name, float, False, False, 0.0, option).accept(value))
 
 
 def flag_of(name: str) -> str:
-    """Return a parameter's name on the command line."""
+    """Return the command-line name of a parameter."""
     return "--" + name.replace("_", "-")
 
 
 def written(value: Any) -> str:
-    """Return a value as it is written on the command line and in MLproject."""
+    """Format a value for the command line and MLproject."""
     if value is None or value in ("", ()):
         return NONE
     if isinstance(value, tuple):
@@ -259,5 +255,5 @@ def written(value: Any) -> str:
 
 
 def short(value: Any) -> str:
-    """Return a value as text that a message has room for."""
+    """Format a value for a message, truncated."""
     return cut(str(value), _SHOWN)

@@ -1,6 +1,6 @@
-"""What is asked: one fully specified cell to measure.
+"""Scenarios: one fully specified cell to measure.
 
-Plain data that both sides of the wall share, with `task.py` and `outcome.py`: frozen, it prints, pickles and round-trips
+Plain frozen data shared by measuring and tracking, like `task.py` and `outcome.py`: it prints, pickles and round-trips
 through JSON (`serialization.py`), and imports neither torch nor mlflow.
 """
 
@@ -17,17 +17,17 @@ DEFAULT_MODEL = "packaged:smollm2,synthetic:smollm2-135m"
 
 @dataclass(frozen=True)
 class Variant:
-    """The part of a scenario that decides which loaded model is needed.
+    """The part of a scenario that determines which model is loaded.
 
     Attributes:
-        model: one model or a comma list of candidates, tried in order (see `llmtrack.models`).
+        model: a model or a comma-separated list of candidates, tried in order (see `llmtrack.models`).
         revision: git revision of a hub model, or None for its default branch.
-        backend: name of the engine, an entry point of the group `llmtrack.engines`.
-        device: `auto`, or what `llmtrack.devices.KINDS` names, with or without a number.
-        dtype: `float32`, `float16` or `bfloat16`, as asked for; the label of what is used is tracked.
+        backend: engine name, an entry point of the group `llmtrack.engines`.
+        device: `auto`, or a name of `llmtrack.devices.KINDS`, optionally with a number.
+        dtype: requested dtype: `float32`, `float16` or `bfloat16`; the label of the dtype used is tracked.
         quantization: name of the quantization recipe, or `none`.
-        options: what else the backend or the recipe is told, as sorted (name, value) pairs, such as
-            `(("block_size", 32), ("threads", 2))`; what the engine says it used is tracked, and not what was asked.
+        options: further options of the backend or recipe as sorted (name, value) pairs, such as `(("block_size", 32),
+            ("threads", 2))`; the values that the engine reports are tracked, not these.
     """
 
     model: str = DEFAULT_MODEL
@@ -39,19 +39,18 @@ class Variant:
     options: tuple[tuple[str, Scalar], ...] = ()
 
     def option(self, name: str, default: Scalar) -> Scalar:
-        """Return the value of an option, or the default where it is not given."""
+        """Return an option's value, or the default if it is not set."""
         return dict(self.options).get(name, default)
 
 
 @dataclass(frozen=True)
 class QualityCheck:
-    """What is scored beside a timed task, on the same loaded engine, so that no speed stands without its price.
+    """What to score beside a timed task, on the same loaded engine, so that speed is never reported without its cost in
+    quality.
 
     Attributes:
-        perplexity: how a corpus is scored.
-        reference: the variant whose next-token distributions those of this one are compared with (KL divergence,
-            top-1 agreement), or None.
-        reference_tokens: tokens of the corpus' beginning that are compared at most.
+        reference: variant to compare next-token distributions with (KL divergence, top-1 agreement), or None.
+        reference_tokens: maximum number of corpus tokens to compare, from its beginning.
     """
 
     perplexity: PerplexityTask = PerplexityTask()
@@ -64,13 +63,10 @@ class Scenario:
     """One fully specified cell to measure.
 
     Attributes:
-        name: short and unique within its study; the name of its run.
-        variant: which loaded model is needed.
-        task: what is done with it.
-        repeat: how often a timed call is repeated.
+        name: short and unique within its study; also the run name.
         baseline: whether the other scenarios of the study are compared with this one.
-        quality: what is scored beside a timed task, or None; its figures are part of the same measurement.
-        keep_model: whether the loaded model is kept in MLflow, too, as a model that can be loaded back.
+        quality: what to score beside a timed task, or None; the scores belong to the same measurement.
+        keep_model: whether to log the loaded model to MLflow as a loadable model.
     """
 
     name: str
@@ -83,13 +79,13 @@ class Scenario:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """The models that it loads: its own, and the reference that it is compared with."""
+        """The models it loads: its own, and its quality reference."""
         reference = self.quality.reference if self.quality else None
         return (self.variant,) if reference in (None, self.variant) else (self.variant, reference)
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The corpora that it reads, as they are named."""
+        """Names of the corpora it reads."""
         named = [str(self.variant.option("calibration", "none"))]
         named += [] if isinstance(self.task, GenerateTask) else [self.task.corpus]
         named += [self.quality.perplexity.corpus] if self.quality else []
@@ -97,9 +93,9 @@ class Scenario:
 
     @property
     def scenario_id(self) -> str:
-        """Digest of what was asked, the name aside."""
+        """Digest of everything but the name."""
         variant = to_json(self.variant)
-        # What is not asked for does not count: an id stays what it was before there was such a setting.
+        # Settings at their default are left out, so that ids do not change when a setting is added.
         if not self.variant.options:
             del variant["options"]
         quality = [] if self.quality is None else [to_json(self.quality)]

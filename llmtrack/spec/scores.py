@@ -1,4 +1,4 @@
-"""What scoring a text gave, as plain data that is sent: of all of it, or of the shard that one worker had."""
+"""Scoring results as plain data to send between processes: of a whole text, or of one worker's shard."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Text:
-    """A text as a tokenizer and a protocol make it, whoever scores it.
+    """A text as encoded by a tokenizer and cut by a protocol, regardless of who scores it.
 
-    Its rows are what is scored at once: documents, or windows over the stream.
+    Its rows are the units that are scored: documents, or windows over the stream.
 
     Attributes:
         protocol: `documents` or `rolling`.
-        rows: how many there are.
-        bytes: UTF-8 bytes of the original text that the predicted tokens cover; None where the tokenizer does not tell.
+        rows: number of rows.
+        bytes: UTF-8 bytes of the original text covered by the predicted tokens; None if the tokenizer reports no
+            offsets.
         words: words of that text; None likewise.
-        unknown: predicted tokens that stand for text which the vocabulary does not have.
-        lost: bytes of the text, as far as it was kept, that the tokenizer has no token for.
-        cut: tokens that are left out at the ends.
+        unknown: predicted tokens that stand for text outside the vocabulary.
+        lost: bytes of the text that the tokenizer dropped.
+        cut: tokens cut off at the ends.
         skipped: documents of one token, which predict nothing.
-        block: predicted tokens at least of what is drawn as one for the standard error; 0: each row is.
-        tokens_digest: digest of the token ids that are read and predicted.
-        text_digest: digest of the text that the predicted tokens cover; None where the tokenizer does not tell.
+        block: minimum number of predicted tokens per resampling block of the standard error; 0 for one block per row.
+        tokens_digest: digest of the token ids read and predicted.
+        text_digest: digest of the text covered by the predicted tokens; None if the tokenizer reports no offsets.
     """
 
     protocol: str
@@ -40,14 +41,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Scored:
-    """What scoring some rows gave, in the order in which they were scored.
+    """Scores of some rows, in the order they were scored.
 
     Attributes:
-        rows: the place of each in its text.
-        nats: summed negative log-likelihood of the predicted tokens of each.
-        tokens: number of them.
+        rows: index of each row in its text.
+        nats: summed negative log-likelihood of each row.
+        tokens: predicted tokens of each row.
         losses: mean loss of each batch.
-        read: tokens that were read of each row of each batch; the last of a row is only predicted.
+        read: tokens read of each row, per batch; the last token of a row is only predicted.
     """
 
     rows: tuple[int, ...]
@@ -59,13 +60,13 @@ class Scored:
 
 @dataclass(frozen=True)
 class Part:
-    """What one worker scored of a text.
+    """One worker's share of the scores of a text.
 
     Attributes:
-        text: all of the text.
-        of: into how many batches it is cut.
-        batches: what scoring those that were this worker's gave, by their numbers from 0.
-        seconds: how long that took; the model was loaded before.
+        text: the whole text.
+        of: number of batches of the whole text.
+        batches: scores of this worker's batches, by batch number from 0.
+        seconds: scoring time, without loading the model.
     """
 
     text: Text
@@ -76,14 +77,14 @@ class Part:
 
 @dataclass(frozen=True)
 class RowSums:
-    """What comparing two models on a row gave, summed over its predicted tokens.
+    """Comparison of two models on one row, summed over its predicted tokens.
 
     Attributes:
         kl: KL(reference || model) in nats.
-        agreeing: tokens after which both find the same next token most likely.
-        nats: negative log-likelihood by the model.
-        reference_nats: the same by the reference.
-        tokens: number of them.
+        agreeing: positions at which both models rank the same token first.
+        nats: negative log-likelihood under the model.
+        reference_nats: the same under the reference.
+        tokens: number of predicted tokens.
     """
 
     kl: float
@@ -95,13 +96,13 @@ class RowSums:
 
 @dataclass(frozen=True)
 class Compared:
-    """What one worker compared of a text.
+    """One worker's share of a comparison of two models.
 
     Attributes:
-        all_rows: how many rows are compared by all workers.
+        all_rows: rows compared by all workers together.
         ids_digest: digest of their token ids.
-        sums: what comparing those that were this worker's gave, by their numbers from 0.
-        spent: seconds that it took; both models were loaded before.
+        sums: results of this worker's rows, by row number from 0.
+        spent: comparison time in seconds, without loading the models.
     """
 
     all_rows: int

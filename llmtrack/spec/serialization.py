@@ -1,4 +1,4 @@
-"""Plain frozen dataclasses as JSON-ready dicts and lists, and back: one converter for all that is sent or kept."""
+"""Convert frozen dataclasses to JSON-ready data and back: one converter for everything that is sent or stored."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ Scalar = Union[str, int, float, bool]  # noqa: UP007 - cattrs reads this alias a
 Class = TypeVar("Class", bound=type)
 
 _converter = cattrs.Converter(prefer_attrib_converters=True)
-# A Scalar keeps the type that JSON gave it; int and float would otherwise be tried in turn.
+# Keep the JSON type of a Scalar; cattrs would otherwise try int and float in turn.
 _converter.register_structure_hook(Scalar, lambda value, _: value)
 
 
 class UnknownFieldsError(ValueError):
-    """Data is whole, and has fields that this version does not know: a newer one wrote it."""
+    """The data is valid but has unknown fields: a newer version wrote it."""
 
 
 def to_json(value: Any, kind: Any = None) -> Any:
-    """Turn a dataclass into JSON-ready data.
+    """Convert a dataclass to JSON-ready data.
 
-    Give `kind` (a union that is `tagged`) where the reader must be told which member it is.
+    Pass `kind` (a `tagged` union) to record which member it is.
     """
     return _converter.unstructure(value, unstructure_as=kind)
 
 
 def from_json(data: Any, kind: Any) -> Any:
-    """Rebuild a dataclass, or a member of a union that is `tagged`, from `to_json`'s result.
+    """Rebuild a dataclass, or a member of a `tagged` union, from `to_json`'s result.
 
     Raises:
-        UnknownFieldsError: it is but for fields that this version does not know.
-        ValueError: the data is not of that kind; says in one line where.
+        UnknownFieldsError: only unknown fields are wrong.
+        ValueError: the data is invalid; the message says where.
     """
     try:
         return _converter.structure(data, kind)
@@ -44,7 +44,7 @@ def from_json(data: Any, kind: Any) -> Any:
         kind_of_error = UnknownFieldsError if _only_unknown_fields(error) else ValueError
         raise kind_of_error("; ".join(cattrs.transform_error(error))) from error
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"no data of this kind ({type(error).__name__}: {error})") from error
+        raise ValueError(f"invalid data ({type(error).__name__}: {error})") from error
 
 
 def _only_unknown_fields(error: Exception) -> bool:
@@ -54,21 +54,21 @@ def _only_unknown_fields(error: Exception) -> bool:
 
 
 def tagged(union: Any) -> None:
-    """Have the members of a union tell, where they are asked for as such, which of them they are."""
+    """Record the member type when values of a union are serialized as that union."""
     configure_tagged_union(union, _converter, tag_name="kind_of")
 
 
 def kept(*left_out: str) -> Callable[[Class], Class]:
-    """Have a dataclass, as a decorator, outlast the version that wrote it.
+    """Decorate a dataclass that is stored, so that it can be read by other versions.
 
-    Data with a field that this version does not know is refused, and not cut short.
+    Unknown fields are rejected instead of dropped.
 
     Args:
-        left_out: fields that are not written where they are empty, as it was before there were such fields.
+        left_out: fields that are omitted if empty, for compatibility with data from before they existed.
     """
 
     def register(kind: Class) -> Class:
-        # Made when first needed: the types of the fields may be declared below.
+        # Built on first use: field types may be declared later in the module.
         def unstructure(_: Any) -> Any:
             whole: Callable[[Any], dict[str, Any]] = make_dict_unstructure_fn(kind, _converter)
             return lambda value: {key: v for key, v in whole(value).items() if v or key not in left_out}

@@ -1,4 +1,4 @@
-"""What is done with a loaded model: generate, score a text, train; and how often."""
+"""Tasks for a loaded model: generate, score a text, or train; and the repeat policy."""
 
 from __future__ import annotations
 
@@ -37,14 +37,9 @@ class RepeatPolicy(Checked):
     """When to stop repeating a timed call; see `llmtrack.measure.timing` for the rule.
 
     Attributes:
-        warmup: calls of the same shape that are made first and not counted.
-        min_repeats: counted calls at least.
-        min_seconds: seconds of counted calls at least.
-        max_seconds: a cap on the seconds of counted repeats: the first one is always made, and no further one
-            starts that would end beyond it if it took as long as the longest known one.
-        max_repeats: counted calls at most.
-        target_ci: stop early only when the half width of the median's 95 % interval is at most this share
-            of the median.
+        max_seconds: the first counted repeat is always made; a further one only starts if it would finish in time when
+            as slow as the slowest known one.
+        target_ci: stop early only if the half width of the median's 95 % interval is at most this share of the median.
     """
 
     warmup: Annotated[int, Option("Calls made first and not counted.", min=0)] = 1
@@ -57,25 +52,24 @@ class RepeatPolicy(Checked):
 
 @dataclass(frozen=True)
 class GenerateTask:
-    """Generate from one or more prompts, greedily, and time it.
+    """Generate greedily from one or more prompts, and time it.
 
     Attributes:
         prompts: one text per row.
-        prompt_tokens: if given, each prompt is repeated and cut to exactly this many tokens.
+        prompt_tokens: repeat and cut each prompt to exactly this many tokens.
         max_new_tokens: new tokens per row.
-        use_cache: whether the KV cache is used.
-        padding_side: side of the pads of a batch with unequal lengths: `left` or `right`.
+        padding_side: side of the pads in a batch of unequal lengths: `left` or `right`.
         ignore_eos: suppress the end-of-sequence token, so that every row gets `max_new_tokens` tokens.
-        batch_size: rows per call; the prompts are worked off in their order. None: all in one call.
-        pad_to_multiple: pad a batch to a multiple of so many tokens; 1 pads to its longest row.
-        compare_unpadded: also generate from each prompt alone, not timed, and tell which rows differ.
-        prompt_share: if given, each prompt is repeated to this share of the room that the model's context leaves
-            (context - max_new_tokens): 1 fills it, more than 1 is beyond it.
-        max_prompt_tokens: a prompt holds so many tokens at most, even where the context has room for more.
-        empty_prompt: what a text without tokens becomes: an `error`, or one start token (`bos`; a tokenizer that
-            has none gives its EOS, the separator of documents).
-        overlong_prompt: what a prompt becomes that is longer than the context or `max_prompt_tokens` allows: an
-            `error`, or its last tokens (`truncate`).
+        batch_size: rows per call, in the order of the prompts; None for one call.
+        pad_to_multiple: pad a batch to a multiple of this many tokens; 1 pads to its longest row.
+        compare_unpadded: also generate from each prompt alone, untimed, and report which rows differ.
+        prompt_share: repeat each prompt to this share of the free context (context - max_new_tokens): 1 fills it, more
+            than 1 exceeds it.
+        max_prompt_tokens: maximum prompt length, even if the context has room for more.
+        empty_prompt: handling of a text without tokens: `error`, or `bos` for one start token (the EOS, which separates
+            documents, if the tokenizer has no BOS).
+        overlong_prompt: handling of a prompt longer than the context or `max_prompt_tokens`: `error`, or `truncate` to
+            keep its last tokens.
     """
 
     prompts: tuple[str, ...]
@@ -98,37 +92,32 @@ class PerplexityTask(Checked):
     """Score a corpus with one perplexity protocol.
 
     Attributes:
-        corpus: `builtin`, `pydoc`, or the path of a `.txt`/`.jsonl` file.
-        protocol: `documents` (each text on its own, padded batches) or `rolling` (all texts as one stream,
-            overlapping windows); figures of the two are never compared.
-        max_length: of `documents`: tokens of a document that are scored at most; the rest is cut, counted and
-            reported. Of `rolling`: tokens that the model reads at most to predict one.
-        stride: of `rolling`: new tokens of each window after the first; 0: `max_length`, the cheapest.
-        bos_rule: what is put before each text, or before the stream: `tokenizer`, `model` or `none`; see
-            `llmtrack.quality.encoding`.
-        max_tokens: of `rolling`: only so many tokens of the stream are used; 0: all.
-        batch_size: documents or windows per batch; None: as many as memory has room for. It does not change the result.
-        padding_side: `right` or `left`; does not change the result.
-        verbose: print a line per batch.
-        workers: workers that score it together, each with a copy of the model; None: as many as a
-            cluster has room for. It does not change the result.
+        protocol: `documents` (each text on its own, padded batches) or `rolling` (all texts as one stream, overlapping
+            windows); results of the two are never compared.
+        max_length: for `documents`, the maximum tokens scored per document; the rest is cut, counted and reported. For
+            `rolling`, the maximum tokens of context.
+        stride: for `rolling`, new tokens of each window after the first; 0 for `max_length`, the cheapest.
+        bos_rule: see `llmtrack.quality.encoding`.
+        batch_size: does not change the result.
+        padding_side: does not change the result.
+        workers: does not change the result.
 
     Raises:
-        UsageError: a setting is unknown or impossible, or belongs to the other protocol.
+        UsageError: a setting is invalid, or belongs to the other protocol.
     """
 
     corpus: ScoredText = BUILTIN_TEXT
     protocol: Annotated[str, Option("Each text on its own, or all as one stream.", choices=PROTOCOLS)] = "documents"
-    max_length: Annotated[int, Option("Tokens of a document, or read in a window, at most.", min=2)] = 512
+    max_length: Annotated[int, Option("Maximum tokens of a document, or of a window.", min=2)] = 512
     stride: Annotated[int, Option("rolling: new tokens of each window; 0: max-length.", min=0)] = 0
     bos_rule: Annotated[
         str,
         Option(
-            "What is put before a text: what the tokenizer adds, the model's BOS or EOS, or nothing.",
+            "Start of each text: what the tokenizer adds, the model's BOS or EOS, or nothing.",
             choices=BOS_RULES,
         ),
     ] = "tokenizer"
-    max_tokens: Annotated[int, Option("rolling: tokens of the stream that are used at most; 0: all.", min=0)] = 0
+    max_tokens: Annotated[int, Option("rolling: maximum tokens of the stream; 0: all.", min=0)] = 0
     batch_size: Annotated[
         int | None,
         Option("Documents or windows per batch; auto: as many as memory has room for.", min=1, nothing="auto"),
@@ -153,18 +142,18 @@ class PerplexityTask(Checked):
 
     @property
     def window_stride(self) -> int:
-        """The stride that is used, 0 where there are no windows."""
+        """The effective stride; 0 without windows."""
         return (self.stride or self.max_length) if self.protocol == "rolling" else 0
 
 
 @dataclass(frozen=True)
 class ShardTask(PerplexityTask):
-    """Score one shard of a corpus, as one of several workers; what it gives is put together by `llmtrack.quality.shards`.
+    """Score one shard of a corpus, as one of several workers; `llmtrack.quality.shards` merges the results.
 
     Attributes:
-        number: which shard, from 0.
+        number: shard number, from 0.
         of: number of shards.
-        occasion: the same for all shards of one scoring: what a worker made of the text for one of them serves the others.
+        occasion: id shared by all shards of one scoring, so that a worker prepares the text only once.
     """
 
     number: int = 0
@@ -174,63 +163,46 @@ class ShardTask(PerplexityTask):
 
 @dataclass(frozen=True)
 class TrainTask(Checked):
-    """Train a model on a corpus, of which a part is held out.
+    """Train a model on a corpus with a held-out part.
 
-    Perplexity on the held-out part, before and after, is that of `PerplexityTask` with `protocol=rolling`,
-    `max_length` of `sequence_length`, stride 0 and `max_tokens` of `validation_tokens`.
+    Perplexity on the held-out part, before and after, is that of `PerplexityTask` with `protocol=rolling`, `max_length`
+    of `sequence_length`, stride 0 and `max_tokens` of `validation_tokens`.
 
     Attributes:
-        corpus: as in `PerplexityTask`.
-        start: `weights` (go on from the model's), `scratch` (its shape only, which must be a `synthetic:` preset's;
-            fresh weights, and a tokenizer trained on the corpus), or `auto`: `scratch` for a `synthetic:` model.
-        split: what is held out: see `llmtrack.train.split`.
-        validation_share: share of the characters that is held out.
-        validation_tokens: only so many tokens of the held-out part are scored; 0: all.
-        sequence_length: tokens that a training window reads.
-        window_stride: tokens between the beginnings of training windows; 0: `sequence_length`.
-        batch_size: windows per forward pass.
-        accumulate: forward passes whose gradients make one step.
-        steps: optimizer steps.
-        learning_rate: the highest.
-        warmup_steps: steps until it is reached.
-        weight_decay: of AdamW, on matrices.
-        clip_norm: norm of the gradient at most; 0: as it comes.
-        eval_every: steps between evaluations.
-        patience: evaluations without a better one that end training early; 0: never.
-        seed: of the order of windows, of fresh weights and of dropout.
-        sample_tokens: tokens of the text that is generated at each evaluation; 0: none.
-        log_checkpoint: keep the best checkpoint in MLflow as files (`artifact`), and as an MLflow model beside them (`model`),
-            or only in the output folder (`none`).
-        explain: print how the loss of one window comes about.
-        output: folder of the checkpoints; training goes on from the newest there.
+        start: `weights` (continue from the model's), `scratch` (only the shape of a `synthetic:` preset; fresh weights,
+            and a tokenizer trained on the corpus), or `auto`: `scratch` for a `synthetic:` model.
+        split: see `llmtrack.train.split`.
+        log_checkpoint: keep the best checkpoint in MLflow as files (`artifact`), also as an MLflow model (`model`), or
+            only in the output folder (`none`).
+        output: folder of the checkpoints; training resumes from the newest there.
 
     Raises:
-        UsageError: a setting is unknown or impossible.
+        UsageError: a setting is invalid.
     """
 
     corpus: ScoredText = PYDOC
     start: Annotated[
         str,
         Option(
-            "The model's weights, or fresh ones in the shape of a synthetic: preset, which auto takes to be meant by one.",
+            "Start from the model's weights, or fresh ones in the shape of a synthetic: preset; auto: fresh for such a preset.",
             choices=STARTS,
         ),
     ] = "auto"
     split: Annotated[str, Option("Hold out whole documents, or the end of the text.", choices=SPLITS)] = "auto"
-    validation_share: Annotated[float, Option("Share of the text that is held out.", above=0, below=1)] = 0.1
-    validation_tokens: Annotated[int, Option("Held-out tokens that are scored at most; 0: all.", min=0)] = 0
-    sequence_length: Annotated[int, Option("Tokens that a window reads.", min=2)] = 256
+    validation_share: Annotated[float, Option("Held-out share of the text.", above=0, below=1)] = 0.1
+    validation_tokens: Annotated[int, Option("Maximum held-out tokens to score; 0: all.", min=0)] = 0
+    sequence_length: Annotated[int, Option("Tokens of a window.", min=2)] = 256
     window_stride: Annotated[int, Option("Tokens between windows; 0: sequence-length.", min=0)] = 0
     batch_size: Annotated[int, Option("Windows per forward pass.", min=1)] = 8
     accumulate: Annotated[int, Option("Forward passes per step.", min=1)] = 1
     steps: Annotated[int, Option("Optimizer steps.", min=1)] = 300
-    learning_rate: Annotated[float, Option("The highest.", above=0)] = 1e-3
-    warmup_steps: Annotated[int, Option("Steps until the learning rate is reached.", min=0)] = 20
-    weight_decay: Annotated[float, Option("Of AdamW, on matrices.", min=0)] = 0.1
-    clip_norm: Annotated[float, Option("Norm of the gradient at most; 0: as it comes.", min=0)] = 1.0
+    learning_rate: Annotated[float, Option("Peak learning rate.", above=0)] = 1e-3
+    warmup_steps: Annotated[int, Option("Steps of linear warm-up.", min=0)] = 20
+    weight_decay: Annotated[float, Option("AdamW weight decay, on matrices only.", min=0)] = 0.1
+    clip_norm: Annotated[float, Option("Maximum gradient norm; 0: no clipping.", min=0)] = 1.0
     eval_every: Annotated[int, Option("Steps between evaluations.", min=1)] = 50
-    patience: Annotated[int, Option("Evaluations without a better one that end it; 0: never.", min=0)] = 0
-    seed: Annotated[int, Option("Of the order, of fresh weights and of dropout.", min=0)] = 0
+    patience: Annotated[int, Option("Evaluations without improvement before stopping early; 0: never.", min=0)] = 0
+    seed: Annotated[int, Option("Seed of the data order, fresh weights and dropout.", min=0)] = 0
     sample_tokens: Annotated[int, Option("Tokens generated at each evaluation; 0: none.", min=0)] = 32
     log_checkpoint: Annotated[
         str,
@@ -239,7 +211,7 @@ class TrainTask(Checked):
             choices=KEPT_CHECKPOINTS,
         ),
     ] = "artifact"
-    explain: Annotated[bool, Option("Print how the loss of one window comes about.", tracked=False)] = False
+    explain: Annotated[bool, Option("Print how the loss of one window is computed.", tracked=False)] = False
     output: Annotated[str, Option("Folder of the checkpoints; none: one in .llmtrack/training.", tracked=False)] = ""
 
     def __post_init__(self) -> None:
@@ -249,11 +221,11 @@ class TrainTask(Checked):
                 f"window_stride {self.window_stride} is not possible: use 1 to sequence_length, which is "
                 f"{self.sequence_length}, or 0 for sequence_length"
             )
-        self.scoring  # noqa: B018 - has settings of its own to check
+        self.scoring  # noqa: B018 - validates the scoring settings
 
     @property
     def scoring(self) -> PerplexityTask:
-        """How the held-out part is scored."""
+        """The scoring of the held-out part."""
         return PerplexityTask(
             self.corpus,
             protocol="rolling",
@@ -269,31 +241,30 @@ tagged(Task)
 
 
 def not_asked(task: Task) -> tuple[str, ...]:
-    """Return the settings of a task that are no part of what is asked: where it writes, what it prints, a single worker."""
+    """Return the settings that do not change the result (output folder, printing, a single worker)."""
     if isinstance(task, TrainTask):
         return ("output", "explain")
-    # What is not asked for does not count: an id stays what it was before there was such a setting.
+    # Settings at their default are left out, so that ids do not change when a setting is added.
     return ("workers",) if isinstance(task, PerplexityTask) and task.workers == 1 else ()
 
 
 def workload_id(task: Task, corpus_digest: str = "") -> str:
     """Digest of the work itself: prompts and lengths, or the corpus and how it is cut.
 
-    What is scored beside a timed task (`Scenario.quality`) is not part of it: params tell its convention.
-    Settings that change how the work is done and not what it is (cache, padding, batch size of scoring)
-    are left out: scenarios of one workload may be compared.
+    It excludes what is scored beside a timed task (`Scenario.quality`; params record its convention), and settings of
+    how the work is done (cache, padding, scoring batch size): scenarios of one workload may be compared.
     """
     if isinstance(task, GenerateTask):
         work: list[Any] = [task.prompts, task.prompt_tokens, task.max_new_tokens, task.ignore_eos]
         lengths = [task.prompt_share, task.max_prompt_tokens]
         work += lengths if any(length is not None for length in lengths) else []
     elif isinstance(task, TrainTask):
-        # Models are compared by the same held-out text, scored alike; how they were trained is what is compared.
+        # The training settings are what is compared; the held-out text and its scoring must be the same.
         held_out = [task.split, task.validation_share, task.validation_tokens]
         work = [corpus_digest, *held_out, task.sequence_length]
     else:
         convention = [task.protocol, task.max_length, task.window_stride, task.bos_rule, task.max_tokens]
         work = [corpus_digest, *convention]
-    # A shard's is that of its text, which is told from none that one worker scored.
+    # A shard has the workload id of its text, the same as when one worker scores it.
     kind = PerplexityTask if isinstance(task, PerplexityTask) else type(task)
     return digest([kind.__name__, *work])

@@ -1,4 +1,4 @@
-"""What a program gives where texts are meant: as they are meant, or a line that says what is wrong with them."""
+"""Validate text arguments; raise a one-line UsageError."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ _SHOWN = 60
 
 
 def one_text(name: str, value: object) -> str:
-    """Return a text, or a path as one.
+    """Return a text or path as text.
 
     Args:
-        name: what it is, in words.
-        value: what was given.
+        name: name of the argument for the message.
 
     Raises:
-        UsageError: it is none, such as a list of several, or nothing.
+        UsageError: it is neither.
     """
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
@@ -28,15 +27,15 @@ def one_text(name: str, value: object) -> str:
 
 
 def text_or_none(name: str, value: object) -> str | None:
-    """Return a text, or None where nothing is given; raises as `one_text`."""
+    """Return a text, or None for None; raises as `one_text`."""
     return None if value is None else one_text(name, value)
 
 
 def texts(name: str, values: object) -> tuple[str, ...]:
-    """Return texts; a text alone is one, and not as many as it has characters.
+    """Return a tuple of texts; a single text counts as one.
 
     Raises:
-        UsageError: one of them, or all of it, is none.
+        UsageError: a value is not a text.
     """
     if isinstance(values, (str, os.PathLike)) or not isinstance(values, Iterable):
         return (one_text(name, values),)
