@@ -1,7 +1,7 @@
 """Measure how to run a causal language model on your machine, and track every measurement in MLflow.
 
-The names in `__all__` are the public interface. They are imported when first used, so that `import llmtrack`
-loads neither torch nor mlflow.
+The names in `__all__` are the public interface. They are imported on first use, so that `import llmtrack` loads neither
+torch nor mlflow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llmtrack.tracking.artifacts import measurements
     from llmtrack.tracking.query import runs, studies
 
-# Packages that are called by their own name.
+# Callable packages.
 _CALLED = ("report", "run")
 
 _HOME = {

@@ -1,4 +1,4 @@
-"""The kinds of device that PyTorch computes on, which device and dtype are really used, and the label that says so."""
+"""Resolve devices and dtypes, and label what is actually used."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kind:
-    """What differs between the kinds of device; all else is PyTorch's module of the kind's name.
+    """Differences between kinds of device; everything else is in PyTorch's module of that name.
 
     Attributes:
-        title: how messages call it.
-        tried: whether llmtrack has been run on such hardware; `auto` chooses no other.
-        float64: whether every such device computes in float64.
-        several: whether there can be more than one, so that PyTorch's functions take the device.
-        peaks: whether PyTorch's allocator tells peak memory.
+        title: name in messages.
+        tried: whether llmtrack was tested on such hardware; `auto` chooses no other.
+        float64: whether every such device supports float64.
+        several: whether there can be more than one, so that PyTorch's functions take a device argument.
+        peaks: whether PyTorch's allocator reports peak memory.
     """
 
     title: str
@@ -41,7 +41,7 @@ KINDS = {
     "xpu": Kind("an Intel GPU (XPU)", several=True, peaks=True),
     "mps": Kind("an Apple GPU (MPS)"),
 }
-"""By PyTorch's name; `auto` prefers GPUs in this order. A ROCm build calls an AMD GPU `cuda`, too."""
+"""By PyTorch name; `auto` prefers GPUs in this order. A ROCm build calls an AMD GPU `cuda`, too."""
 
 DTYPE_ALIASES = {
     "float32": "float32",
@@ -57,10 +57,10 @@ DTYPES = tuple(dict.fromkeys(DTYPE_ALIASES.values()))
 
 
 def canonical_dtype(name: str) -> str:
-    """Return `float32`, `float16` or `bfloat16` for a dtype's name or alias, in any case.
+    """Return `float32`, `float16` or `bfloat16` for a dtype name or alias, case-insensitively.
 
     Raises:
-        UsageError: the name is none of these.
+        UsageError: the name is unknown.
     """
     key = str(name).strip().lower().removeprefix("torch.")
     if key not in DTYPE_ALIASES:
@@ -69,19 +69,18 @@ def canonical_dtype(name: str) -> str:
 
 
 def choose_dtype(requested: str, device: str, bfloat16_supported: bool) -> tuple[str, str]:
-    """Decide which dtype a request leads to on a device, without asking torch.
+    """Choose the dtype for a request on a device, without importing torch.
 
     Args:
-        requested: a dtype's name or alias.
-        device: a kind of device, with or without a number.
-        bfloat16_supported: whether that device can compute in bfloat16.
+        requested: a dtype name or alias.
+        device: a kind of device, optionally with a number.
+        bfloat16_supported: whether the device supports bfloat16.
 
     Returns:
-        The canonical name of the dtype to load, and its label: the same name, or the name with the
-        reason why it is not the one asked for.
+        The canonical dtype to load, and its label: the name, with the reason if it is not the one requested.
 
     Raises:
-        UsageError: the dtype's name is unknown.
+        UsageError: the dtype name is unknown.
     """
     name = canonical_dtype(requested)
     on_cpu = not on_gpu(device)
@@ -94,13 +93,13 @@ def choose_dtype(requested: str, device: str, bfloat16_supported: bool) -> tuple
 
 
 def resolve_dtype(requested: str, device: str = "cpu") -> tuple[torch.dtype, str]:
-    """Return the torch dtype to load with and the label that says what is really used.
+    """Return the torch dtype to load and the label of what is used.
 
     >>> resolve_dtype("fp16", "cpu")
     (torch.float32, 'float32 (forced on CPU)')
 
     Raises:
-        UsageError: the dtype's name is unknown.
+        UsageError: the dtype name is unknown.
     """
     import torch
 
@@ -109,15 +108,15 @@ def resolve_dtype(requested: str, device: str = "cpu") -> tuple[torch.dtype, str
 
 
 def stored_label(counts: Mapping[str, int], chosen: str = "") -> str:
-    """Return the label of what weights are really stored as: one dtype, or `mixed` with the share of each.
+    """Return the label of the stored weights: one dtype, or `mixed` with shares.
 
     >>> stored_label({"bfloat16": 984, "float32": 16}, "bfloat16")
     'mixed (bfloat16 98.4 %, float32 1.6 %)'
 
     Args:
-        counts: number of weights by the name of their dtype.
-        chosen: label of `choose_dtype`, which holds where all weights are what it names; one that ends in `weights`
-            is a recipe's, which says itself how it stores them.
+        counts: number of weights by dtype name.
+        chosen: label from `choose_dtype`, used if it matches all weights; a label ending in `weights` comes from a
+            recipe and is kept.
     """
     name, bracket, reason = chosen.partition(" (")
     if name.endswith(" weights") or set(counts) == {name}:
@@ -131,20 +130,20 @@ def stored_label(counts: Mapping[str, int], chosen: str = "") -> str:
 
 
 def _percent(share: float) -> str:
-    """Return a share in percent, without rounding it to none or to all."""
+    """Format a share in percent, never rounded to 0 or 100."""
     if share < 0.0005:
         return "<0.1 %"
     return ">99.9 %" if share > 0.9995 else f"{100 * share:.1f} %"
 
 
 def arithmetic_of(dtype_name: str, device: str) -> str:
-    """Return what matrix products of a dtype are computed in on a device; empty where that is not known.
+    """Return the arithmetic of matrix products of a dtype on a device; empty if unknown.
 
-    That is the dtype, but for float32 on an NVIDIA GPU where torch may shorten its factors to TF32 (10 bits of mantissa).
+    It is the dtype itself, except for float32 on an NVIDIA GPU where torch may use TF32 (10 mantissa bits).
 
     Args:
-        dtype_name: of the weights as they are used, such as `bfloat16`.
-        device: a kind of device, with or without a number.
+        dtype_name: of the weights in use, such as `bfloat16`.
+        device: a kind of device, optionally with a number.
     """
     if dtype_name not in DTYPES:
         return ""
@@ -161,20 +160,20 @@ def kind_of(device: str | torch.device) -> str:
 
 
 def on_gpu(device: str | torch.device) -> bool:
-    """Return whether PyTorch computes on a GPU there; what an engine of another package calls its device is none."""
+    """Return whether a device is a PyTorch GPU; device names of other engines are not."""
     return kind_of(device) in _gpu_kinds()
 
 
 def has_float64(device: str | torch.device) -> bool:
-    """Return whether every device of this kind computes in float64."""
+    """Return whether every device of this kind supports float64."""
     return kind_of(device) in KINDS and KINDS[kind_of(device)].float64
 
 
 def choose_device(requested: str, there: Sequence[str]) -> str:
-    """Return the device that a request means among those that are there, without asking torch.
+    """Choose a device from those available, without importing torch.
 
-    `auto` is the first GPU of a kind that llmtrack was tried on, else the CPU; a kind alone is its first device.
-    What is not there is returned as it was asked for.
+    `auto` is the first GPU of a tested kind, else the CPU; a kind without a number is its first device. An unavailable
+    device is returned as requested.
     """
     name = requested.strip().lower()
     if name == "auto":
@@ -186,7 +185,7 @@ def resolve_device(requested: str = "auto") -> str:
     """Return `cpu` or `KIND:N` for `auto`, `cpu`, a kind of `KINDS` or `KIND:N`.
 
     Raises:
-        UsageError: the device is unknown or not there.
+        UsageError: the device is unknown or unavailable.
     """
     import torch
 
@@ -209,9 +208,9 @@ def resolve_device(requested: str = "auto") -> str:
 
 
 def devices(kind: str) -> list[str]:
-    """Return the devices of a kind that PyTorch can use, such as `cuda:0` and `cuda:1`.
+    """Return the usable devices of a kind, such as `cuda:0` and `cuda:1`.
 
-    With `PYTORCH_NVML_BASED_CUDA_CHECK=1` asking does not initialise CUDA.
+    With `PYTORCH_NVML_BASED_CUDA_CHECK=1` this does not initialise CUDA.
     """
     if not on_gpu(kind):
         return [kind]
@@ -226,10 +225,10 @@ def devices(kind: str) -> list[str]:
 
 
 def require_tried(device: str, what: str) -> None:
-    """Refuse what differs between kinds of device by more than a name on a kind that it was not tried on.
+    """Reject features that were never tested on a kind of device.
 
     Raises:
-        UsageError: llmtrack was not tried on this kind of device.
+        UsageError: llmtrack was not tested on this kind of device.
     """
     if not KINDS[kind_of(device)].tried:
         raise UsageError(f"{what} on {device} is not supported: use device=cpu or cuda")
@@ -243,37 +242,37 @@ def name_of(device: str) -> str:
 
 
 def platform_facts() -> dict[str, str]:
-    """Return the version of what PyTorch reaches GPUs of the kind `cuda` by: `rocm` or `cuda`."""
+    """Return the version of ROCm or CUDA that PyTorch was built with."""
     import torch
 
     return {"rocm": torch.version.hip} if torch.version.hip else {"cuda": str(torch.version.cuda)}
 
 
 def synchronize(device: str | torch.device) -> None:
-    """Wait until a device has finished all work given to it; the CPU always has."""
+    """Wait until a device has finished all submitted work; no-op on CPU."""
     if on_gpu(device):
         _module(device).synchronize(*_argument(device))
 
 
 def reset_peak_memory(device: str) -> None:
-    """Begin a new reading of a GPU's peak memory, where its allocator tells it."""
+    """Reset a GPU's peak memory, if its allocator reports it."""
     if KINDS[kind_of(device)].peaks:
         _module(device).reset_peak_memory_stats(device)
 
 
 def peak_memory_bytes(device: str) -> int | None:
-    """Return the peak of a GPU's allocator since the last reset; None where PyTorch does not tell it."""
+    """Return the peak of a GPU's allocator since the last reset, or None if unsupported."""
     return int(_module(device).max_memory_allocated(device)) if KINDS[kind_of(device)].peaks else None
 
 
 def empty_cache(device: str | torch.device) -> None:
-    """Give the memory that PyTorch keeps and does not use back to a GPU."""
+    """Release a GPU's cached memory."""
     if on_gpu(device):
         _module(device).empty_cache()
 
 
 def free_on_card(device: str | torch.device) -> int:
-    """Return the bytes of a GPU that can still be had: what is free, and what PyTorch keeps and does not use."""
+    """Return the available bytes of a GPU: free, or cached by PyTorch."""
     module = _module(device)
     if kind_of(device) == "mps":
         return max(0, int(module.recommended_max_memory() - module.current_allocated_memory()))
@@ -298,10 +297,10 @@ def supports_bfloat16(kind: str) -> bool:
 
 
 def unused_devices(root: Path = Path("/")) -> tuple[str, ...]:
-    """Describe each GPU of this machine that `auto` leaves alone, and why.
+    """Describe each GPU that `auto` does not use, and why.
 
     Args:
-        root: where Linux's `sys` is.
+        root: parent of Linux's `sys`.
     """
     found = [
         f"{KINDS[kind].title} is used only by device={kind} (never tried on hardware)"
@@ -312,11 +311,11 @@ def unused_devices(root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def _without_pytorch(root: Path) -> Iterator[str]:
-    """Describe the vendors' GPUs that the PCI bus lists and PyTorch cannot use."""
+    """Describe the GPUs on the PCI bus that PyTorch cannot use."""
     import torch
 
     xpu = getattr(torch.xpu, "_is_compiled", lambda: False)()
-    # Vendor id: name, kind of device, what PyTorch must be built with, whether it is, what can hide the devices.
+    # Vendor id: name, kind, required PyTorch build, whether it is that build, variables that can hide the devices.
     vendors = {
         "0x10de": ("NVIDIA", "cuda", "CUDA", torch.version.cuda, "CUDA_VISIBLE_DEVICES"),
         "0x1002": ("AMD", "cuda", "ROCm", torch.version.hip, "HIP_VISIBLE_DEVICES"),
@@ -336,7 +335,7 @@ def _without_pytorch(root: Path) -> Iterator[str]:
 
 
 _GPU_CLASSES = ("0x03", "0x12")
-"""Classes of PCI devices: display controllers, and accelerators."""
+"""PCI classes: display controllers and accelerators."""
 
 
 def _gpu_kinds(tried: bool | None = None) -> list[str]:
@@ -347,12 +346,12 @@ DEVICE_HELP = "auto, cpu, cuda, cuda:N, xpu, xpu:N or mps"
 
 
 def _module(device: str | torch.device) -> Any:
-    """Return PyTorch's module of a kind of GPU."""
+    """Return PyTorch's module for a kind of GPU."""
     import torch
 
     return getattr(torch, kind_of(device))
 
 
 def _argument(device: str | torch.device) -> tuple[str | torch.device, ...]:
-    """Return a device as PyTorch's functions of its kind take it: not at all where there is but one."""
+    """Return the device arguments for PyTorch's functions: none if there can only be one device."""
     return (device,) if KINDS[kind_of(device)].several else ()

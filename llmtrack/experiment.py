@@ -1,4 +1,4 @@
-"""An experiment: a question, the scenarios that answer it, and how the answer is drawn and read."""
+"""Experiments: a question, the scenarios that answer it, and how to plot and interpret the answer."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SeriesOf = Callable[[str, str], list[float]]
-# What is given to them, `Experiment.typed` says.
+# `Experiment.typed` selects their argument type.
 Plots = Callable[[Any, SeriesOf], Mapping[str, "Figure"]]
 Reading = Callable[[Any], list[str]]
 Config = TypeVar("Config")
 
 
 def always() -> bool:
-    """Return that it is so."""
+    """Return True."""
     return True
 
 
 def as_it_is(config: Config) -> Config:
-    """Return a config as it is."""
+    """Return a config unchanged."""
     return config
 
 
 def draw_nothing(runs: object, series: SeriesOf) -> Mapping[str, Figure]:
-    """Draw no figure."""
+    """Draw no figures."""
     return {}
 
 
 def say_nothing(runs: object) -> list[str]:
-    """Say nothing beyond the table."""
+    """Return no interpretation beyond the table."""
     return []
 
 
@@ -48,18 +48,17 @@ class Experiment:
     Attributes:
         name: name of the entry point.
         question: what it answers, in one sentence.
-        scenarios: what to measure, the baseline among them.
-        plots: draws figures, by file name without suffix, from the tracked runs and a function that reads
-            a tracked series by run id and name.
-        reading: 3 to 5 lines of what the tracked runs say.
+        scenarios: what to measure, including the baseline.
+        plots: draw figures, by file stem, from the tracked runs and a function that reads a tracked series by run id
+            and name.
+        reading: interpret the tracked runs in 3 to 5 lines.
         settings: resolved settings, tracked with the study as `cfg.NAME`.
         show_block: print every metric of each run, not only the table.
-        table: what its own table is about; None: everything that is tracked.
-        asked: parameters that are not as by default, as the command line takes them: by these it is measured again.
-        typed: whether `plots` and `reading` take `Runs`, as those of this project do, or a DataFrame, as `llmtrack.runs`
-            returns it.
-        follow: in a suite, returns what is really measured, from the runs that were tracked before it; the scenarios keep
-            their names.
+        table: columns of its own table; None for all that is tracked.
+        asked: non-default parameters as command-line text, to reproduce it.
+        typed: whether `plots` and `reading` take `Runs`, as in this project, or a DataFrame, as `llmtrack.runs` returns
+            it.
+        follow: in a suite, build the experiment from the runs tracked before it; the scenario names must not change.
     """
 
     name: str
@@ -79,29 +78,30 @@ class Experiment:
         return self.plots(runs if self.typed else frame_of(runs), series)
 
     def read(self, runs: Runs) -> list[str]:
-        """Say what tracked runs say; see `reading`."""
+        """Interpret tracked runs; see `reading`."""
         return self.reading(runs if self.typed else frame_of(runs))
 
 
 @dataclass(frozen=True)
 class Declaration(Generic[Config]):
-    """An experiment as its file declares it: the command, MLproject, the suite, README's table and docs/commands.md come from it.
+    """An experiment as declared in its file; the command, MLproject, the suite, README's table and docs/commands.md
+    derive from it.
 
     Attributes:
         name: name of the entry point and of the file.
         question: what it answers, in one sentence.
-        config: its parameters, a frozen dataclass (see `llmtrack.options`).
-        build: makes the experiment from a config, by `asking`.
+        config: parameters, a frozen dataclass (see `llmtrack.options`).
+        build: make the experiment from a config, using `asking`.
         plots: see `Experiment`.
         reading: see `Experiment`.
         table: see `Experiment`.
         show_block: see `Experiment`.
-        position: place in the suite, where what wants one loaded model stands together; None: not in the suite.
-        in_suite: what the suite asks of it, from the config that the suite's own parameters make.
-        quick: what the quick suite asks of it, from what the suite asks.
-        first_look: whether the quick suite runs it without being asked by name.
-        applies: whether the suite runs it without being asked by name on this installation.
-        more: what README says after the question, in Markdown.
+        position: order in the suite, grouping experiments that share a loaded model; None to leave it out.
+        in_suite: derive the suite's config from one made of the suite's own parameters.
+        quick: derive the quick suite's config from the suite's.
+        first_look: whether the quick suite runs it unless asked by name.
+        applies: whether the suite runs it on this installation unless asked by name.
+        more: Markdown after the question in README.
         typed: see `Experiment`.
     """
 
@@ -122,12 +122,12 @@ class Declaration(Generic[Config]):
     typed: bool = False
 
     def asking(self, config: Config, scenarios: Sequence[Scenario], **resolved: Any) -> Experiment:
-        """Return the experiment that measures some scenarios.
+        """Build the experiment that measures some scenarios.
 
         Args:
-            config: what was asked.
-            scenarios: what to measure for it, the baseline among them.
-            resolved: what a parameter came to mean, and what else is to be tracked with the study.
+            config: the requested config.
+            scenarios: what to measure, including the baseline.
+            resolved: resolved parameter values and other values to track with the study.
         """
         return Experiment(
             self.name,
@@ -142,17 +142,17 @@ class Declaration(Generic[Config]):
         )
 
     def experiment(self, config: Config) -> Experiment:
-        """Return the experiment that a config asks for, with what was asked."""
+        """Build the experiment for a config, recording its non-default parameters."""
         return replace(self.build(config), asked=changed(config))
 
 
 @dataclass(frozen=True)
 class OwnTable:
-    """What an experiment's own table is about, instead of everything that is tracked.
+    """Columns of an experiment's own table.
 
     Attributes:
-        columns: keys of the conditions and metrics that are shown, beside the scenario's name.
-        compared: keys of the metrics that each run is compared with its baseline in.
+        columns: keys of the conditions and metrics to show, after the scenario's name.
+        compared: keys of the metrics to compare with the baseline.
     """
 
     columns: tuple[str, ...]

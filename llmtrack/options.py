@@ -1,4 +1,4 @@
-"""Declare what an engine, a recipe or an experiment can be told: the public names of `llmtrack.spec.options`."""
+"""Declare options of an engine, recipe or experiment: the public names of `llmtrack.spec.options`."""
 
 from llmtrack.spec.options import Checked as Checked
 from llmtrack.spec.options import NoOptions as NoOptions

@@ -1,4 +1,4 @@
-"""Values of parameters: the public names of `llmtrack.spec.parameter`."""
+"""Parse parameter values: the public names of `llmtrack.spec.parameter`."""
 
 from llmtrack.spec.parameter import NONE as NONE
 from llmtrack.spec.parameter import Option as Option

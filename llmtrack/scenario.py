@@ -1,4 +1,4 @@
-"""What is asked: the public names of `llmtrack.spec.scenario`."""
+"""Scenarios: the public names of `llmtrack.spec.scenario`."""
 
 from llmtrack.spec.scenario import Scenario as Scenario
 from llmtrack.spec.scenario import Variant as Variant

@@ -1,4 +1,4 @@
-"""Load a model's folder back from MLflow, and let it go on with texts: the code behind models that llmtrack logs."""
+"""Load a model folder back from MLflow and generate with it: the code behind models logged by llmtrack."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ MAX_NEW_TOKENS = 64
 
 
 class GeneratingModel:
-    """An engine with the `predict` that MLflow asks for."""
+    """An engine with MLflow's `predict` interface."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
 
     def predict(self, model_input: pd.DataFrame | Sequence[str], params: Mapping[str, Any] | None = None) -> list[str]:
-        """Return what the model goes on with after each prompt, greedily, each prompt alone.
+        """Continue each prompt greedily, one at a time.
 
         Args:
-            model_input: prompts, or a table whose first column holds them.
-            params: `max_new_tokens`, 64 if it is not given.
+            model_input: prompts, or a table with the prompts in its first column.
+            params: `max_new_tokens`, 64 by default.
         """
         from llmtrack.engine import GenerateRequest
 
@@ -40,7 +40,7 @@ class GeneratingModel:
 
 
 def _load_pyfunc(path: str) -> GeneratingModel:
-    """Load a logged folder; MLflow calls this by its name."""
+    """Load a logged folder; called by MLflow under this name."""
     folder = Path(path)
     if any(folder.glob("*.onnx")):
         from llmtrack.engines.onnx import open_folder

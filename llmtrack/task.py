@@ -1,4 +1,4 @@
-"""What is done with a loaded model: the public names of `llmtrack.spec.task`."""
+"""Tasks for a loaded model: the public names of `llmtrack.spec.task`."""
 
 from llmtrack.spec.task import GenerateTask as GenerateTask
 from llmtrack.spec.task import PerplexityTask as PerplexityTask

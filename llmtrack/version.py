@@ -1,4 +1,4 @@
-"""Which llmtrack this is, and where: for what stands below the package's own front."""
+"""Version and location of llmtrack, importable from any layer."""
 
 from __future__ import annotations
 

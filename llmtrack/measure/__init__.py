@@ -1,1 +1,1 @@
-"""Timing, statistics and memory of any engine, through its interface."""
+"""Time, summarize and account for the memory of any engine, through its interface."""

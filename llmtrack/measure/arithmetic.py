@@ -1,4 +1,4 @@
-"""Measure how fast a device multiplies matrices: the yardstick for prefill, scoring and large batches."""
+"""Measure the matrix-product rate of a device: the reference for prefill, scoring and large batches."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from llmtrack.measure.ceilings import best_seconds, remembered
 from llmtrack.measure.room import free_memory
 
 SIDE, SIDE_ON_GPU, FIRST = 4096, 8192, 512
-"""Rows and columns of the matrices at most, and of the first that are tried."""
+"""Maximum side of the matrices, and the first side tried."""
 
 ENOUGH_S = 0.03
-"""A product that takes so long is not made larger: it tells the rate, and a slow CPU must not be kept busy for seconds."""
+"""Stop enlarging the matrices once a product takes this long, so that slow CPUs are not kept busy for seconds."""
 
 REPEATS, FEWEST, MOST_S = 6, 3, 0.3
-"""Products of one size, and those that are made even where they take more seconds than that."""
+"""Products per size, their minimum, and the seconds after which only the minimum is made."""
 
 SHARE = 8
-"""The three matrices take at most this part of what is free."""
+"""The three matrices take at most one part in this many of the free memory."""
 
 DTYPES = {
     "float32": "float32",
@@ -35,27 +35,25 @@ DTYPES = {
 
 @cache
 def matrix_rate(device: str, arithmetic: str) -> float:
-    """Return the floating-point operations per second that a device's matrix products reach, two for each multiply-add.
+    """Return the FLOP/s of a device's matrix products, two operations per multiply-add.
 
-    Measured once for each device and arithmetic, and kept (`llmtrack.measure.ceilings`).
+    Measured once per device and arithmetic, then cached (`llmtrack.measure.ceilings`).
 
     Args:
-        device: as `resolve_device` names it.
+        device: a name from `resolve_device`.
         arithmetic: as in `EngineInfo`, not empty.
 
     Raises:
-        ScenarioError: there is no memory for matrices that say anything, or no such product.
+        ScenarioError: too little memory for meaningful matrices, or no such product.
     """
-    # The name says how: what an earlier release kept of one order of the factors only is not read.
+    # The cache key changed when both layouts were measured, so that older values are not read.
     return remembered(
         device, f"matrix products in {arithmetic}, of both orders", partial(measure_rate, device, arithmetic)
     )
 
 
 def measure_rate(device: str, arithmetic: str) -> float:
-    """Measure it: the best rate of several products of square matrices of random numbers, of growing size.
-
-    The best of all sizes: products whose kernel does not block for the caches are slower when they are larger.
+    """Measure the rate: the best of several products of random square matrices, enlarged until the time is measurable.
 
     Raises:
         ScenarioError: see `matrix_rate`.
@@ -74,10 +72,10 @@ def measure_rate(device: str, arithmetic: str) -> float:
 
 
 def largest_side(free: int, device: str) -> int:
-    """Return how large matrices may be: three of them, in 4 bytes, in an eighth of what is free.
+    """Return the maximum side: three float32 matrices in an eighth of the free memory.
 
     Raises:
-        ScenarioError: too little is free.
+        ScenarioError: too little memory is free.
     """
     side = min(SIDE_ON_GPU if on_gpu(device) else SIDE, math.isqrt(free // (SHARE * 3 * 4)))
     if side < FIRST:
@@ -86,7 +84,7 @@ def largest_side(free: int, device: str) -> int:
 
 
 def _seconds(device: str, dtype: str, side: int) -> float:
-    """Return the seconds of one product, in the faster of its orders."""
+    """Time the fastest of the products."""
     import torch
 
     with torch.inference_mode():
@@ -94,10 +92,10 @@ def _seconds(device: str, dtype: str, side: int) -> float:
 
 
 def _products(device: str, dtype: str, side: int) -> tuple[Callable[[], object], ...]:
-    """Return products of two matrices of random numbers, through the operators that torch has for 8 bits.
+    """Return functions that multiply two random matrices; 8-bit ones through torch's dedicated operators.
 
-    The right factor is transposed, as the weight of a linear layer is: cards multiply 8 bits in this order only, and a
-    CPU without bfloat16 takes ten times as long in the other one. Where that order exists, it is tried as well.
+    The right factor is transposed, like a linear layer's weight: 8-bit kernels accept no other layout, and a CPU
+    without bfloat16 support takes ten times as long otherwise. The other layout is tried as well if supported.
     """
     import torch
 

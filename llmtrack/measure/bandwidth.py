@@ -1,4 +1,4 @@
-"""Measure what the memory of a device can move: the yardstick for decoding speed."""
+"""Measure the memory bandwidth of a device: the reference for decoding speed."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from llmtrack.measure.ceilings import best_seconds, remembered
 from llmtrack.measure.room import free_memory
 
 LARGEST, LARGEST_ON_GPU, SMALLEST = 256 * MIB, 1024 * MIB, 64 * MIB
-"""Bytes of a buffer."""
+"""Buffer sizes in bytes."""
 
 BEYOND_CACHE = 4
-"""On a CPU a buffer is so many times as large as its last caches, as STREAM asks for, as far as `LARGEST` goes."""
+"""CPU buffer size as a multiple of the last-level caches, as STREAM requires, up to `LARGEST`."""
 
 SHARE = 8
-"""Where memory is short, a buffer takes this part of what is free, and the copy as much again."""
+"""If memory is short, the buffer takes one part in this many of the free memory, and its copy another."""
 
 
 @cache
 def copy_bandwidth(device: str) -> float:
-    """Return the device's copy bandwidth in bytes per second, reads and writes both counted.
+    """Return the device's copy bandwidth in bytes per second, counting reads and writes.
 
-    Measured once for each device, and kept (`llmtrack.measure.ceilings`).
+    Measured once per device, then cached (`llmtrack.measure.ceilings`).
 
     Raises:
-        ScenarioError: there is no memory for a buffer that says anything.
+        ScenarioError: too little memory for a meaningful buffer.
     """
     return remembered(device, "copy bandwidth", partial(measure_bandwidth, device))
 
 
 def measure_bandwidth(device: str) -> float:
-    """Measure it.
+    """Measure the bandwidth: the best of several copies of a buffer larger than the caches.
 
-    The best of several copies of a buffer larger than the caches: the bandwidth that the hardware can
-    give, not the average that it gives while other programs run. Where memory is short the buffer is smaller.
+    The best approximates what the hardware can do, not the average while other programs run. The buffer is smaller if
+    memory is short.
 
     Raises:
-        ScenarioError: there is no memory for a buffer that says anything.
+        ScenarioError: too little memory for a meaningful buffer.
     """
     largest = LARGEST_ON_GPU if on_gpu(device) else beyond_cache(last_caches_bytes())
     size = buffer_bytes(free_memory(device), largest)
     while True:
         try:
             return _measure(device, size)
-        # What is free by the system's word may still be refused: by an address-space limit, or by fragmentation.
+        # Memory reported as free may still be refused: by an address-space limit, or by fragmentation.
         except (RuntimeError, MemoryError) as error:
             if size // 2 < SMALLEST:
                 raise ScenarioError(
@@ -58,15 +58,15 @@ def measure_bandwidth(device: str) -> float:
 
 
 def beyond_cache(cache_bytes: int) -> int:
-    """Return how large a buffer is to be on a CPU whose last caches hold so much; 0: that is not known."""
+    """Return the buffer size for a CPU with last-level caches of this many bytes (0: unknown)."""
     return min(LARGEST, max(SMALLEST, BEYOND_CACHE * cache_bytes)) if cache_bytes else LARGEST
 
 
 def last_caches_bytes(root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Return the bytes of all caches of the last level together, those that CPUs share once; 0 where it is not told.
+    """Return the total bytes of the last-level caches, shared ones counted once; 0 if unknown.
 
     Args:
-        root: where Linux describes its CPUs.
+        root: the CPU folder in sysfs.
     """
     caches: dict[tuple[int, str], int] = {}
     for path in root.glob("cpu[0-9]*/cache/index[0-9]*"):
@@ -78,10 +78,10 @@ def last_caches_bytes(root: Path = Path("/sys/devices/system/cpu")) -> int:
 
 
 def buffer_bytes(free: int, largest: int) -> int:
-    """Return how large a buffer to copy: the largest, or less where little is free.
+    """Return the buffer size: `largest`, or less if memory is short.
 
     Raises:
-        ScenarioError: too little is free.
+        ScenarioError: too little memory is free.
     """
     size = min(largest, free // SHARE)
     if size < SMALLEST:

@@ -1,4 +1,4 @@
-"""What is measured beside a result: where it cannot be had, the result stands without it, and a warning says so."""
+"""Side measurements of a result: if one fails, the result stands and a warning says what is missing."""
 
 from __future__ import annotations
 
@@ -12,27 +12,21 @@ Without = TypeVar("Without")
 
 
 class Beside:
-    """Takes the side measurements of one result, none of which may decide over it.
-
-    Attributes:
-        warnings: what is missing and why, each said once.
-    """
+    """Collects side measurements of one result; none of them can fail it."""
 
     def __init__(self) -> None:
         self._missing: dict[str, str] = {}
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One line for each thing that is missing."""
+        """One warning per missing side measurement."""
         return tuple(f"{what} is missing: {reason}" for what, reason in self._missing.items())
 
     def get(self, what: str, measure: Callable[[], T], without: Without) -> T | Without:
-        """Return what `measure` returns, or `without` where it fails or the same thing was missing before.
+        """Return the result of `measure`, or `without` if it fails or failed before.
 
         Args:
-            what: its name in the warning, such as `the copy bandwidth`.
-            measure: measures it.
-            without: stands for what cannot be had.
+            what: name for the warning, such as `the copy bandwidth`.
         """
         if what in self._missing:
             return without

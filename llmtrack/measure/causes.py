@@ -1,4 +1,4 @@
-"""Say in words what held a device back while something was timed, where its counters know it."""
+"""Explain what throttled a device during timing, from its counters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from llmtrack.devices import on_gpu
 from llmtrack.measure.gauge import Interval
 
 SLOWED_SHARE = 0.05
-"""Share of the time from which on it is said that a device was held back."""
+"""Share of the time from which throttling is reported."""
 
 CLOCK_CHANGE = 0.10
-"""Change of the clock between calls, as a share of the highest, from which on it is said."""
+"""Clock change between calls, as a share of the highest clock, from which it is reported."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class Cause:
     """Why a device was slower than it can be.
 
     Attributes:
-        words: what to say, with the remedy.
-        passing: whether it may be gone another time, so that others should not be compared with what was measured; a
-            power cap is how the card is set, and the same each time.
+        words: the message, with the remedy.
+        passing: whether it may be temporary, so that other runs should not be compared with this one; a power cap is a
+            permanent setting.
     """
 
     words: str
@@ -30,14 +30,10 @@ class Cause:
 
 
 def causes(intervals: Sequence[Interval], device: str) -> tuple[Cause, ...]:
-    """Return what held a device back, from readings before and after each timed call.
+    """Return the causes of throttling from readings before and after each timed call.
 
-    Counters of time are summed up over the calls. A reason that is told of the moment counts by the share of the calls
-    that it was told after, where no counter tells of it.
-
-    Args:
-        intervals: the readings.
-        device: as `resolve_device` names it.
+    Time counters are summed over the calls. A reason that only has a momentary flag counts by the share of calls after
+    which it was set.
     """
     if not intervals:
         return ()
@@ -63,7 +59,7 @@ def _held_back(intervals: Sequence[Interval], what: str) -> Iterator[Cause]:
 
 
 def _grown(intervals: Sequence[Interval], counters: str) -> dict[str, float]:
-    """Return how far each counter of a kind moved during the calls."""
+    """Return the increase of each counter during the calls."""
     grown: dict[str, float] = {}
     for before, after in intervals:
         first, last = getattr(before, counters), getattr(after, counters)
@@ -94,5 +90,5 @@ def _clock(intervals: Sequence[Interval], what: str) -> Iterator[Cause]:
 
 
 def other_processes(intervals: Sequence[Interval]) -> frozenset[int]:
-    """Return the processes that used the device beside this one at any reading."""
+    """Return the other processes that used the device at any reading."""
     return frozenset().union(*(each.others for interval in intervals for each in interval))

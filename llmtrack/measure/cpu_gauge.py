@@ -1,4 +1,4 @@
-"""The counters of a CPU, as far as Linux shows them: energy (RAPL), clock, heat, and the quota of its control groups."""
+"""CPU counters on Linux: energy (RAPL), clock, temperature, and control-group quota."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _QUOTA = "the CPU quota of its control group"
 
 
 class CpuGauge:
-    """Reads the counters of all of a machine's CPUs.
+    """Reads the counters of all CPUs of the machine.
 
-    Energy is that of whole packages and their memory, whoever uses them.
+    Energy covers whole packages and their memory, including other programs.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: parent of `proc` and `sys`.
     """
 
     period_s = 0.001
@@ -33,10 +33,10 @@ class CpuGauge:
         self._quotas = [path for _, each in control_groups("cpu", root) if (path := each / "cpu.stat").is_file()]
 
     def read(self) -> GaugeReading:
-        """Read the counters; what cannot be read is left out."""
+        """Read the counters; unreadable ones are left out."""
         energy, unknown = self._energy()
         at = time.perf_counter()
-        # The fastest CPU is one that computes: idle ones slow down.
+        # Idle CPUs clock down; the fastest is one that computes.
         clocks = [clock for path in self._clocks if (clock := _number(path)) is not None]
         throttled = [count for path in self._throttles if (count := _number(path)) is not None]
         held = [seconds for path in self._quotas if (seconds := _throttled_seconds(path)) is not None]
@@ -50,7 +50,7 @@ class CpuGauge:
         )
 
     def _energy(self) -> tuple[float | None, str]:
-        """Return the joules of all counters since they were first read, each once, or why they are not known."""
+        """Return the joules of all counters since the first reading, or why they are unknown."""
         for zone in self._zones:
             if why := zone.advance():
                 return None, why
@@ -61,12 +61,12 @@ class CpuGauge:
 
 
 class _Zone:
-    """An energy counter, which begins anew at its limit.
+    """A RAPL energy counter, which wraps at its limit.
 
     Attributes:
-        kind: what it counts: a package, or memory.
-        last: what it showed last, in microjoules.
-        shown_by: the zone before it that shows the same counter by another name, as the dies of a package may.
+        kind: a package, or memory.
+        last: last reading in microjoules.
+        shown_by: an earlier zone that shows the same counter, as the dies of a package may.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -79,11 +79,11 @@ class _Zone:
 
     @property
     def joules(self) -> float:
-        """The joules since it was first read."""
+        """Joules since the first reading."""
         return self._sum / 1e6
 
     def advance(self) -> str:
-        """Read the counter; return why the joules since it was read before are not known, or nothing."""
+        """Read the counter; return why the energy since the last reading is unknown, or an empty text."""
         now, before = _number(self.file), self.last
         if now is None or before is None:
             return f"{self.file} cannot be read any more"
@@ -95,16 +95,16 @@ class _Zone:
 
 
 def _between(first: _Zone, second: _Zone) -> bool:
-    """Return whether a counter that was read after another one shows what that one does, which is read once more."""
+    """Return whether two zones show the same counter: a reading of `second` between two of `first`."""
     before, now, after = first.last, second.last, _number(first.file)
     if before is None or now is None or after is None:
         return False
-    # Between the two it may have begun anew, which tells nothing.
+    # A wrap between the readings is not evidence against it.
     return before <= now <= after or after < before
 
 
 def _zones(folder: Path) -> Iterator[_Zone]:
-    """Yield the packages that can be read, and the memory beside each; what is inside a package is in its sum."""
+    """Yield the readable packages and their memory; the other sub-zones are part of the package sum."""
     found: list[_Zone] = []
     for path in sorted(folder.glob("intel-rapl:*")):
         name = read_text(path / "name")
@@ -120,14 +120,14 @@ def _zones(folder: Path) -> Iterator[_Zone]:
 
 
 def _shows_the_same(first: _Zone, second: _Zone) -> bool:
-    """Return whether two zones show one counter: microjoules of two are never equal."""
+    """Return whether two zones show the same counter: two different ones never agree to the microjoule."""
     first.advance()
     second.advance()
     return _between(first, second)
 
 
 def _throttled_seconds(path: Path) -> float | None:
-    """Return how long a control group was held back by its quota: in microseconds (version 2) or nanoseconds (1)."""
+    """Return how long a control group was throttled: version 2 reports microseconds, version 1 nanoseconds."""
     values = dict(line.split(None, 1) for line in read_text(path).splitlines() if " " in line)
     for key, unit in (("throttled_usec", 1e6), ("throttled_time", 1e9)):
         if values.get(key, "").strip().isdigit():

@@ -1,4 +1,4 @@
-"""From energy counters to joules per token: formulas only."""
+"""Formulas from energy counters to joules."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from llmtrack.measure.gauge import Interval
 
 LEAST_SURE = 0.05
-"""Relative error by the counter's period up to which energy is told."""
+"""Maximum relative error, from the counter's update period, at which energy is reported."""
 
 
 @dataclass(frozen=True)
 class Energy:
-    """What timed calls took.
+    """Energy of timed calls.
 
     Attributes:
         joules: of the device, over all calls.
-        seconds: time of the calls.
+        seconds: total duration of the calls.
     """
 
     joules: float
@@ -30,15 +30,15 @@ class Energy:
         return self.joules / self.seconds
 
     def idle_share(self, idle_watts: float) -> float:
-        """Return the share of the energy that the device would have taken idle, at most 1."""
+        """Return the share of the energy that an idle device would have used, at most 1."""
         return min(1.0, idle_watts * self.seconds / self.joules)
 
 
 def energy_of(intervals: Sequence[Interval], period_s: float) -> Energy | None:
-    """Return the energy of timed calls, None where the counters do not tell it surely enough.
+    """Return the energy of timed calls, or None if the counter is too coarse.
 
-    A counter that moves every T seconds is off by up to T at either end of a call of d seconds. The errors of n calls are
-    independent, so that the sum is off by about T / (d sqrt(n)) of itself: it is told where that is at most 5 %.
+    A counter updated every T seconds is off by up to T at either end of a call of d seconds. Errors of n calls are
+    independent, so the relative error of the sum is about T / (d sqrt(n)); at most 5 % is accepted.
 
     Args:
         intervals: readings before and after each call.

@@ -1,4 +1,4 @@
-"""Look at the logits behind what was generated: a model that computes no numbers has no speed worth a row in a table."""
+"""Check for NaN or infinite logits behind generated tokens: the speed of a broken model is meaningless."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ NON_FINITE: Final = "non_finite"
 """Kind of the failure."""
 
 PROBE_TOKENS = 64
-"""Tokens of a call's first row whose logits are looked at one by one."""
+"""Prompt tokens of the first row whose logits are checked one by one."""
 
 
 def check_finite(
     engine: Engine, requests: Sequence[GenerateRequest], new_ids: Sequence[Sequence[int]]
 ) -> tuple[str, ...]:
-    """Look at the logits that the tokens of an output were chosen from, outside of anything that is timed.
+    """Check the logits that the output tokens were chosen from; not timed.
 
-    They are read through `score`, which never holds those of a whole batch: the log-likelihood of the most likely
-    token is finite if and only if its distribution is. A single -inf, as of a masked entry of the vocabulary, is no
-    fault. The logits inside the prompt, from which nothing was chosen, are looked at in the first row only.
+    Logits are checked through `score`, which never holds those of a whole batch: the log-likelihood of the most likely
+    token is finite if and only if its distribution is. A single -inf, as for a masked vocabulary entry, is fine. Logits
+    inside the prompt are checked for the first row only.
 
     Args:
-        engine: the engine that generated.
-        requests: its calls.
-        new_ids: what they generated, per row over all calls.
+        requests: the calls.
+        new_ids: the generated ids per row, over all calls.
 
     Returns:
-        Findings in words: that the logits could not be looked at.
+        Warnings if the logits could not be checked.
 
     Raises:
         ScenarioError: a distribution is not finite; of kind `non_finite`.
@@ -42,19 +41,19 @@ def check_finite(
             _check_output(engine, request, new_ids[first : first + len(request.prompt_ids)])
             first += len(request.prompt_ids)
     except NotImplementedError:
-        return ("this engine does not show its logits: whether they are finite is not known",)
+        return ("whether the logits are finite is unknown: this engine does not expose them",)
     except Exception as error:
         if isinstance(error, ScenarioError) and error.kind == NON_FINITE:
             raise
-        # The look is beside the measurement: what it cannot tell does not end it.
-        return (f"whether the logits are finite is not known: {in_words(error)}",)
+        # A failed check must not fail the measurement.
+        return (f"whether the logits are finite is unknown: {in_words(error)}",)
     return ()
 
 
 def not_finite(what: str, engine: Engine) -> ScenarioError:
-    """Return the error that says that a model computes something that is no number."""
+    """Return the error for NaN or infinite logits."""
     label = engine.info.dtype_label
-    # float16 alone has so small a range that sound weights can leave it.
+    # Only float16 has a range so small that sound weights can overflow it.
     remedy = "use dtype=float32 or bfloat16, or " if "float16" in label.replace("bfloat16", "") else ""
     return ScenarioError(f"{what} not finite in {label}: {remedy}look for damaged weights", kind=NON_FINITE)
 
@@ -72,7 +71,7 @@ def _check_output(engine: Engine, request: GenerateRequest, output: Sequence[Seq
     from llmtrack.tensors.padding import pad_rows
 
     new, new_mask = pad_rows(output, 0, "right")
-    if request.padding_side == "left":  # the pads stand where they stood while generating
+    if request.padding_side == "left":  # pad as during generation
         prompt, mask = pad_rows(request.prompt_ids, 0, "left", request.padded_length)
         ids, mask = torch.cat([prompt, new], dim=1), torch.cat([mask, new_mask], dim=1)
         scored = torch.cat([torch.zeros_like(prompt), new_mask], dim=1).bool()

@@ -1,4 +1,4 @@
-"""From a trace of one generate call to its metrics: every formula of the method, in one place."""
+"""All formulas from the trace of a generate call to its metrics."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ FEWEST_GAPS = 8
 
 @dataclass(frozen=True)
 class GenerationTrace:
-    """Time stamps and token counts of one generate call, before any arithmetic.
+    """Raw timestamps and token counts of one generate call.
 
     Attributes:
         start: clock reading in seconds right before the call, the device idle.
-        stamps: clock readings as the tokens of each decode step reached the host; the first belongs to
-            the prefill.
+        stamps: clock readings as the tokens of each decode step reached the host; the first belongs to the prefill.
         end: clock reading right after the call, the device idle again.
-        prompt_tokens: real tokens of each row, pads excluded.
-        new_tokens: new tokens of each row, pads after an early end excluded.
+        prompt_tokens: tokens of each row, without pads.
+        new_tokens: new tokens of each row, without pads after an early end.
     """
 
     start: float
@@ -32,16 +31,16 @@ class GenerationTrace:
 
 
 def derive(*calls: GenerationTrace) -> dict[str, float]:
-    """Compute every metric of the calls that make up one repeat; a metric that is undefined is absent.
+    """Compute all metrics of the calls of one repeat; undefined metrics are absent.
 
-    A repeat is one call, or the calls that work off a list of prompts batch by batch. Times of the whole are
-    sums over its calls; the time to the first token is their mean.
+    A repeat is one call, or the calls that process a list of prompts batch by batch. Total times are sums over the
+    calls; the time to first token is their mean.
 
-    Inter-token latency and decode throughput need two decode steps. `avg_latency_per_token_ms` is per row:
-    how long a reader of one row waits for a token, so for one row it is exactly 1000 / tokens_per_sec.
+    Inter-token latency and decode throughput need two decode steps. `avg_latency_per_token_ms` is per row: how long a
+    reader of one row waits for a token, so for one row it is exactly 1000 / tokens_per_sec.
 
     Returns:
-        Metrics by their names in the schema, in its units.
+        Metrics by schema name, in schema units.
     """
     total = math.fsum(call.end - call.start for call in calls)
     rows = sum(len(call.new_tokens) for call in calls)
@@ -60,13 +59,13 @@ def derive(*calls: GenerationTrace) -> dict[str, float]:
         decoding = math.fsum(call.stamps[-1] - call.stamps[0] for call in calls)
         metrics["inter_token_latency_ms"] = 1000 * decoding / sum(len(call.stamps) - 1 for call in calls)
         if decoding > 0:
-            # The first token of each row comes out of the prefill.
+            # The prefill produces the first token of each row.
             metrics["decode_tokens_per_sec"] = (generated - rows) / decoding
     return metrics | _quarters(calls) | _per_sample(calls, total, row_seconds)
 
 
 def _quarters(calls: tuple[GenerationTrace, ...]) -> dict[str, float]:
-    """Inter-token latency of the first and of the last quarter of the gaps: without a KV cache it grows."""
+    """Inter-token latency of the first and last quarter of the gaps: it grows without a KV cache."""
     if len(calls) != 1 or len(calls[0].stamps) < 1 + FEWEST_GAPS:
         return {}
     gaps = token_gaps_ms(calls[0])[1:]
@@ -78,9 +77,9 @@ def _quarters(calls: tuple[GenerationTrace, ...]) -> dict[str, float]:
 
 
 def _per_sample(calls: tuple[GenerationTrace, ...], total: float, row_seconds: float) -> dict[str, float]:
-    """Metrics of a list of samples: what a sample waits for its batch, and what it costs.
+    """Metrics per sample: its latency, and its throughput.
 
-    `row_seconds` is the sum over all samples of the time that their call took.
+    `row_seconds` is the sum over all samples of the duration of their call.
     """
     samples = sum(len(call.new_tokens) for call in calls)
     if samples < 2:
@@ -92,7 +91,7 @@ def _per_sample(calls: tuple[GenerationTrace, ...], total: float, row_seconds: f
 
 
 def token_gaps_ms(trace: GenerationTrace) -> tuple[float, ...]:
-    """Return the milliseconds before each token: first the time to the first token, then the gaps."""
+    """Return the milliseconds before each token: the time to first token, then the gaps."""
     readings = (trace.start, *trace.stamps)
     return tuple(1000 * (after - before) for before, after in pairwise(readings))
 
@@ -100,16 +99,16 @@ def token_gaps_ms(trace: GenerationTrace) -> tuple[float, ...]:
 def decode_step_bytes(
     step_weight_bytes: int, cache: CacheGrowth | int, prompt_tokens: tuple[int, ...], new_tokens: int
 ) -> float:
-    """Return the bytes that a decode step must read: the weights once, and each row's cache.
+    """Return the mean bytes that a decode step must read: the weights, and each row's cache.
 
-    The first token comes out of the prefill. The step of each other one reads the cache with its own token in it, so
-    the cache is read at lengths of prompt + 1 to prompt + new_tokens - 1; the mean over these steps is returned.
+    The prefill produces the first token. The step of each further token reads the cache including that token, at
+    lengths prompt + 1 to prompt + new_tokens - 1.
 
     Args:
-        step_weight_bytes: bytes of the weights that a step reads.
-        cache: bytes of a row's cache by its length; a number: bytes per token.
-        prompt_tokens: tokens of each row's prompt.
-        new_tokens: new tokens of each row.
+        step_weight_bytes: bytes of weights read per step.
+        cache: bytes of a row's cache by its length, or bytes per token.
+        prompt_tokens: prompt tokens per row.
+        new_tokens: new tokens per row.
     """
     growth = CacheGrowth(cache) if isinstance(cache, int) else cache
     steps = range(1, max(new_tokens, 2))
@@ -120,12 +119,12 @@ def decode_step_bytes(
 def memory_bandwidth_utilization(step_bytes: float, step_seconds: float, bandwidth: float) -> float:
     """Return the share of the device's copy bandwidth that decoding achieves (MBU, 0 to about 1).
 
+    Source: the MBU of the LLM-serving literature (bytes that must move / time / peak bandwidth), with the measured copy
+    bandwidth in place of the data sheet's peak.
+
     Args:
         step_bytes: bytes that one decode step must read.
         step_seconds: seconds per decode step.
-        bandwidth: measured copy bandwidth in bytes per second, reads and writes counted.
-
-    Source: the MBU of the LLM-serving literature (bytes that must move / time / peak bandwidth), with the
-    measured copy bandwidth in place of the data sheet's peak.
+        bandwidth: copy bandwidth in bytes per second, counting reads and writes.
     """
     return step_bytes / step_seconds / bandwidth

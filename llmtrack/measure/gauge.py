@@ -1,4 +1,4 @@
-"""What a device's own counters say before and after a timed call: energy, clocks, heat, and what slowed it down."""
+"""Interface to device counters read around timed calls: energy, clock, temperature, throttling."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class GaugeReading:
-    """What a device's counters said at a moment; what it does not tell is None, or absent.
+    """Device counters at one moment; unknown values are None or absent.
 
     Attributes:
-        at: seconds of a clock that does not go back.
-        energy_j: joules since some moment.
-        energy_unknown: why they are not known, where the device has a counter.
-        clock_mhz: the clock of what computes.
-        temperature_c: degrees Celsius.
-        slowed_s: seconds since some moment during which it was held back, by the cause in words.
-        slowed_times: times that it was held back since some moment, by the cause in words.
-        reasons: why it is held back at this moment, in words.
-        others: processes other than this one that use it.
+        at: monotonic clock in seconds.
+        energy_j: cumulative joules.
+        energy_unknown: why energy is unknown although the device has a counter.
+        clock_mhz: clock of the compute units.
+        slowed_s: cumulative throttled seconds, by cause.
+        slowed_times: cumulative throttle events, by cause.
+        reasons: current throttle reasons.
+        others: other processes using the device.
     """
 
     at: float
@@ -35,18 +34,18 @@ class GaugeReading:
 
 
 Interval = tuple[GaugeReading, GaugeReading]
-"""Readings right before and right after a timed call."""
+"""Readings right before and after a timed call."""
 
 
 class Gauge(Protocol):
     """Reads the counters of one device."""
 
     name: str
-    """What it reads, in words: `NVML, NVIDIA H100`, `RAPL, package-0 and dram`."""
+    """Source, such as `NVML, NVIDIA H100` or `RAPL, package-0 and dram`."""
 
     period_s: float
-    """Seconds between two updates of its energy counter, at most."""
+    """Maximum seconds between two updates of the energy counter."""
 
     def read(self) -> GaugeReading:
-        """Read the counters; what cannot be read is left out."""
+        """Read the counters; unreadable ones are left out."""
         ...

@@ -1,4 +1,4 @@
-"""Which gauge reads the counters of a device."""
+"""Select the gauge of a device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from llmtrack.measure.nvml import open_card
 
 @cache
 def gauge_of(device: str) -> Gauge | None:
-    """Return what reads the counters of a device, None where nothing does.
-
-    Args:
-        device: as `resolve_device` names it.
-    """
+    """Return the gauge of a device, or None if it has none."""
     if on_gpu(device):
         return open_card(device) if kind_of(device) == "cuda" else None
     return CpuGauge()

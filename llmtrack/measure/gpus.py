@@ -1,4 +1,4 @@
-"""Which GPU of the machine a device of torch's is: by its UUID, since CUDA may hide and reorder cards."""
+"""Map torch devices to GPUs by UUID, since CUDA may hide and reorder cards."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TIMEOUT_S = 10
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU as its driver lists it, in the order of the PCI bus.
+    """A GPU as listed by its driver, in PCI bus order.
 
     Attributes:
         uuid: such as `GPU-5c1f...`.
-        name: of the model.
-        driver: version of the driver.
+        name: model name.
+        driver: driver version.
         instances: UUIDs of its MIG instances.
     """
 
@@ -34,7 +34,7 @@ class Card:
 
 
 def ask(*options: str) -> list[list[str]]:
-    """Return what nvidia-smi answers, a list of fields a line; nothing where there is no such driver."""
+    """Query nvidia-smi; return its rows as lists of fields, or nothing without a driver."""
     try:
         done = subprocess.run(
             ["nvidia-smi", *options],
@@ -50,7 +50,7 @@ def ask(*options: str) -> list[list[str]]:
 
 
 def cards() -> tuple[Card, ...]:
-    """Return all cards that the driver knows, hidden ones too."""
+    """Return all cards known to the driver, including hidden ones."""
     instances: dict[str, list[str]] = {}
     card = ""
     for line in map(",".join, ask("-L")):
@@ -64,10 +64,10 @@ def cards() -> tuple[Card, ...]:
 
 
 def other_pids(pids: Iterable[int]) -> frozenset[int]:
-    """Return which of the processes that a driver lists are surely others than this one and its study's workers.
+    """Return the listed processes that certainly belong neither to this process nor to its study's workers.
 
-    In a container a driver may tell the numbers of the machine, among which this process has another one. Where this
-    process is listed the numbers are its own world's; otherwise only those of processes that are seen here tell of others.
+    In a container, a driver may report host PIDs, which differ from the container's. If this process is listed, the
+    PIDs are its namespace's; otherwise only PIDs of visible processes count.
     """
     listed, own = frozenset(pids), os.getpid()
     if own not in listed:
@@ -76,9 +76,9 @@ def other_pids(pids: Iterable[int]) -> frozenset[int]:
 
 
 def _works_for_our_study(pid: int) -> bool:
-    """Return whether a process is a worker that this one's parent started, or was started by one.
+    """Return whether a process is a sibling worker of this one, or a descendant of one.
 
-    Models that are measured in turn stay loaded in workers of their own, and wait while another one computes.
+    Interleaved models stay loaded in their own workers while another one computes.
     """
     with suppress(psutil.Error):
         process, study = psutil.Process(pid), os.getppid()
@@ -87,7 +87,7 @@ def _works_for_our_study(pid: int) -> bool:
 
 
 def capability() -> tuple[int, int] | None:
-    """Return the highest compute capability among the cards, as the driver tells it; None where it tells none."""
+    """Return the highest compute capability among the cards, or None if unknown."""
     found = [
         (int(major), int(minor))
         for row in ask("--query-gpu=compute_cap", "--format=csv,noheader")
@@ -98,11 +98,11 @@ def capability() -> tuple[int, int] | None:
 
 
 def card_of(device: str, own_uuid: str | None = None) -> Card | None:
-    """Return the card behind a device of torch's, None where that cannot be told.
+    """Return the card of a torch device, or None if it cannot be determined.
 
     Args:
         device: `cuda` or `cuda:N`.
-        own_uuid: the UUID that torch tells of the device, if it does.
+        own_uuid: UUID of the device as reported by torch, if any.
     """
     index = device.partition(":")[2] or "0"
     if not device.startswith("cuda") or not index.isdigit():
@@ -115,7 +115,7 @@ def card_of(device: str, own_uuid: str | None = None) -> Card | None:
 
 
 def torch_uuid(device: str) -> str | None:
-    """Return the UUID that torch tells of a CUDA device; None for an old torch, or without a GPU."""
+    """Return a CUDA device's UUID as reported by torch; None for old torch versions or without a GPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -125,14 +125,14 @@ def torch_uuid(device: str) -> str | None:
 
 
 def visible_cards(environ: Mapping[str, str], known: Sequence[Card]) -> tuple[Card, ...]:
-    """Return the cards that CUDA shows, in its order, by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+    """Return the cards visible to CUDA, in its order, by CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
 
-    By CUDA's rules an entry that names no card hides all that follow. Its own order is by speed, which is that of
-    the bus where all cards are alike; of unlike ones nothing is told, unless the entries are UUIDs.
+    By CUDA's rules, an invalid entry hides all that follow. Its default order is by speed, which equals bus order if
+    all cards are alike; for different cards the result is empty unless the entries are UUIDs.
 
     Args:
         environ: the environment.
-        known: all cards, in the order of the bus.
+        known: all cards, in bus order.
     """
     by_bus = environ.get("CUDA_DEVICE_ORDER", "").strip() == "PCI_BUS_ID" or len({each.name for each in known}) <= 1
     if "CUDA_VISIBLE_DEVICES" not in environ:
@@ -149,9 +149,9 @@ def visible_cards(environ: Mapping[str, str], known: Sequence[Card]) -> tuple[Ca
 def _named(entry: str, known: Sequence[Card], by_bus: bool) -> Card | None:
     if entry.isdigit():
         return known[int(entry)] if by_bus and int(entry) < len(known) else None
-    if entry.startswith("MIG-GPU-"):  # the old form: MIG-GPU-UUID/instance/part
+    if entry.startswith("MIG-GPU-"):  # legacy format: MIG-GPU-UUID/instance/part
         entry = entry.removeprefix("MIG-").partition("/")[0]
-    # A UUID may be shortened, as long as it is clear which card is meant.
+    # A UUID may be abbreviated to an unambiguous prefix.
     fitting = [
         card
         for card in known

@@ -1,4 +1,4 @@
-"""Notice other programs that were busy while a measurement ran."""
+"""Detect other programs that were busy during a measurement."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import psutil
 from llmtrack.measure.gpus import ask, card_of, other_pids, torch_uuid
 
 BUSY_SHARE = 0.10
-# The counters move in hundredths of a second: less CPU time than this tells no share of a tenth.
+# The counters tick in 10 ms: a shorter interval cannot resolve a share of a tenth.
 _LEAST_CPU_S = 2.0
 
 
 @dataclass(frozen=True)
 class CpuReading:
-    """CPU seconds used so far by everything on the machine and by this process, and available in all.
+    """Cumulative CPU seconds.
 
     Attributes:
-        everything: used, the time that the host of a virtual machine gave to others included.
+        everything: used by the whole machine, including steal time.
         this_process: used by this process.
         available: of all CPUs.
-        stolen: of `everything`, what the host gave to others (steal).
+        stolen: steal time, given by the host to other virtual machines.
     """
 
     everything: float
@@ -34,7 +34,7 @@ def read_cpu() -> CpuReading:
     """Read the counters of CPU time."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
-    # Linux counts guest time in user time as well, and steal is time that another machine took.
+    # Linux includes guest time in user time; steal is time taken by other virtual machines.
     total = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
     own = psutil.Process().cpu_times()
     return CpuReading(
@@ -46,20 +46,17 @@ def read_cpu() -> CpuReading:
 
 
 def others_share(before: CpuReading, after: CpuReading) -> float:
-    """Return the share (0 to 1) of the machine's CPU time that went to others between two readings."""
+    """Return the share (0 to 1) of the machine's CPU time that others used between two readings."""
     available = after.available - before.available
     if available <= 0:
         return 0.0
     others = (after.everything - before.everything) - (after.this_process - before.this_process)
-    # Rounding, and a counter of waiting that may run back, can make it more than all.
+    # Rounding, and an iowait counter that may decrease, can push it above 1.
     return min(1.0, max(0.0, others / available))
 
 
 def busy_warning(before: CpuReading | None, after: CpuReading) -> tuple[str, ...]:
-    """Return a warning in words when other programs took a notable share of the CPU time.
-
-    Nothing is known of it without a reading from before.
-    """
+    """Warn if other programs used a notable share of the CPU time; without a first reading nothing is known."""
     if before is None:
         return ()
     share = others_share(before, after)
@@ -75,11 +72,10 @@ def busy_warning(before: CpuReading | None, after: CpuReading) -> tuple[str, ...
 
 
 def gpu_warning(device: str, others: frozenset[int] | None = None) -> tuple[str, ...]:
-    """Return a warning in words when other processes hold the GPU, as far as the driver tells.
+    """Warn if other processes use the GPU, as far as the driver reports.
 
     Args:
-        device: as `resolve_device` names it.
-        others: the processes that were seen; None: the driver is asked.
+        others: known other processes; None to ask the driver.
     """
     if not device.startswith("cuda") or others == frozenset():
         return ()

@@ -1,4 +1,4 @@
-"""The memory of this process: its peak, with a reset where the system has one, and what is left to take."""
+"""Peak and available memory of this process."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _IN_GROUPS = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
 }
-"""Of each version of control groups: the files of the limit and of what is used, and the key of cached files that nobody uses."""
+"""By control-group version: the files of the limit and the usage, and the key of reclaimable page cache."""
 
 
 def reset_peak_rss() -> bool:
-    """Begin a new peak reading; return False where the system only knows the peak since process start."""
+    """Reset the peak; return False if the system only knows the peak since process start."""
     try:
         CLEAR_REFS.write_text("5")
     except OSError:
@@ -45,12 +45,12 @@ def peak_rss_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Return the bytes that can be taken without swapping: of the machine, or under the tightest limit of this process."""
+    """Return the bytes available without swapping: of the machine, or under this process's tightest limit."""
     return max(0, min([psutil.virtual_memory().available, *_room_in_groups(), *_room_in_limits()]))
 
 
 def _room_in_limits() -> list[int]:
-    """Return the bytes that are left under this process's limits (`ulimit -v`, `ulimit -d`)."""
+    """Return the bytes left under this process's resource limits (`ulimit -v`, `ulimit -d`)."""
     try:
         import resource
     except ImportError:  # Windows has none
@@ -65,12 +65,12 @@ def _room_in_limits() -> list[int]:
 
 
 def _room_in_groups() -> list[int]:
-    """Return the bytes that are left under each memory limit of a control group that this process is under."""
+    """Return the bytes left under each control-group memory limit of this process."""
     found = []
     for version, group in control_groups("memory", ROOT):
         limit, used, cached = _IN_GROUPS[version]
         counts = dict(line.split(" ", 1) for line in read_text(group / "memory.stat").splitlines() if " " in line)
-        # What is cached of files is given back when it is wanted.
-        with suppress(ValueError, KeyError):  # no limit (`max`), or none that it may see
+        # Page cache is reclaimed on demand.
+        with suppress(ValueError, KeyError):  # unlimited (`max`), or not visible
             found.append(int(read_text(group / limit)) - int(read_text(group / used)) + int(counts[cached]))
     return found

@@ -1,4 +1,4 @@
-"""The counters of an NVIDIA card, through NVML (the package nvidia-ml-py, where it is installed)."""
+"""Counters of an NVIDIA card through NVML (package nvidia-ml-py, if installed)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from llmtrack.measure.gauge import GaugeReading
 from llmtrack.measure.gpus import card_of, other_pids, torch_uuid
 
-# NVML's numbers (nvml.h): bits of the reasons for a clock, and kinds of violations that it counts.
+# Constants of nvml.h: clock event reasons, and perf policy types of violation counters.
 REASONS = {
     0x04: "its power cap",
     0x08: "its hardware's protection",
@@ -21,11 +21,11 @@ VIOLATIONS = {0: "its power cap", 1: "heat", 3: "the limit of its board", 5: "it
 _CLOCK_SM, _TEMPERATURE_GPU = 1, 0
 
 PERIOD_S = 0.1
-"""Seconds between updates of the energy counter: as often as an H200 was seen to update it."""
+"""Update period of the energy counter in seconds, as observed on an H200."""
 
 
 def open_card(device: str) -> NvmlGauge | None:
-    """Return the gauge of the card behind a device of torch's, None where NVML or the card is not there."""
+    """Return the gauge of a torch device's card, or None without NVML or the card."""
     try:
         import pynvml
 
@@ -36,7 +36,7 @@ def open_card(device: str) -> NvmlGauge | None:
         if uuid is None:
             return None
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        # Of a card that is divided, the counters are those of all its parts.
+        # On a MIG card the counters cover all instances.
         return NvmlGauge(pynvml, handle, whole=not (card and card.instances))
     except Exception:  # no package, no driver, no permission
         return None
@@ -46,9 +46,9 @@ class NvmlGauge:
     """Reads the counters of one card.
 
     Args:
-        nvml: the module `pynvml`, or what answers as it does.
-        handle: of the card.
-        whole: whether this process computes on the whole card; of a part of one, the energy is not known.
+        nvml: the module `pynvml` or a substitute.
+        handle: NVML handle of the card.
+        whole: whether this process computes on the whole card; on a MIG instance, energy is unknown.
     """
 
     period_s = PERIOD_S
@@ -59,13 +59,13 @@ class NvmlGauge:
         self.name = f"NVML, {name.decode() if isinstance(name, bytes) else name or 'a GPU'}"
 
     def read(self) -> GaugeReading:
-        """Read the counters; what the card or the driver does not tell is left out."""
+        """Read the counters; unsupported ones are left out."""
         energy = self._get("nvmlDeviceGetTotalEnergyConsumption") if self._whole else None
         at = time.perf_counter()
         clock = self._get("nvmlDeviceGetClockInfo", _CLOCK_SM)
         heat = self._get("nvmlDeviceGetTemperature", _TEMPERATURE_GPU)
         bits = self._get("nvmlDeviceGetCurrentClocksEventReasons")
-        if bits is None:  # as it was called before
+        if bits is None:  # older name
             bits = self._get("nvmlDeviceGetCurrentClocksThrottleReasons")
         slowed: dict[str, float] = {}
         for kind, cause in VIOLATIONS.items():
@@ -83,7 +83,7 @@ class NvmlGauge:
         )
 
     def _get(self, name: str, *more: int) -> Any:
-        """Return what NVML answers, None where it does not know the question or the card has no answer."""
+        """Call an NVML function; return None if the library or the card does not support it."""
         ask: Callable[..., Any] | None = getattr(self._nvml, name, None)
         try:
             return ask(self._handle, *more) if ask else None

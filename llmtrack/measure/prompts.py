@@ -1,4 +1,4 @@
-"""Turn the prompts of a task into token ids of the lengths it asks for, and say which rules changed them."""
+"""Tokenize a task's prompts to the requested lengths, and report which rules changed them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from llmtrack.spec.task import GenerateTask
 
 @dataclass(frozen=True)
 class Prompts:
-    """The prompts of a task as tokens.
+    """Tokenized prompts of a task.
 
     Attributes:
         ids: token ids of each prompt.
-        facts: params to track: the rule that changed a prompt, tokens cut, special tokens in the prompts.
-        warnings: findings in words.
+        facts: params to track: the rule that changed a prompt, truncated tokens, special tokens in the prompts.
     """
 
     ids: tuple[tuple[int, ...], ...]
@@ -29,19 +28,15 @@ class Prompts:
 
 
 def prompt_ids(engine: Engine, task: GenerateTask) -> tuple[tuple[int, ...], ...]:
-    """Return the token ids of each prompt, after the task's rules for lengths, empty and overlong prompts.
-
-    Raises:
-        ScenarioError: a prompt has no tokens, or is longer than the context allows, and no rule helps.
-    """
+    """Return the token ids of each prompt; raises as `tokenize_prompts`."""
     return tokenize_prompts(engine, task).ids
 
 
 def tokenize_prompts(engine: Engine, task: GenerateTask) -> Prompts:
-    """Tokenize the prompts of a task.
+    """Tokenize a task's prompts by its rules for lengths, empty and overlong prompts.
 
     Raises:
-        ScenarioError: a prompt has no tokens, or is longer than the context allows, and no rule helps.
+        ScenarioError: a prompt has no tokens or exceeds the context, and no rule applies.
     """
     _check_asked(engine, task)
     rows = [_row(engine, task, text) for text in task.prompts]
@@ -57,7 +52,7 @@ def tokenize_prompts(engine: Engine, task: GenerateTask) -> Prompts:
 
 
 def _check_asked(engine: Engine, task: GenerateTask) -> None:
-    """Refuse what cannot fit whatever the texts are, before one is repeated to a length or encoded."""
+    """Reject impossible lengths before any text is repeated or encoded."""
     length = task.prompt_tokens or 1
     if task.prompt_share is not None and engine.info.context_length is None:
         length = math.ceil(task.prompt_share * (task.max_prompt_tokens or 1))
@@ -71,7 +66,7 @@ def _check_asked(engine: Engine, task: GenerateTask) -> None:
 
 @dataclass(frozen=True)
 class _Row:
-    """One prompt as tokens, the rule that changed it (in words, or empty) and the tokens that were cut."""
+    """A tokenized prompt, the rule that changed it (or empty), and the number of tokens cut."""
 
     ids: tuple[int, ...]
     rule: str = ""
@@ -80,7 +75,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Limit:
-    """How many tokens a prompt may have, and why."""
+    """Maximum prompt tokens, and the reason."""
 
     tokens: int
     reason: str
@@ -105,13 +100,13 @@ def _row(engine: Engine, task: GenerateTask, text: str) -> _Row:
 
 
 def _room(engine: Engine, task: GenerateTask) -> int | None:
-    """Return the prompt tokens that the context has room for beside the output, None if it is unknown."""
+    """Return the prompt tokens that fit into the context beside the output, or None if unknown."""
     context = engine.info.context_length
     return None if context is None else max(context - task.max_new_tokens, 0)
 
 
 def _limit(task: GenerateTask, room: int | None) -> _Limit | None:
-    """Return the narrower one of what the context and the task allow."""
+    """Return the tighter limit of context and task."""
     asked = task.max_prompt_tokens
     in_words = "" if room is None else f"the context has room for {room:,}"
     if asked is not None and (room is None or asked < room):
@@ -120,7 +115,7 @@ def _limit(task: GenerateTask, room: int | None) -> _Limit | None:
 
 
 def _fill(engine: Engine, task: GenerateTask, text: str, room: int | None, limit: _Limit | None) -> _Row:
-    """Repeat a text to a share of the room in the context; a share that fits stays within the limit, too."""
+    """Repeat a text to a share of the free context; a share up to 1 also respects the limit."""
     if limit is None or task.prompt_share is None:
         raise ScenarioError(
             f"{engine.info.model_id} does not say how long its context is: give max_prompt_tokens",
@@ -135,7 +130,7 @@ def _fill(engine: Engine, task: GenerateTask, text: str, room: int | None, limit
 
 
 def _start(engine: Engine, task: GenerateTask, text: str, ids: tuple[int, ...]) -> _Row:
-    """Apply the rule for a text without tokens: some tokenizers put a start token there by themselves."""
+    """Handle a text without tokens; some tokenizers add a start token by themselves."""
     special = engine.info.special_tokens
     if ids:
         name = special.names.get(ids[0], str(ids[0]))
@@ -154,7 +149,7 @@ def _start(engine: Engine, task: GenerateTask, text: str, ids: tuple[int, ...]) 
 
 
 def _truncate(engine: Engine, ids: tuple[int, ...], limit: _Limit) -> _Row:
-    """Keep the last tokens that fit, and at the front what the model expects before every text."""
+    """Keep the last tokens that fit, after the prefix that the model expects."""
     special = engine.info.special_tokens
     prefix = special.prefix or ((special.bos_id,) if special.bos_id is not None else ())
     front = prefix[: limit.tokens] if ids[: len(prefix)] == prefix else ()
@@ -165,7 +160,7 @@ def _truncate(engine: Engine, ids: tuple[int, ...], limit: _Limit) -> _Row:
 
 
 def _too_long(engine: Engine, task: GenerateTask, length: int, limit: _Limit) -> ScenarioError:
-    """Return why a prompt is too long: for the context, which is raised, or for what the task allows."""
+    """Return or raise the error for a prompt that exceeds the task's limit or the context."""
     check_context(engine.info, length, task.max_new_tokens)
     return ScenarioError(
         f"a prompt of {length} tokens is longer than the {limit.tokens} allowed: {limit.reason}",
@@ -174,7 +169,7 @@ def _too_long(engine: Engine, task: GenerateTask, length: int, limit: _Limit) ->
 
 
 def _repeat_to(engine: Engine, text: str, length: int) -> list[int]:
-    """Repeat a text until it has `length` tokens, and cut the tokens there."""
+    """Repeat a text until it has `length` tokens, and cut it there."""
     if not text.strip():
         raise ScenarioError("cannot repeat a blank text to a length in tokens: give some words", kind="unsupported")
     copies = 1 + length // max(len(engine.encode(text)), 1)

@@ -1,4 +1,4 @@
-"""Whether a batch fits the model's context and the device's memory, told before anything of it is made."""
+"""Check whether a batch fits the context and the device's memory before building it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmtrack.errors import ScenarioError
 from llmtrack.host.units import GIB
 from llmtrack.measure.memory import available_bytes
 
-# A token's id as it waits in a list, and its id, mask and position as a batch holds them.
+# A token id in a list, and its id, mask and position in a batch.
 TOKEN_BYTES = 4 * 8
 
 
@@ -22,32 +22,31 @@ def check_batch(
     cached: bool = True,
     free: int | None = None,
 ) -> None:
-    """Refuse a batch that cannot be held.
+    """Reject a batch that cannot fit.
 
-    What is counted is the least that it takes: token ids, and keys and values where they are kept (in the cache, or for the
-    way back of a training). What passes may still run out of memory, and that is a failure of its scenario, too.
+    Only the unavoidable minimum is counted: token ids, and keys and values where they are kept (in the cache, or for
+    the backward pass). A batch that passes may still run out of memory, which fails its scenario, too.
 
     Args:
-        info: the engine.
         rows: rows of the batch.
         prompt_tokens: tokens of its longest row.
-        new_tokens: tokens that are generated behind each row.
-        padded: tokens of a row once it is padded; None: as many as the longest has.
+        new_tokens: tokens generated per row.
+        padded: padded row length; None for the longest row's.
         cached: whether keys and values of all tokens are kept.
-        free: bytes that are free on the device; None: as many as it says.
+        free: free bytes on the device; None to ask the device.
 
     Raises:
-        ScenarioError: it is longer than the context (`too_long`), or takes more memory than there is (`out_of_memory`).
+        ScenarioError: it exceeds the context (`too_long`) or the memory (`out_of_memory`).
     """
     check_context(info, prompt_tokens, new_tokens)
     check_memory(info, rows, max(prompt_tokens, padded or 0) + new_tokens, cached=cached, free=free)
 
 
 def check_context(info: EngineInfo, prompt_tokens: int, new_tokens: int = 0) -> None:
-    """Refuse a row that is longer than the context.
+    """Reject a row that exceeds the context.
 
     Raises:
-        ScenarioError: it is.
+        ScenarioError: it does.
     """
     context = info.context_length
     if context is not None and new_tokens >= context:
@@ -73,21 +72,20 @@ def check_memory(
     scored: bool = False,
     free: int | None = None,
 ) -> None:
-    """Refuse rows of so many tokens that the device's memory cannot hold; see `check_batch`.
+    """Reject rows that the device's memory cannot hold; see `check_batch`.
 
     Args:
-        info: the engine.
         rows: rows of the batch.
-        length: tokens of each, pads included.
+        length: tokens per row, including pads.
         cached: whether keys and values of all tokens are kept.
-        scored: whether the next token of each is predicted at once.
-        free: bytes that are free on the device; None: as many as it says.
+        scored: whether logits of all tokens are computed at once.
+        free: free bytes on the device; None to ask the device.
 
     Raises:
-        ScenarioError: they take more than there is.
+        ScenarioError: they need more than is free.
     """
     token_bytes = TOKEN_BYTES + cached * info.kv_bytes_per_token + scored * info.score_bytes_per_token
-    # What is shared out takes a part of it on each device.
+    # A sharded model takes a part of it on each device.
     needed = rows * length * token_bytes // info.devices
     there = free_memory(info.device) if free is None else free
     if needed > there:
@@ -99,5 +97,5 @@ def check_memory(
 
 
 def free_memory(device: str) -> int:
-    """Return the bytes that can still be had on a device."""
+    """Return the free bytes of a device."""
     return free_on_card(device) if on_gpu(device) else available_bytes()

@@ -1,4 +1,4 @@
-"""Statistics over the repeats of a measurement, and findings in words about their quality."""
+"""Statistics over the repeats of a measurement, and warnings about their quality."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DRIFT = 0.10
 
 
 def bootstrap_median_ci(samples: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % percentile bootstrap interval of the median, the same for the same samples.
+    """Return the 95 % percentile bootstrap interval of the median; deterministic.
 
     Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
     """
@@ -55,10 +55,9 @@ def summarize(samples: Sequence[float]) -> Summary:
 def summarize_rate(samples: Sequence[float]) -> Summary:
     """Summarize the samples of a rate (tokens/s) through the time per token.
 
-    A rate is work over time and the work is the same in each repeat: only the times may be averaged. This
-    also keeps the headline numbers consistent: tokens/s is tokens over the median latency, for an even
-    number of repeats too. The percentiles are of the slow side: 90 % of the repeats were at least as fast
-    as p90.
+    A rate is work over time, and the work is the same in each repeat: only times may be averaged. This also keeps the
+    headline numbers consistent: tokens/s is tokens over the median latency, also for an even number of repeats.
+    Percentiles count from the fast side: 90 % of the repeats were at least as fast as p90.
 
     Raises:
         ValueError: there are no samples.
@@ -79,14 +78,13 @@ def summarize_rate(samples: Sequence[float]) -> Summary:
 def should_stop(durations: Sequence[float], policy: RepeatPolicy, warmup_s: float | None = None) -> bool:
     """Decide after each counted repeat whether to stop.
 
-    The cap on time is kept by looking ahead: no repeat starts that would end beyond it if it took as long as the
-    longest known one. The first is always made.
+    The time cap is kept by looking ahead: a repeat only starts if it would finish in time when as slow as the slowest
+    known one. The first is always made.
 
     Args:
-        durations: seconds of the counted repeats so far, one at least.
-        policy: least repeats, least time, cap on time, and how narrow the interval must be.
-        warmup_s: seconds of the last warm-up; what it says counts until a second repeat is known, since a first
-            call of a shape may be slow. None: there was none.
+        durations: seconds of the counted repeats so far, at least one.
+        warmup_s: seconds of the last warm-up call, used until a second repeat is known, since a shape's first call may
+            be slow. None if there was none.
     """
     elapsed = math.fsum(durations)
     known = durations if len(durations) > 1 or warmup_s is None else (*durations, warmup_s)
@@ -101,7 +99,7 @@ def should_stop(durations: Sequence[float], policy: RepeatPolicy, warmup_s: floa
 
 
 def findings(durations: Sequence[float], policy: RepeatPolicy) -> tuple[str, ...]:
-    """Say in words what is doubtful about the durations of the counted repeats, in seconds."""
+    """Return warnings about the durations (in seconds) of the counted repeats."""
     values = np.asarray(durations, dtype=np.float64)
     found = []
     if len(values) < policy.min_repeats:
@@ -110,7 +108,7 @@ def findings(durations: Sequence[float], policy: RepeatPolicy) -> tuple[str, ...
             "raise max_seconds or generate fewer tokens"
         )
     if len(values) == 1:
-        once = "a single repeat: how much it varies is not known"
+        once = "a single repeat: its variation is unknown"
         found.append(f"{once}: raise min_repeats" if policy.warmup else f"{once}, and {_NOT_WARM}")
         return tuple(found)
     variation = values.std(ddof=1) / values.mean()
@@ -119,7 +117,7 @@ def findings(durations: Sequence[float], policy: RepeatPolicy) -> tuple[str, ...
             f"noisy: repeats vary by {variation:.0%} (coefficient of variation): close other programs or raise repeats"
         )
     rest = float(np.median(values[1:]))
-    # Without a warm-up a slow first repeat is what is to be expected, so that two repeats show it.
+    # Without a warm-up a slow first repeat is expected, so that two repeats suffice as evidence.
     if values[0] > 1.2 * rest and (not policy.warmup or (len(values) >= 4 and variation > DRIFT)):
         slow = f"the first repeat took {values[0] / rest:.1f}x as long as the others"
         found.append(f"{slow}: raise warmup" if policy.warmup else f"{slow}: {_NOT_WARM}")
@@ -134,24 +132,24 @@ def findings(durations: Sequence[float], policy: RepeatPolicy) -> tuple[str, ...
 
 
 def disturbed(durations: Sequence[float]) -> bool:
-    """Return whether the durations of the repeats vary or drift so much that nothing should be compared with them."""
+    """Return whether the repeats vary or drift so much that other runs should not be compared with them."""
     values = np.asarray(durations, dtype=np.float64)
     if len(values) < 2:
         return False
     return bool(values.std(ddof=1) / values.mean() > NOISY_CV or abs(drift(durations)) > DRIFT)
 
 
-_NOT_WARM = "nothing was warmed up, so that it holds what only a first call costs: raise warmup"
+_NOT_WARM = "there was no warm-up, so it includes first-call overhead: raise warmup"
 
 
 def drift(durations: Sequence[float]) -> float:
-    """Return by which share the last repeats took longer than the first (0.2: 20 % longer), 0 where that cannot be told.
+    """Return the relative change from the first to the last repeats (0.2: 20 % slower), 0 if not significant.
 
-    The ends are compared: a third of the repeats each, two at least. Of the few that have two, each late one must
-    lie beyond each early one; of more, the change must be wider than the median is uncertain.
+    The outer thirds of the repeats are compared, at least two each. With only two, each late one must lie beyond each
+    early one; with more, the change must exceed the uncertainty of the median.
 
     Args:
-        durations: seconds of the repeats, in the order they were made.
+        durations: seconds of the repeats, in order.
     """
     values = np.asarray(durations, dtype=np.float64)
     if len(values) < 4:

@@ -115,7 +115,7 @@ def test_an_engine_of_another_package_is_looked_at_in_the_same_place():
 
 def test_an_engine_that_shows_no_logits_is_timed_and_that_is_said():
     result = timed(Plugin(None), ((A,),))
-    assert any("does not show its logits" in warning for warning in result.warnings)
+    assert any("does not expose them" in warning for warning in result.warnings)
 
 
 def test_looking_takes_no_time_that_counts():

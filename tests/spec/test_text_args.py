@@ -95,7 +95,7 @@ def test_numbers_of_other_libraries_are_numbers():
 
 def test_no_prompt_is_refused_and_one_is_one():
     engine = ScriptedEngine(FakeClock(), Script(1.0, 1.0))
-    with pytest.raises(UsageError, match="there is no prompt"):
+    with pytest.raises(UsageError, match="no prompt: give"):
         llmtrack.time_generate(engine, [])
     assert len(llmtrack.generate_texts(engine, "abc", 2)) == 1
 
