@@ -13,6 +13,8 @@ from typing import Any
 from llmtrack.convert.environment import BuildEnvironment
 from llmtrack.errors import ScenarioError, is_out_of_memory
 from llmtrack.models.cache import build_once, entry_stem
+from llmtrack.models.digests import weight_files
+from llmtrack.models.disk import FLOAT_BITS, float_bytes
 from llmtrack.models.durations import making
 from llmtrack.models.folder import ModelFolder
 from llmtrack.models.reasons import tool_failed
@@ -57,6 +59,7 @@ def converted(
     source: ModelFolder,
     arguments: Sequence[str],
     label: str,
+    bits: int,
     check: Callable[[Path, Path], dict[str, float]],
 ) -> Path:
     """Return the folder of a converted model, making it if need be.
@@ -66,6 +69,7 @@ def converted(
         source: the model.
         arguments: of the recipe, which say all that it is told.
         label: name of the recipe or the precision.
+        bits: of a stored weight; 0: unknown.
         check: compares what was made (the second folder) with the model (the first), and returns what it found.
 
     Raises:
@@ -87,7 +91,8 @@ def converted(
                 shutil.copy2(path, folder)
         return {"arguments": list(arguments), **check(source.path, folder)}
 
-    return build_once(f"{stem}-{converter.backend}-{label}-{key}", build)
+    needed = float_bytes(weight_files(source.path)[1]) * bits // FLOAT_BITS
+    return build_once(f"{stem}-{converter.backend}-{label}-{key}", build, needed)
 
 
 @contextmanager

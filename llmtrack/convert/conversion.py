@@ -11,6 +11,7 @@ from llmtrack.convert.build import Converter, converted
 from llmtrack.convert.fidelity import Open, has_thresholds, parity_facts, says_alike, says_the_same
 from llmtrack.errors import MissingDependencyError
 from llmtrack.host.packages import install, missing_modules
+from llmtrack.models.disk import FLOAT_BITS
 from llmtrack.models.folder import model_folder
 from llmtrack.quantize.recipe import find_recipe
 from llmtrack.spec.parameter import NONE
@@ -65,8 +66,8 @@ def convert(converter: Converter, variant: Variant, open_folder: Open) -> Conver
     if recipe and has_thresholds(source.path):
         # What rounding hides shows in float: a window that is left out changes less than 4 bits do.
         exact = partial(says_the_same, open_folder)
-        converted(converter, source, converter.unquantized, "float32", exact)
-    folder = converted(converter, source, arguments, label, check)
+        converted(converter, source, converter.unquantized, "float32", FLOAT_BITS, exact)
+    folder = converted(converter, source, arguments, label, recipe.bits if recipe else FLOAT_BITS, check)
     return Conversion(
         folder,
         source.model_id,

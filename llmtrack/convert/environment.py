@@ -21,7 +21,9 @@ from filelock import FileLock, Timeout
 
 from llmtrack.errors import FailureKind, MissingDependencyError, ScenarioError
 from llmtrack.host.packages import find_uv, installed_version
-from llmtrack.models.cache import LOCK_SECONDS, cache_root, is_full, why_full
+from llmtrack.host.units import MIB
+from llmtrack.models.cache import LOCK_SECONDS, cache_root
+from llmtrack.models.disk import is_full, no_space, why_full
 from llmtrack.models.durations import making
 from llmtrack.spec.serialization import digest
 
@@ -41,10 +43,12 @@ class BuildEnvironment:
     Attributes:
         name: what it is for; the first word of its folder.
         requirements: the packages, one pinned requirement each; markers are heeded, dependencies are not followed.
+        mib: what it takes on the disk, unless uv's cache shares it; 0: unknown.
     """
 
     name: str
     requirements: tuple[str, ...]
+    mib: int = 0
 
     @property
     def key(self) -> str:
@@ -83,7 +87,9 @@ class BuildEnvironment:
             ) from None
         except OSError as error:
             if is_full(error):
-                raise MissingDependencyError(f"{self._what} cannot be made: {why_full(lock.parent)}") from error
+                raise MissingDependencyError(
+                    f"{self._what} cannot be made: {why_full(lock.parent, self.mib * MIB)}"
+                ) from error
             raise MissingDependencyError(
                 f"{self._what} cannot be made in {lock.parent} ({error.strerror or error}): free or permit it, or set "
                 "LLMTRACK_CACHE to another folder"
@@ -101,9 +107,12 @@ class BuildEnvironment:
         Raises:
             MissingDependencyError: the environment cannot be made.
             ScenarioError: what was run failed.
+            OSError: a disk is full.
         """
         command = [str(self.python()), str(_GUARD), *arguments]
         code, said = _run(command, folder, apart(), timeout=None)
+        if code and is_full(said):
+            raise no_space()
         if code:
             kind: FailureKind = "out_of_memory" if code < 0 else "unsupported"
             why = "it was killed, most likely for want of memory" if code < 0 else error_line(said)
@@ -138,7 +147,7 @@ class BuildEnvironment:
                 except subprocess.TimeoutExpired:
                     code, said = 1, f"error: it took over {INSTALL_SECONDS:.0f} s"
                 if code and is_full(said):
-                    raise MissingDependencyError(f"{self._what} cannot be made: {why_full(self.folder.parent)}")
+                    raise no_space()
                 if code:
                     raise MissingDependencyError(
                         f"{self._what} cannot be made ({error_line(said)}): check the network or uv's package index "

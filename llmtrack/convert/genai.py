@@ -53,7 +53,7 @@ def _int4(options: Mapping[str, Scalar]) -> list[str]:
 
 
 CONVERTER = Converter(
-    BACKEND, "GenAI's model builder", BuildEnvironment(BACKEND, pinned(BACKEND)), _command, _UNQUANTIZED
+    BACKEND, "GenAI's model builder", BuildEnvironment(BACKEND, pinned(BACKEND), mib=370), _command, _UNQUANTIZED
 )
 
 RECIPES = (

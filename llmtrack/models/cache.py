@@ -6,14 +6,12 @@ every file with its size and sha256, so that an entry that was damaged or replac
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,22 +21,12 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from llmtrack.errors import ModelLoadError
-from llmtrack.host.units import MIB
+from llmtrack.models.disk import is_full, room_for, why_full
 
 MANIFEST = "llmtrack-manifest.json"
 LOCK_SECONDS = 1800.0  # a slow download and a conversion by another process
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_SPARE_BYTES = 64 * MIB  # a disk with less has no room
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-# As the system, Rust's libraries and installers say it.
-_FULL = (
-    "no space left on device",
-    "disk quota exceeded",
-    "not enough space on the disk",
-    "(os error 28)",
-    "[errno 28]",
-)
 # A file can change twice within one tick of its file system's clock.
 _TICK_NS = 100_000_000
 
@@ -79,8 +67,6 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int =
             if problem := damage(entry):
                 if entry.exists():
                     logger.warning("the cached %s is not as it was made (%s): it is made again", name, problem)
-                if needed > shutil.disk_usage(models).free:
-                    raise ModelLoadError(why_full(models, needed))
                 _build(entry, build, needed)
     except ModelLoadError:
         raise
@@ -88,51 +74,14 @@ def build_once(name: str, build: Callable[[Path], dict[str, Any]], needed: int =
         raise ModelLoadError(
             f"another process has held {lock} for {LOCK_SECONDS / 60:.0f} minutes: end it, or set LLMTRACK_CACHE"
         ) from None
-    except Exception as error:
+    except OSError as error:
         if is_full(error):
             raise ModelLoadError(why_full(models, needed)) from error
-        if not isinstance(error, OSError):
-            raise
         raise ModelLoadError(
             f"the model cache {models} cannot be used ({error.strerror or error}): "
             "free or permit it, or set LLMTRACK_CACHE to another folder"
         ) from error
     return entry
-
-
-def is_full(said: BaseException | str) -> bool:
-    """Return whether an error, or what a program said, tells of a disk that is full, or of a quota that is used up."""
-    if isinstance(said, str):
-        return any(words in said.lower() for words in _FULL)
-    known = isinstance(said, OSError) and said.errno in _NO_SPACE
-    return known or is_full(str(said)) or (said.__cause__ is not None and is_full(said.__cause__))
-
-
-def why_full(folder: Path, needed: int = 0) -> str:
-    """Say which disk is full, of the cache's and that of temporary files, how much is free and needed, and what to do.
-
-    Args:
-        folder: of the cache.
-        needed: bytes; 0: not known.
-    """
-    free = _free(folder)
-    # Where the cache has no room for what is known to be needed, it is the cache.
-    full = folder if needed > free[folder] else min(free, key=free.__getitem__)
-    amount = f", and {needed / MIB:,.0f} MiB are needed" if needed else ""
-    return (
-        f"the disk of {full} is full: {free[full] / MIB:,.0f} MiB are free{amount}: free some space there, or set "
-        f"{'LLMTRACK_CACHE' if full == folder else 'TMPDIR'} to a folder on another disk"
-    )
-
-
-def _free(folder: Path) -> dict[Path, int]:
-    """Return the free bytes of the disks of the cache and of temporary files."""
-    return {place: shutil.disk_usage(_there(place)).free for place in (folder, Path(tempfile.gettempdir()))}
-
-
-def _there(path: Path) -> Path:
-    """Return the nearest folder above a path that is there."""
-    return next(each for each in (path, *path.parents) if each.exists())
 
 
 def damage(entry: Path) -> str | None:
@@ -228,25 +177,21 @@ def _build(entry: Path, build: Callable[[Path], dict[str, Any]], needed: int) ->
     # Left by a process that was killed: nobody else is at work here while we hold the lock.
     for leftover in (scratch, discarded):
         shutil.rmtree(leftover, ignore_errors=True)
-    scratch.mkdir()
     try:
-        facts = build(scratch)
-        files = {
-            path.relative_to(scratch).as_posix(): {"size": path.stat().st_size, "sha256": sha256_of(path)}
-            for path in sorted(scratch.rglob("*"))
-            if path.is_file()
-        }
-        (scratch / MANIFEST).write_text(
-            json.dumps({**facts, "entry": entry.name, "files": files}, indent=1), encoding="utf-8"
-        )
-        if entry.exists():
-            os.replace(entry, discarded)  # a folder cannot be renamed over one that is not empty
-        os.replace(scratch, entry)
-    except ModelLoadError as error:
-        # Asked before the scratch folder is removed, which makes room. With room here it is another disk, such as the server's.
-        if is_full(error) and min(_free(entry.parent).values()) < _SPARE_BYTES:
-            raise ModelLoadError(why_full(entry.parent, needed)) from error
-        raise
+        with room_for(scratch, needed):
+            scratch.mkdir()
+            facts = build(scratch)
+            files = {
+                path.relative_to(scratch).as_posix(): {"size": path.stat().st_size, "sha256": sha256_of(path)}
+                for path in sorted(scratch.rglob("*"))
+                if path.is_file()
+            }
+            (scratch / MANIFEST).write_text(
+                json.dumps({**facts, "entry": entry.name, "files": files}, indent=1), encoding="utf-8"
+            )
+            if entry.exists():
+                os.replace(entry, discarded)  # a folder cannot be renamed over one that is not empty
+            os.replace(scratch, entry)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         shutil.rmtree(discarded, ignore_errors=True)

@@ -10,8 +10,10 @@ from typing import Any
 
 from llmtrack.models import synthetic
 from llmtrack.models.cache import build_once
+from llmtrack.models.disk import FLOAT_BYTES
 from llmtrack.models.from_folder import clean_generation
 from llmtrack.models.load import SEED, identify_model
+from llmtrack.models.named import PRESETS
 from llmtrack.models.view import view
 from llmtrack.spec.scenario import Scalar
 
@@ -54,7 +56,11 @@ def model_folder(spec: str, revision: str | None = None) -> ModelFolder:
     if path is None:
         name = source.location
         key = found.digests.weights.removeprefix("synthetic:")[:16]
-        path = build_once(f"synthetic-{name}-{key}", lambda folder: _save_synthetic(name, folder))
+        path = build_once(
+            f"synthetic-{name}-{key}",
+            lambda folder: _save_synthetic(name, folder),
+            FLOAT_BYTES * PRESETS[name].parameters,
+        )
     facts: dict[str, Scalar] = {"model_source": source.kind, "trust_remote_code": False}
     if found.revision:
         facts["revision"] = found.revision

@@ -8,7 +8,6 @@ tokens too: the model would be fed other tokens than it was trained on.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.models import bytelevel
 from llmtrack.models.cache import build_once, entry_stem, file_digest
 from llmtrack.models.damaged import refuse_pointer
+from llmtrack.models.disk import FLOAT_BYTES, room_for
 from llmtrack.models.durations import making
 from llmtrack.models.gguf_header import check_header
 from llmtrack.models.view import LOCAL, alone
@@ -97,8 +97,8 @@ def convert_gguf(path: Path, folder: Path) -> dict[str, str]:
     import transformers
 
     reader = open_gguf(path)
-    _check_space(reader, folder)
-    with making("converting a GGUF file to safetensors", path.name):
+    needed = FLOAT_BYTES * sum(int(tensor.n_elements) for tensor in reader.tensors)
+    with room_for(folder, needed), making("converting a GGUF file to safetensors", path.name):
         metadata = read_metadata(reader)
         tokenizer, settings = _tokenizer(path, metadata)
         bytelevel.write(tokenizer, settings, folder)
@@ -276,13 +276,3 @@ def open_gguf(path: Path) -> GGUFReader:
             f"{path.name} is one part of a split GGUF: join the parts first (llama-gguf-split --merge)"
         )
     return reader
-
-
-def _check_space(reader: GGUFReader, folder: Path) -> None:
-    needed = 4 * sum(int(tensor.n_elements) for tensor in reader.tensors)
-    free = shutil.disk_usage(folder).free
-    if free < needed * 1.1:
-        raise ModelLoadError(
-            f"converting needs {needed / 1e9:.1f} GB in {folder.parent}, and {free / 1e9:.1f} GB are free: "
-            "free some, or set LLMTRACK_CACHE to another disk"
-        )

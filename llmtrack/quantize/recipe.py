@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -112,6 +113,12 @@ class Recipe:
     def lacking(self) -> list[str]:
         """What would have to be installed for it."""
         return [*missing_modules(self.backend), *not_installed(self.needs)]
+
+    @property
+    def bits(self) -> int:
+        """Bits of a stored weight by the dtype's label; 0: it names none."""
+        found = re.search(r"\d+", self.dtype)
+        return int(found[0]) if found else 0
 
     @property
     def label(self) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmtrack.errors import ModelLoadError, UsageError
 from llmtrack.models.cache import build_once
+from llmtrack.models.disk import room_for
 from llmtrack.models.source import ModelSource, parse_candidates, run_entry, run_of
 from llmtrack.spec.scenario import Scenario
 from llmtrack.tracking import store, store_errors
@@ -49,31 +50,32 @@ def _fetch(source: ModelSource, tracking_uri: str | None) -> Path:
 
     def build(folder: Path) -> dict[str, Any]:
         client = store.open_existing(store.resolve_tracking_uri(tracking_uri))
-        _check(client, source.spec, run_id, path)
+        needed = _size(client, source.spec, run_id, path)
         # A bar for a few files would fill the output.
         os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
         downloads = folder / "download"
         downloads.mkdir()
-        try:
-            fetched = Path(client.download_artifacts(run_id, path, str(downloads)))
-            for file in fetched.iterdir():
-                shutil.move(str(file), folder / file.name)
-        except Exception as error:  # Of the store, its artifacts' server or this disk: MLflow has no kind for it.
-            raise ModelLoadError(
-                f"{source.spec}: its files cannot be fetched ({store_errors.one_line(error)}): check the run's artifacts"
-            ) from error
+        with room_for(folder, needed):
+            try:
+                fetched = Path(client.download_artifacts(run_id, path, str(downloads)))
+                for file in fetched.iterdir():
+                    shutil.move(str(file), folder / file.name)
+            except Exception as error:  # Of the store, its artifacts' server or this disk: MLflow has no kind for it.
+                raise ModelLoadError(
+                    f"{source.spec}: its files cannot be fetched ({store_errors.one_line(error)}): check the run's artifacts"
+                ) from error
         shutil.rmtree(downloads)
         return {"run_id": run_id, "path": path}
 
     return build_once(run_entry(run_id, path), build)
 
 
-def _check(client: MlflowClient, spec: str, run_id: str, path: str) -> None:
-    """Refuse a run or an artifact that is not there: MLflow would say so after many tries."""
+def _size(client: MlflowClient, spec: str, run_id: str, path: str) -> int:
+    """Return the bytes of a model folder; refuse one that is not there: MLflow would say so after many tries."""
     from mlflow.exceptions import MlflowException
 
     try:
-        names = {each.path for each in client.list_artifacts(run_id, path)}
+        sizes = {each.path: each.file_size or 0 for each in client.list_artifacts(run_id, path)}
     except OSError as error:  # A link in a store of files that leads nowhere.
         raise ModelLoadError(
             f"{spec}: its files cannot be fetched ({store_errors.one_line(error)}): check the run's artifacts"
@@ -82,7 +84,8 @@ def _check(client: MlflowClient, spec: str, run_id: str, path: str) -> None:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise store_errors.unreadable(client, error) from error
         raise UsageError(f"{spec}: there is no such run in this tracking store: check MLFLOW_TRACKING_URI") from error
-    if f"{path}/config.json" not in names:
+    if f"{path}/config.json" not in sizes:
         raise UsageError(
             f"{spec}: the run has no model folder of that name: give the run of a training with log_checkpoint=artifact"
         )
+    return sum(sizes.values())

@@ -16,12 +16,17 @@ from typing import Any
 import torch
 
 from llmtrack.errors import ModelLoadError, in_words
+from llmtrack.models.disk import require_room, room_for
 from llmtrack.models.folder import save_model
 
 STATE = "training.json"
 TENSORS = "training.pt"
 """Optimizer and random state; only the newest checkpoint has them."""
 
+OUTPUT = "output"
+"""The parameter that moves the folder of a training."""
+
+_WITH_MOMENTS = 3  # the weights, and AdamW's two moments of each
 _PREFIX = "checkpoint-"
 
 
@@ -53,6 +58,9 @@ def save(
         tokenizer: its tokenizer.
         optimizer: with its state.
         state: JSON-ready data to go on with.
+
+    Raises:
+        ModelLoadError: the disk is full.
     """
     place = path_of(folder, step)
     text = json.dumps(state, indent=1)
@@ -62,17 +70,37 @@ def save(
         return place
     scratch = folder / f".{place.name}.new"
     shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
-    save_model(scratch, model, tokenizer)
-    device = next(model.parameters()).device
-    tensors: dict[str, Any] = {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
-    if device.type == "cuda":
-        tensors["cuda_random"] = torch.cuda.get_rng_state(device)
-    torch.save(tensors, scratch / TENSORS)
-    write_at_once(scratch / STATE, text)
-    shutil.rmtree(place, ignore_errors=True)
-    os.replace(scratch, place)
+    with room_for(scratch, _WITH_MOMENTS * _weight_bytes(model), OUTPUT):
+        scratch.mkdir(parents=True)
+        save_model(scratch, model, tokenizer)
+        device = next(model.parameters()).device
+        tensors: dict[str, Any] = {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
+        if device.type == "cuda":
+            tensors["cuda_random"] = torch.cuda.get_rng_state(device)
+        torch.save(tensors, scratch / TENSORS)
+        write_at_once(scratch / STATE, text)
+        shutil.rmtree(place, ignore_errors=True)
+        os.replace(scratch, place)
     return place
+
+
+def require_room_for_all(folder: Path, model: Any, saves: int) -> None:
+    """Refuse a training whose checkpoints do not fit on the disk: the best, the newest, and the one being written.
+
+    Args:
+        folder: folder of the training.
+        model: a transformers model.
+        saves: checkpoints that are written.
+
+    Raises:
+        ModelLoadError: they do not fit.
+    """
+    needed = min(saves, 2) * _WITH_MOMENTS + (saves > 2)
+    require_room(folder, needed * _weight_bytes(model), OUTPUT)
+
+
+def _weight_bytes(model: Any) -> int:
+    return sum(weight.numel() * weight.element_size() for weight in model.parameters())
 
 
 def prune(folder: Path, keep: set[int]) -> None:

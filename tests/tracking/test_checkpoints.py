@@ -95,6 +95,6 @@ def test_what_fails_while_it_is_fetched_is_a_line_and_leaves_nothing(kept, uri, 
         raise error
 
     monkeypatch.setattr(MlflowClient, "download_artifacts", fail)
-    monkeypatch.setattr("llmtrack.models.cache._free", lambda folder: {folder: 2**40})
+    monkeypatch.setattr("llmtrack.models.disk._free", lambda folder: {folder: 2**40})
     assert "its files cannot be fetched" in refusal(kept[0], uri)
     assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.suffix != ".lock"]

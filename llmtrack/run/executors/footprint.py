@@ -14,7 +14,7 @@ from llmtrack.host.units import GIB, MIB
 from llmtrack.measure.gpus import ask, card_of
 from llmtrack.measure.memory import available_bytes
 from llmtrack.models.cache import cache_root, entry_stem, keep_note
-from llmtrack.models.named import PRESETS, Preset
+from llmtrack.models.named import PRESETS
 from llmtrack.models.source import ModelSource, parse_candidates
 from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Variant
@@ -63,7 +63,7 @@ def weights_bytes(model: str) -> int:
 
 def _weights(source: ModelSource) -> int:
     if source.kind == "synthetic":
-        return 4 * _parameters(PRESETS[source.location])
+        return 4 * PRESETS[source.location].parameters
     if source.kind == "packaged":
         folders = (cache_root() / "models").glob(f"{entry_stem(source.location)}-*")
         return max(map(_size, folders), default=0)
@@ -84,13 +84,6 @@ def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for kind in ("safetensors", "bin") for file in path.glob(f"*.{kind}"))
-
-
-def _parameters(preset: Preset) -> int:
-    heads = 2 + 2 * preset.kv_heads / preset.heads
-    layer = heads * preset.hidden**2 + 3 * preset.hidden * preset.intermediate
-    tables = (1 if preset.tied else 2) * preset.vocab * preset.hidden
-    return int(preset.layers * layer) + tables
 
 
 def _on_card(variant: Variant) -> tuple[int, int] | None:

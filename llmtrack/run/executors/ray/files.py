@@ -116,7 +116,7 @@ def arrive(parcel: Parcel, fetch: Callable[[Any], Mapping[str, bytes]] = awaited
             raise LlmtrackError(f"{parcel.written} changed on its way to the node: measure again")
         return {"sent": parcel.digest}
 
-    return str(build_once(f"sent-{parcel.digest[:16]}", write) / path.name)
+    return str(build_once(f"sent-{parcel.digest[:16]}", write, parcel.size) / path.name)
 
 
 def renamed(data: Any, names: Mapping[str, str]) -> Any:

@@ -1,0 +1,142 @@
+"""Room on disks: refuse what does not fit before it is written, and give any failure on a full disk the same line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from llmtrack.errors import LlmtrackError, ModelLoadError
+from llmtrack.host.units import MIB
+
+FLOAT_BYTES, FLOAT_BITS = 4, 32
+
+CACHE = "LLMTRACK_CACHE"
+"""The setting that moves what the cache holds."""
+
+_SPARE_BYTES = 64 * MIB
+_NEARLY_NONE = MIB  # torch and others fail there without naming the cause
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+# As the system, Rust's libraries and installers say it.
+_FULL = (
+    "no space left on device",
+    "disk quota exceeded",
+    "not enough space on the disk",
+    "(os error 28)",
+    "[errno 28]",
+)
+_LONGEST_HEADER = 100_000_000
+_HALF_BYTES = 2
+
+
+def is_full(said: BaseException | str) -> bool:
+    """Return whether an error or a program's output reports a full disk or an exhausted quota."""
+    if isinstance(said, str):
+        return any(words in said.lower() for words in _FULL)
+    known = isinstance(said, OSError) and said.errno in _NO_SPACE
+    return known or is_full(str(said)) or (said.__cause__ is not None and is_full(said.__cause__))
+
+
+def why_full(folder: Path, needed: int = 0, setting: str = CACHE, written: int = 0) -> str:
+    """Name the full disk (of a folder or of temporary files), the bytes that are free and needed, and the remedy.
+
+    Args:
+        folder: where something is written.
+        needed: bytes that it takes; 0: unknown.
+        setting: moves the folder to another disk.
+        written: bytes of them that are there already.
+    """
+    free = _free(folder)
+    # Where the folder has no room for what is known to be needed, it is the folder.
+    full = folder if written or needed > free[folder] else min(free, key=free.__getitem__)
+    room = free[full] + (written if full == folder else 0)
+    amount = (
+        f", and {needed / MIB:,.0f} MiB are needed" if needed > room else ", and more are needed" if written else ""
+    )
+    return (
+        f"the disk of {full} is full: {room / MIB:,.0f} MiB are free{amount}: free some space there, or set "
+        f"{setting if full == folder else 'TMPDIR'} to a folder on another disk"
+    )
+
+
+@contextmanager
+def room_for(folder: Path, needed: int = 0, setting: str = CACHE) -> Iterator[None]:
+    """Refuse what does not fit on a folder's disk, and explain whatever fails because the disk filled up.
+
+    Args:
+        folder: filled by what is done; what it holds already is removed or used.
+        needed: bytes that it takes at its largest; 0: unknown.
+        setting: moves the folder to another disk.
+
+    Raises:
+        ModelLoadError: it does not fit, before or while it is written.
+    """
+    require_room(folder, needed, setting)
+    try:
+        yield
+    except Exception as error:
+        if filled_up(error, folder):
+            raise ModelLoadError(why_full(folder.parent, needed, setting, _size(folder))) from error
+        raise
+
+
+def require_room(folder: Path, needed: int, setting: str = CACHE) -> None:
+    """Refuse what does not fit on a folder's disk; see `room_for`."""
+    place, there = folder.parent, _size(folder)
+    if needed > _free(place)[place] + there:
+        raise ModelLoadError(why_full(place, needed, setting, there))
+
+
+def filled_up(error: BaseException, folder: Path) -> bool:
+    """Return whether a full disk, of a folder or of temporary files, is why something failed."""
+    free = min(_free(folder).values())
+    origin = error
+    while isinstance(origin, LlmtrackError) and origin.__cause__ is not None:
+        origin = origin.__cause__
+    if isinstance(origin, (OSError, MemoryError, LlmtrackError)):
+        named = is_full(origin)
+    else:
+        named = is_full(origin) or free < _NEARLY_NONE
+    # A line of our own stands where there is room: then the full disk is another one, such as the server's.
+    return named and (free < _SPARE_BYTES or not isinstance(error, LlmtrackError))
+
+
+def no_space() -> OSError:
+    """Return the system's error for a full disk, for what another program reported in words."""
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def float_bytes(files: Iterable[Path]) -> int:
+    """Return the bytes that the weights of some files take as float32."""
+    return sum(_float_bytes(path) for path in files)
+
+
+def _float_bytes(path: Path) -> int:
+    if path.suffix == ".safetensors":
+        # A damaged file is refused by whoever loads it.
+        with suppress(ValueError, KeyError, TypeError, AttributeError), path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, _LONGEST_HEADER)))
+            shapes = [each["shape"] for name, each in header.items() if name != "__metadata__"]
+            return FLOAT_BYTES * sum(map(math.prod, shapes))
+    return path.stat().st_size // _HALF_BYTES * FLOAT_BYTES
+
+
+def _free(folder: Path) -> dict[Path, int]:
+    """Return the free bytes of the disks of a folder and of temporary files."""
+    return {place: shutil.disk_usage(_there(place)).free for place in (folder, Path(tempfile.gettempdir()))}
+
+
+def _there(path: Path) -> Path:
+    """Return the nearest folder above a path that is there."""
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

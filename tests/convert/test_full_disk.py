@@ -1,0 +1,191 @@
+"""Whatever writes a model names the full disk in one line, with the free and the needed bytes, before it begins and midway."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from llmtrack.convert import genai, openvino
+from llmtrack.convert.build import converted
+from llmtrack.convert.environment import BuildEnvironment
+from llmtrack.errors import ModelLoadError
+from llmtrack.host.units import MIB
+from llmtrack.models import hub
+from llmtrack.models.digests import ModelDigests
+from llmtrack.models.folder import ModelFolder, model_folder
+from llmtrack.models.load import ModelIdentity
+from llmtrack.models.source import parse_candidates
+from llmtrack.quantize import build, gguf
+from llmtrack.quantize.recipe import find_recipe
+from llmtrack.run.executors.ray.files import Parcel, arrive
+from llmtrack.spec.scenario import Variant
+from llmtrack.train import checkpoint
+
+Usage = namedtuple("Usage", "total used free")
+WEIGHTS = 30 * MIB
+"""Of a model whose float32 weights take 120 MiB."""
+
+
+@pytest.fixture
+def free(tmp_path, monkeypatch):
+    """Say how many MiB are free on the disk of the cache; other disks have plenty."""
+    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    here: dict[str, float] = {"MiB": 14}
+
+    def usage(path):
+        return Usage(0, 0, int(here["MiB"] * MIB) if Path(path).is_relative_to(tmp_path) else 2**40)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    return here
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder whose safetensors header names so many float16 weights."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 300}')
+    shape = [WEIGHTS // 1024, 1024]
+    header = json.dumps({"w": {"dtype": "F16", "shape": shape, "data_offsets": [0, 2 * WEIGHTS]}}).encode()
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    return folder
+
+
+def never(*arguments, **named):
+    raise AssertionError("it was begun")
+
+
+def by_tool(converter, recipe):
+    def make(model, monkeypatch):
+        monkeypatch.setattr(BuildEnvironment, "python", never)
+        bits = find_recipe(converter.backend, recipe).bits if recipe else 32
+        converted(converter, ModelFolder(model, "model"), [], recipe or "float32", bits, never)
+
+    return make
+
+
+def to_onnx(recipe):
+    def make(model, monkeypatch):
+        source = parse_candidates(str(model))[0]
+        identity = ModelIdentity(source, model, None, ModelDigests("w", "c", "t"))
+        monkeypatch.setattr(build, "require_onnx", lambda quantization: None)
+        monkeypatch.setattr(build, "build_apart", never)
+        build.onnx_folder(Variant(str(model), backend="onnx", quantization=recipe), identity)
+
+    return make
+
+
+def to_gguf(recipe):
+    def make(model, monkeypatch):
+        monkeypatch.setattr(gguf, "converter", lambda: model)
+        monkeypatch.setattr(gguf, "build_apart", never)
+        gguf.gguf_of(ModelFolder(model, "model"), recipe)
+
+    return make
+
+
+def drawn(model, monkeypatch):
+    monkeypatch.setattr("llmtrack.models.folder._save_synthetic", never)
+    model_folder("synthetic:smollm2-135m")
+
+
+def fetched(model, monkeypatch):
+    files = {"config.json": 100, "tokenizer.json": 100, "model.safetensors": 60 * MIB, "pytorch_model.bin": 60 * MIB}
+    info = SimpleNamespace(sha="0" * 40, siblings=[SimpleNamespace(rfilename=n, size=s) for n, s in files.items()])
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: info)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", never)
+    hub.snapshot("org/model")
+
+
+def sent(model, monkeypatch):
+    arrive(Parcel("m", str(model / "gone"), "0" * 64, 60 * MIB, object()), never)
+
+
+WRITERS = {
+    "genai": (by_tool(genai.CONVERTER, ""), 120),
+    "genai int8": (by_tool(genai.CONVERTER, "int8"), 30),
+    "genai int4": (by_tool(genai.CONVERTER, "int4"), 15),
+    "openvino": (by_tool(openvino.CONVERTER, ""), 120),
+    "openvino int4": (by_tool(openvino.CONVERTER, "int4"), 15),
+    "onnx": (to_onnx("none"), 120),
+    "onnx int4": (to_onnx("int4-weight-only"), 120),  # the float export comes first
+    "llamacpp": (to_gguf("none"), 120),
+    "llamacpp f16": (to_gguf("f16"), 60),
+    "llamacpp q8_0": (to_gguf("q8_0"), 90),
+    "synthetic": (drawn, 513),
+    "hub": (fetched, 60),
+    "ray": (sent, 60),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_does_not_fit_is_refused_before_it_begins(free, model, monkeypatch, writer):
+    make, needed = WRITERS[writer]
+    moved = "HF_HOME" if writer == "hub" else "LLMTRACK_CACHE"
+    line = (
+        f"the disk of .* is full: 14 MiB are free, and {needed} MiB are needed: free some space there, or set {moved} "
+    )
+    with pytest.raises(ModelLoadError, match=line) as caught:
+        make(model, monkeypatch)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("said", ["OSError: [Errno 28] No space left on device", "thread panicked: (os error 28)"])
+def test_what_a_tool_says_of_a_full_disk_is_the_same_line(free, model, monkeypatch, tmp_path, said):
+    tool = tmp_path / "tool.py"
+    tool.write_text(f"open('half', 'wb').write(bytes(2 * {MIB}))\nraise SystemExit({said!r})")
+    monkeypatch.setattr(BuildEnvironment, "python", lambda self: sys.executable)
+    free["MiB"] = 130  # enough as predicted, and then not
+    for converter in (genai.CONVERTER, openvino.CONVERTER):
+        own = type(converter)(converter.backend, converter.tool, converter.environment, lambda *_: [str(tool)], ())
+        with pytest.raises(ModelLoadError) as caught:
+            converted(own, ModelFolder(model, "model"), [], "float32", 32, never)
+        assert re.fullmatch(
+            r"the disk of \S+ is full: 132 MiB are free, and more are needed: free some space there, or set LLMTRACK_CACHE to a "
+            "folder on another disk",
+            str(caught.value),
+        )
+        assert not list(tmp_path.glob("cache/models/.*.new"))
+
+
+class Weights(torch.nn.Linear):
+    """Weights of 4 MiB."""
+
+    def __init__(self):
+        super().__init__(1024, 1024, bias=False)
+
+    def save_pretrained(self, folder):
+        Path(folder, "config.json").write_text("{}")
+
+
+@pytest.mark.parametrize(("saves", "needed"), [(1, 12), (2, 24), (3, 28), (40, 28)])
+def test_a_training_whose_checkpoints_do_not_fit_is_not_begun(free, tmp_path, saves, needed):
+    free["MiB"] = needed
+    checkpoint.require_room_for_all(tmp_path / "training", Weights(), saves)
+    free["MiB"] = needed - 1
+    with pytest.raises(ModelLoadError, match=f"and {needed} MiB are needed: .* set output to a folder on another disk"):
+        checkpoint.require_room_for_all(tmp_path / "training", Weights(), saves)
+
+
+def test_a_checkpoint_that_meets_a_full_disk_names_it(free, tmp_path, monkeypatch):
+    def fill(tensors, path):
+        free["MiB"] = 0.25
+        raise RuntimeError("PytorchStreamWriter failed writing file data/1: file write failed")
+
+    monkeypatch.setattr(torch, "save", fill)
+    tokenizer = SimpleNamespace(save_pretrained=lambda folder: None)
+    model = Weights()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(ModelLoadError, match=r"0 MiB are free, and 12 MiB are needed: .* set output to a folder"):
+        checkpoint.save(tmp_path / "training", 1, model, tokenizer, optimizer, {})
+    assert checkpoint.newest(tmp_path / "training") is None
