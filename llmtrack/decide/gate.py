@@ -37,7 +37,7 @@ class GateResult:
     Attributes:
         checks: every rule of every pair that it applies to.
         notes: scenarios that are on one side only, how far equal settings differed, and the warnings that the runs carry themselves.
-        strict: whether a check that cannot be told fails the gate too.
+        strict: whether an inconclusive check fails the gate too.
         unchecked: rules that check nothing, each with the reason.
         allow_missing: whether a figure that one side does not have is accepted.
     """
@@ -51,7 +51,7 @@ class GateResult:
     @property
     def failing(self) -> tuple[PairCheck, ...]:
         """The checks that fail the gate."""
-        bad = ("broken", "cannot tell") if self.strict else ("broken",)
+        bad = ("broken", "inconclusive") if self.strict else ("broken",)
         return tuple(each for each in self.checks if each.check.outcome in bad)
 
     @property
@@ -91,7 +91,7 @@ def gate(
         fail_if: rules such as `tokens_per_sec < -5%`.
         experiment: only runs of this llmtrack or MLflow experiment.
         across_environments: compare speed and memory of different machines or versions too.
-        strict: fail also where the samples cannot tell.
+        strict: fail also on inconclusive checks.
         allow_missing: accept that a figure is missing on one side (never measured, or not a number).
         alpha: chance of a false alarm that is accepted, over all checks together.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
@@ -173,7 +173,7 @@ def _check(rule: Rule, pair: Pair, across_environments: bool, alpha: float) -> C
         return Check(rule, "missing", why=f"the {side} has no {rule.metric}{_why_none(lacking)}")
     refused = why_not(pair.baseline, pair.candidate, rule.metric, across_environments)
     if refused:
-        return Check(rule, "cannot tell", why=f"not comparable: {refused}")
+        return Check(rule, "inconclusive", why=f"not comparable: {refused}")
     before, after = (run.samples.get(rule.metric, ()) for run in (pair.baseline, pair.candidate))
     if not before or not after or min(*before, *after) <= 0:
         return check_values(rule, then, now)

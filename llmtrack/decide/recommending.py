@@ -48,12 +48,12 @@ class Recommendation:
     """A choice and its reasons.
 
     Attributes:
-        scenario: the scenario to run, or None if none fits or the measurements cannot tell which is best.
+        scenario: the scenario to run, or None if none fits or it is inconclusive which is best.
         run_id: its run, or None.
         sentence: the choice with its reason, in one sentence.
         ruled_out: scenario and reason of each other one.
         notes: what was left out of the choice, and the warnings that the runs it rests on carry themselves.
-        measure: the command that measures more, where the measurements cannot tell; else empty.
+        measure: the command that measures more, where it is inconclusive; else empty.
     """
 
     scenario: str | None

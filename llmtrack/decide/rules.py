@@ -1,4 +1,4 @@
-"""Rules of a gate, such as `tokens_per_sec < -5%`: is one broken, kept, or can the samples not tell?"""
+"""Rules of a gate, such as `tokens_per_sec < -5%`: is one broken, kept, or is that inconclusive?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmtrack.decide.significance import ALPHA, Ratio, holm, least_p, mann_whitn
 from llmtrack.errors import UsageError
 from llmtrack.spec.parameter import read_number
 
-Ruling = Literal["broken", "kept", "cannot tell", "missing"]
+Ruling = Literal["broken", "kept", "inconclusive", "missing"]
 
 _RULE = re.compile(r"\s*([\w./]+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
 
@@ -45,7 +45,7 @@ class Check:
 
     Attributes:
         rule: the rule.
-        outcome: `broken`, `kept`, `cannot tell`, or `missing` where a side has no figure.
+        outcome: `broken`, `kept`, `inconclusive`, or `missing` where a side has no figure.
         change: the measured change with its interval, or empty.
         why: the reason of the outcome.
         p_broken: one-sided p-value of a change beyond the limit; None where nothing is tested.
@@ -131,17 +131,17 @@ def check_samples(rule: Rule, baseline: Sequence[float], candidate: Sequence[flo
     p_broken, p_kept = (less, greater) if rule.below else (greater, less)
     sizes = (len(baseline), len(candidate))
     change = comparison_text(rule.metric, ratio, interval=max(sizes) > 1)
-    return Check(rule, "cannot tell", change, "", p_broken, p_kept, sizes, ratio.value, floor)
+    return Check(rule, "inconclusive", change, "", p_broken, p_kept, sizes, ratio.value, floor)
 
 
 def check_values(rule: Rule, baseline: float, candidate: float) -> Check:
     """Return the check of one value each."""
     if not baseline:
-        return Check(rule, "cannot tell", why="the baseline is 0: no ratio")
+        return Check(rule, "inconclusive", why="the baseline is 0: no ratio")
     ratio = candidate / baseline
     change = comparison_text(rule.metric, Ratio(ratio, ratio, ratio), interval=False)
     if schema.metric(rule.metric).sureness != "exact":
-        return Check(rule, "cannot tell", change, "one value each: noise unknown")
+        return Check(rule, "inconclusive", change, "one value each: noise unknown")
     relative = candidate / baseline - 1
     beyond = Check(rule, "kept").beyond(candidate / baseline)
     tolerance = schema.metric(rule.metric).tolerance
@@ -155,14 +155,14 @@ def decide(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
     """Decide the checks of samples, in the same order; the others stay as they are.
 
     Broken is what is beyond the limit with a p-value below alpha, corrected for the number of checks (Holm); kept
-    what is within the limit with a p-value below alpha. In between the samples cannot tell, nor where equal settings
-    differed by as much, nor where it would take a difference that the verdict on the two runs does not know of.
+    what is within the limit with a p-value below alpha. In between it is inconclusive, as where equal settings
+    differed by as much, and where it would take a difference that the verdict on the two runs does not know of.
     """
     tested = [each.p_broken for each in checks if each.p_broken is not None]
     adjusted = iter(holm(tested))
     decided = (each if each.p_broken is None else _decided(each, next(adjusted), len(tested), alpha) for each in checks)
     return [
-        dataclasses.replace(each, outcome="cannot tell", why=each.words) if each.contradicts else each
+        dataclasses.replace(each, outcome="inconclusive", why=each.words) if each.contradicts else each
         for each in decided
     ]
 

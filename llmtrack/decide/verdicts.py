@@ -1,6 +1,6 @@
 """The one rule by which tracked runs are told apart: whatever says a comparison in words asks here.
 
-Of two runs and a metric it says better, worse, no different or cannot tell, with the interval of the ratio and the doubts
+Of two runs and a metric it says better, worse, no different or inconclusive, with the interval of the ratio and the doubts
 that either run carries itself. Enough repeats, a correction for many comparisons and equal conditions are part of it.
 """
 

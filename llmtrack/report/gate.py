@@ -30,11 +30,11 @@ def gate_table(result: GateResult) -> Table:
 
 def gate_summary(result: GateResult) -> str:
     """Return the gate's outcome in one line."""
-    counts = {outcome: len(result.of(outcome)) for outcome in ("broken", "kept", "cannot tell", "missing")}
+    counts = {outcome: len(result.of(outcome)) for outcome in ("broken", "kept", "inconclusive", "missing")}
     found = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
     told = [found]
-    if not counts["broken"] and not counts["kept"] and counts["cannot tell"]:
-        told.append("nothing could be told: measure more repeats (--strict fails then)")
+    if not counts["broken"] and not counts["kept"] and counts["inconclusive"]:
+        told.append("measure more repeats (--strict treats this as a failure)")
     if result.missing:
         told.append(f"{_first(result.missing)}: measure it, or accept it by --allow-missing")
     told += result.unchecked
@@ -47,7 +47,7 @@ def _first(checks: Sequence[PairCheck]) -> str:
 
 
 def to_junit(result: GateResult) -> str:
-    """Return JUnit XML: a broken rule is a failure, one that cannot be told is skipped (strict: a failure).
+    """Return JUnit XML: a broken rule is a failure, an inconclusive one is skipped (strict: a failure).
 
     What could not be checked is an error: a missing figure that nobody accepted, a rule that checks nothing.
     """

@@ -114,7 +114,7 @@ def _doubts(shown: Sequence[Run]) -> list[str]:
 
 def _measure_more(standings: Sequence[Standing]) -> tuple[str, ...]:
     commands = each_once(each.measure for each in standings if each.measure)
-    return tuple(f"what cannot be told: measure more: {command}" for command in commands)
+    return tuple(f"inconclusive; to settle it run: {command}" for command in commands)
 
 
 def pareto_plot(points: Points, speed: str, quality: str) -> Figure:

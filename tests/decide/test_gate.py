@@ -61,7 +61,7 @@ def test_rules_that_are_not_understood(text, message):
 
 @pytest.mark.parametrize(
     ("slower", "outcome"),
-    [(1.0, "kept"), (1.04, "kept"), (1.0526, "cannot tell"), (1.08, "broken"), (0.5, "kept")],
+    [(1.0, "kept"), (1.04, "kept"), (1.0526, "inconclusive"), (1.08, "broken"), (0.5, "kept")],
 )
 def test_a_change_is_set_against_the_limit_and_not_against_zero(slower, outcome):
     # 5 % fewer tokens/s are times longer by 5.3 %.
@@ -77,7 +77,7 @@ def test_one_sample_each_shows_a_ratio_and_no_interval():
 def test_three_repeats_cannot_break_a_gate():
     (found,) = decide([check_samples(SLOWER, [10.0, 10.1, 10.2], [5.0, 5.1, 5.2])])
     assert (found.outcome, found.why) == (
-        "cannot tell",
+        "inconclusive",
         "too few repeats to tell, 3 against 3: measure at least 4 of each",
     )
 
@@ -87,7 +87,7 @@ def test_more_rules_ask_for_more_evidence():
     assert decide([alone])[0].outcome == "broken"
     # 13 x 1/252 is above 0.05, with six repeats 13 x 1/924 is not.
     many = decide([alone] * 13)
-    assert {each.outcome for each in many} == {"cannot tell"}
+    assert {each.outcome for each in many} == {"inconclusive"}
     assert "among 13 comparisons, 5 against 5: measure at least 6 of each" in many[0].why
 
 
@@ -98,8 +98,8 @@ def test_more_rules_ask_for_more_evidence():
         ("perplexity > +1%", 20.0, 20.1, "kept", "one value tells (tolerance 0.1 %)"),
         ("perplexity > 0%", 20.0, 20.01, "kept", "within the tolerance of 0.1 %"),
         ("model_size_mib > 0%", 100.0, 100.1, "broken", "one value tells (tolerance 0 %)"),
-        ("load_time_s > 10%", 1.0, 2.0, "cannot tell", "one value each: noise unknown"),
-        ("pad_share > 10%", 0.0, 2.0, "cannot tell", "the baseline is 0: no ratio"),
+        ("load_time_s > 10%", 1.0, 2.0, "inconclusive", "one value each: noise unknown"),
+        ("pad_share > 10%", 0.0, 2.0, "inconclusive", "the baseline is 0: no ratio"),
     ],
 )
 def test_values_without_repeats(rule, baseline, candidate, outcome, why):
@@ -282,7 +282,7 @@ def test_where_no_rule_can_be_told_the_last_line_says_so_and_strict_fails(tracke
     told = run_gate(uri, *arguments)
     assert told.exit_code == 0
     assert told.stdout.splitlines()[-1] == (
-        "gate passed: 1 cannot tell; nothing could be told: measure more repeats (--strict fails then)"
+        "gate passed: 1 inconclusive; measure more repeats (--strict treats this as a failure)"
     )
     assert run_gate(uri, *arguments, "--strict").exit_code == 3
 

@@ -132,9 +132,9 @@ def test_a_comparison_of_two_runs_knows_how_far_equal_settings_differed_in_their
 @pytest.mark.parametrize(
     ("times", "outcome", "why"),
     [
-        (0.90, "cannot tell", "beyond the limit, but no more than equal settings differed here, 16%"),
+        (0.90, "inconclusive", "beyond the limit, but no more than equal settings differed here, 16%"),
         (0.70, "broken", "beyond the limit (p"),
-        (1.01, "cannot tell", "nearer to it than equal settings differed here, 16%"),
+        (1.01, "inconclusive", "nearer to it than equal settings differed here, 16%"),
         (1.30, "kept", "within the limit (p"),
     ],
 )

@@ -108,8 +108,8 @@ def test_all_that_are_asked_say_the_same_of_two_runs(kept, arms):
         # the gate: it breaks on no slowdown that is none, and never passes one off as a gain
         (check,) = gate(one, its, [f"{RATE} < 0%"]).checks
         assert check.check.change == figures
-        allowed = {"worse": ("broken", "cannot tell"), "better": ("kept", "cannot tell")}
-        assert check.check.outcome in allowed.get(told.verdict, ("kept", "cannot tell")), told
+        allowed = {"worse": ("broken", "inconclusive"), "better": ("kept", "inconclusive")}
+        assert check.check.outcome in allowed.get(told.verdict, ("kept", "inconclusive")), told
 
         # recommend, asked to choose between the two
         chosen = recommend(Runs([base, other]), Limits())

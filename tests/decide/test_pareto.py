@@ -81,7 +81,7 @@ def test_what_cannot_be_told_is_said_with_what_would_tell():
     assert "inconclusive against plain (tokens_per_sec: too few repeats to tell, 1 against 8" in once.why
     assert "min_repeats=4" in once.measure
     table = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity"))
-    assert table.notes == (f"what cannot be told: measure more: {once.measure}",)
+    assert table.notes == (f"inconclusive; to settle it run: {once.measure}",)
     figure = pareto_plot(gather_points(runs), "tokens_per_sec", "perplexity")
     assert "Hollow: inconclusive" in figure.get_supxlabel()
 
