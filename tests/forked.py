@@ -6,12 +6,16 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import IO, Any
 
 from llmtrack.run.executors.worker_process import WorkerProcess
 from tests.forking import processes
+
+_ASKING = threading.Lock()
+"""Two threads that ask a process for its exit code at once, or start another one meanwhile, can read it as 255."""
 
 
 class Forked:
@@ -33,7 +37,8 @@ class Forked:
             args=(there_in, there_out, dict(environment), os.getcwd(), work, arguments),
             daemon=True,
         )
-        self._process.start()
+        with _ASKING:
+            self._process.start()
         there_in.close()
         there_out.close()
         self.stdin = _opened(here_in, "w")
@@ -45,16 +50,18 @@ class Forked:
 
     @property
     def returncode(self) -> int | None:
-        return self._process.exitcode
+        return self.poll()
 
     def poll(self) -> int | None:
-        return self._process.exitcode
+        with _ASKING:
+            return self._process.exitcode
 
     def wait(self, seconds: float | None = None) -> int:
-        self._process.join(seconds)
-        if self._process.exitcode is None:
+        wait([self._process.sentinel], seconds)
+        code = self.poll()
+        if code is None:
             raise subprocess.TimeoutExpired("forked", seconds or 0.0)
-        return self._process.exitcode
+        return code
 
     def terminate(self) -> None:
         self._process.terminate()

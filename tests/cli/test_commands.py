@@ -330,7 +330,7 @@ def test_an_interrupt_while_an_experiment_is_imported_is_said_in_a_line():
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "interrupted\n")
 
 
-def test_generate_prints_no_text_of_a_model_that_computes_no_numbers(tmp_path):
+def test_generate_prints_no_text_of_a_model_that_computes_no_numbers(own_cache, tmp_path):
     model = spoiled_model("synthetic:tiny", tmp_path / "model")
     result = run("generate", "a", "--model", str(model), "--device", "cpu", "--max-new-tokens", "2", code=2)
     assert result.stdout == ""

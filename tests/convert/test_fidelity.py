@@ -18,7 +18,7 @@ from llmtrack.engines.registry import load_engine
 from llmtrack.errors import ScenarioError
 from llmtrack.models import synthetic
 from llmtrack.models.cache import build_once
-from llmtrack.models.folder import model_folder, save_model
+from llmtrack.models.folder import save_model
 from llmtrack.spec.scenario import Variant
 from llmtrack.testing.models import spoiled_model
 from tests.models.folders import edit
@@ -46,8 +46,8 @@ def by_torch(folder: Path) -> ByTorch:
 
 
 @pytest.fixture
-def source() -> Path:
-    return model_folder("synthetic:tiny").path
+def source(tiny_model_dir: Path) -> Path:
+    return tiny_model_dir
 
 
 def changed(source: Path, folder: Path, change) -> Path:

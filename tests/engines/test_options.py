@@ -144,6 +144,7 @@ def test_threads_are_as_before_after_an_error():
     assert torch.get_num_threads() == before
 
 
+@pytest.mark.slow(8)
 @pytest.mark.skipif(not available("onnx", "any"), reason="the onnx extra is not installed")
 def test_the_onnx_engine_takes_threads_by_name():
     engine = load_engine("synthetic:tiny", backend="onnx", device="cpu", threads=2, graph_optimization="basic")

@@ -30,9 +30,7 @@ SIZES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("LLMTRACK_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def saved(folder, architecture, spread=1.0, **settings):

@@ -200,7 +200,7 @@ def test_a_pickle_that_is_damaged_or_holds_no_weights_says_so(folder, damage):
     assert "its pickle file is damaged, or holds what is no weights" in refused(folder)
 
 
-def test_a_gguf_file_that_is_a_pointer_says_so(tmp_path):
+def test_a_gguf_file_that_is_a_pointer_says_so(own_cache, tmp_path):
     POINTS(tmp_path / "model.gguf")
     assert "model.gguf is a pointer of Git LFS" in refused(tmp_path / "model.gguf")
 
