@@ -45,6 +45,7 @@ class Converter:
         environment: what it runs in.
         command: turns the model's folder, the empty target and the recipe's arguments into its arguments.
         unquantized: in place of a recipe's arguments, where there is no recipe.
+        by_float: whether it writes the model in float32 first, and then quantizes that.
     """
 
     backend: str
@@ -52,6 +53,7 @@ class Converter:
     environment: BuildEnvironment
     command: Callable[[Path, Path, Sequence[str]], Sequence[str]]
     unquantized: Sequence[str]
+    by_float: bool = False
 
 
 def converted(
@@ -91,6 +93,8 @@ def converted(
                 shutil.copy2(path, folder)
         return {"arguments": list(arguments), **check(source.path, folder)}
 
+    if converter.by_float and bits < FLOAT_BITS:
+        bits += FLOAT_BITS
     needed = float_bytes(weight_files(source.path)[1]) * bits // FLOAT_BITS
     return build_once(f"{stem}-{converter.backend}-{label}-{key}", build, needed)
 

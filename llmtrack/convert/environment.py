@@ -97,7 +97,7 @@ class BuildEnvironment:
         return python
 
     def run(self, what: str, arguments: Sequence[str], folder: Path) -> None:
-        """Run its Python with arguments; it ends when this process ends.
+        """Run its Python with arguments, and temporary files in the working directory; it ends when this process ends.
 
         Args:
             what: what is done, in words.
@@ -110,7 +110,9 @@ class BuildEnvironment:
             OSError: a disk is full.
         """
         command = [str(self.python()), str(_GUARD), *arguments]
-        code, said = _run(command, folder, apart(), timeout=None)
+        # On the disk that was asked for room, and gone with what else is made there.
+        with tempfile.TemporaryDirectory(prefix=".", dir=folder) as scratch:
+            code, said = _run(command, folder, apart() | {"TMPDIR": scratch}, timeout=None)
         if code and is_full(said):
             raise no_space()
         if code:

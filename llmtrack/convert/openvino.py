@@ -52,7 +52,12 @@ def _int4(options: Mapping[str, Scalar]) -> list[str]:
 
 
 CONVERTER = Converter(
-    BACKEND, "openvino's exporter", BuildEnvironment(BACKEND, pinned(BACKEND), mib=430), _command, _UNQUANTIZED
+    BACKEND,
+    "openvino's exporter",
+    BuildEnvironment(BACKEND, pinned(BACKEND), mib=430),
+    _command,
+    _UNQUANTIZED,
+    by_float=True,
 )
 
 RECIPES = (

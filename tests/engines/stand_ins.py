@@ -17,7 +17,7 @@ NO_LLAMACPP = "neither llama-cpp-python is installed, which takes ten minutes to
 
 
 def genai_converted(
-    converter: Converter, source: ModelFolder, arguments: Sequence[str], label: str, check: object
+    converter: Converter, source: ModelFolder, arguments: Sequence[str], label: str, bits: int, check: object
 ) -> Path:
     """Return a folder that GenAI runs: our own export of the model, and the config that GenAI's builder would write."""
     from llmtrack.onnx.export import export
@@ -64,7 +64,7 @@ def _genai_config(config: dict[str, int]) -> dict[str, object]:
 
 
 def openvino_converted(
-    converter: Converter, source: ModelFolder, arguments: Sequence[str], label: str, check: object
+    converter: Converter, source: ModelFolder, arguments: Sequence[str], label: str, bits: int, check: object
 ) -> Path:
     """Return a folder that OpenVINO runs: Optimum's ONNX export of the model, with its KV cache made a state."""
 
