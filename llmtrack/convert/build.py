@@ -14,7 +14,7 @@ from llmtrack.convert.environment import BuildEnvironment
 from llmtrack.errors import ScenarioError, is_out_of_memory
 from llmtrack.models.cache import build_once, entry_stem
 from llmtrack.models.digests import weight_files
-from llmtrack.models.disk import FLOAT_BITS, float_bytes
+from llmtrack.models.disk import FLOAT_BITS, weights_of
 from llmtrack.models.durations import making
 from llmtrack.models.folder import ModelFolder
 from llmtrack.models.reasons import tool_failed
@@ -46,6 +46,7 @@ class Converter:
         command: turns the model's folder, the empty target and the recipe's arguments into its arguments.
         unquantized: in place of a recipe's arguments, where there is no recipe.
         by_float: whether it writes the model in float32 first, and then quantizes that.
+        embedding_bits: what it stores an embedding in at least.
     """
 
     backend: str
@@ -54,6 +55,7 @@ class Converter:
     command: Callable[[Path, Path, Sequence[str]], Sequence[str]]
     unquantized: Sequence[str]
     by_float: bool = False
+    embedding_bits: int = FLOAT_BITS
 
 
 def converted(
@@ -93,9 +95,10 @@ def converted(
                 shutil.copy2(path, folder)
         return {"arguments": list(arguments), **check(source.path, folder)}
 
+    weights = weights_of(weight_files(source.path)[1])
+    needed = weights.stored(bits, converter.embedding_bits)
     if converter.by_float and bits < FLOAT_BITS:
-        bits += FLOAT_BITS
-    needed = float_bytes(weight_files(source.path)[1]) * bits // FLOAT_BITS
+        needed += weights.stored()
     return build_once(f"{stem}-{converter.backend}-{label}-{key}", build, needed)
 
 

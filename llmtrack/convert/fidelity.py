@@ -111,7 +111,8 @@ def _compare(open_folder: Open, source: str, folder: str) -> dict[str, float]:
         return found
 
     config = model.config.get_text_config().to_dict()
-    worst = at_every_length(config, sum(weight.numel() for weight in model.parameters()), compare)
+    parameters = sum(weight.numel() for weight in model.parameters())
+    worst = at_every_length(config, parameters, compare, engine.info.context_length)
     return {
         "parity_max_difference": worst.difference,
         "parity_max_share": worst.share,

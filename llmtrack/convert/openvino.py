@@ -58,6 +58,7 @@ CONVERTER = Converter(
     _command,
     _UNQUANTIZED,
     by_float=True,
+    embedding_bits=8,
 )
 
 RECIPES = (

@@ -88,7 +88,10 @@ class GenaiEngine(HostEngine):
         seconds = time.perf_counter() - start
         if not reset_peak_rss():
             warnings += (NO_PEAK,)
-        decoder = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["model"]["decoder"]
+        settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["model"]
+        decoder = settings["decoder"]
+        # The builder counts no rotary scaling beyond the length that the config names.
+        reach = int(settings["context_length"])
         graph = folder / decoder["filename"]
         stored, read = weight_sizes(graph)
         self._info = EngineInfo(
@@ -99,7 +102,7 @@ class GenaiEngine(HostEngine):
             step_weight_bytes=read,
             kv_bytes_per_token=8
             * int(decoder["num_hidden_layers"] * decoder["num_key_value_heads"] * decoder["head_size"]),
-            context_length=context_length(self._config),
+            context_length=min(context_length(self._config) or reach, reach),
             vocab_size=self._vocab_size,
             load_time_s=seconds,
             file_size_bytes=sum(path.stat().st_size for path in folder.glob(f"{graph.name}*")),

@@ -6,16 +6,18 @@ import errno
 import json
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from llmtrack.errors import LlmtrackError, ModelLoadError
 from llmtrack.host.units import MIB
 
-FLOAT_BYTES, FLOAT_BITS = 4, 32
+FLOAT_BITS = 32
 
 CACHE = "LLMTRACK_CACHE"
 """The setting that moves what the cache holds."""
@@ -32,7 +34,9 @@ _FULL = (
     "[errno 28]",
 )
 _LONGEST_HEADER = 100_000_000
-_HALF_BYTES = 2
+_HALF_BYTES = 2  # of a weight in a file that is not asked
+_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output)\.weight$")
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings|tok_embeddings|embeddings)\.weight$")
 
 
 def is_full(said: BaseException | str) -> bool:
@@ -112,20 +116,42 @@ def no_space() -> OSError:
     return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def float_bytes(files: Iterable[Path]) -> int:
-    """Return the bytes that the weights of some files take as float32."""
-    return sum(_float_bytes(path) for path in files)
+@dataclass(frozen=True)
+class Weights:
+    """How many weights a model has.
+
+    Attributes:
+        count: all of them.
+        embedding: those of an embedding that is not the head, too.
+    """
+
+    count: int
+    embedding: int = 0
+
+    def stored(self, bits: int = FLOAT_BITS, embedding_bits: int = FLOAT_BITS) -> int:
+        """Return the least bytes that they take: in so many bits, the embedding in at least its own."""
+        return ((self.count - self.embedding) * bits + self.embedding * max(bits, embedding_bits)) // 8
 
 
-def _float_bytes(path: Path) -> int:
+def weights_of(files: Iterable[Path]) -> Weights:
+    """Count the weights in the files of a model."""
+    counts: dict[str, int] = {}
+    for path in files:
+        counts |= _counts(path)
+    # A tied head is stored once, if at all, and then quantized.
+    untied = any(_HEAD.search(name) for name in counts)
+    return Weights(sum(counts.values()), sum(n for name, n in counts.items() if untied and _EMBEDDING.search(name)))
+
+
+def _counts(path: Path) -> dict[str, int]:
+    """Return the sizes of a file's tensors by their names; of one that cannot be read so, of all in one."""
     if path.suffix == ".safetensors":
         # A damaged file is refused by whoever loads it.
         with suppress(ValueError, KeyError, TypeError, AttributeError), path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(length, _LONGEST_HEADER)))
-            shapes = [each["shape"] for name, each in header.items() if name != "__metadata__"]
-            return FLOAT_BYTES * sum(map(math.prod, shapes))
-    return path.stat().st_size // _HALF_BYTES * FLOAT_BYTES
+            return {name: math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__"}
+    return {path.name: path.stat().st_size // _HALF_BYTES}
 
 
 def _free(folder: Path) -> dict[Path, int]:

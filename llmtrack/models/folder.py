@@ -10,7 +10,6 @@ from typing import Any
 
 from llmtrack.models import synthetic
 from llmtrack.models.cache import build_once
-from llmtrack.models.disk import FLOAT_BYTES
 from llmtrack.models.from_folder import clean_generation
 from llmtrack.models.load import SEED, identify_model
 from llmtrack.models.named import PRESETS
@@ -59,7 +58,7 @@ def model_folder(spec: str, revision: str | None = None) -> ModelFolder:
         path = build_once(
             f"synthetic-{name}-{key}",
             lambda folder: _save_synthetic(name, folder),
-            FLOAT_BYTES * PRESETS[name].parameters,
+            PRESETS[name].weights.stored(),
         )
     facts: dict[str, Scalar] = {"model_source": source.kind, "trust_remote_code": False}
     if found.revision:

@@ -16,7 +16,7 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.models import bytelevel
 from llmtrack.models.cache import build_once, entry_stem, file_digest
 from llmtrack.models.damaged import refuse_pointer
-from llmtrack.models.disk import FLOAT_BYTES, room_for
+from llmtrack.models.disk import Weights, room_for
 from llmtrack.models.durations import making
 from llmtrack.models.gguf_header import check_header
 from llmtrack.models.view import LOCAL, alone
@@ -97,8 +97,8 @@ def convert_gguf(path: Path, folder: Path) -> dict[str, str]:
     import transformers
 
     reader = open_gguf(path)
-    needed = FLOAT_BYTES * sum(int(tensor.n_elements) for tensor in reader.tensors)
-    with room_for(folder, needed), making("converting a GGUF file to safetensors", path.name):
+    weights = Weights(sum(int(tensor.n_elements) for tensor in reader.tensors))
+    with room_for(folder, weights.stored()), making("converting a GGUF file to safetensors", path.name):
         metadata = read_metadata(reader)
         tokenizer, settings = _tokenizer(path, metadata)
         bytelevel.write(tokenizer, settings, folder)

@@ -15,7 +15,7 @@ from llmtrack.models.cache import read_manifest
 from llmtrack.models.damaged import refuse_damaged
 from llmtrack.models.decoder import headless, refuse_adapter, refuse_peeking
 from llmtrack.models.digests import ModelDigests, model_digests, weight_files, weights_in
-from llmtrack.models.disk import FLOAT_BYTES, float_bytes
+from llmtrack.models.disk import Weights, weights_of
 from llmtrack.models.from_folder import clean_generation, load_folder
 from llmtrack.models.named import PRESETS
 from llmtrack.models.probed import Notes
@@ -80,11 +80,11 @@ class ModelIdentity:
     gguf: Path | None = None
 
     @property
-    def float_bytes(self) -> int:
-        """Bytes of its weights as float32."""
+    def weights(self) -> Weights:
+        """How many weights it has."""
         if self.folder is None:
-            return FLOAT_BYTES * PRESETS[self.source.location].parameters
-        return float_bytes(weight_files(self.folder)[1])
+            return PRESETS[self.source.location].weights
+        return weights_of(weight_files(self.folder)[1])
 
 
 Found = TypeVar("Found", LoadedModel, ModelIdentity)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llmtrack.models.disk import Weights
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -37,12 +39,13 @@ class Preset:
     rope_theta: float = 10000.0
 
     @property
-    def parameters(self) -> int:
-        """Number of weights, without norms and biases."""
+    def weights(self) -> Weights:
+        """How many weights it has, without norms and biases."""
         heads = 2 + 2 * self.kv_heads / self.heads
         layer = heads * self.hidden**2 + 3 * self.hidden * self.intermediate
-        tables = (1 if self.tied else 2) * self.vocab * self.hidden
-        return int(self.layers * layer) + tables
+        table = self.vocab * self.hidden
+        layers = int(self.layers * layer)
+        return Weights(layers + table) if self.tied else Weights(layers + 2 * table, embedding=table)
 
 
 PRESETS: Mapping[str, Preset] = {

@@ -76,7 +76,7 @@ def _within(config: Mapping[str, Any], lengths: Collection[int]) -> tuple[int, .
     return tuple(sorted(length for length in lengths if context is None or length < context))
 
 
-def check_lengths(config: Mapping[str, Any], parameters: int) -> tuple[int, ...]:
+def check_lengths(config: Mapping[str, Any], parameters: int, longest: int | None = None) -> tuple[int, ...]:
     """Return the lengths at which an export is compared with PyTorch, shortest first.
 
     They are a short one and, of every threshold that is within reach, the threshold itself and a length beyond it.
@@ -85,8 +85,10 @@ def check_lengths(config: Mapping[str, Any], parameters: int) -> tuple[int, ...]
     Args:
         config: the model's.
         parameters: of the model; the larger, the shorter what can be checked in seconds.
+        longest: context of what was made of it, which may be shorter than the model's.
     """
     context = context_length(config) or _LONGEST
+    context = min(context, longest or context)
     reach = min(context, max(SHORT, min(_LONGEST, _PARAMETER_TOKENS // max(1, parameters))))
     found = {min(SHORT, context)}
     for threshold in thresholds(config):
@@ -124,17 +126,20 @@ class Parity:
         )
 
 
-def at_every_length(config: Mapping[str, Any], parameters: int, compare: Callable[[int, int], Parity]) -> Parity:
+def at_every_length(
+    config: Mapping[str, Any], parameters: int, compare: Callable[[int, int], Parity], longest: int | None = None
+) -> Parity:
     """Compare what was made of a model with it at each of `check_lengths`; return the first that does not hold, or the worst.
 
     Args:
         config: the model's.
         parameters: of the model.
         compare: compares rows of so many tokens, drawn by a seed, and tokens that are decoded there.
+        longest: context of what was made of it.
     """
     found: list[Parity] = []
     # Shortest first: frequencies that grow with the length are kept by PyTorch's model.
-    for length in check_lengths(config, parameters):
+    for length in check_lengths(config, parameters, longest):
         for seed in SEEDS:
             at_length = compare(length, seed)
             if at_length.holds:

@@ -18,7 +18,7 @@ from llmtrack.host.packages import INSTALL_ONNX, installed_version, missing_modu
 from llmtrack.host.transformers_compat import import_transformers
 from llmtrack.models.cache import MANIFEST, build_once, entry_stem, read_manifest
 from llmtrack.models.digests import ModelDigests
-from llmtrack.models.disk import FLOAT_BITS, filled_up, no_space
+from llmtrack.models.disk import filled_up, no_space
 from llmtrack.models.durations import making
 from llmtrack.models.load import ModelIdentity
 from llmtrack.models.reasons import reason_of
@@ -70,12 +70,12 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
         return build_apart("exporting to ONNX", spec, folder, _export, spec, revision, str(folder))
 
     if variant.quantization == NONE:
-        return build_once(f"{name}-onnx-{key}", export_apart, identity.float_bytes)
+        return build_once(f"{name}-onnx-{key}", export_apart, identity.weights.stored())
     recipe = find_recipe(variant.backend, variant.quantization)
     options = recipe.settled(variant.options)
     corpus = str(variant.option("calibration", CALIBRATION)) if recipe.calibrated else NONE
     text = _corpus_digest(corpus) if recipe.calibrated else NONE
-    base = build_once(f"{name}-onnx-{key}", export_apart, identity.float_bytes)
+    base = build_once(f"{name}-onnx-{key}", export_apart, identity.weights.stored())
     key = quantized_key(key, recipe, options, text)
 
     def quantize_apart(folder: Path) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def onnx_folder(variant: Variant, identity: ModelIdentity) -> Path:
             str(folder),
         )
 
-    needed = identity.float_bytes * recipe.bits // FLOAT_BITS
+    needed = identity.weights.stored(recipe.bits)
     return build_once(f"{name}-onnx-{recipe.name}-{key}", quantize_apart, needed)
 
 

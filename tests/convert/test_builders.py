@@ -20,6 +20,12 @@ WINDOW = {"sliding_window": 16}
 KINDS = {
     "gemma2": {**WINDOW, "query_pre_attn_scalar": 16},
     "qwen2": {**WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+    "gpt_oss": {
+        **WINDOW,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
 }
 
 

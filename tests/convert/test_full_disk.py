@@ -20,8 +20,10 @@ from llmtrack.errors import ModelLoadError
 from llmtrack.host.units import MIB
 from llmtrack.models import hub
 from llmtrack.models.digests import ModelDigests
+from llmtrack.models.disk import Weights, weights_of
 from llmtrack.models.folder import ModelFolder, model_folder
 from llmtrack.models.load import ModelIdentity
+from llmtrack.models.named import PRESETS
 from llmtrack.models.source import parse_candidates
 from llmtrack.quantize import build, gguf
 from llmtrack.quantize.recipe import find_recipe
@@ -51,12 +53,13 @@ def free(tmp_path, monkeypatch):
 
 @pytest.fixture
 def model(tmp_path):
-    """A folder whose safetensors header names so many float16 weights."""
+    """A folder whose safetensors header names so many float16 weights, a third of them an embedding beside its head."""
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "llama", "vocab_size": 300}')
-    shape = [WEIGHTS // 1024, 1024]
-    header = json.dumps({"w": {"dtype": "F16", "shape": shape, "data_offsets": [0, 2 * WEIGHTS]}}).encode()
+    names = ("model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "lm_head.weight")
+    told = {"dtype": "F16", "shape": [10 * 1024, 1024], "data_offsets": [0, 0]}
+    header = json.dumps({"__metadata__": {}, **dict.fromkeys(names, told)}).encode()
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     return folder
 
@@ -113,10 +116,10 @@ def sent(model, monkeypatch):
 
 WRITERS = {
     "genai": (by_tool(genai.CONVERTER, ""), 120),
-    "genai int8": (by_tool(genai.CONVERTER, "int8"), 30),
-    "genai int4": (by_tool(genai.CONVERTER, "int4"), 15),
+    "genai int8": (by_tool(genai.CONVERTER, "int8"), 60),
+    "genai int4": (by_tool(genai.CONVERTER, "int4"), 50),
     "openvino": (by_tool(openvino.CONVERTER, ""), 120),
-    "openvino int4": (by_tool(openvino.CONVERTER, "int4"), 135),  # by way of float32
+    "openvino int4": (by_tool(openvino.CONVERTER, "int4"), 140),  # by way of float32
     "onnx": (to_onnx("none"), 120),
     "onnx int4": (to_onnx("int4-weight-only"), 120),  # the float export comes first
     "llamacpp": (to_gguf("none"), 120),
@@ -162,8 +165,8 @@ def test_what_a_tool_says_of_a_full_disk_is_the_same_line(free, model, monkeypat
         assert not list(tmp_path.glob("cache/models/.*.new"))
 
 
-class Weights(torch.nn.Linear):
-    """Weights of 4 MiB."""
+class Layer(torch.nn.Linear):
+    """A model of 4 MiB."""
 
     def __init__(self):
         super().__init__(1024, 1024, bias=False)
@@ -175,10 +178,10 @@ class Weights(torch.nn.Linear):
 @pytest.mark.parametrize(("saves", "needed"), [(1, 12), (2, 24), (3, 28), (40, 28)])
 def test_a_training_whose_checkpoints_do_not_fit_is_not_begun(free, tmp_path, saves, needed):
     free["MiB"] = needed
-    checkpoint.require_room_for_all(tmp_path / "training", Weights(), saves)
+    checkpoint.require_room_for_all(tmp_path / "training", Layer(), saves)
     free["MiB"] = needed - 1
     with pytest.raises(ModelLoadError, match=f"and {needed} MiB are needed: .* set output to a folder on another disk"):
-        checkpoint.require_room_for_all(tmp_path / "training", Weights(), saves)
+        checkpoint.require_room_for_all(tmp_path / "training", Layer(), saves)
 
 
 def test_a_checkpoint_that_meets_a_full_disk_names_it(free, tmp_path, monkeypatch):
@@ -188,8 +191,16 @@ def test_a_checkpoint_that_meets_a_full_disk_names_it(free, tmp_path, monkeypatc
 
     monkeypatch.setattr(torch, "save", fill)
     tokenizer = SimpleNamespace(save_pretrained=lambda folder: None)
-    model = Weights()
+    model = Layer()
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(ModelLoadError, match=r"0 MiB are free, and 12 MiB are needed: .* set output to a folder"):
         checkpoint.save(tmp_path / "training", 1, model, tokenizer, optimizer, {})
     assert checkpoint.newest(tmp_path / "training") is None
+
+
+def test_weights_are_counted_by_the_headers_of_their_files(model, tmp_path):
+    assert weights_of([model / "model.safetensors"]) == Weights(WEIGHTS, embedding=10 * MIB)
+    (tmp_path / "pytorch_model.bin").write_bytes(bytes(1000))
+    (tmp_path / "damaged.safetensors").write_bytes(b"\xff" * 100)
+    assert weights_of(tmp_path.glob("*.*")) == Weights(500 + 50)
+    assert PRESETS["llama-1b"].weights.stored() == pytest.approx(4 * 1.236e9, rel=0.01)

@@ -46,6 +46,13 @@ def test_an_export_is_checked_on_both_sides_of_every_threshold(changes, expected
     assert check_lengths({**LLAMA, **changes}, SMALL) == expected
 
 
+def test_what_was_made_with_a_shorter_context_is_checked_within_it():
+    config = {**LLAMA, "sliding_window": 64, **scaled("yarn", factor=4.0, original_max_position_embeddings=1024)}
+    assert check_lengths(config, SMALL) == (48, 64, 80, 1024, 1040)
+    assert check_lengths(config, SMALL, longest=1024) == (48, 64, 80, 1024)
+    assert check_lengths(config, SMALL, longest=70) == (48, 64, 70)
+
+
 @pytest.mark.parametrize(("parameters", "longest"), [(10**6, 528), (135 * 10**6, 528), (10**9, 48), (8 * 10**9, 48)])
 def test_a_large_model_is_checked_at_lengths_that_take_seconds(parameters, longest):
     assert check_lengths({**LLAMA, "sliding_window": 512}, parameters)[-1] == longest

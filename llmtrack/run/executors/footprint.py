@@ -63,7 +63,7 @@ def weights_bytes(model: str) -> int:
 
 def _weights(source: ModelSource) -> int:
     if source.kind == "synthetic":
-        return 4 * PRESETS[source.location].parameters
+        return PRESETS[source.location].weights.stored()
     if source.kind == "packaged":
         folders = (cache_root() / "models").glob(f"{entry_stem(source.location)}-*")
         return max(map(_size, folders), default=0)
