@@ -167,19 +167,26 @@ def _mlflow() -> Finding:
 
 
 def _tracking() -> Finding:
+    from llmtrack.tracking.logged_models import lacking
     from llmtrack.tracking.store import check_reachable, open_store, resolve_tracking_uri, sqlite_path
-    from llmtrack.tracking.store_errors import UnreachableError
+    from llmtrack.tracking.store_errors import UnreachableError, asking
 
+    lacks = ""
     try:
         uri = resolve_tracking_uri()
         path = sqlite_path(uri)
         # A database that is not there yet is made by the first run.
-        (check_reachable if path is not None and not path.exists() else open_store)(uri)
+        if path is not None and not path.exists():
+            check_reachable(uri)
+        else:
+            client = open_store(uri)
+            with asking(client):
+                lacks = lacking(client)
     except UnreachableError as error:
         return Finding("tracking", "missing", str(error), "measurements are kept until `llmtrack sync` can send them")
     except LlmtrackError as error:
         return Finding("tracking", "broken", str(error))
-    return Finding("tracking", "ok", redact(uri))
+    return Finding("tracking", "ok", redact(uri), lacks)
 
 
 def _spool() -> Finding:

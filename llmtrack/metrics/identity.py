@@ -27,6 +27,7 @@ TAGS: tuple[Tag, ...] = (
     Tag("llmtrack.environment_id", "digest of what affects speed: hardware, versions, threads"),
     Tag("llmtrack.environment", "JSON: the facts of the environment and the model's digests, also the artifact `environment.json`; read back as `env.KEY`"),
     Tag("llmtrack.record_id", "identity of the record that was pushed; no two runs have the same"),
+    Tag("llmtrack.model_uri", "`models:/ID` of the logged model that stands for the way to run that was measured; its metrics hold those of all runs of that way"),
     Tag("llmtrack.omitted", "what was shortened or left out to fit MLflow's limits"),
     Tag("llmtrack.taken_over", "runs of earlier studies that are this study's by `resume`, or by `same=reuse` of a suite: id to scenario and baseline"),
     Tag(ASKED_TAG, "parameters of the experiment that are not as by default, as JSON: by these it is measured again"),

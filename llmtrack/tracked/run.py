@@ -102,6 +102,7 @@ class Run:
         scenario_id: digest of what was asked.
         workload_id: digest of the work.
         environment_id: digest of the machine and versions.
+        model_uri: `models:/ID` of MLflow's logged model of the way to run that was measured.
         start_time: when it began.
         end_time: when it ended.
         warnings: findings in words about how it was measured.
@@ -131,6 +132,7 @@ class Run:
     scenario_id: str = ""
     workload_id: str = ""
     environment_id: str = ""
+    model_uri: str = ""
     start_time: datetime | None = None
     end_time: datetime | None = None
     warnings: tuple[str, ...] = ()
@@ -256,6 +258,7 @@ IDENTITY = (
     "scenario_id",
     "workload_id",
     "environment_id",
+    "model_uri",
 )
 """Names of the values that are neither params, metrics nor facts of the environment, in the order of columns."""
 

@@ -35,6 +35,7 @@ _FIELDS = (
     "scenario_id",
     "workload_id",
     "environment_id",
+    "model_uri",
 )
 """What a run's tags say of it under the same name, but for how it is written: `warnings` and `baseline`."""
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from llmtrack.errors import TrackingError
 from llmtrack.host.secrets import redact
-from llmtrack.metrics import DIGEST_PREFIX, series_key
+from llmtrack.metrics import DIGEST_PREFIX, metric, series_key
 from llmtrack.spec.outcome import StepValues
 from llmtrack.tracked.run import RUNNING
-from llmtrack.tracking import facts
+from llmtrack.tracking import facts, logged_models
 from llmtrack.tracking.files import safe_path
 from llmtrack.tracking.limits import Fitted, fit_limits, shorten
 from llmtrack.tracking.records import RunRecord
@@ -77,8 +77,10 @@ def push(
     run_id = entry.run_id or ""
     record = entry.record
     fitted = _fit(record)
-    _log_values(client, run_id, record, fitted)
-    _log_corpus(client, run_id, fitted)
+    corpus = _corpus(fitted)
+    model_id = logged_models.logged_model_of(client, experiment_id, run_id, record)
+    _log_values(client, run_id, record, fitted, model_id, corpus)
+    _log_inputs(client, run_id, fitted, model_id, corpus)
     try:
         _log_artifacts(client, run_id, record, files)
     except Exception as error:
@@ -187,15 +189,27 @@ def _fit(record: RunRecord) -> Fitted:
     return fit_limits(record.params, record.metrics, record.series, tags, record.run_name)
 
 
-def _log_values(client: MlflowClient, run_id: str, record: RunRecord, fitted: Fitted) -> None:
+def _log_values(
+    client: MlflowClient,
+    run_id: str,
+    record: RunRecord,
+    fitted: Fitted,
+    model_id: str | None,
+    corpus: tuple[str, str] | None,
+) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
     stamp = record.end_ms or record.start_ms
-    metrics = [Metric(key, value, stamp, 0) for key, value in fitted.metrics.items()]
+    # Series stay with their run: MLflow reads all values of a logged model wherever it lists it.
+    metrics = [
+        Metric(key, value, stamp, 0, model_id, *(corpus if corpus and _of_corpus(key, fitted) else (None, None)))
+        for key, value in fitted.metrics.items()
+    ]
     metrics += [Metric(key, value, stamp, step) for key, steps in fitted.series.items() for step, value in steps]
     metrics += _step_metrics(record.steps)
     params = [Param(key, value) for key, value in fitted.params.items()]
-    tags = [RunTag(key, value) for key, value in fitted.tags.items()]
+    uri = {logged_models.URI_TAG: f"models:/{model_id}"} if model_id else {}
+    tags = [RunTag(key, value) for key, value in (fitted.tags | uri).items()]
     if _size(fitted.params) + _size(fitted.tags) > _MAX_REQUEST:
         for param in params:
             client.log_batch(run_id, params=[param], synchronous=True)
@@ -205,19 +219,32 @@ def _log_values(client: MlflowClient, run_id: str, record: RunRecord, fitted: Fi
     client.log_batch(run_id, metrics=metrics, params=params, tags=tags, synchronous=True)
 
 
-def _log_corpus(client: MlflowClient, run_id: str, fitted: Fitted) -> None:
-    """Log the corpus of a run as MLflow's dataset; MLflow keeps one of a name and digest, and one use of it per run."""
-    params = fitted.params
-    name, digest = params.get("corpus"), fitted.tags.get(DIGEST_PREFIX + "corpus_digest")
-    digest = digest or params.get("corpus_digest")  # kept in the spool by an older version
-    if not name or not digest:
-        return
-    from mlflow.entities import Dataset, DatasetInput, InputTag
+def _log_inputs(
+    client: MlflowClient, run_id: str, fitted: Fitted, model_id: str | None, corpus: tuple[str, str] | None
+) -> None:
+    """Log what a run used, its logged model and its corpus; MLflow keeps one use of each per run."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag, LoggedModelInput
 
-    context = "training" if params.get("task") == "train" else "evaluation"
-    source = json.dumps({"corpus": name})
-    dataset = Dataset(shorten(name, _MAX_DATASET_NAME), shorten(digest, _MAX_DIGEST), "llmtrack", source)
-    client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
+    datasets = []
+    if corpus:
+        context = "training" if fitted.params.get("task") == "train" else "evaluation"
+        source = json.dumps({"corpus": fitted.params["corpus"]})
+        datasets.append(DatasetInput(Dataset(*corpus, "llmtrack", source), [InputTag("mlflow.data.context", context)]))
+    models = [LoggedModelInput(model_id)] if model_id else []
+    if datasets or models:
+        client.log_inputs(run_id, datasets, models)
+
+
+def _corpus(fitted: Fitted) -> tuple[str, str] | None:
+    """Return name and digest of the corpus of a run, as MLflow's datasets have them, or None."""
+    name, digest = fitted.params.get("corpus"), fitted.tags.get(DIGEST_PREFIX + "corpus_digest")
+    digest = digest or fitted.params.get("corpus_digest")  # kept in the spool by an older version
+    return (shorten(name, _MAX_DATASET_NAME), shorten(digest, _MAX_DIGEST)) if name and digest else None
+
+
+def _of_corpus(key: str, fitted: Fitted) -> bool:
+    """Return whether a metric of a run tells of its corpus, and not of what was generated beside."""
+    return fitted.params.get("task") == "perplexity" or metric(key).of_text or key.startswith("score_")
 
 
 def _size(texts: Mapping[str, str]) -> int:

@@ -99,7 +99,7 @@ def study_name(study: StudyContext, models: Iterable[str]) -> str:
         study: what it is a study of, and its id, which says when it began.
         models: those it is about; of candidates in a comma list, the first.
     """
-    named = list(dict.fromkeys(filter(None, map(_short, models))))
+    named = list(dict.fromkeys(filter(None, map(short_name, models))))
     began = _CLOCK.search(study.study_id)
     what = f"{study.experiment} {began[1]}:{began[2]}" if began else study.experiment
     of = named[0] if len(named) == 1 else f"{len(named)} models" if named else ""
@@ -287,7 +287,7 @@ def _in_list(record: RunRecord, study: StudyContext, remark: str = "") -> RunRec
     )
 
 
-def _short(model: str) -> str:
+def short_name(model: str) -> str:
     """Return a model's name without where it comes from: of `packaged:smollm2,synthetic:tiny`, `smollm2`."""
     first = model.split(",")[0].strip().rstrip("/\\")
     return re.split(r"[/\\:]", first)[-1][:_LONGEST_MODEL]

@@ -93,6 +93,11 @@ def runs_place(experiment_id: str) -> str:
     return f"/experiments/{experiment_id}/runs?workflowType=machine_learning"
 
 
+def models_place(experiment_id: str) -> str:
+    """Return where the logged models of an experiment are compared; without the type MLflow calls them versions of an agent."""
+    return f"/experiments/{experiment_id}/models?workflowType=machine_learning"
+
+
 def compare_place(experiment_id: str, run_ids: list[str]) -> str:
     """Return where MLflow compares runs."""
     return f"/compare-runs?runs={quote(json.dumps(run_ids))}&experiments={quote(json.dumps([experiment_id]))}"

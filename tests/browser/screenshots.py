@@ -10,7 +10,7 @@ from pathlib import Path
 from llmtrack.tracking import store
 from llmtrack.tracking.views import run_link, runs_link
 from tests.browser import chromium
-from tests.browser.chromium import Tab, artifact_place, compare_place, runs_place
+from tests.browser.chromium import Tab, artifact_place, compare_place, models_place, runs_place
 from tests.browser.study import Tracked, measure
 from tests.tracking.conftest import Server
 
@@ -29,6 +29,7 @@ def places(tracked: Tracked) -> dict[str, str]:
         "compare": compare_place(experiment, pair),
         "scenario": f"/experiments/{experiment}/runs/{pair[0]}",
         "charts": f"/experiments/{experiment}/runs/{pair[0]}/model-metrics",
+        "models": models_place(experiment),
         "study": run_link("", experiment, study).removeprefix("#"),
         "table": artifact_place(experiment, study, "table.png"),
         "report": artifact_place(experiment, study, "report.html"),

@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 from llmtrack.tracking import views
 from llmtrack.tracking.views import run_link, runs_link
-from tests.browser.chromium import artifact_place, compare_place, expect, runs_place
+from tests.browser.chromium import artifact_place, compare_place, expect, models_place, runs_place
 
 pytestmark = pytest.mark.slow(5)
 
@@ -34,6 +34,12 @@ def test_two_scenarios_are_compared(tab, tracked):
     expect(page.get_by_role("row", name=re.compile(r"^prompt_tokens 16 64$"))).to_be_visible()
     for metric in ("avg_latency_per_token_ms", "decode_tokens_per_sec"):
         expect(page.get_by_role("link", name=metric, exact=True)).to_be_visible()
+
+
+def test_the_models_tab_lists_each_way_once_with_its_figures(tab, tracked):
+    page = tab.open(models_place(tracked.experiment_id))
+    expect(page.get_by_text(re.compile(r"^tiny · torch float32 · \d+ threads?$"))).to_have_count(1)
+    expect(page.get_by_text("Ready").first).to_be_visible()
 
 
 def test_a_png_is_shown(tab, tracked):

@@ -1,0 +1,183 @@
+"""Keep each way to run a model as one of MLflow's logged models, to which the metrics of all its runs are bound.
+
+A way is a loaded model and how it is computed: its weights, backend, device, dtype, recipe, compilation, threads and the options of
+backend and recipe. What is done with it (prompts, batch size, a text) belongs to its runs. Within an MLflow experiment the
+same way, measured again, is the same logged model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from llmtrack import metrics as schema
+from llmtrack.host.words import plural
+from llmtrack.spec.scenario import QualityCheck
+from llmtrack.spec.serialization import digest
+from llmtrack.spec.task import GenerateTask, PerplexityTask, TrainTask
+from llmtrack.tracked.run import FINISHED, MODEL_DIGESTS
+from llmtrack.tracking.limits import MAX_RUN_NAME, fit_limits, shorten
+from llmtrack.tracking.records import RunRecord, short_name
+from llmtrack.tracking.store import own_lock, sqlite_path
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel
+
+URI_TAG = "llmtrack.model_uri"
+WAY_TAG = "llmtrack.way"
+
+# MLflow's columns hold no more of a logged model's param or tag.
+_MAX_VALUE = 5_000
+_LOCK_WAIT_S = 60.0
+# Configuration that says what a run did with the model; `arithmetic` is known only where the roofline was measured.
+_OF_RUN = {
+    *(
+        field.name
+        for kind in (GenerateTask, PerplexityTask, TrainTask, QualityCheck)
+        for field in dataclasses.fields(kind)
+    ),
+    "decoding",
+    "arithmetic",
+}
+_NOT_IN_NAMES = re.compile(r"[/:.%\"']")
+
+# By client: MLflow experiment and key of a way to the id of its logged model, None where the store keeps none.
+_known: WeakKeyDictionary[MlflowClient, dict[tuple[str, str], str | None]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to run a model.
+
+    Attributes:
+        key: digest of its settings and of the model's files; equal for the same way.
+        name: as people say it, such as `smollm2 \N{MIDDLE DOT} onnx int8-weight-only \N{MIDDLE DOT} 2 threads`.
+        params: its settings.
+        tags: digests of the model's files, and the key.
+    """
+
+    key: str
+    name: str
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+
+
+def way_of(record: RunRecord) -> Way | None:
+    """Return the way that a run measured; None of a study, of training (another model comes of it) and where nothing was measured."""
+    params = record.params
+    measured = record.status == FINISHED and record.tags.get("llmtrack.kind") == "scenario" and record.metrics
+    if not measured or params.get("task") == "train" or "model_id" not in params:
+        return None
+    settings = {
+        name: value
+        for name, value in params.items()
+        if schema.role(name) == "configuration" and name not in _OF_RUN and value is not None
+    }
+    digests = {
+        schema.DIGEST_PREFIX + name: record.tags[key] for name, key in _DIGEST_TAGS.items() if key in record.tags
+    }
+    fitted = fit_limits(settings, {}, {}, digests, _name(settings))
+    texts = {key: shorten(value, _MAX_VALUE) for key, value in fitted.params.items()}
+    key = digest([sorted(texts.items()), sorted(digests.items())])
+    return Way(key, fitted.run_name, texts, {**digests, WAY_TAG: key})
+
+
+def logged_model_of(client: MlflowClient, experiment_id: str, run_id: str, record: RunRecord) -> str | None:
+    """Return the id of the logged model of the way that a run measured, created if need be; None where there is none.
+
+    May be repeated, and be called by several processes at once: the logged model stays one.
+
+    Args:
+        client: client of the store.
+        experiment_id: the MLflow experiment.
+        run_id: the run, which is named as the source of a new logged model.
+        record: what is written of the run.
+
+    Raises:
+        mlflow.MlflowException: the store failed.
+    """
+    way = way_of(record)
+    if way is None:
+        return None
+    known = _known.setdefault(client, {})
+    if (experiment_id, way.key) not in known:
+        try:
+            with own_lock("models", client.tracking_uri, experiment_id).acquire(timeout=_LOCK_WAIT_S):
+                known[experiment_id, way.key] = _settled(client, experiment_id, run_id, way).model_id
+        except Exception as error:
+            if not is_unknown_here(error):
+                raise
+            known[experiment_id, way.key] = None
+    return known[experiment_id, way.key]
+
+
+def is_unknown_here(error: Exception) -> bool:
+    """Return whether an error says that a store has no logged models: an MLflow server older than 3.0."""
+    return isinstance(error, NotImplementedError) or getattr(error, "error_code", None) == "ENDPOINT_NOT_FOUND"
+
+
+def lacking(client: MlflowClient) -> str:
+    """Return what a store does not keep, in words; empty where it keeps all.
+
+    Raises:
+        mlflow.MlflowException: the store failed.
+    """
+    try:
+        client.search_logged_models(["0"], max_results=1)
+    except Exception as error:
+        if not is_unknown_here(error):
+            raise
+        return "it keeps no logged models: the Models tab and the column model_uri stay empty; a server of MLflow 3 has them"
+    return ""
+
+
+def _settled(client: MlflowClient, experiment_id: str, run_id: str, way: Way) -> LoggedModel:
+    """Return the one logged model of a way, the oldest.
+
+    Others that nobody has finished, as crashes and repeated requests leave them, are deleted.
+    """
+    found = _search(client, experiment_id, way)
+    if not found:
+        made = client.create_logged_model(
+            experiment_id, way.name, source_run_id=run_id, tags=dict(way.tags), params=dict(way.params)
+        )
+        # A SQLite file is written by this machine alone, where a lock is held; elsewhere another may have been as fast.
+        found = [made] if sqlite_path(client.tracking_uri) else _search(client, experiment_id, way)
+    first, *others = found
+    for other in others:
+        if other.status != "READY":
+            client.delete_logged_model(other.model_id)
+    if first.status != "READY":
+        client.finalize_logged_model(first.model_id, "READY")
+    return first
+
+
+def _search(client: MlflowClient, experiment_id: str, way: Way) -> list[LoggedModel]:
+    found = client.search_logged_models([experiment_id], filter_string=f"tags.`{WAY_TAG}` = '{way.key}'")
+    return sorted(found, key=lambda model: (model.creation_timestamp, model.model_id))
+
+
+def _name(settings: Mapping[str, Any]) -> str:
+    recipe = settings.get("quantization", "none")
+    how = f"{settings.get('backend', '')} {settings.get('dtype', '') if recipe == 'none' else recipe}"
+    device, threads = str(settings.get("device", "cpu")), str(settings.get("threads", ""))
+    parts = [
+        short_name(str(settings["model_id"])),
+        how.strip(),
+        "" if settings.get("compile", "none") == "none" else "compiled",
+        device if device != "cpu" else plural(int(threads), "thread") if threads.isdecimal() else "",
+    ]
+    # MLflow takes none of these in a name.
+    return shorten(_NOT_IN_NAMES.sub("_", " \N{MIDDLE DOT} ".join(filter(None, parts))), MAX_RUN_NAME)
+
+
+_DIGEST_TAGS = {
+    **{name: schema.ENV_TAG_PREFIX + name for name in MODEL_DIGESTS},
+    "calibration_digest": schema.DIGEST_PREFIX + "calibration_digest",
+}
+"""Digests of what a loaded model is made of, by the tags of a run."""

@@ -1,0 +1,403 @@
+"""Each way to run is one logged model of MLflow's, with the metrics of all runs of it; against SQLite and a server."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import ENDPOINT_NOT_FOUND
+
+import llmtrack
+from llmtrack.spec.outcome import REPLACED
+from llmtrack.tracking import logged_models, sync
+from llmtrack.tracking.logged_models import way_of
+from llmtrack.tracking.records import StudyContext, scenario_record, study_record
+from llmtrack.tracking.tracker import Tracker
+from tests.forking import at_once
+from tests.tracking.samples import ENVIRONMENT, failure, measurement, perplexity
+
+STUDY = StudyContext("study-1", "precision")
+LOADED = {
+    "model_id": "packaged:smollm2",
+    "backend": "onnx",
+    "device": "cpu",
+    "dtype": "int8 weights (float32)",
+    "quantization": "int8-weight-only",
+    "threads": 2,
+    "block_size": 64,
+}
+CORPUS = {"corpus": "my_texts.jsonl", "corpus_digest": "0123456789abcdef"}
+SPEED = {"decode_tokens_per_sec": 60.5, "peak_memory_mib": 512.0}
+QUALITY = {"perplexity": 12.5, "bits_per_byte": 1.25}
+
+
+def way(name: str = "p64", **changes):
+    given = {"facts": LOADED, "tags": {"weights_digest": "w1", "tokenizer_digest": "t1"}, **changes}
+    return way_of(scenario_record(measurement(name, **given), STUDY))
+
+
+def start(tracker: Tracker):
+    return tracker.start_study("precision", "q", {}, ENVIRONMENT)
+
+
+def models(uri: str, experiment_id: str, text: str | None = None):
+    return list(MlflowClient(uri).search_logged_models([experiment_id], filter_string=text))
+
+
+def bound(model) -> dict[tuple[str, str], float]:
+    """Values of a logged model by metric and run; a value that is there twice fails."""
+    counts = Counter((metric.key, metric.run_id) for metric in model.metrics)
+    assert set(counts.values()) <= {1}
+    return {(metric.key, metric.run_id): metric.value for metric in model.metrics}
+
+
+def test_a_way_is_named_as_people_say_it_and_holds_its_settings_and_digests():
+    found = way()
+    assert found.name == "smollm2 · onnx int8-weight-only · 2 threads"
+    assert found.params == {name: str(value) for name, value in LOADED.items()}
+    assert found.tags == {
+        "llmtrack.digest.weights_digest": "w1",
+        "llmtrack.digest.tokenizer_digest": "t1",
+        "llmtrack.way": found.key,
+    }
+
+
+@pytest.mark.parametrize(
+    ("facts", "name"),
+    [
+        ({"backend": "torch", "quantization": "none", "dtype": "bfloat16", "threads": 1}, "smollm2 · torch bfloat16 · 1 thread"),
+        ({"compile": "default", "quantization": "none", "dtype": "float32"}, "smollm2 · onnx float32 · compiled · 2 threads"),
+        ({"device": "cuda:0"}, "smollm2 · onnx int8-weight-only · cuda_0"),
+        ({"model_id": "meta/Llama-3.2-1B", "threads": "some"}, "Llama-3_2-1B · onnx int8-weight-only"),
+    ],
+)  # fmt: skip
+def test_a_name_holds_what_tells_ways_apart_and_no_character_that_mlflow_refuses(facts, name):
+    assert way(facts={**LOADED, **facts}).name == name
+
+
+CHANGES = {"threads": 1, "dtype": "float32", "compile": "default", "block_size": 32, "device": "cuda", "its_own": "x"}
+
+
+@pytest.mark.parametrize("changed", CHANGES.items(), ids=list(CHANGES))
+def test_what_configures_the_loaded_model_makes_another_way(changed):
+    assert way(facts={**LOADED, **dict([changed])}).key != way().key
+
+
+@pytest.mark.parametrize("digest", ["weights_digest", "config_digest", "tokenizer_digest"])
+def test_other_files_make_another_way(digest):
+    assert way(tags={"weights_digest": "w1", "tokenizer_digest": "t1", digest: "other"}).key != way().key
+
+
+def test_other_calibration_makes_another_way():
+    assert way(facts={**LOADED, "calibration_digest": "c1"}).key != way().key
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"batch_size": 8, "prompt_tokens": 512, "output_digest": "o"},
+        {"decoding": "greedy", "arithmetic": "float32"},
+        {**CORPUS, "protocol": "rolling", "stride": 16, "reference": "torch"},
+        {"race_place": "winner", "revision": "main"},
+    ],
+)
+def test_what_a_run_did_with_it_makes_no_other_way(facts):
+    assert way("another name", facts={**LOADED, **facts}).key == way().key
+
+
+def test_generating_and_scoring_are_runs_of_one_way():
+    scored = measurement("ppl", scenario=perplexity("ppl"), facts={**LOADED, **CORPUS}, tags={"weights_digest": "w1"})
+    assert way_of(scenario_record(scored, STUDY)).key == way(tags={"weights_digest": "w1"}).key
+
+
+def test_what_measured_no_way_to_run_has_none():
+    training = scenario_record(measurement(facts=LOADED), STUDY)
+    assert way_of(replace(training, params={**training.params, "task": "train"})) is None
+    assert way_of(scenario_record(failure(facts=LOADED), STUDY)) is None
+    assert way_of(scenario_record(measurement(facts=LOADED, warnings=(f"disturbed: {REPLACED}",)), STUDY)) is None
+    assert way_of(study_record(STUDY, "q", {"model": "m"}, 1)) is None
+
+
+@pytest.fixture(params=["sqlite", "server"])
+def there(request, tmp_path, said) -> tuple[Tracker, str]:
+    """A tracker, and an address of its store; the server is one that runs."""
+    uri = request.getfixturevalue("uri") if request.param == "sqlite" else request.getfixturevalue("server").uri
+    return Tracker.open(uri, f"e-{uuid.uuid4().hex[:8]}", tmp_path / "spool", said.append), uri
+
+
+@pytest.mark.slow(5)
+def test_metrics_of_each_run_are_those_of_its_way_and_of_the_text_that_was_scored(there, monkeypatch):
+    tracker, uri = there
+    study, batches, log_batch = start(tracker), [], MlflowClient.log_batch
+
+    def logged(self, run_id, **kwargs):
+        batches.append(kwargs)
+        return log_batch(self, run_id, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", logged)
+    facts = {**LOADED, **CORPUS}
+    first = tracker.log(study, measurement("p64", facts=facts, metrics=SPEED | QUALITY))
+    (batch,) = batches
+    own = [metric for metric in batch["metrics"] if not metric.key.startswith("series/")]
+    (model,) = models(uri, study.experiment_id)
+    assert {metric.key for metric in own} == {*SPEED, *QUALITY}
+    assert {metric.model_id for metric in own} == {model.model_id}
+    assert {tag.key: tag.value for tag in batch["tags"]}["llmtrack.model_uri"] == f"models:/{model.model_id}"
+    of_text = {metric.key: (metric.dataset_name, metric.dataset_digest) for metric in own}
+    assert of_text == {**dict.fromkeys(SPEED, (None, None)), **dict.fromkeys(QUALITY, tuple(CORPUS.values()))}
+
+    again = tracker.log(study, measurement("p128", facts=LOADED, metrics={"decode_tokens_per_sec": 40.0}))
+    other = tracker.log(
+        study, measurement("t1", facts={**LOADED, "threads": 1}, metrics={"decode_tokens_per_sec": 30.0})
+    )
+    scored = tracker.log(
+        study, measurement("ppl", scenario=perplexity("ppl"), facts=facts, metrics={"load_time_s": 2.0})
+    )
+    tracker.finish_study(study, "finished")
+
+    client = MlflowClient(uri)
+    same = client.get_logged_model(model.model_id)
+    assert (same.name, str(same.status), same.source_run_id) == (
+        "smollm2 · onnx int8-weight-only · 2 threads",
+        "READY",
+        first,
+    )
+    assert bound(same) == {
+        **{(key, first): value for key, value in (SPEED | QUALITY).items()},
+        ("decode_tokens_per_sec", again): 40.0,
+        ("load_time_s", scored): 2.0,
+    }
+    (of_scoring,) = (metric for metric in same.metrics if metric.key == "load_time_s")
+    assert (of_scoring.dataset_name, of_scoring.dataset_digest) == tuple(CORPUS.values())
+    assert {used.model_id for used in client.get_run(again).inputs.model_inputs} == {same.model_id}
+    (slow,) = models(uri, study.experiment_id, "params.threads = '1'")
+    assert bound(slow) == {("decode_tokens_per_sec", other): 30.0}
+
+    uris = llmtrack.runs(study=study.study_id, tracking_uri=uri).set_index("run_id")["model_uri"]
+    assert uris.to_dict() == {
+        **dict.fromkeys([first, again, scored], f"models:/{same.model_id}"),
+        other: f"models:/{slow.model_id}",
+    }
+
+
+@pytest.mark.slow(3)
+def test_ways_are_found_by_mlflows_own_search(there):
+    tracker, uri = there
+    study = start(tracker)
+    tracker.log(study, measurement("fast", facts={**LOADED, **CORPUS}, metrics=SPEED | QUALITY))
+    tracker.log(study, measurement("slow", facts={**LOADED, "threads": 1}, metrics={"decode_tokens_per_sec": 49.0}))
+    mlflow.set_tracking_uri(uri)
+    try:
+
+        def names(text: str, **more) -> set[str]:
+            found = mlflow.search_logged_models([study.experiment_id], text, output_format="list", **more)
+            return {model.name for model in found}
+
+        fast = {"smollm2 · onnx int8-weight-only · 2 threads"}
+        assert names("metrics.decode_tokens_per_sec > 50") == fast
+        # A server finds nothing by a name alone.
+        text = {"dataset_name": CORPUS["corpus"], "dataset_digest": CORPUS["corpus_digest"]}
+        assert names("metrics.perplexity < 13", datasets=[text]) == fast
+        assert names("metrics.decode_tokens_per_sec > 0", datasets=[text]) == set()
+    finally:
+        mlflow.set_tracking_uri(None)
+
+
+@pytest.mark.slow(1)
+def test_another_mlflow_experiment_has_logged_models_of_its_own(uri, tmp_path):
+    for name in ("a", "b"):
+        tracker = Tracker.open(uri, name, tmp_path / "spool")
+        study = start(tracker)
+        tracker.log(study, measurement(facts=LOADED))
+        assert len(models(uri, study.experiment_id)) == 1
+
+
+CALLS = [
+    "search_logged_models",
+    "create_logged_model",
+    "finalize_logged_model",
+    "log_batch",
+    "log_inputs",
+    "set_terminated",
+]
+
+
+@pytest.mark.slow(1)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("remembers", [True, False], ids=["goes on", "starts anew"])
+def test_a_crash_at_any_call_leaves_one_logged_model_with_each_metric_once(
+    tracker, monkeypatch, call, moment, remembers
+):
+    study, real = start(tracker), getattr(MlflowClient, call)
+
+    def crash(self, *args, **kwargs):
+        if moment == "after":
+            real(self, *args, **kwargs)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, call, crash)
+        with pytest.raises(KeyboardInterrupt):
+            tracker.log(study, measurement("a", facts=LOADED, metrics=SPEED))
+    if not remembers:
+        logged_models._known.clear()
+    assert sync.sync(tracker.spool.folder).sent == 1
+    run_id = tracker.log(study, measurement("b", facts=LOADED, metrics={"decode_tokens_per_sec": 1.0}))
+    (model,) = models(tracker.tracking_uri, study.experiment_id)
+    assert str(model.status) == "READY"
+    ((first, value),) = {run: value for (key, run), value in bound(model).items() if value == 60.5}.items()
+    assert bound(model) == {
+        **{(key, first): number for key, number in SPEED.items()},
+        ("decode_tokens_per_sec", run_id): 1.0,
+    }
+    assert value == 60.5
+
+
+@pytest.mark.slow(3)
+def test_what_was_measured_while_the_store_was_away_is_bound_to_the_same_logged_model(
+    server, line, tmp_path, said, spooled
+):
+    experiment = f"e-{uuid.uuid4().hex[:8]}"
+    tracker = Tracker.open(line.uri, experiment, tmp_path / "spool", said.append)
+    study = start(tracker)
+    tracker.log(study, measurement("before", facts=LOADED, metrics=SPEED))
+    line.down()
+    tracker.log(study, measurement("same way", facts=LOADED, metrics=SPEED))
+    tracker.log(study, measurement("new way", facts={**LOADED, "threads": 1}, metrics=SPEED))
+    assert len(spooled()) == 2
+    line.up()
+    assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=2, left=0)
+    counts = {model.params["threads"]: len(bound(model)) for model in models(server.uri, study.experiment_id)}
+    assert counts == {"2": 2 * len(SPEED), "1": len(SPEED)}
+    assert llmtrack.runs(study=study.study_id, tracking_uri=server.uri)["model_uri"].nunique() == 2
+
+
+@pytest.mark.slow(10)
+def test_eight_writers_at_once_share_one_logged_model_of_each_way(there, tmp_path):
+    tracker, uri = there
+    at_once(_track_two_ways, uri, tracker.delivery.experiment, tmp_path, number=8)
+    found = models(uri, tracker.delivery.experiment_id)
+    assert {model.params["threads"]: len(bound(model)) for model in found} == {"1": 8, "2": 8}
+    assert len(found) == 2
+
+
+def _track_two_ways(uri: str, experiment: str, folder: Path) -> None:
+    tracker = Tracker.open(uri, experiment, folder / f"spool-{uuid.uuid4().hex}")
+    study = start(tracker)
+    for threads in (1, 2):
+        outcome = measurement(facts={**LOADED, "threads": threads}, metrics={"decode_tokens_per_sec": time.time()})
+        while tracker.log(study, outcome) is None:
+            tracker.sync()
+    tracker.finish_study(study, "finished")
+
+
+@pytest.mark.slow(3)
+def test_two_machines_that_are_as_fast_keep_the_older_logged_model(server, tmp_path, monkeypatch):
+    """No lock is between them: both find none, and both create one."""
+    experiment = f"e-{uuid.uuid4().hex[:8]}"
+    tracker = Tracker.open(server.uri, experiment, tmp_path / "spool")
+    study, real = start(tracker), MlflowClient.create_logged_model
+    older = []
+
+    def another_is_faster(self, *args, **kwargs):
+        older.append(real(self, *args, **kwargs))
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, "create_logged_model", another_is_faster)
+    tracker.log(study, measurement(facts=LOADED, metrics=SPEED))
+    (model,) = models(server.uri, study.experiment_id)
+    assert model.model_id == older[0].model_id
+    assert len(bound(model)) == len(SPEED)
+
+
+@pytest.mark.slow(1)
+def test_a_logged_model_that_somebody_deleted_comes_back_as_a_new_one(tracker):
+    client = MlflowClient(tracker.tracking_uri)
+    study = start(tracker)
+    tracker.log(study, measurement("a", facts=LOADED, metrics=SPEED))
+    (old,) = models(tracker.tracking_uri, study.experiment_id)
+    client.delete_logged_model(old.model_id)
+    logged_models._known.clear()
+    tracker.log(study, measurement("b", facts=LOADED, metrics=SPEED))
+    (new,) = models(tracker.tracking_uri, study.experiment_id)
+    assert new.model_id != old.model_id
+    assert len(bound(new)) == len(SPEED)
+
+
+def _without_logged_models(patch: pytest.MonkeyPatch) -> list[str]:
+    """Have MLflow answer as a server that is older than logged models; return what was asked."""
+    asked: list[str] = []
+
+    def unknown(self, experiment_ids, filter_string=None, **more):
+        asked.append(filter_string or "")
+        raise MlflowException("API request to endpoint failed with error code 404 != 200", ENDPOINT_NOT_FOUND)
+
+    patch.setattr(MlflowClient, "search_logged_models", unknown)
+    return asked
+
+
+@pytest.mark.slow(1)
+def test_a_store_without_them_keeps_everything_else_and_is_asked_once(tracker, uri, monkeypatch, said, spooled):
+    asked = _without_logged_models(monkeypatch)
+    study = start(tracker)
+    run_ids = [tracker.log(study, measurement(name, facts=LOADED, metrics=SPEED)) for name in ("a", "b")]
+    assert (None in run_ids, said, spooled(), len(asked)) == (False, [], [], 1)
+    found = llmtrack.runs(study=study.study_id, tracking_uri=uri)
+    assert list(found["decode_tokens_per_sec"]) == [60.5, 60.5]
+    assert found["model_uri"].isna().all()
+
+
+@contextmanager
+def _old_server() -> Iterator[str]:
+    """A server that lists experiments and knows nothing of logged models, as MLflow 2 did."""
+
+    class Old(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            known = self.path.endswith("/experiments/search")
+            answer = json.dumps({"experiments": []}).encode() if known else b"<title>404 Not Found</title>"
+            self.send_response(200 if known else 404)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def do_GET(self) -> None:
+            self.do_POST()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Old)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.slow(1)
+def test_the_doctor_says_in_one_line_what_a_store_does_not_keep(uri, monkeypatch):
+    from llmtrack.cli.doctor import _tracking
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert (_tracking().state, _tracking().remedy) == ("ok", "")
+    with _old_server() as old:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", old)
+        found = _tracking()
+        assert (found.state, found.text) == ("ok", old)
+        assert found.remedy.startswith("it keeps no logged models")
+        assert "\n" not in found.remedy
