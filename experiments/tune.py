@@ -18,6 +18,7 @@ from llmtrack.decide.candidates import Points
 from llmtrack.decide.pareto import pareto_front
 from llmtrack.decide.recommending import parse_percent, parse_size
 from llmtrack.decide.verdicts import tell
+from llmtrack.decide.wording import change_text, ratio_text
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Declaration, Experiment, OwnTable, SeriesOf
 from llmtrack.report import reading as say
@@ -215,8 +216,8 @@ def _never_started(best: Run) -> list[str]:
         lines.append(f"Not tried: {best.text('race_not_tried')}.")
     if best.has("race_hopeless"):
         names = best.text("race_hopeless").split(", ")
-        were = "1 way was" if len(names) == 1 else f"{len(names)} ways were"
-        lines.append(f"{were} not started, as they cannot win by what they promise: `not_tried.json` lists them.")
+        were = f"{names[0]} was" if len(names) == 1 else f"{len(names)} ways were"
+        lines.append(f"{were} not started: by prediction no winner, see `not_tried.json`.")
     return lines
 
 
@@ -251,15 +252,13 @@ def _against(best: Run, base: Run | None, objective: str) -> str:
     (found,) = tell(base, [best], objective)
     if found.ratio is None or not found.told:
         return f"{where}: {amount} (against {base.name}: {found.words})"
-    ratio = found.ratio
-    interval = f" ({ratio.low:.2f} to {ratio.high:.2f})" if found.repeated else ""
     fresh = (
         f", measured afresh {found.n_candidate} times against {found.n_baseline}"
         if found.repeated and best.text("race_place") != "unproven"
         else ""
     )
     return (
-        f"{where}: {ratio.value:.2f}x{interval} the {objective} of {base.name}"
+        f"{where}: {ratio_text(found.ratio, found.repeated)} the {objective} of {base.name}"
         f"{_quality(best, base)}: {amount}{fresh}{say.in_doubt(found)}"
     )
 
@@ -275,7 +274,7 @@ def _quality(best: Run, base: Run) -> str:
     both = [run.number("perplexity") for run in (base, best)]
     if both[0] and both[1]:
         ratio = both[1] / both[0]
-    return "" if ratio is None else f" at {100 * (ratio - 1):+.2g} % perplexity"
+    return "" if ratio is None else f" at {change_text(ratio)} perplexity"
 
 
 def _front(done: Runs, objective: str) -> list[str]:

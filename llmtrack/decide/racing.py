@@ -226,8 +226,7 @@ class Race:
             single = len(self.samples[name]) == 1 and not self.exact
             if ratio is None or ratio.low <= 1 or (single and ratio.value < self.rules.far):
                 continue
-            why = f"{leader} is {ratio.value:.2f}x as good ({ratio.low:.2f} to {ratio.high:.2f})"
-            self.dropped[name] = Dropped(why, ratio, leader)
+            self.dropped[name] = Dropped(f"{leader} is better", ratio, leader)
             self.waiting.discard(name)
 
     def _own_variance(self, one: str, other: str) -> float:

@@ -204,9 +204,6 @@ OWN_FORMAT = re.compile(r"""\.\d[fg]\}x\b|:\+[.,\d]*[fg]\} ?%|:\+\.\d%\}""")
 ELSEWHERE = {
     "llmtrack/decide/wording.py": "writes them",
     "llmtrack/decide/rules.py": "says the limit as it was given",
-    "llmtrack/decide/racing.py": "tune's own file",
-    "llmtrack/run/tune/tune.py": "tune's own file",
-    "experiments/tune.py": "tune's own file",
     "llmtrack/measure/statistics.py": "measures, and may import nothing of what decides",
     "llmtrack/quality/figures.py": "measures, and may import nothing of what decides",
     "llmtrack/report/outliers.py": "multiples of a median over all prompts, which is no run",

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.tuning import CANNOT_WIN, Tuning, budget_text
+from llmtrack.decide.wording import change_text
 from llmtrack.errors import UsageError
 from llmtrack.experiment import Experiment
 from llmtrack.host.signals import stop_in_order
@@ -309,13 +310,13 @@ def _standing(name: str, tuning: Tuning) -> tuple[str, str]:
     if name == tuning.task.baseline and claim is not None and tuning.winner in tuning.fresh:
         first = f"{out.why}; " if out is not None and not out.by else ""
         if claim.verdict == "better":
-            return "dropped", f"{first}measured afresh: {tuning.winner} is {claim.words}"
+            return "dropped", f"{first}{tuning.winner} is better, measured afresh"
     if out is not None:
         return "dropped", out.why
     if tuning.winner is None:
         return "open", "the search did not come to its end"
     if claim is not None and name in tuning.fresh and name != tuning.task.baseline:
-        return "equal", f"measured afresh against {tuning.winner}: {claim.words}"
+        return "equal", f"no significant difference to {tuning.winner}, measured afresh"
     if name in tuning.race.waiting:
         unknown = tuning.quality.unscored.get(tuning.model_of(name), "its quality is not known, and it is not better")
         return "open", unknown
@@ -323,24 +324,24 @@ def _standing(name: str, tuning: Tuning) -> tuple[str, str]:
         return "open", "whether it is as good was still open when the time was used up"
     if name not in tuning.equal:
         samples = len(tuning.race.samples[name])
-        behind = math.exp(tuning.race.goodness(name) - tuning.race.goodness(tuning.winner))
-        return (
-            "open",
-            f"{behind:.2f}x as good as {tuning.winner} by {plural(samples, 'sample')}: inconclusive",
-        )
+        return "open", f"{tuning.winner} measured better, inconclusive after {plural(samples, 'sample')}"
     leader = tuning.race.leader()
-    nor = "" if leader in (name, tuning.winner) else f", nor from {leader}"
+    nor = "" if leader in (name, tuning.winner) else f", nor to {leader}"
     order = tuning.task.names.index
     simpler = ", which is the simpler one" if order(name) > order(tuning.winner) else ""
-    return "equal", f"it was not told from {tuning.winner}{nor}{simpler}"
+    return "equal", f"no significant difference to {tuning.winner}{nor}{simpler}"
 
 
 def _best(name: str, tuning: Tuning) -> str:
     tried = sum(bool(samples) for samples in tuning.race.samples.values())
-    words = f"best of {tried} tried" if len(tuning.equal) == 1 else "the simplest of those not told from the best"
+    words = (
+        f"best of {tried} tried"
+        if len(tuning.equal) == 1
+        else "the simplest without a significant difference to the best"
+    )
     price = _price(name, tuning)
     if price is not None and price.low != price.high and math.isfinite(price.high):
-        words += f"; perplexity {price.value - 1:+.2%} ({price.low - 1:+.2%} to {price.high - 1:+.2%})"
+        words += f"; perplexity {change_text(price)}"
     return words
 
 
