@@ -100,7 +100,7 @@ def on_this_machine(config: Config) -> None:
     with hands_for(config) as hands:
         speeds, losses = full_grid(hands)
     grid_s = time.monotonic() - began
-    better = max if tuning.task.better == "higher" else min
+    better = max if tuning.goal.better == "higher" else min
     most = config.most_perplexity or math.inf
     best = better((name for name in speeds if losses.get(name, math.inf) <= most), key=speeds.__getitem__)
     click.echo(f"| | answer | {config.objective} in the grid | perplexity | ways measured | samples | seconds |")
@@ -118,7 +118,7 @@ def on_this_machine(config: Config) -> None:
     click.echo(f"\nThe search took {race_s / grid_s:.0%} of the grid's time{claim}.")
     if tuning.winner in speeds:
         click.echo(f"Its answer has {speeds[tuning.winner] / speeds[best]:.3f} times the grid's best value.")
-    for name in sorted(speeds, key=speeds.__getitem__, reverse=tuning.task.better == "higher"):
+    for name in sorted(speeds, key=speeds.__getitem__, reverse=tuning.goal.better == "higher"):
         out = tuning.race.dropped.get(name)
         loss = f", perplexity {losses[name] - 1:+.2%}" if name in losses else ""
         end = out.why if out else tuning.untried.get(name, "in to the end")

@@ -191,7 +191,7 @@ def best_quantized(runs: Runs) -> list[str]:
         if allowed:
             fastest, *others = allowed
             found = tell(fastest, others, key)
-            alike = [fastest, *(run for run, each in zip(others, found, strict=True) if not each.told)]
+            alike = [fastest, *(run for run, each in zip(others, found, strict=True) if not each.conclusive)]
             return Runs(alike).by("perplexity").scenarios
     return [quantized.by("perplexity")[0].scenario]
 
@@ -394,7 +394,7 @@ def _advice(best: Run, base: Run, done: Runs, key: str, use: str, cost: float) -
     found = say.difference_between(base, best, key)
     if found.verdict == "same":
         return f"{start} nothing beats the baseline: {found.words}{say.in_doubt(found)}."
-    if not found.told or found.ratio is None:
+    if not found.conclusive or found.ratio is None:
         return (
             f"{start}: {best.scenario} against the baseline is inconclusive ({found.why}); "
             f"to settle it run: {measure_more(base, found.repeats_needed)}"

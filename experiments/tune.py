@@ -250,7 +250,7 @@ def _against(best: Run, base: Run | None, objective: str) -> str:
     if base is None or base.run_id == best.run_id or not base.has(objective):
         return f"{where}: {amount}"
     (found,) = tell(base, [best], objective)
-    if found.ratio is None or not found.told:
+    if found.ratio is None or not found.conclusive:
         return f"{where}: {amount} (against {base.name}: {found.words})"
     fresh = (
         f", measured afresh {found.n_candidate} times against {found.n_baseline}"

@@ -124,7 +124,7 @@ def runs(kind: str, status: str | None, shown: Layout, **chosen: Any) -> None:
 )
 @click.option("--experiment", callback=optional, help="Only runs of this llmtrack or MLflow experiment.")
 @_across_environments
-@click.option("--strict", is_flag=True, help="Fail also on inconclusive rules.")
+@click.option("--strict", is_flag=True, help="Treat inconclusive results as failures.")
 @click.option("--allow-missing", is_flag=True, help="Accept that a side has no figure, or one that is not a number.")
 @click.option(
     "--alpha",
@@ -228,7 +228,7 @@ def recommend(
 ) -> None:
     """Say in a sentence how to run the model under constraints, and what ruled the others out.
 
-    Exit code 1 if nothing fits, or if it is inconclusive which is best: then it says how to measure more.
+    Exit code 1 if nothing fits, or if the result is inconclusive: then it prints the command to measure more.
     """
     from llmtrack.decide.recommending import Limits, parse_percent, parse_size
     from llmtrack.decide.recommending import recommend as choose

@@ -1,1 +1,1 @@
-"""From tracked runs to a decision: compare, gate, Pareto front and recommendation."""
+"""Decide on tracked runs: comparison, gate, Pareto front and recommendation."""

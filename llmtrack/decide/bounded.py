@@ -1,8 +1,7 @@
-"""Is a bound on quality surely kept, or surely broken, by what has been scored so far of a text?
+"""Sequential test of a quality bound on the parts of a text scored so far.
 
-The losses of a model and of its reference on the same parts of a text are compared part by part: what makes a part hard is the
-same for both and falls out. What is asked is what scoring all of the text would give, so that nothing is in doubt once all of
-it is scored.
+The losses of a model and its reference are compared part by part, so that the difficulty of a part cancels out. The
+estimated quantity is the ratio on the whole text, so no uncertainty remains once all of it is scored.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ Judgement = Literal["kept", "broken", "open"]
 
 @dataclass(frozen=True)
 class ComparedPart:
-    """The losses on one part of a text.
+    """Losses of two models on one part of a text.
 
     Attributes:
         nats: summed negative log-likelihood of the model.
-        reference: that of the reference.
-        tokens: predicted tokens of both.
+        reference: the same of the reference.
+        tokens: predicted tokens.
     """
 
     nats: float
@@ -38,14 +37,14 @@ class ComparedPart:
 def perplexity_ratio(
     parts: Sequence[ComparedPart], of: int, looks: int = 1, tests: int = 1, alpha: float = ALPHA
 ) -> Ratio:
-    """Return the model's perplexity over the reference's on the whole text, with an interval that holds for all looks.
+    """Estimate the perplexity ratio (model over reference) on the whole text, with an interval valid over all looks.
 
     Args:
-        parts: those that are scored, drawn at random from all.
-        of: how many parts the text has.
-        looks: how often the interval is looked at before all is scored.
-        tests: how many models are judged.
-        alpha: chance that any of the intervals does not hold.
+        parts: scored parts, a random sample of all.
+        of: number of parts of the text.
+        looks: planned number of looks before all is scored.
+        tests: number of models judged.
+        alpha: probability that any interval fails to cover.
 
     Raises:
         ValueError: no part is scored.
@@ -60,14 +59,14 @@ def perplexity_ratio(
         return around(mean)
     if n == 1:
         return Ratio(around(mean).value, 0.0, math.inf)
-    # A ratio of sums, drawn without putting back (W. Cochran, Sampling Techniques (1977), chapter 6).
+    # Ratio estimator, sampling without replacement (W. Cochran, Sampling Techniques (1977), chapter 6).
     variance = float(((differences - mean * tokens) ** 2).sum() / (n - 1)) * n * (1 - n / of)
     half = quantile(alpha / 2 / looks / tests, n - 1) * math.sqrt(variance) / float(tokens.sum())
     return around(mean, half)
 
 
 def judge_bound(ratio: Ratio, most: float) -> Judgement:
-    """Return whether perplexity is surely at most so many times the reference's, surely not, or neither yet."""
+    """Return whether the ratio's interval lies within the bound, beyond it, or includes it."""
     if ratio.high <= most:
         return "kept"
     return "broken" if ratio.low > most else "open"

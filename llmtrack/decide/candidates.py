@@ -1,7 +1,7 @@
-"""What speed, quality and memory each measured scenario has: the points that a choice is made among.
+"""Join speed, quality and memory of measured scenarios into the candidates of a choice.
 
-Speed and quality may have been measured in one run or in two of the same variant (the loaded model); they are joined
-here. Only what is comparable stands in one picture: one workload, one environment, one perplexity convention.
+Speed and quality may come from one run or from two runs of the same variant (the loaded model). Only comparable runs
+are kept: one workload, one environment, one perplexity convention.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llmtrack.host.words import plural
 from llmtrack.tracked.run import LOADED, Run
 from llmtrack.tracked.runs import Key, Runs, keys
 
-# What all points have in common.
+# Shared by all candidates.
 _SAME = ("model_id", "workload_id", "environment_id")
 SPEED, QUALITY, MEMORY = "tokens_per_sec", "perplexity", "peak_memory_mib"
 
@@ -27,10 +27,10 @@ class Points:
     """Scenarios to choose among.
 
     Attributes:
-        runs: one for each timed scenario, its quality joined to it, in order of time.
-        notes: what was left out, and why, in words.
-        scored: those that have the quality by the one convention, timed or not.
-        reference: the run that says of which model, workload and machine they are.
+        runs: one per timed scenario, with its quality, in order of time.
+        notes: what was left out, and why.
+        scored: runs with the quality under the common convention, timed or not.
+        reference: the run that determines model, workload and machine.
     """
 
     runs: Runs
@@ -40,12 +40,11 @@ class Points:
 
 
 def gather_points(runs: Runs, speed: str = SPEED, quality: str = QUALITY) -> Points:
-    """Return the timed scenarios with their quality; of runs of one configuration the newest, which is said.
+    """Join the timed scenarios with their quality; keep the newest run of each configuration and note it.
 
     Args:
-        runs: rows of `llmtrack.runs`.
-        speed: the metric that tells a timed run.
-        quality: the metric to join to it.
+        speed: metric that marks a timed run.
+        quality: metric to join.
 
     Raises:
         UsageError: nothing was timed.
@@ -63,7 +62,7 @@ def gather_points(runs: Runs, speed: str = SPEED, quality: str = QUALITY) -> Poi
     timed = _like(timed, reference, ("model_id",), "of another model", notes)
     timed = _like(timed, reference, ("workload_id",), "of another workload", notes)
     timed = _like(timed, reference, ("environment_id",), "measured in another environment", notes)
-    # Runs that name no model, such as of an earlier version, are of one: that of the reference.
+    # Runs without a model, from earlier versions, are taken to be of the reference's model.
     scored = _like(finished.measured(quality), reference, ("model_id",), "of another model", [])
     scored = scored.newest_of_each(across_work=True)
     if scored:
@@ -78,10 +77,10 @@ def gather_points(runs: Runs, speed: str = SPEED, quality: str = QUALITY) -> Poi
 
 
 def reference_of(timed: Runs) -> Run:
-    """Return the run that says of which model, workload and machine the choice is: the others are left out.
+    """Return the run that determines model, workload and machine of the choice.
 
-    It is the baseline of the newest study that measured another loaded model beside it; else of one that measured anything
-    beside it; else of the newest; else the newest run.
+    It is the baseline of the newest study that measured another loaded model beside it; else of the newest that
+    measured anything beside it; else of the newest; else the newest run.
 
     Args:
         timed: runs in order of time, at least one.
@@ -94,13 +93,15 @@ def reference_of(timed: Runs) -> Run:
     for wanted, counted in tiers:
         rows = [row for row, cell in enumerate(cells) if wanted[row] and (counted is None or counted[cell] > 1)]
         if rows:
-            # What a study is about comes first in it.
+            # A study measures its subject first.
             return timed[next(row for row in rows if cells[row][0] == cells[rows[-1]][0])]
     return timed[-1]
 
 
 def _scored_like(scored: Runs, reference: Run, quality: str) -> Run:
-    """Return the run by whose text and convention the others' quality counts: the newest that scored the reference, or any."""
+    """Return the run whose text and convention the others must share: the newest scored run of the reference, or of
+    any.
+    """
     keyed = [(*scored_key(run, quality), *key) for run, key in zip(scored, keys(scored, CONVENTION), strict=True)]
     shared = Counter(key for key, _ in dict.fromkeys(zip(keyed, keys(scored, LOADED), strict=True)))
     own = [(run, key) for run, key in zip(scored, keyed, strict=True) if run.agrees(reference, *LOADED)]
@@ -109,14 +110,15 @@ def _scored_like(scored: Runs, reference: Run, quality: str) -> Run:
 
 
 def _newest(timed: Runs, speed: str, notes: list[str]) -> Runs:
-    """Keep the newest of runs that asked the same, whatever their study, experiment or scenario is called.
+    """Keep the newest of several runs of one configuration, across studies, experiments and scenario names.
 
-    The luckiest run of a configuration is no configuration of its own. Within a study, names tell scenarios apart.
+    Otherwise the luckiest run of a configuration would compete as a candidate. Within a study, names distinguish
+    scenarios.
     """
-    # All do one work, and by which convention a text is scored is no matter of how it is timed.
+    # All runs share one workload, and the scoring convention does not affect timing.
     asked = keys(timed, timed.configuration(across_work=True))
     kept: list[tuple[Key, Key, list[Run]]] = []
-    # From the newest on, so that each finds what replaces it.
+    # From the newest on, so that each older run finds its replacement.
     for run, own, cell in reversed(list(zip(timed, asked, timed.cells(across_work=True), strict=True))):
         newer = (
             before
@@ -139,7 +141,7 @@ def _newest(timed: Runs, speed: str, notes: list[str]) -> Runs:
 
 
 def _joined(timed: Runs, scored: Runs, quality: str, notes: list[str]) -> Runs:
-    """Return timed runs with the quality of their own run or, for want of it, of the runs of their variant."""
+    """Add quality to timed runs: from the run itself, else from the runs of its variant."""
     own = {run.run_id: run.metrics[quality] for run in scored}
     of_variant: dict[Key, list[float]] = {}
     for run, variant in zip(scored, keys(scored, LOADED), strict=True):
@@ -148,7 +150,7 @@ def _joined(timed: Runs, scored: Runs, quality: str, notes: list[str]) -> Runs:
     for run, variant in zip(timed, keys(timed, LOADED), strict=True):
         found = [own[run.run_id]] if run.run_id in own else of_variant.get(variant, [])
         metrics = {name: value for name, value in run.metrics.items() if name != quality}
-        # Models that differ in what no variant tells, such as the settings of a recipe.
+        # The models differ in something that the variant does not record, such as recipe settings.
         if found and max(found) <= min(found) * (1 + schema.metric(quality).tolerance):
             metrics[quality] = found[-1]
         elif found:
@@ -158,7 +160,7 @@ def _joined(timed: Runs, scored: Runs, quality: str, notes: list[str]) -> Runs:
 
 
 def _like(runs: Runs, standard: Run, names: Sequence[str], what: str, notes: list[str]) -> Runs:
-    """Keep the runs that agree with a run in some values; say how many are left out."""
+    """Keep the runs that agree with `standard` on some values; note how many are left out."""
     kept = runs.where(lambda run: run.agrees(standard, *names))
     _tell_left(runs, kept, what, notes)
     return kept

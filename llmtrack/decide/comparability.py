@@ -1,4 +1,4 @@
-"""May a metric of two runs be compared? If not, which condition differs."""
+"""Decide whether a metric of two runs is comparable, or which condition differs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from llmtrack.tracked.run import ENV, MODEL_DIGESTS, REFERENCE_DIGESTS, Run
 from llmtrack.tracked.runs import keys
 from llmtrack.tracking.environment import NOT_SPEED
 
-# The convention of a perplexity: figures of two conventions are never compared.
+# The perplexity convention: values of different conventions are never compared.
 CONVENTION = schema.params_with("convention")
-# What was really scored, as far as params and metrics tell it: figures of the text need the same text, those per token
-# the same tokens, too. The counts are all that runs of older versions have.
+# What was scored: metrics per text need the same text, metrics per token also the same tokens. Runs of older versions
+# only have the counts.
 _SCORED_TEXT = ("bytes_scored", "words_scored", "scored_text_digest")
 _SCORED_TOKENS = ("tokens_scored", "scored_tokens_digest")
-# What a workload's digest is made of, as far as params tell it, and what tells of prompts where their longest are equal.
+# Params behind a workload's digest; the total distinguishes prompts whose longest are equal.
 WORK = (*schema.params_with("work"), "prompt_tokens_total", *CONVENTION)
 
-# Facts of the model and not of the machine.
+# Facts about the model, not the machine.
 _NOT_MACHINE = NOT_SPEED | {*MODEL_DIGESTS, *REFERENCE_DIGESTS, "revision"}
-# What a figure was compared with.
+# The reference of a comparison metric.
 _REFERENCE = ("reference", "reference_tokens", *(ENV + name for name in REFERENCE_DIGESTS))
 _MOST_NAMED = 3
 
@@ -33,14 +33,11 @@ def why_not(
     across_environments: bool = False,
     across_work: bool = False,
 ) -> str:
-    """Return why a metric of two runs cannot be compared, naming what differs; empty if it can.
+    """Explain why a metric of two runs is not comparable, naming the differences; return an empty text if it is.
 
     Args:
-        baseline: a run.
-        candidate: another.
-        metric: name of the metric.
-        across_environments: compare speed and memory of different machines or versions too.
-        across_work: compare speed and memory of different work too, where that is what is asked about.
+        across_environments: allow speed and memory of different machines or versions.
+        across_work: allow speed and memory of different work, if that is the question.
     """
     entry = schema.metric(metric)
     if entry.of_text and (found := _other_text(baseline, candidate, metric)):
@@ -56,18 +53,18 @@ def why_not(
 
 
 def scored_key(run: Run, metric: str) -> tuple[str, ...]:
-    """Return what must be equal for a figure of quality of two runs to be compared.
+    """Return what must be equal for a quality metric of two runs to be comparable.
 
-    It depends on the convention, and on what was really scored: a figure of the text (bits per byte, word perplexity)
-    on the text that the scored tokens cover, a figure per token (loss, perplexity) on these tokens as well.
+    Besides the convention, metrics per text (bits per byte, word perplexity) depend on the text covered by the scored
+    tokens, and metrics per token (loss, perplexity) also on these tokens.
     """
     return keys([run], _scored_by(run, metric))[0]
 
 
 def _scored_by(run: Run, metric: str) -> tuple[str, ...]:
-    """Return the names of what a figure of quality depends on.
+    """Return the names of the values that a quality metric depends on.
 
-    Runs of older versions tell no digests: for these one model is one tokenizer, and counts must do for the text.
+    Runs of older versions have no digests: one model then means one tokenizer, and counts must identify the text.
     """
     needs = schema.metric(metric).needs
     if "tokens" not in needs and "text" not in needs:
@@ -100,7 +97,7 @@ def _other_text(baseline: Run, candidate: Run, metric: str) -> str:
 
 
 def differing_facts(baseline: Run, candidate: Run) -> str:
-    """Name the facts about machine and versions in which two runs differ."""
+    """Name the machine and version facts in which two runs differ."""
     known = sorted({*baseline.environment, *candidate.environment} - _NOT_MACHINE)
     facts = [ENV + name for name in known]
     return _differing(baseline, candidate, facts) or _differing(baseline, candidate, ["environment_id"])

@@ -1,4 +1,4 @@
-"""Compare tracked runs: every metric of every pair, with what is noise told from what is not."""
+"""Compare tracked runs: every metric of every pair, separating differences from noise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llmtrack.tracked.runs import Runs
 if TYPE_CHECKING:
     import pandas as pd
 
-# Column to dtype of what `compare` returns.
+# Columns and dtypes of `compare`'s result.
 COLUMNS: dict[str, str] = {
     "scenario": "string",
     "metric": "string",
@@ -48,7 +48,7 @@ COLUMNS: dict[str, str] = {
 }
 
 Selection = Union[str, Sequence[str], "pd.DataFrame", Runs]
-"""Selectors, rows of `llmtrack.runs`, or runs."""
+"""Selectors, rows from `llmtrack.runs`, or runs."""
 
 _COMPARED = ("better", "worse", "changed", "same", "unknown")
 
@@ -66,25 +66,26 @@ def compare(
     """Compare candidates with a baseline, metric by metric.
 
     Args:
-        baseline: a selector (see `llmtrack.decide.selectors.select`), several, or rows of `llmtrack.runs`.
-        candidates: likewise. A baseline of one scenario stands against all of them; otherwise scenarios of one
-            name are paired.
-        metrics: names from docs/metrics.md; else the headline ones that any run has.
-        experiment: only runs of this llmtrack or MLflow experiment.
-        across_environments: compare speed and memory of different machines or versions too.
-        alpha: chance of a false alarm that is accepted, over all comparisons that a study makes in a metric.
+        baseline: one or more selectors (see `llmtrack.decide.selectors.select`), or rows from `llmtrack.runs`.
+        candidates: likewise. A baseline of one scenario is compared with all of them; otherwise scenarios are paired by
+            name.
+        metrics: names from docs/metrics.md; by default the headline metrics that any run has.
+        experiment: restrict to this llmtrack or MLflow experiment.
+        across_environments: also compare speed and memory of different machines or versions.
+        alpha: accepted probability of a false alarm over all comparisons of a study in a metric.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Returns:
-        One row per pair and metric, in the order of the candidates: `scenario`, `metric`, its `unit` and `better` direction;
-        the headline values `baseline` and `candidate` in that unit; `ratio` of the medians (candidate over baseline)
-        with its 95 % bootstrap interval `ratio_low` to `ratio_high`; the numbers of raw samples; `p_value`
-        (Mann-Whitney, two-sided) and `p_adjusted` (for the comparisons of the study); `verdict` (`better`, `worse`,
-        `changed`, `same`, `unknown`, `not comparable`, `failed` or `missing`) and the same in `words`; `doubts`, the
-        warnings that either run carries itself, one a line; where the runs are found. Dtypes are those of `COLUMNS`; what is not known is NaN or `<NA>`.
+        One row per pair and metric, in the order of the candidates: `scenario`, `metric`, its `unit` and `better`
+            direction; the headline values `baseline` and `candidate` in that unit; `ratio` of the medians (candidate
+            over baseline) with its 95 % bootstrap interval `ratio_low` to `ratio_high`; the numbers of raw samples;
+            `p_value` (Mann-Whitney, two-sided) and `p_adjusted` (for the comparisons of the study); `verdict`
+            (`better`, `worse`, `changed`, `same`, `unknown`, `not comparable`, `failed` or `missing`) and its
+            explanation `words`; `doubts`, the warnings of either run, one per line; the run ids. Dtypes are those of
+            `COLUMNS`; unknown values are NaN or `<NA>`.
 
     Raises:
-        UsageError: a selector or metric is not understood, nothing can be paired, or nothing of it be compared.
+        UsageError: a selector or metric is invalid, or nothing can be paired or compared.
         TrackingError: the store cannot be read.
     """
     pairs, _ = match(as_runs(baseline, experiment, tracking_uri), as_runs(candidates, experiment, tracking_uri))
@@ -93,7 +94,7 @@ def compare(
 
 
 def as_runs(selection: Selection, experiment: str | None, tracking_uri: str | None) -> Runs:
-    """Return the runs that are selected: those that rows of `llmtrack.runs` are, or that selectors name."""
+    """Return the selected runs: rows from `llmtrack.runs`, or what selectors match."""
     import pandas as pd
 
     if isinstance(selection, Runs):
@@ -104,7 +105,7 @@ def as_runs(selection: Selection, experiment: str | None, tracking_uri: str | No
 
 
 def with_samples_of(pairs: Sequence[Pair], tracking_uri: str | None) -> list[Pair]:
-    """Return pairs of runs that have all that a verdict on them depends on; see `verdicts.with_samples`."""
+    """Add samples, noise floors and comparison families to pairs; see `verdicts.with_samples`."""
     known = {run.run_id: run for run in with_samples(runs_of_pairs(pairs), tracking_uri)}
 
     def with_it(run: Run) -> Run:
@@ -115,8 +116,8 @@ def with_samples_of(pairs: Sequence[Pair], tracking_uri: str | None) -> list[Pai
 
 
 def runs_of_pairs(pairs: Sequence[Pair]) -> Runs:
-    """Return the runs of pairs, each once."""
-    # Of one that stands under several names, the last.
+    """Return the distinct runs of pairs."""
+    # Of a run listed under several names, keep the last.
     return Runs({run.run_id: run for pair in pairs for run in (pair.baseline, pair.candidate)}.values())
 
 
@@ -127,13 +128,10 @@ def compare_pairs(
     across_environments: bool = False,
     alpha: float = ALPHA,
 ) -> pd.DataFrame:
-    """Compare runs that are paired already; see `compare`.
+    """Compare paired runs; see `compare`.
 
     Args:
-        pairs: the runs.
-        metrics: names, or None for the headline ones that any run has.
-        across_environments: see `compare`.
-        alpha: see `compare`.
+        metrics: names, or None for the headline metrics that any run has.
     """
     import pandas as pd
 
@@ -157,10 +155,10 @@ def compare_pairs(
 
 
 def known_metric(name: str, among: Sequence[str] = ()) -> str:
-    """Return a metric's name.
+    """Validate a metric's name.
 
     Raises:
-        UsageError: there is no such metric; the message names near ones.
+        UsageError: it is unknown; the message suggests close matches.
     """
     names = [*schema.METRIC_BY_NAME, *among]
     if name in names:
@@ -175,7 +173,7 @@ def _chosen(pairs: Sequence[Pair], metrics: Sequence[str] | None) -> list[str]:
     if metrics is None:
         headlines = [entry.name for entry in schema.in_place(schema.METRICS) if entry.headline]
         return [name for name in headlines if any(run.number(name) is not None for run in runs)]
-    # An extension may have metrics of its own.
+    # Plug-ins may add metrics.
     further = {name for run in runs for name in run.metrics}
     return [known_metric(name, sorted(further)) for name in metrics]
 

@@ -1,4 +1,4 @@
-"""Predict what trying a candidate takes (starting, converting, loading, compiling, calling), and learn from what it took."""
+"""Predict the time to try a candidate (start, conversion, loading, compiling, calls), and learn from actual times."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 from llmtrack.decide.promise import Way
 
-# Share of a worker's start that is left where it was started in advance, and of a compilation where its parts are cached.
+# Remaining share of a worker's start time if prestarted, and of compile time if cached.
 _READY_SHARE, _RECOMPILED_SHARE = 0.3, 0.5
 
 
 @dataclass
 class Costs:
-    """Predicts what trying a candidate takes, and learns from what was seen.
+    """Predicts the time to try a candidate, and learns from observed times.
 
     Args:
-        start: seconds that a worker process takes to start.
-        ready: whether the next worker is started meanwhile.
+        start: seconds to start a worker process.
+        ready: whether the next worker is started in advance.
     """
 
     start: float = 5.0
@@ -25,25 +25,24 @@ class Costs:
     made: set[str] = field(default_factory=set)
     broken: dict[str, float] = field(default_factory=dict)
     slower: float = 1.0
-    """How many times the predicted seconds first tries took."""
+    """Observed over predicted seconds of first tries."""
     _timeouts: dict[str, int] = field(default_factory=dict)
 
     def first(self, way: Way, call_s: float) -> float:
-        """Return the seconds of a first sample: start, conversion, loading, compiling, a warm-up and a few calls.
+        """Predict the seconds of a first sample: start, conversion, loading, compiling, a warm-up and a few calls.
 
         Args:
-            way: the candidate.
-            call_s: seconds of a call.
+            call_s: seconds per call.
         """
         start = _READY_SHARE * self.start if self.ready else self.start
         return self.slower * (start + self.building(way) + way.loads) + way.compiles + 3 * call_s + 0.5
 
     def reload(self, way: Way) -> float:
-        """Return the seconds that loading a candidate again takes that was measured before."""
+        """Predict the seconds to reload a measured candidate."""
         return self.slower * way.loads + _RECOMPILED_SHARE * way.compiles + 1.0
 
     def building(self, way: Way) -> float:
-        """Return the seconds of what has to be made before it can be loaded."""
+        """Predict the seconds of the conversions that are still missing."""
         return math.fsum(
             max(seconds, 2 * self.broken.get(what, 0.0))
             for what, seconds in way.builds.items()
@@ -51,14 +50,14 @@ class Costs:
         )
 
     def succeeded(self, way: Way, took: float, call_s: float) -> None:
-        """Learn from a first sample that came."""
+        """Learn from a successful first sample."""
         predicted = self.first(way, call_s) / self.slower
         if predicted > 1.0 and not way.compiles:
             self.slower = min(max(self.slower * (took / (predicted * self.slower)) ** 0.5, 0.8), 5.0)
         self.made |= set(way.builds)
 
     def timed_out(self, way: Way, at: str, after: float) -> None:
-        """Learn from a first sample that did not come in time; after two in one phase all are expected to take longer."""
+        """Learn from a first sample that timed out; two timeouts in one phase raise all predictions of it."""
         self._timeouts[at] = self._timeouts.get(at, 0) + 1
         for what in way.builds:
             if what not in self.made:

@@ -1,4 +1,4 @@
-"""One metric of two runs side by side: how far apart they are, whether that is noise, and both in words."""
+"""Difference of one metric between two runs: ratio, significance and wording."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ from llmtrack.tracked.run import Spread
 Verdict = Literal["better", "worse", "changed", "same", "unknown", "not comparable", "failed", "missing"]
 
 _MOST_REPEATS_ASKED = 100
-# Unit to the words for more and for less of it.
+# Unit to the words for more and less of it.
 _WORDS = {"tokens/s": ("faster", "slower"), "s": ("longer", "shorter"), "ms": ("longer", "shorter")}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One metric of a candidate against a baseline.
+    """A candidate's metric against a baseline's.
 
     Attributes:
-        metric: its name.
-        baseline: headline value of the baseline, in the metric's unit.
-        candidate: headline value of the candidate.
-        ratio: candidate over baseline; with a 95 % bootstrap interval where there are raw samples, or else the widest
-            that the tracked intervals of both medians allow; without either, both ends are the value. None where a value
-            is not above 0.
-        n_baseline: repeats of the baseline; 1 where it is one value.
-        n_candidate: repeats of the candidate.
-        p_value: of the Mann-Whitney test, two-sided; None without raw samples.
-        p_adjusted: corrected for how many were compared (Holm).
-        verdict: `better`, `worse`, `changed` (neither direction is better), `same`, `unknown` (it cannot be told), or why
+        baseline: headline value in the metric's unit.
+        candidate: likewise.
+        ratio: candidate over baseline, with a 95 % bootstrap interval if there are raw samples, else the widest
+            interval that the tracked intervals of both medians allow, else none (both ends equal the value). None if a
+            value is not positive.
+        n_baseline: repeats of the baseline; 1 for a single value.
+        n_candidate: likewise.
+        p_value: two-sided Mann-Whitney p-value; None without raw samples.
+        p_adjusted: corrected for multiple comparisons (Holm).
+        verdict: `better`, `worse`, `changed` (neither direction is better), `same`, `unknown` (inconclusive), or why
             nothing is compared: `not comparable`, `failed`, `missing`.
-        words: the verdict in words.
-        doubts: the warnings that either run carries itself, with the run's name.
-        repeats_needed: repeats of each side that could tell, where there are too few; else 0.
+        words: explanation of the verdict.
+        doubts: warnings of either run, with the run's name.
+        repeats_needed: repeats of each side needed to be conclusive if there are too few; else 0.
     """
 
     metric: str
@@ -56,7 +55,7 @@ class Difference:
 
     @property
     def why(self) -> str:
-        """The words without what to do, for a sentence that says that itself."""
+        """The explanation without the remedy."""
         return self.words.partition(": measure at least")[0]
 
     @property
@@ -65,8 +64,8 @@ class Difference:
         return max(self.n_baseline, self.n_candidate) > 1
 
     @property
-    def told(self) -> bool:
-        """Whether the two are known to differ."""
+    def conclusive(self) -> bool:
+        """Whether the two differ significantly."""
         return self.verdict in ("better", "worse", "changed")
 
 
@@ -78,15 +77,12 @@ def difference(
     candidate_samples: Sequence[float] = (),
     spreads: tuple[Spread, Spread] | None = None,
 ) -> Difference:
-    """Return a metric's difference, not judged yet: see `judge`.
+    """Build a metric's difference without a verdict; see `judge`.
 
     Args:
-        metric: its name.
         baseline: headline value.
         candidate: headline value.
-        baseline_samples: raw samples, if there are.
-        candidate_samples: raw samples, if there are.
-        spreads: of both, for want of raw samples.
+        spreads: tracked spreads of both, used without raw samples.
     """
     both = (*baseline_samples, *candidate_samples)
     if not baseline_samples or not candidate_samples or min(both) <= 0:
@@ -116,23 +112,22 @@ def _without_samples(
 
 
 def sampled_ratio(metric: str, baseline: Sequence[float], candidate: Sequence[float]) -> Ratio:
-    """Return candidate over baseline; of a rate through the times, as its headline value is."""
+    """Return candidate over baseline; for a rate through the times, like its headline value."""
     if schema.metric(metric).rate:
         return ratio_of_medians([1 / rate for rate in candidate], [1 / rate for rate in baseline])
     return ratio_of_medians(baseline, candidate)
 
 
 def judge(differences: Sequence[Difference], alpha: float = ALPHA, among: int = 1) -> list[Difference]:
-    """Return differences of one metric with their verdicts, the p-values corrected for being several.
+    """Add verdicts to differences of one metric, with p-values corrected for multiple comparisons.
 
-    Different is what has an adjusted p-value below alpha and an interval without 1; without raw samples, what was repeated
-    often enough for such a p-value and has tracked intervals apart. Metrics that would be the same again (quality,
-    sizes) have no noise: different is what changes by more than the metric's tolerance.
+    A difference is significant if its adjusted p-value is below alpha and its interval excludes 1; without raw samples,
+    if there were enough repeats for such a p-value and the tracked intervals are disjoint. Deterministic metrics
+    (quality, sizes) have no noise: a change beyond the metric's tolerance is a difference.
 
     Args:
-        differences: of one metric.
-        alpha: chance of a false alarm that is accepted, over all of them together.
-        among: how many are compared in all, where these are not all.
+        alpha: accepted probability of a false alarm over all of them.
+        among: total number of comparisons, if there are more than these.
     """
     tests = max(among, sum(each.repeated for each in differences))
     p_values = [each.p_value for each in differences if each.p_value is not None]
@@ -173,7 +168,7 @@ def _judged_by_repeats(each: Difference, ratio: Ratio, tests: int, alpha: float)
 
 
 def direction(each: Difference) -> Verdict:
-    """Return whether a change is for better or worse."""
+    """Return whether a change is better or worse."""
     better = schema.metric(each.metric).better
     if better == "-" or each.ratio is None:
         return "changed"
@@ -181,7 +176,7 @@ def direction(each: Difference) -> Verdict:
 
 
 def change_in_words(each: Difference) -> str:
-    """Return a change in words: `faster: 1.12x (1.08 to 1.15)`."""
+    """Describe a change: `faster: 1.12x (1.08 to 1.15)`."""
     if each.ratio is None:
         return ""
     more, less = _WORDS.get(schema.metric(each.metric).unit, ("higher", "lower"))
@@ -189,35 +184,33 @@ def change_in_words(each: Difference) -> str:
 
 
 def in_figures(each: Difference) -> str:
-    """Return the ratio of the two with its interval, or the difference where the metric is of quality; empty if there is none."""
+    """Format the ratio with its interval, or the relative change of a quality metric; empty without a ratio."""
     if each.ratio is None:
         return ""
     return comparison_text(each.metric, each.ratio, each.repeated)
 
 
 def comparison_text(metric: str, ratio: Ratio, interval: bool = True) -> str:
-    """Return a ratio in a metric as it is written of this metric; see `llmtrack.decide.wording`."""
+    """Format a ratio in the style of its metric; see `llmtrack.decide.wording`."""
     write = change_text if schema.metric(metric).of_text else ratio_text
     return write(ratio, interval)
 
 
 def too_few(n_baseline: int, n_candidate: int, tests: int, alpha: float = ALPHA, sides: int = 2) -> str:
-    """Say that so few repeats can show nothing, and how many can.
+    """Explain that there are too few repeats for significance, and how many are needed.
 
     Args:
-        n_baseline: samples of the baseline.
-        n_candidate: samples of the candidate.
-        tests: how many are compared.
-        alpha: chance of a false alarm that is accepted.
-        sides: 2 for a change in either direction, 1 for one.
+        tests: number of comparisons.
+        alpha: accepted probability of a false alarm.
+        sides: 2 for a two-sided test, 1 for one-sided.
     """
     enough = enough_repeats(tests, alpha, sides)
     among = f" among {tests} comparisons" if tests > 1 else ""
-    return f"too few repeats to tell{among}, {n_baseline} against {n_candidate}: measure at least {enough} of each"
+    return f"too few repeats{among}, {n_baseline} against {n_candidate}: measure at least {enough} of each"
 
 
 def enough_repeats(tests: int, alpha: float = ALPHA, sides: int = 2) -> int:
-    """Return how many repeats of each side could tell a difference; see `too_few`."""
+    """Return the repeats of each side needed for significance; see `too_few`."""
     return next(
         (n for n in range(2, _MOST_REPEATS_ASKED) if least_p(n, n) * sides / 2 * tests < alpha),
         _MOST_REPEATS_ASKED,

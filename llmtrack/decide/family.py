@@ -1,7 +1,7 @@
-"""How many comparisons a verdict is one of: those of its study, whichever of them a command asks for.
+"""The family of comparisons that a verdict belongs to: those of its study, whatever subset a command shows.
 
-Of twenty comparisons of equal things one is called a difference by chance, so that each must be the surer the more there are.
-Were they counted by what is asked for, two commands could judge the same two runs in two ways.
+Of twenty comparisons of equal things one appears different by chance, so p-values are corrected for their number. If
+the number depended on the command, two commands could judge the same two runs differently.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from llmtrack.tracked.runs import Runs
 
 
 def in_context(runs: Runs, among: Runs | None = None) -> Runs:
-    """Return runs with what a verdict depends on besides the two; those that know it already are returned as they are.
+    """Add noise floors and family sizes to runs that lack them.
 
     Args:
-        runs: tracked runs.
-        among: all that was measured where they were; None: nothing else.
+        among: everything measured in the same suites or studies; None for only these runs.
     """
     if all(run.floors is not None and run.family is not None for run in runs):
         return runs
@@ -27,12 +26,12 @@ def in_context(runs: Runs, among: Runs | None = None) -> Runs:
 
 
 def within(runs: Runs, among: Runs | None = None) -> Runs:
-    """Return runs with the noise floor where each was measured, and the size of its study; see `in_context`."""
+    """Add the noise floor and the size of the study to each run; see `in_context`."""
     return with_families(with_floors(runs, among), among)
 
 
 def with_families(runs: Runs, among: Runs | None = None) -> Runs:
-    """Return runs with the size of the study of each."""
+    """Add the size of its study to each run."""
     measured = (runs if among is None else among).finished.where(lambda run: not run.is_same_as)
     scenarios = {(run.study_id, run.workload_id, run.scenario) for run in measured}
     of_work = Counter((study, work) for study, work, _ in scenarios)
@@ -47,10 +46,10 @@ def with_families(runs: Runs, among: Runs | None = None) -> Runs:
 
 
 def comparisons(one: Run, other: Run) -> int:
-    """Return how many comparisons that of two runs is one of; 1 where nothing is known of their studies.
+    """Return the family size of the comparison of two runs; 1 if their studies are unknown.
 
-    Within a study, each scenario is compared with one of the same work or, where other work is what is asked about, with one of
-    all; between two studies, each of the larger with one of the other.
+    Within a study, each scenario is compared with one of the same work, or with one of all scenarios if different work
+    is the question; between two studies, each scenario of the larger with one of the other.
     """
     sizes = [run.family or Family() for run in (one, other)]
     same_work = one.workload_id == other.workload_id

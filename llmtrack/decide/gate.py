@@ -1,4 +1,4 @@
-"""A gate for CI: do the candidate's runs keep every rule against the baseline's?"""
+"""A gate for CI: check rules on the candidate's runs against the baseline's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NOT_CHECKED, GATE_FAILED = 2, 3
 
 @dataclass(frozen=True)
 class PairCheck:
-    """A rule that was asked of two runs."""
+    """A rule checked on two runs."""
 
     pair: Pair
     check: Check
@@ -32,14 +32,14 @@ class PairCheck:
 
 @dataclass(frozen=True)
 class GateResult:
-    """What a gate found.
+    """Result of a gate.
 
     Attributes:
-        checks: every rule of every pair that it applies to.
-        notes: scenarios that are on one side only, how far equal settings differed, and the warnings that the runs carry themselves.
-        strict: whether an inconclusive check fails the gate too.
-        unchecked: rules that check nothing, each with the reason.
-        allow_missing: whether a figure that one side does not have is accepted.
+        checks: every rule on every pair that it applies to.
+        notes: unpaired scenarios, the noise floor, and the warnings of the runs.
+        strict: whether inconclusive checks fail the gate.
+        unchecked: rules that check nothing, with the reason.
+        allow_missing: whether a missing value is accepted.
     """
 
     checks: tuple[PairCheck, ...]
@@ -56,18 +56,18 @@ class GateResult:
 
     @property
     def missing(self) -> tuple[PairCheck, ...]:
-        """The checks that have no figure to check, and that nobody accepted."""
+        """The checks without a value, unless accepted."""
         return () if self.allow_missing else self.of("missing")
 
     @property
     def exit_code(self) -> int:
-        """The worst of all rules: 3 if one is broken, else 2 if one could not be checked, else 0."""
+        """The worst result: 3 for a broken rule, else 2 for an unchecked one, else 0."""
         if self.failing:
             return GATE_FAILED
         return NOT_CHECKED if self.missing or self.unchecked else 0
 
     def of(self, outcome: str) -> tuple[PairCheck, ...]:
-        """Return the checks of an outcome."""
+        """Return the checks with an outcome."""
         return tuple(each for each in self.checks if each.check.outcome == outcome)
 
 
@@ -86,19 +86,19 @@ def gate(
     """Check rules on tracked runs.
 
     Args:
-        baseline: a selector (see `llmtrack.decide.selectors.select`), several, or rows of `llmtrack.runs`.
+        baseline: one or more selectors (see `llmtrack.decide.selectors.select`), or rows from `llmtrack.runs`.
         candidate: likewise.
         fail_if: rules such as `tokens_per_sec < -5%`.
-        experiment: only runs of this llmtrack or MLflow experiment.
-        across_environments: compare speed and memory of different machines or versions too.
-        strict: fail also on inconclusive checks.
-        allow_missing: accept that a figure is missing on one side (never measured, or not a number).
-        alpha: chance of a false alarm that is accepted, over all checks together.
+        experiment: restrict to this llmtrack or MLflow experiment.
+        across_environments: also compare speed and memory of different machines or versions.
+        strict: treat inconclusive as a failure.
+        allow_missing: accept values missing on one side (never measured, or NaN).
+        alpha: accepted probability of a false alarm over all checks.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Raises:
-        UsageError: a rule or selector is not understood, nothing can be paired, or no rule checks anything: a gate that
-            checks nothing must not pass. Where only some rules check nothing, the result says so.
+        UsageError: a rule or selector is invalid, nothing can be paired, or no rule checks anything: a gate that checks
+            nothing must not pass. If only some rules check nothing, the result lists them.
         TrackingError: the store cannot be read.
     """
     if not fail_if:
@@ -127,10 +127,7 @@ def gate(
 
 
 def _measured(pairs: Sequence[Pair], baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]:
-    """Return pairs of what was measured, each once, and say which scenarios are checked as part of another.
-
-    A scenario that is the same as another of its study has that one's figures.
-    """
+    """Return distinct pairs of measured runs; note the scenarios that are covered by an identical one."""
     checked = {_ids(pair) for pair in pairs}
     kept, notes = [], []
     for pair in pairs:
@@ -151,7 +148,7 @@ def _ids(pair: Pair) -> tuple[str, str]:
 
 
 def _stand_in(run: Run, runs: Runs) -> Run:
-    """Return the run of the scenario that a run's scenario is the same as, under its own name; else the run."""
+    """Return the run of the identical scenario under this run's name, else the run."""
     if not run.is_same_as:
         return run
     found = runs.finished.where(
@@ -161,7 +158,7 @@ def _stand_in(run: Run, runs: Runs) -> Run:
 
 
 def _check(rule: Rule, pair: Pair, across_environments: bool, alpha: float) -> Check | None:
-    """Return a check, decided or not; None if the rule does not apply to the pair."""
+    """Return an undecided check, or None if the rule does not apply."""
     then, now = (run.number(rule.metric) for run in (pair.baseline, pair.candidate))
     if then is None and now is None:
         return None
@@ -188,7 +185,7 @@ def _why_none(run: Run) -> str:
 
 
 def _checks_nothing(rule: Rule, asked: Sequence[PairCheck]) -> str:
-    """Return why a rule checks nothing; empty if it checks something."""
+    """Explain why a rule checks nothing; empty if it checks something."""
     whys = [each.check.why for each in asked if each.check.rule == rule]
     if not whys:
         return f"the rule '{rule}' checks nothing: no run has {rule.metric}"
@@ -207,7 +204,7 @@ def _notes(baselines: Runs, pairs: Sequence[Pair], unmatched: Sequence[str]) -> 
 
 
 def _doubts(pairs: Sequence[Pair]) -> list[str]:
-    """Return the warnings that the runs carry themselves, each with the run's name and side."""
+    """Return the warnings of the runs, with name and side."""
     sides = [side for pair in pairs for side in (("baseline", pair.baseline), ("candidate", pair.candidate))]
     lines = (f"read with care: {run.name} ({side}): {line}" for side, run in sides for line in run.warnings)
     return list(dict.fromkeys(lines))

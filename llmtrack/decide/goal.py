@@ -1,4 +1,4 @@
-"""What is asked of a search, what measures for it, and what that answers: plain data between `tuning` and whoever acts."""
+"""Goal, measurements and state of a search: plain data between `tuning` and the measurer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Ending = Literal["proven", "unproven", "none"]
 
 @dataclass(frozen=True)
 class Seen:
-    """What measuring a candidate once gave.
+    """Result of measuring a candidate once.
 
     Attributes:
-        values: its metrics; empty where it could not be measured.
-        seconds: what that took, loading included.
-        why: why it could not be measured.
-        again: seconds that a further sample is expected to take; None: as long.
-        late: what it was doing when its time was used up, such as `loading`; empty where that did not happen.
+        values: its metrics; empty if it failed.
+        seconds: duration, including loading.
+        why: reason of the failure.
+        again: expected seconds of a further sample; None for the same duration.
+        late: phase in which it timed out, such as `loading`; empty if it did not.
     """
 
     values: Mapping[str, float]
@@ -34,14 +34,14 @@ class Seen:
 
 @dataclass(frozen=True)
 class PartScore:
-    """What scoring one part of the text gave.
+    """Score of one part of the text.
 
     Attributes:
         nats: summed negative log-likelihood.
-        tokens: predicted tokens; 0 where it could not be scored.
-        seconds: what that took.
-        why: why it could not be scored.
-        late: whether its time was used up.
+        tokens: predicted tokens; 0 if it failed.
+        seconds: duration.
+        why: reason of the failure.
+        late: whether it timed out.
     """
 
     nats: float
@@ -53,16 +53,16 @@ class PartScore:
 
 @dataclass(frozen=True)
 class SearchState:
-    """How far a search is.
+    """Progress of a search.
 
     Attributes:
-        doing: what is done next, in words.
-        spent: seconds.
-        leader: name of the best candidate so far; empty: there is none.
+        doing: the next action.
+        spent: elapsed seconds.
+        leader: best candidate so far, or empty.
         value: its objective.
-        ratio: how many times as good as the baseline it is, where that is known.
-        alive: candidates that may still win.
-        samples: taken so far.
+        ratio: how many times as good as the baseline it is, if known.
+        alive: number of candidates that may still win.
+        samples: samples taken so far.
     """
 
     doing: str
@@ -75,50 +75,50 @@ class SearchState:
 
 
 class Measurer(Protocol):
-    """What measures and scores."""
+    """Measures and scores candidates."""
 
     def measure(self, name: str, seconds: float) -> Seen:
-        """Measure a candidate once, within so many seconds."""
+        """Measure a candidate once, within a time limit."""
         ...
 
     def score(self, name: str, part: int, seconds: float) -> PartScore:
-        """Score a part of the text by a candidate, within so many seconds."""
+        """Score a part of the text with a candidate, within a time limit."""
         ...
 
     def measure_afresh(self, name: str, seconds: float) -> Seen:
-        """Measure a candidate once, loaded anew since the race."""
+        """Measure a candidate once, reloaded since the race."""
         ...
 
     def dropped(self, name: str) -> None:
-        """Be told that a candidate is out."""
+        """Handle the elimination of a candidate."""
         ...
 
     def show(self, state: SearchState) -> None:
-        """Be told how far the search is."""
+        """Show the progress."""
         ...
 
     def ways(self, measured: Mapping[str, float]) -> Mapping[str, Way]:
-        """Return what is known of each candidate beforehand, given the metrics of the baseline as far as it is measured."""
+        """Return prior knowledge of each candidate, given the baseline's metrics so far."""
         ...
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is asked.
+    """What to search for.
 
     Attributes:
-        names: candidates, the simplest first; the first is the baseline, the reference of quality, too.
-        objective: metric to be best in.
-        better: which direction of it is better.
-        seconds: the time for all of it.
-        most_perplexity: perplexity over the baseline's at most (1.01: 1 % more); None: any.
-        parts: how many parts the text has.
-        limits: metrics of which a candidate may have so much at most.
-        rules: of the race.
-        new_tokens: of each row.
+        names: candidates, simplest first; the first is the baseline and the reference of quality.
+        objective: metric to optimize.
+        better: `higher` or `lower`.
+        seconds: time budget.
+        most_perplexity: maximum perplexity relative to the baseline (1.01: 1 % more); None for any.
+        parts: number of parts of the text.
+        limits: maximum values of metrics.
+        rules: rules of the race.
+        new_tokens: per row.
         on_gpu: whether a GPU computes.
-        start: seconds that a worker takes to start.
-        ready: whether the next worker is started meanwhile.
+        start: seconds to start a worker.
+        ready: whether the next worker is started in advance.
     """
 
     names: Sequence[str]
@@ -141,5 +141,5 @@ class Goal:
 
     @property
     def work(self) -> Work:
-        """What is measured."""
+        """The measured work."""
         return Work(self.objective, self.better == "higher", self.new_tokens, self.on_gpu)

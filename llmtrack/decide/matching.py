@@ -1,4 +1,4 @@
-"""Which run of the baseline a candidate's run is compared with."""
+"""Pair the candidates' runs with the baseline's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmtrack.tracked.run import VARIANT, Run
 from llmtrack.tracked.runs import Key, Runs, keys
 
 _NAME = ("experiment", "scenario")
-# What a counterpart is chosen by, what counts most first.
+# Criteria for a counterpart, most important first.
 _CHOSEN_BY = ("workload_id", "environment_id", *VARIANT)
 
 
@@ -23,11 +23,11 @@ class Pair:
 
 
 def match(baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]:
-    """Pair runs, and name the scenarios that have no counterpart.
+    """Pair runs, and name the scenarios without a counterpart.
 
-    A baseline of one scenario stands against every candidate. Otherwise scenarios of one name are paired. Of
-    several runs of one cell (see `llmtrack.tracked.runs`) the newest is taken, whatever its work; of the baselines, the
-    newest of the same work and machine, of the same variant if there is one.
+    A baseline of one scenario is paired with every candidate. Otherwise scenarios are paired by name. Of several runs
+    of one cell (see `llmtrack.tracked.runs`) the newest is taken, whatever its work; of the baselines, the newest of
+    the same work and machine, preferably of the same variant.
 
     Args:
         baselines: runs, newest first.
@@ -60,15 +60,14 @@ def match(baselines: Runs, candidates: Runs) -> tuple[list[Pair], list[str]]:
 
 
 def counterpart(baselines: Sequence[Run], run: Run, configured_by: Sequence[str]) -> Run:
-    """Return which of several runs, newest first, a run of another selection is compared with.
+    """Choose the baseline run to compare a run with.
 
-    It is the newest of the same work on the same machine, of the same configuration if there is one, else of the same
+    It is the newest of the same work on the same machine, preferably of the same configuration, else of the same
     variant; else the newest of the same work, else the newest.
 
     Args:
-        baselines: the runs.
-        run: the other one.
-        configured_by: what `Runs.configuration` returns.
+        baselines: runs, newest first.
+        configured_by: result of `Runs.configuration`.
     """
     for names in (_CHOSEN_BY, _CHOSEN_BY[:2], _CHOSEN_BY[:1]):
         alike = [each for each in baselines if each.agrees(run, *names)]
@@ -78,11 +77,10 @@ def counterpart(baselines: Sequence[Run], run: Run, configured_by: Sequence[str]
 
 
 def _of_the_same_name(runs: Runs, named: Sequence[Key], candidate: Key) -> list[Run]:
-    """Return those of some runs that have a candidate's scenario, of its experiment if any are.
+    """Return the runs of the candidate's scenario, of the same experiment if possible.
 
     Args:
-        runs: tracked runs.
-        named: experiment and scenario of each.
+        named: experiment and scenario of each run.
         candidate: its experiment and scenario.
     """
     alike = [(run, name) for run, name in zip(runs, named, strict=True) if name[1] == candidate[1] != ""]

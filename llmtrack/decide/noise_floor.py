@@ -1,7 +1,7 @@
-"""The noise floor: how far equal settings differ that were measured more than once in a suite, or in a study.
+"""The noise floor: the spread of equal settings measured several times in a suite or study.
 
-Repeats tell how much a call varies in one process; this tells how much the same settings vary from one process, and one
-minute, to the next. What differs by less is no difference here and now, however narrow the intervals are.
+Repeats show the variation of a call within one process; the floor shows the variation between processes, minutes apart.
+A smaller difference is not significant, however narrow its interval.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _MOST_READ = 8
 
 
 def measured_there(runs: Runs, tracking_uri: str | None = None) -> Runs:
-    """Return runs together with all others of the suites, or studies, that they are of, read back from the store.
+    """Return runs with all other runs of their suites or studies, read from the store.
 
-    Of many at once nothing more is read than is there.
+    For many places, only the given runs are used.
     """
     suites = dict.fromkeys(run.suite_id for run in runs if run.suite_id)
     studies = dict.fromkeys(run.study_id for run in runs if run.study_id and not run.suite_id)
@@ -38,18 +38,17 @@ def measured_there(runs: Runs, tracking_uri: str | None = None) -> Runs:
     asked += [{"study": study} for study in studies]
     found = list(runs)
     for each in asked:
-        # Runs that a caller brings may be of no store: then they are all that is known.
+        # The caller's runs may not be in a store; then they are all that is known.
         with contextlib.suppress(LlmtrackError):
             found += tracked_runs(**each, tracking_uri=tracking_uri)
     return Runs(found).first_of_each("run_id")
 
 
 def with_floors(runs: Runs, among: Runs | None = None) -> Runs:
-    """Return runs with what is known of the noise floor where each was measured, by metric.
+    """Add the noise floor of its place to each run, by metric.
 
     Args:
-        runs: tracked runs.
-        among: all that was measured where they were; None: nothing else.
+        among: everything measured in the same places; None for only these runs.
     """
     known = floors(runs if among is None else among)
     return Runs(replace(run, floors=known.get(run.place, {})) for run in runs)
@@ -58,7 +57,7 @@ def with_floors(runs: Runs, among: Runs | None = None) -> Runs:
 def floors(runs: Runs) -> dict[Place, dict[str, Floor]]:
     """Return the largest difference of equal settings in each sampled metric, by suite (or study) and environment.
 
-    Within a study names tell scenarios apart, whatever params say: there, only what has one name is equal.
+    Within a study, names distinguish scenarios, whatever the params say: only runs of one name are equal settings.
     """
     finished = runs.finished
     groups: dict[tuple[str, ...], list[Run]] = {}
@@ -68,7 +67,7 @@ def floors(runs: Runs) -> dict[Place, dict[str, Floor]]:
     for alike in groups.values():
         if len(alike) == 1 and not alike[0].has("pooled"):
             continue
-        # With itself, too: a run in which a suite pooled several tells what each of them measured.
+        # Including itself: a pooled run of a suite holds the values of several runs.
         counted = [run for run in alike if not run.is_replaced]
         for one, other in combinations_with_replacement(counted, 2):
             if one.study_id == other.study_id and one.scenario != other.scenario:
@@ -85,27 +84,27 @@ _SAMPLED = [each.name for each in schema.METRICS if each.sampled]
 
 
 def floor_of(metric: str, *of: Run) -> float:
-    """Return the share that a difference of some runs in a metric must exceed; 0 where nothing was measured twice."""
+    """Return the noise floor of some runs in a metric, as a share; 0 if nothing was measured twice."""
     known = (run.floors or {} for run in of)
     return max((each[metric].share for each in known if metric in each), default=0.0)
 
 
 def is_within(ratio: float, floor: float) -> bool:
-    """Return whether two that differ by a ratio differ by no more than equal settings do."""
+    """Return whether a ratio is within the noise floor."""
     return ratio > 0 and abs(math.log(ratio)) <= math.log1p(floor)
 
 
 def floor_in_words(floor: float) -> str:
-    """Say that a difference is none."""
+    """Describe a difference below the noise floor."""
     return f"no more than equal settings differed here, {floor:.0%}"
 
 
 def say_floor(runs: Runs, *metrics: str) -> list[str]:
-    """Say how far equal settings differed where these runs were measured; nothing where none were measured twice.
+    """Describe the noise floor of these runs; empty if nothing was measured twice.
 
     Args:
-        runs: those of `with_floors`, maybe a part of them.
-        metrics: those that are spoken of.
+        runs: from `with_floors`, or a part of them.
+        metrics: metrics to mention.
     """
     told: dict[Place, dict[str, Floor]] = {}
     kinds: dict[Place, str] = {}
@@ -143,7 +142,7 @@ def _between(one: Run, other: Run, metric: str) -> Floor | None:
 
 
 def _measured(run: Run, metric: str) -> list[tuple[float, str]]:
-    """Return what was measured of a run, and what that is called: several values where a suite pooled them."""
+    """Return the measured values of a run with their names: several if a suite pooled them."""
     if run.has("pooled"):
         each = json.loads(str(run.params["pooled"])).items()
         return [(values[metric], name) for name, values in each if metric in values]

@@ -1,4 +1,4 @@
-"""The Pareto front: the scenarios that no other one beats in everything, by the one rule of `llmtrack.decide.verdicts`."""
+"""The Pareto front: scenarios that no other dominates, by the verdicts of `llmtrack.decide.verdicts`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ Position = Literal["on", "off", "open", "missing"]
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a scenario stands.
+    """Position of a scenario relative to the front.
 
     Attributes:
-        place: `on` the front; `off` it, since another is better; `open`, since it cannot be told whether another is; `missing`
-            a figure.
-        why: the same in words.
-        measure: the command that measures more, where that would tell; else empty.
+        place: `on` the front; `off` it, because another dominates it; `open` if inconclusive; `missing` a value.
+        why: explanation.
+        measure: command to measure more if that could settle it; else empty.
     """
 
     place: Position
@@ -33,13 +32,13 @@ class Standing:
 
 
 def place(against: Mapping[int, Collection[Verdict]]) -> tuple[Position, list[int]]:
-    """Return where a scenario stands, and the others that decide it.
+    """Return a scenario's position, and the others that decide it.
 
-    It is off the front if another is better in one respect, and better or no different in all; it is open if another could be
-    so for all that can be told.
+    It is off the front if another is better in one metric and better or not different in all; open if another could be
+    so as far as is known.
 
     Args:
-        against: how each other scenario compares with it, a verdict for each respect.
+        against: verdicts of each other scenario against it, one per metric.
     """
     never_worse = {index: set(found) for index, found in against.items() if "worse" not in found}
     beaten_by = [i for i, found in never_worse.items() if "better" in found and found <= {"better", "same"}]
@@ -50,14 +49,14 @@ def place(against: Mapping[int, Collection[Verdict]]) -> tuple[Position, list[in
 
 
 def pareto_front(runs: Runs, respects: Sequence[str]) -> list[Standing]:
-    """Return where each scenario stands, in the order of the runs.
+    """Return the position of each scenario, in order of the runs.
 
-    Each is compared with all others. Figures of a text are compared as they
-    stand: see `llmtrack.decide.candidates`, which leaves those of other texts out.
+    Each is compared with all others. Quality metrics are compared as they are: `llmtrack.decide.candidates` leaves out
+    other texts.
 
     Args:
-        runs: comparable ones, such as those of `gather_points`; their raw samples count if `with_samples` has added them.
-        respects: metrics that the front is of.
+        runs: comparable runs, such as those of `gather_points`; raw samples count if `with_samples` has added them.
+        respects: metrics of the front.
     """
     rows = in_context(runs)
     complete = [all(map(run.has, respects)) for run in rows]
@@ -72,7 +71,7 @@ def _standing(run: Run, others: Sequence[Run], respects: Sequence[str]) -> Stand
         if not run.has(name):
             return Standing("missing", f"no {name}")
     found: dict[int, list[Difference]] = {index: [] for index in range(len(others))}
-    # What needs no test first: a rival that is worse in one respect is none, whatever it is in the next.
+    # Cheap checks first: a rival that is worse in one metric cannot dominate, whatever the others say.
     for name in sorted(respects, key=lambda name: schema.metric(name).sureness == "sampled"):
         rivals = list(found)
         told = _tell(run, [others[index] for index in rivals], name)
@@ -99,7 +98,7 @@ def _tell(run: Run, others: Sequence[Run], metric: str) -> list[Difference]:
 
 
 def _of_text(metric: str, own: float, other: float) -> Difference:
-    """Return how a figure of quality compares; 0 (the divergence of the reference from itself) has no ratio, and an order."""
+    """Compare a quality metric; 0 (the divergence of the reference from itself) has an order but no ratio."""
     if min(own, other) > 0:
         return difference(metric, own, other)
     better: Verdict = "better" if (other > own) == (schema.metric(metric).better == "higher") else "worse"

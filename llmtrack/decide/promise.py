@@ -1,12 +1,13 @@
-"""Predict candidates before they are measured: what each may reach, and whether it keeps its quality.
+"""Predict candidates before they are measured: the objective, and whether they keep the quality bound.
 
-The time of a decode step is predicted from the baseline's: the weights that must be read over the bandwidth of the machine, and a
-fixed cost of launching the step's operations, each by a built-in factor of the runtime. What is measured corrects the
-predictions of its kin (same runtime, same width of weights, same number of threads) by Gaussian-process regression on the
-logarithm of measured over predicted. Candidates are ordered by expected improvement per second.
+The time of a decode step is predicted from the baseline's: the weights to read over the memory bandwidth, plus a fixed
+launch cost, each scaled by a built-in factor of the runtime. Measurements correct the predictions of similar candidates
+(same runtime, weight width, number of threads) by Gaussian-process regression on log(measured / predicted). Candidates
+are ordered by expected improvement per second.
 
-Sources: roofline, S. Williams, A. Waterman, D. Patterson, CACM 52 (2009); expected improvement, D. Jones, M. Schonlau, W. Welch,
-Journal of Global Optimization 13 (1998); regression, C. Rasmussen, C. Williams, Gaussian Processes (2006), algorithm 2.1.
+Sources: roofline, S. Williams, A. Waterman, D. Patterson, CACM 52 (2009); expected improvement, D. Jones, M. Schonlau,
+W. Welch, Journal of Global Optimization 13 (1998); regression, C. Rasmussen, C. Williams, Gaussian Processes (2006),
+algorithm 2.1.
 """
 
 from __future__ import annotations
@@ -19,47 +20,47 @@ import numpy as np
 
 EAGER, COMPILED, EMULATED = "torch", "torch compiled", "torch emulated"
 
-# Of each runtime: how many times the baseline's (PyTorch, not compiled) a read of the weights takes, and the fixed cost of a step.
+# Per runtime: weight-read time and fixed step cost, relative to the baseline's (PyTorch, not compiled).
 _ON_CPU = {EAGER: (1.0, 1.0), COMPILED: (1.0, 0.8), EMULATED: (2.5, 1.5)}
 _OTHERS_ON_CPU = (0.8, 0.3)
 _ON_GPU = {EAGER: (1.0, 1.0), COMPILED: (1.0, 0.04)}
 _OTHERS_ON_GPU = (1.0, 0.5)
-# Seconds that half of the threads take over those of all: memory-bound work gains less than twofold.
+# Time with half of the threads over time with all: memory-bound work gains less than twofold.
 _HALF_THE_THREADS = 1.4
-# Share of a step that reads weights, where no bandwidth is known.
+# Share of a step spent reading weights, if the bandwidth is unknown.
 _READS = {"cpu": 0.8, "gpu": 0.1}
-# What a step can beat of the copy bandwidth: a copy writes, too, and caches hold a part.
+# Factor by which a step can exceed the copy bandwidth: copying also writes, and caches hold a part.
 _BEYOND_COPY = {"cpu": 1.6, "gpu": 1.2}
-# Weights of fewer bytes may stay in the caches, of which the bandwidth of memory says nothing.
+# Smaller weights may stay in the caches, so that memory bandwidth is no bound.
 _IN_CACHES = 96 * 2**20
 
-# Standard deviations of log(measured / predicted) that kin have in common.
+# Standard deviations of log(measured / predicted) shared by similar candidates.
 _ALL, _KIND, _WIDTH, _MODEL, _THREADS, _OWN = 0.25, 0.45, 0.25, 0.2, 0.3, 0.1
-# And of a ratio to the baseline that was seen earlier, maybe of another model.
+# Standard deviation of a ratio to the baseline in earlier runs, possibly of another model.
 _EARLIER = 0.3
 _SURE = 2.5
 _KEEPS_QUALITY = ((16.0, 0.97), (8.0, 0.85), (0.0, 0.35))
-"""Chance that weights of at least so many bits keep to a bound on quality."""
+"""Minimum weight bits, and the prior probability of keeping the quality bound."""
 _PRIOR_MODELS = 2.0
-"""So many scored models of the same width weigh as much as that chance."""
+"""Weight of the prior, in scored models of the same width."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """What is known of a candidate before it is measured.
+    """Prior knowledge of a candidate.
 
     Attributes:
-        kind: the runtime that computes it.
-        model: what is loaded; candidates of one model compute the same numbers.
-        bits: bits of a weight.
-        arithmetic: bits of the numbers that matrix products take.
-        threads: share of the CPUs that compute.
-        rows: rows of a call.
+        kind: runtime.
+        model: the loaded model; candidates of one model compute the same numbers.
+        bits: bits per weight.
+        arithmetic: bits of the matrix-product operands.
+        threads: share of the CPUs used.
+        rows: rows per call.
         cached: whether there is a KV cache.
-        builds: seconds by what has to be made before it can be loaded, such as an export; what is there already is left out.
-        loads: seconds that loading takes.
-        compiles: seconds that compiling takes.
-        earlier: how many times as good as the baseline it was in earlier runs of this machine; None: not known.
+        builds: seconds of each missing conversion, such as an export.
+        loads: seconds to load.
+        compiles: seconds to compile.
+        earlier: ratio to the baseline in earlier runs on this machine, or None.
     """
 
     kind: str
@@ -77,12 +78,12 @@ class Way:
 
 @dataclass(frozen=True)
 class Work:
-    """What is measured.
+    """The measured work.
 
     Attributes:
-        objective: metric to be best in.
-        higher: whether more of it is better.
-        new_tokens: of each row.
+        objective: metric to optimize.
+        higher: whether higher is better.
+        new_tokens: per row.
         on_gpu: whether a GPU computes.
     """
 
@@ -93,21 +94,20 @@ class Work:
 
     @property
     def device(self) -> str:
-        """Return `cpu` or `gpu`."""
+        """`cpu` or `gpu`."""
         return "gpu" if self.on_gpu else "cpu"
 
 
 @dataclass(frozen=True)
 class Base:
-    """The baseline as measured.
+    """The measured baseline.
 
     Attributes:
-        way: the baseline.
-        step_s: seconds of a decode step.
+        step_s: seconds per decode step.
         prefill_s: seconds to the first token.
-        read_s: seconds that a step's bytes take at the copy bandwidth; None: not known.
-        weight_bytes: bytes of the weights; 0: not known.
-        good: logarithm of how good it is, which predictions are relative to; None: not known.
+        read_s: seconds to move a step's bytes at the copy bandwidth; None if unknown.
+        weight_bytes: bytes of the weights; 0 if unknown.
+        good: log goodness that predictions are relative to; None if unknown.
     """
 
     way: Way
@@ -120,12 +120,12 @@ class Base:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Logarithm of how good a candidate is predicted to be; more is better.
+    """Predicted log goodness of a candidate; higher is better.
 
     Attributes:
         mean: of the logarithm.
         sd: its standard deviation.
-        most: bound by the roofline; None: none is known.
+        most: roofline bound, or None.
     """
 
     mean: float
@@ -134,12 +134,12 @@ class Prediction:
 
     @property
     def optimistic(self) -> float:
-        """Return what it is as good as certain not to exceed."""
+        """Upper confidence bound."""
         high = self.mean + _SURE * self.sd
         return high if self.most is None else min(high, self.most)
 
     def improvement(self, over: float) -> float:
-        """Return by how much it is expected to exceed a value, counting nothing where it does not."""
+        """Return the expected improvement over a value."""
         if self.sd <= 0:
             return max(0.0, self.mean - over)
         z = (self.mean - over) / self.sd
@@ -149,12 +149,12 @@ class Prediction:
 
 @dataclass
 class Predictor:
-    """Predicts candidates from the baseline and from what was measured of others.
+    """Predicts candidates from the baseline and other measurements.
 
     Args:
         ways: all candidates.
-        base: the baseline as measured.
-        work: what is measured.
+        base: the measured baseline.
+        work: the measured work.
     """
 
     ways: Mapping[str, Way]
@@ -175,7 +175,7 @@ class Predictor:
             self._learn([self._number[name] for name in earlier], self.base.good + np.log([*earlier.values()]))
 
     def _learn(self, known: Sequence[int], values: np.ndarray) -> None:
-        """Let what was seen earlier, in less certain terms, be what is expected before anything is seen."""
+        """Condition the prior on earlier, less certain observations."""
         if len(known):
             among = self._kinship[np.ix_(known, known)] + _EARLIER**2 * np.eye(len(known))
             gain = np.linalg.solve(among, self._kinship[known]).T
@@ -183,10 +183,10 @@ class Predictor:
             self._kinship = self._kinship - gain @ self._kinship[known]
 
     def predict(self, seen: Mapping[str, float]) -> dict[str, Prediction]:
-        """Return the prediction of each candidate.
+        """Predict each candidate.
 
         Args:
-            seen: by candidate measured so far, the logarithm of how good it is.
+            seen: log goodness of the measured candidates.
         """
         known = [self._number[name] for name in seen]
         residuals = np.array(list(seen.values())) - self._prior[known]
@@ -203,7 +203,7 @@ class Predictor:
 
 
 def goodness(step_s: float, prefill_s: float, way: Way, work: Work) -> float:
-    """Return the logarithm of how good an objective is by the seconds of a decode step and of the prefill."""
+    """Return the log goodness for the given step and prefill times."""
     total = prefill_s + max(work.new_tokens - 1, 0) * step_s
     seconds = {
         "decode_tokens_per_sec": step_s / way.rows,
@@ -215,11 +215,10 @@ def goodness(step_s: float, prefill_s: float, way: Way, work: Work) -> float:
 
 
 def keeps_quality(way: Way, kept: Sequence[tuple[Way, bool]]) -> float:
-    """Return the chance that a candidate keeps to the bound on quality.
+    """Return the probability that a candidate keeps the quality bound.
 
     Args:
-        way: the candidate.
-        kept: candidates whose quality is decided, and whether each keeps to the bound.
+        kept: decided candidates, and whether each keeps the bound.
     """
     if (own := next((known for each, known in kept if each.model == way.model), None)) is not None:
         return float(own)
@@ -229,7 +228,7 @@ def keeps_quality(way: Way, kept: Sequence[tuple[Way, bool]]) -> float:
 
 
 def _seconds(way: Way, base: Base, work: Work) -> tuple[float, float]:
-    """Return the predicted seconds of a decode step and of the prefill."""
+    """Predict the seconds of a decode step and of the prefill."""
     known, others = (_ON_GPU, _OTHERS_ON_GPU) if work.on_gpu else (_ON_CPU, _OTHERS_ON_CPU)
     read, fixed = known.get(way.kind, others)
     read_s = base.read_s if base.read_s is not None else _READS[work.device] * base.step_s
@@ -245,7 +244,7 @@ def _seconds(way: Way, base: Base, work: Work) -> tuple[float, float]:
 
 
 def _most(way: Way, base: Base, work: Work) -> float | None:
-    """Return the most that the bandwidth allows: no step is faster than its weights are read."""
+    """Return the bound by bandwidth: no step is faster than reading its weights."""
     if base.read_s is None or not way.cached or work.objective not in ("decode_tokens_per_sec", "tokens_per_sec"):
         return None
     share = way.bits / base.way.bits
@@ -255,7 +254,7 @@ def _most(way: Way, base: Base, work: Work) -> float | None:
 
 
 def _kinship(ways: Sequence[Way]) -> np.ndarray:
-    """Return the covariance of what is not predicted right of each two candidates."""
+    """Return the covariance matrix of the candidates' prediction errors."""
 
     def alike(values: Sequence[object]) -> np.ndarray:
         numbers = np.array([values.index(each) for each in values])

@@ -1,15 +1,15 @@
-"""A race: which of many candidates is best, from samples that are taken in blocks; knows nothing of engines or MLflow.
+"""Find the best of many candidates by racing on blocks of samples; independent of engines and MLflow.
 
-Samples of one block are taken one after another within seconds, so that whatever drifts falls on all of them. The logarithm of a
-sample is modelled as candidate + block + noise and fitted by least squares, so that two candidates are compared within blocks,
-also by way of a third one that both were measured beside.
+Samples of one block are taken within seconds, so that drift affects all of them alike. The logarithm of a sample is
+modelled as candidate + block + noise and fitted by least squares, so that candidates are compared within blocks, also
+indirectly through a third one.
 
-A candidate is dropped when the interval of its ratio to the leader excludes 1. The interval is corrected for the number of
-candidates and for every look, so that the best one is dropped with a chance of at most `Rules.alpha`.
+A candidate is dropped when the interval of its ratio to the leader excludes 1. The interval is corrected for the number
+of candidates and of looks, so that the best one is dropped with probability at most `Rules.alpha`.
 
-Sources: two-way layout with unequal numbers, H. Scheffe, The Analysis of Variance (1959), chapter 4; elimination, E. Even-Dar,
-S. Mannor, Y. Mansour, Journal of Machine Learning Research 7 (2006); the chance is spent over the looks as in H. Robbins, Annals
-of Mathematical Statistics 41 (1970): 1 / (n (n + 1)) at look n.
+Sources: two-way layout with unequal numbers, H. Scheffe, The Analysis of Variance (1959), chapter 4; elimination, E.
+Even-Dar, S. Mannor, Y. Mansour, Journal of Machine Learning Research 7 (2006); alpha spending over the looks as in H.
+Robbins, Annals of Mathematical Statistics 41 (1970): 1 / (n (n + 1)) at look n.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from llmtrack.decide.significance import ALPHA, Ratio
 
 @dataclass(frozen=True)
 class Rules:
-    """What a race goes by.
+    """Rules of a race.
 
     Attributes:
-        margin: candidates that differ by less are as good as equal, as a share (0.05: 5 %).
-        alpha: chance that the best candidate is dropped.
-        most_rounds: samples of a candidate at most.
-        far: how many times worse a candidate must be to be dropped on a single sample.
+        margin: equivalence margin, as a share (0.05: 5 %).
+        alpha: probability of dropping the best candidate.
+        most_rounds: maximum samples per candidate.
+        far: factor by which a candidate must be worse to be dropped on a single sample.
     """
 
     margin: float = 0.05
@@ -42,12 +42,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class Dropped:
-    """Why a candidate is out.
+    """Why a candidate was eliminated.
 
     Attributes:
-        why: in words.
-        ratio: leader over candidate with the interval that dropped it; None where it was not beaten.
-        by: the candidate that beat it; empty where none did.
+        ratio: leader over candidate with the interval that excluded 1; None if it was not beaten.
+        by: the candidate that beat it; empty if none did.
     """
 
     why: str
@@ -57,7 +56,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Normal equations of candidate + block over some blocks, with the sum of squares about the blocks' means."""
+    """Normal equations of candidate + block over some blocks, with the sum of squares about the block means."""
 
     normal: np.ndarray
     right: np.ndarray
@@ -77,7 +76,7 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _Fit:
-    """Least squares over all samples: effect and covariance of each candidate, up to the noise's variance."""
+    """Least-squares fit: effects and covariances of the candidates, up to the noise variance."""
 
     of: Mapping[str, int]
     effects: np.ndarray
@@ -89,15 +88,15 @@ class _Fit:
 
 @dataclass
 class Race:
-    """Compares candidates by the samples that it is told.
+    """Compares candidates by their samples.
 
-    The same samples in the same order make the same race, so that one that was killed can be gone through again.
+    Deterministic: the same samples in the same order give the same race, so that an interrupted one can be replayed.
 
     Args:
-        names: candidates, the simplest first.
+        names: candidates, simplest first.
         better: whether `higher` or `lower` samples are better.
-        rules: what it goes by.
-        exact: whether a sample has no noise, as a size.
+        rules: rules of the race.
+        exact: whether samples have no noise, like a size.
     """
 
     names: Sequence[str]
@@ -117,25 +116,25 @@ class Race:
 
     @property
     def alive(self) -> list[str]:
-        """Candidates that are still in, the simplest first."""
+        """Remaining candidates, simplest first."""
         return [name for name in self.names if name not in self.dropped]
 
     @property
     def tried(self) -> list[str]:
-        """Those of them that have a sample."""
+        """Remaining candidates with at least one sample."""
         return [name for name in self.alive if self.samples[name]]
 
     def begin_block(self) -> None:
-        """Begin a block: samples told from now on are compared with one another."""
+        """Begin a block of samples to compare with each other."""
         if self._blocks[-1]:
             self._closed = self._closed + self._sums_of(self._blocks[-1])
             self._blocks.append({})
 
     def tell(self, name: str, value: float) -> None:
-        """Add a sample, and drop the candidates that are beaten beyond doubt.
+        """Add a sample, and drop the candidates that are significantly worse.
 
         Raises:
-            ValueError: it is not a number above 0.
+            ValueError: it is not positive.
         """
         if not 0 < value < math.inf:
             raise ValueError(f"a ratio needs samples above 0, and {name} has {value}")
@@ -146,12 +145,12 @@ class Race:
         self._eliminate(self.alive)
 
     def drop(self, name: str, why: str) -> None:
-        """Take a candidate out for another reason than its samples."""
+        """Eliminate a candidate for a reason other than its samples."""
         self.waiting.discard(name)
         self.dropped.setdefault(name, Dropped(why))
 
     def hold(self, name: str) -> None:
-        """Keep a candidate from dropping others: whether it may win is not known yet."""
+        """Exclude a candidate from winning and from dropping others until it is admitted."""
         self.waiting.add(name)
 
     def admit(self, name: str) -> None:
@@ -160,19 +159,19 @@ class Race:
         self._eliminate(self.alive)
 
     def goodness(self, name: str) -> float:
-        """Return the logarithm of a candidate's samples as fitted; more is better."""
+        """Return the fitted log of a candidate's samples; higher is better."""
         fit = self._fit()
         return float(fit.effects[fit.of[name]])
 
     def leader(self, among: Iterable[str] | None = None) -> str | None:
-        """Return the best candidate that may win, or the best among some; None: there is none."""
+        """Return the best eligible candidate, or the best of the given ones; None if there is none."""
         able = [name for name in self.tried if name not in self.waiting] if among is None else [*among]
         return max(able, key=self.goodness, default=None)
 
     def ratio(self, one: str, other: str) -> Ratio | None:
-        """Return how many times as good one candidate is as another, with the interval that holds for all looks.
+        """Return how many times as good one candidate is as another, with an interval valid over all looks.
 
-        None where they cannot be compared, or the noise is not known yet.
+        None if they are not connected by blocks, or the noise is still unknown.
         """
         looks = min(len(self.samples[one]), len(self.samples[other]))
         if not looks:
@@ -199,7 +198,7 @@ class Race:
         return [name for name in self.tried if name != leader and not self._within(name, leader)]
 
     def equal(self) -> list[str]:
-        """Return the candidates that were not told from the leader, itself among them, the simplest first."""
+        """Return the eligible candidates not significantly different from the leader, including it, simplest first."""
         return [name for name in self.tried if name not in self.waiting]
 
     def choice(self) -> str | None:
@@ -210,12 +209,12 @@ class Race:
         return next(name for name in self.equal() if name == leader or self._within(leader, name))
 
     def _within(self, one: str, other: str) -> bool:
-        """Return whether one candidate is surely not better than another by more than the margin."""
+        """Return whether one candidate is not better than another by more than the margin, with confidence."""
         ratio = self.ratio(one, other)
         return ratio is not None and ratio.high < 1 + self.rules.margin
 
     def _eliminate(self, names: Iterable[str]) -> None:
-        """Drop those of some candidates that the leader beats beyond doubt."""
+        """Drop the given candidates that are significantly worse than the leader."""
         leader = self.leader()
         if leader is None:
             return
@@ -230,7 +229,7 @@ class Race:
             self.waiting.discard(name)
 
     def _own_variance(self, one: str, other: str) -> float:
-        """Return the variance of a sample as two candidates alone show it: one may be noisier than the rest."""
+        """Estimate the sample variance from two candidates alone: one may be noisier than the rest."""
         pairs = [(block[one], block[other]) for block in self._blocks if one in block and other in block]
         if len(pairs) < 2:
             return 0.0
@@ -244,7 +243,7 @@ class Race:
         return self._fitted
 
     def _least_squares(self) -> _Fit:
-        """Fit candidate + block by least squares, the blocks' effects eliminated."""
+        """Fit candidate + block by least squares, with block effects eliminated."""
         sums = self._closed + self._sums_of(self._blocks[-1])
         known = np.array([number for number, name in enumerate(self.names) if self.samples[name]], dtype=int)
         of = {self.names[number]: position for position, number in enumerate(known)}
@@ -254,12 +253,12 @@ class Race:
         parts = _parts(normal)
         freedom = sums.count - sums.blocks - (len(known) - len(np.unique(parts)))
         variance = max(0.0, sums.squares - float(effects @ right)) / freedom if freedom > 0 else 0.0
-        # Effects are relative within a part; a candidate that stands alone is placed by its own samples.
+        # Effects are relative within a connected component; an isolated candidate is placed by its own samples.
         effects = effects + self._levels(of, effects, parts)
         return _Fit(of, effects, spread, parts[:, None] == parts[None, :], variance, freedom)
 
     def _sums_of(self, block: Mapping[str, Sequence[float]]) -> _Sums:
-        """Return what a block adds to the normal equations."""
+        """Return a block's contribution to the normal equations."""
         size = len(self.names)
         values = np.array([value for values in block.values() for value in values])
         if not len(values):
@@ -282,7 +281,7 @@ class Race:
 
 
 def _parts(normal: np.ndarray) -> np.ndarray:
-    """Return for each candidate the number of the part it is in: within a part all were measured beside one another."""
+    """Return the connected component of each candidate: those linked by common blocks."""
     part = np.arange(len(normal))
     for _ in range(len(normal)):
         reached = np.array([part[row != 0].min(initial=own) for row, own in zip(normal, part, strict=True)])
@@ -294,12 +293,12 @@ def _parts(normal: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Sample:
-    """What measuring a candidate once gave.
+    """Result of measuring a candidate once.
 
     Attributes:
-        value: its sample, or None where it could not be measured.
-        seconds: what that took.
-        why: why it could not be measured, or may not win.
+        value: the sample, or None if it failed.
+        seconds: duration.
+        why: reason of the failure, or of being ineligible.
     """
 
     value: float | None
@@ -314,17 +313,17 @@ def duel(
     least: int = 5,
     most: int = 12,
 ) -> dict[str, list[float]]:
-    """Measure two candidates afresh against each other, and return the samples of each.
+    """Measure two candidates afresh against each other; return the samples of each.
 
-    A claim is made from these alone: the race has picked its winner for being lucky, too. How often is fixed by the time that
-    is left and the first sample of each, before anything is compared. There and back (A B B A): what drifts falls on both.
+    Claims use only these samples, because the race selects its winner partly by luck. The number of samples is fixed
+    from the remaining time and the first sample of each, before any comparison. The order alternates (A B B A), so that
+    drift affects both.
 
     Args:
-        names: the two.
-        measure: measures a candidate once; one that cannot be measured ends it.
-        seconds: the time for it.
-        least: samples of each at least, whatever time they take; 4 against 4 tell (see `differences.too_few`).
-        most: samples of each at most.
+        measure: measures a candidate once; a failure ends the duel.
+        seconds: time limit.
+        least: minimum samples of each, regardless of time; 4 against 4 can be significant (see `differences.too_few`).
+        most: maximum samples of each.
     """
     found: dict[str, list[float]] = {name: [] for name in names}
     rounds, cost = least, 0.0
@@ -337,21 +336,21 @@ def duel(
             found[name].append(sample.value)
             cost += sample.seconds if done < 2 else 0.0
         done += 1
-        if done == 2:  # A first sample may hold what only a first call costs.
+        if done == 2:  # A first sample may include first-call overhead.
             more = min((seconds - cost) / max(cost / 2, 1e-9), most)
             rounds = min(most, max(least, 2 + int(more)))
     return found
 
 
 def quantile(chance: float, freedom: float) -> float:
-    """Return how many standard errors a mean is beyond its expectation with such a chance (one-sided, Student's t)."""
-    # What `scipy.stats` says, too, whose import takes a second.
+    """Return the one-sided quantile of Student's t distribution."""
+    # The same as `scipy.stats.t`, whose import takes a second.
     from scipy.special import stdtrit
 
     return -float(stdtrit(freedom, chance))
 
 
 def around(mean: float, half: float = 0.0) -> Ratio:
-    """Return the ratio whose logarithm lies around a mean, within so much of it."""
+    """Return the ratio whose logarithm is `mean`, with an interval of half width `half`."""
     value, low, high = (math.exp(max(-700.0, min(each, 700.0))) for each in (mean, mean - half, mean + half))
     return Ratio(value, low, high)

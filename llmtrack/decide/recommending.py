@@ -1,4 +1,4 @@
-"""One sentence that says how to run the model under constraints, and what each other scenario was ruled out by."""
+"""Recommend in one sentence how to run the model under constraints, and explain why the other scenarios are ruled out."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _PERCENT = re.compile(r"\s*\+?(\d+(?:\.\d+)?)\s*%\s*")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a scenario must keep to.
+    """Constraints on a scenario.
 
     Attributes:
-        perplexity_increase: relative, such as 0.01, against the baseline's; None: any.
-        memory_mib: peak memory; None: any.
+        perplexity_increase: relative to the baseline, such as 0.01; None for any.
+        memory_mib: peak memory; None for any.
     """
 
     perplexity_increase: float | None = None
@@ -48,12 +48,12 @@ class Recommendation:
     """A choice and its reasons.
 
     Attributes:
-        scenario: the scenario to run, or None if none fits or it is inconclusive which is best.
+        scenario: the scenario to run, or None if none fits or the result is inconclusive.
         run_id: its run, or None.
-        sentence: the choice with its reason, in one sentence.
-        ruled_out: scenario and reason of each other one.
-        notes: what was left out of the choice, and the warnings that the runs it rests on carry themselves.
-        measure: the command that measures more, where it is inconclusive; else empty.
+        sentence: the choice with its reason.
+        ruled_out: each other scenario with the reason.
+        notes: runs left out, and warnings of the runs behind the choice.
+        measure: command to measure more if inconclusive; else empty.
     """
 
     scenario: str | None
@@ -66,11 +66,11 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Broken:
-    """A limit that a scenario does not keep to.
+    """A violated limit.
 
     Attributes:
-        words: what is beyond it, or that it is not known.
-        excess: by how much, as a share of the limit; None where the figure is not known.
+        words: the violation, or that the value is unknown.
+        excess: amount as a share of the limit; None if the value is unknown.
     """
 
     words: str
@@ -78,16 +78,15 @@ class Broken:
 
 
 def recommend(runs: Runs, limits: Limits, objective: str = SPEED, baseline: str | None = None) -> Recommendation:
-    """Choose the scenario that is best in the objective among those that keep to the limits.
+    """Choose the scenario that is best in the objective within the limits.
 
-    It is best by the one rule of `llmtrack.decide.verdicts`: where noise or too few repeats leave open whether it is better
-    than the reference or another that fits, nothing is recommended, and how to measure more is said.
+    Best by the verdicts of `llmtrack.decide.verdicts`: if noise or too few repeats leave open whether it is better than
+    the reference or another eligible scenario, nothing is recommended and the command to measure more is given.
 
     Args:
-        runs: tracked runs, their raw samples added by `with_samples` where they are to count.
-        limits: what must be kept to.
-        objective: metric to be best in.
-        baseline: scenario whose perplexity is the reference; else the one tracked as baseline, else that of the
+        runs: tracked runs, with raw samples added by `with_samples` if they are to count.
+        objective: metric to optimize.
+        baseline: scenario whose perplexity is the reference; by default the tracked baseline, else the one with the
             lowest perplexity.
 
     Raises:
@@ -113,7 +112,7 @@ def recommend(runs: Runs, limits: Limits, objective: str = SPEED, baseline: str 
     behind = tell(best, others, objective)
     out += [(run.name, _how_far(run, each)) for run, each in zip(others, behind, strict=True)]
     lead = _lead(best, reference, objective)
-    near = [run for run, each in zip(others, behind, strict=True) if not each.told]
+    near = [run for run, each in zip(others, behind, strict=True) if not each.conclusive]
     weighed = [best, *([] if reference is None else [reference]), *near]
     notes += say_floor(table, objective)
     warned = [(run.name, line) for run in weighed for line in run.warnings]
@@ -125,16 +124,16 @@ def recommend(runs: Runs, limits: Limits, objective: str = SPEED, baseline: str 
         sentence = _cannot_tell(best, others, reference, objective, open_ones[0], command)
         return Recommendation(None, None, sentence, tuple(out), tuple(notes), command)
     if not others and lead is None and _is_single(best, objective):
-        notes.append(f"{objective} of {best.name} is a single value: how much it varies is not known")
+        notes.append(f"{objective} of {best.name} is a single value: its variation is unknown")
     sentence = _sentence(best, table, reference, lead, limits, objective)
     return Recommendation(best.scenario, best.run_id, sentence, tuple(out), tuple(notes))
 
 
 def parse_size(text: str) -> float:
-    """Return a size such as `2GiB` or `500 MB` in MiB.
+    """Parse a size such as `2GiB` or `500 MB`; return MiB.
 
     Raises:
-        UsageError: it is not understood, or has no unit.
+        UsageError: it is invalid or has no unit.
     """
     found = _SIZE.fullmatch(text)
     if found is None or not found[2]:
@@ -143,10 +142,10 @@ def parse_size(text: str) -> float:
 
 
 def parse_percent(text: str) -> float:
-    """Return a share such as `1%` as 0.01.
+    """Parse a percentage such as `1%`; return 0.01.
 
     Raises:
-        UsageError: it is not understood.
+        UsageError: it is invalid.
     """
     found = _PERCENT.fullmatch(text)
     if found is None:
@@ -155,7 +154,7 @@ def parse_percent(text: str) -> float:
 
 
 def _reference(points: Points, baseline: str | None, limits: Limits, notes: list[str]) -> Run | None:
-    """Return the run whose perplexity the others' are compared with, or for want of any the timed baseline."""
+    """Return the run whose perplexity is the reference, or else the timed baseline."""
     table, scored = points.runs, points.scored
     if baseline is not None:
         named = next((run for run in (*table, *scored) if run.scenario == baseline), None)
@@ -167,7 +166,7 @@ def _reference(points: Points, baseline: str | None, limits: Limits, notes: list
     for runs in (known, scored):
         marked = runs.where(lambda run: run.baseline)
         if marked:
-            # Of several, that of the study which the choice is about.
+            # Of several, the one of the study behind the choice.
             return next((run for run in marked if run.study_id == about != ""), marked[0])
     if known:
         lowest = known.by(QUALITY)[0]
@@ -210,7 +209,7 @@ def _increase(run: Run, reference: Run | None) -> float | None:
 
 
 def _lead(best: Run, reference: Run | None, objective: str) -> Difference | None:
-    """Return how the best differs from the reference; None if it is it, or the reference was not timed."""
+    """Return the difference of the best from the reference; None if they are the same, or the reference was not timed."""
     if reference is None or reference.run_id == best.run_id or not reference.has(objective):
         return None
     (found,) = tell(reference, [best], objective)
@@ -242,12 +241,12 @@ def _sentence(
     return f"Run {best.scenario}{doubt(best)}: {among}{kept}{_of_model(best)}, with {_listed(parts)}."
 
 
-# Best in a metric, as a person says it.
+# Superlatives by unit.
 _SUPERLATIVES = {"tokens/s": "the fastest", "s": "the quickest", "ms": "the quickest", "MiB": "the smallest"}
 
 
 def _best_in(metric: str) -> str:
-    """Return `the fastest`, and in which metric where there are several such speeds."""
+    """Return `the fastest`, with the metric if there are several such speeds."""
     entry = schema.metric(metric)
     best = _SUPERLATIVES.get(entry.unit, "the best")
     if metric == "tokens_per_sec":
@@ -256,7 +255,7 @@ def _best_in(metric: str) -> str:
 
 
 def _times(lead: Difference, name: str) -> str:
-    if not lead.told:
+    if not lead.conclusive:
         return f"no significant difference from {name} ({in_figures(lead)})"
     return f"{in_figures(lead)} that of {name}"
 
@@ -285,7 +284,7 @@ def _nothing(points: Runs, broken: Sequence[Sequence[Broken]], limits: Limits) -
     if limits.memory_mib is not None:
         asked.append(f"{limits.memory_mib:,.0f} MiB")
     start = f"Nothing fits: none of {plural(len(points), 'scenario')} keeps to {_listed(asked)}"
-    # The fewest limits broken, and of those by the least; what has no figure is not known to be near.
+    # Fewest limits broken first, then the smallest excess; unknown values do not count as near.
     ranked = [
         (len(found), max(each.excess for each in found if each.excess is not None), index)
         for index, found in enumerate(broken)
@@ -293,14 +292,14 @@ def _nothing(points: Runs, broken: Sequence[Sequence[Broken]], limits: Limits) -
     ]
     if not ranked:
         lacking = dict.fromkeys(each.words for found in broken for each in found if each.excess is None)
-        return f"{start}; which is nearest is not known ({', '.join(lacking)}){_to_score(points[0], lacking)}"
+        return f"{start}; the nearest is unknown ({', '.join(lacking)}){_to_score(points[0], lacking)}"
     index = min(ranked)[2]
     near, words = points[index], ", ".join(each.words for each in broken[index])
     return f"{start}; the nearest is {near.name}{_of_model(near)} ({words})."
 
 
 def _to_score(run: Run, lacking: Iterable[str]) -> str:
-    """Return the end of a sentence that lacks perplexities: the command that scores the model, as a run was asked for."""
+    """Return the end of a sentence without perplexities: the command to score the model."""
     if NOT_SCORED not in lacking:
         return "."
     model = run.text("model_id") or run.text("model")
@@ -308,7 +307,7 @@ def _to_score(run: Run, lacking: Iterable[str]) -> str:
 
 
 def _left(runs: Runs, points: Runs) -> list[tuple[str, str]]:
-    """Return what has no figure of the same experiments, since it is not finished."""
+    """Return the unfinished runs of the same experiments with their state."""
     experiments = {run.experiment for run in points}
     left = runs.where(
         lambda run: not run.is_finished and run.experiment in experiments and run.scenario not in points.scenarios

@@ -1,4 +1,4 @@
-"""Rules of a gate, such as `tokens_per_sec < -5%`: is one broken, kept, or is that inconclusive?"""
+"""Rules of a gate, such as `tokens_per_sec < -5%`: broken, kept or inconclusive."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ _RULE = re.compile(r"\s*([\w./]+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
 
 @dataclass(frozen=True)
 class Rule:
-    """What must not happen: a metric's relative change beyond a limit.
+    """A forbidden relative change of a metric.
 
     Attributes:
-        metric: name of the metric.
         below: whether a change below the limit breaks it; otherwise one above.
         limit: relative change, such as -0.05.
     """
@@ -41,20 +40,20 @@ class Rule:
 
 @dataclass(frozen=True)
 class Check:
-    """One rule, asked of one pair of runs.
+    """One rule on one pair of runs.
 
     Attributes:
-        rule: the rule.
-        outcome: `broken`, `kept`, `inconclusive`, or `missing` where a side has no figure.
+        outcome: `broken`, `kept`, `inconclusive`, or `missing` if a side has no value.
         change: the measured change with its interval, or empty.
-        why: the reason of the outcome.
-        p_broken: one-sided p-value of a change beyond the limit; None where nothing is tested.
+        why: reason of the outcome.
+        p_broken: one-sided p-value of a change beyond the limit; None if nothing is tested.
         p_kept: the same of one within.
-        sizes: numbers of samples.
-        ratio: the measured one.
-        floor: by which share equal settings differed where the runs were measured.
-        verdict: what `llmtrack.decide.verdicts` says of the two runs, which no ruling contradicts; None where it was not asked.
-        words: the same in words.
+        sizes: sample counts.
+        ratio: the measured ratio.
+        floor: noise floor of the runs.
+        verdict: verdict of `llmtrack.decide.verdicts` on the two runs, which no outcome contradicts; None if not
+            determined.
+        words: its explanation.
     """
 
     rule: Rule
@@ -75,32 +74,32 @@ class Check:
 
     @property
     def contradicts(self) -> bool:
-        """Whether the outcome rests on a difference of two runs that are not known to differ."""
+        """Whether the outcome implies a difference between runs without a significant one."""
         if self.verdict in (None, "better", "worse", "changed") or self.outcome not in ("broken", "kept"):
             return False
         return (self.outcome == "broken") != self.beyond(1.0)
 
 
 def parse_rule(text: str) -> Rule:
-    """Read a rule: a metric, `<` or `>`, and a change in percent.
+    """Parse a rule: a metric, `<` or `>`, and a change in percent.
 
     Raises:
-        UsageError: it is not understood, or no such metric is known.
+        UsageError: it is invalid, or the metric is unknown.
     """
     found = _RULE.fullmatch(text)
     if found is None:
         raise UsageError(
-            f"the rule {text!r} is not understood: name a metric, < or >, and a change in percent, "
+            f"invalid rule {text!r}: give a metric, < or >, and a change in percent, "
             "such as 'tokens_per_sec < -5%' or 'perplexity > +1%'"
         )
     return Rule(known_metric(found[1]), found[2] == "<", read_number("change", found[3]) / 100)
 
 
 def parse_rules(texts: Sequence[str]) -> list[Rule]:
-    """Read several rules, equal ones once.
+    """Parse rules, dropping duplicates.
 
     Raises:
-        UsageError: any of them is not understood; the message names all of those.
+        UsageError: any is invalid; the message names all of those.
     """
     rules, mistakes = [], []
     for text in texts:
@@ -114,16 +113,15 @@ def parse_rules(texts: Sequence[str]) -> list[Rule]:
 
 
 def check_samples(rule: Rule, baseline: Sequence[float], candidate: Sequence[float], floor: float = 0.0) -> Check:
-    """Return a check of raw samples, not decided yet: see `decide`.
+    """Build a check from raw samples, without an outcome; see `decide`.
 
-    The baseline's samples are moved to the limit and compared with the candidate's, one-sided (Mann-Whitney): is the
-    candidate beyond it, or within?
+    The baseline's samples are shifted to the limit and compared with the candidate's, one-sided (Mann-Whitney), in both
+    directions.
 
     Args:
-        rule: the rule.
-        baseline: samples, all above 0.
+        baseline: positive samples.
         candidate: likewise.
-        floor: by which share equal settings differed where they were measured.
+        floor: noise floor of the runs.
     """
     ratio = sampled_ratio(rule.metric, baseline, candidate)
     moved = [(1 + rule.limit) * value for value in baseline]
@@ -135,7 +133,7 @@ def check_samples(rule: Rule, baseline: Sequence[float], candidate: Sequence[flo
 
 
 def check_values(rule: Rule, baseline: float, candidate: float) -> Check:
-    """Return the check of one value each."""
+    """Check one value each."""
     if not baseline:
         return Check(rule, "inconclusive", why="the baseline is 0: no ratio")
     ratio = candidate / baseline
@@ -147,16 +145,16 @@ def check_values(rule: Rule, baseline: float, candidate: float) -> Check:
     tolerance = schema.metric(rule.metric).tolerance
     if beyond and abs(relative) <= tolerance:
         return Check(rule, "kept", change, f"within the tolerance of {100 * tolerance:g} %")
-    why = f"one value tells (tolerance {100 * tolerance:g} %)"
+    why = f"a single value is conclusive (tolerance {100 * tolerance:g} %)"
     return Check(rule, "broken" if beyond else "kept", change, why)
 
 
 def decide(checks: Sequence[Check], alpha: float = ALPHA) -> list[Check]:
-    """Decide the checks of samples, in the same order; the others stay as they are.
+    """Decide the checks with samples, keeping the order and the other checks.
 
-    Broken is what is beyond the limit with a p-value below alpha, corrected for the number of checks (Holm); kept
-    what is within the limit with a p-value below alpha. In between it is inconclusive, as where equal settings
-    differed by as much, and where it would take a difference that the verdict on the two runs does not know of.
+    Broken means beyond the limit with a p-value below alpha, corrected for the number of checks (Holm); kept means
+    within the limit with a p-value below alpha. Otherwise it is inconclusive; also if the noise floor covers the
+    difference, or if the outcome would contradict the verdict on the two runs.
     """
     tested = [each.p_broken for each in checks if each.p_broken is not None]
     adjusted = iter(holm(tested))
@@ -181,7 +179,7 @@ def _decided(check: Check, p_broken: float, tests: int, alpha: float) -> Check:
                 why=f"{within} the limit, but nearer to it than equal settings differed here, {check.floor:.0%}",
             )
         return dataclasses.replace(check, outcome="kept", why=f"{within} the limit (p = {check.p_kept:.2g})")
-    # One side: half of the two-sided least.
+    # One-sided: half of the smallest two-sided p-value.
     if least_p(*check.sizes) / 2 * tests >= alpha:
         return dataclasses.replace(check, why=too_few(*check.sizes, tests, alpha, sides=1))
-    return dataclasses.replace(check, why="the limit is within the noise: measure more repeats")
+    return dataclasses.replace(check, why="the noise includes the limit: measure more repeats")

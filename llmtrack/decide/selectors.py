@@ -1,4 +1,4 @@
-"""Name the runs to compare: by id, study, tag, alias or branch."""
+"""Select runs by id, study, tag, alias or branch."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ BRANCH_TAG = schema.ENV_TAG_PREFIX + "git_branch"
 
 
 def select(selector: str, experiment: str | None = None, tracking_uri: str | None = None) -> Runs:
-    """Return the scenario runs that a selector names, newest first.
+    """Return the scenario runs that a selector matches, newest first.
 
     Args:
         selector: one of these:
 
-            - a run id, or the 8 characters of it that `llmtrack runs` lists: that scenario's run, or all of the study
-              whose run it is;
-            - `study:ID`, or the id alone: the scenarios of a study, or of all studies of a suite;
-            - `latest`: those of the newest suite, or study outside of one; `latest:EXPERIMENT`: of the newest study of it;
-            - `alias:NAME`: the run that was given the alias (`llmtrack alias`), or its study;
-            - `branch:NAME`: finished runs of a git branch; a comparison takes the newest of each scenario;
-            - `tag:KEY=VALUE`: finished runs that have the tag, likewise.
+                    - a run id, or the 8 characters of it that `llmtrack runs` lists: that scenario's run, or all runs of the study
+                      whose run it is;
+                    - `study:ID`, or the id alone: the scenarios of a study, or of all studies of a suite;
+                    - `latest`: the newest suite, or the newest study outside of one; `latest:EXPERIMENT`: its newest study;
+                    - `alias:NAME`: the run with the alias (`llmtrack alias`), or its study;
+                    - `branch:NAME`: finished runs of a git branch; a comparison takes the newest of each scenario;
+                    - `tag:KEY=VALUE`: finished runs with the tag, likewise.
 
-            `#SCENARIO` after any of them keeps the runs of one scenario: `latest:precision#float32`.
-        experiment: only runs of this llmtrack or MLflow experiment.
+                    Append `#SCENARIO` to keep the runs of one scenario: `latest:precision#float32`.
+        experiment: restrict to this llmtrack or MLflow experiment.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Raises:
-        UsageError: the selector is not understood, or names no run.
+        UsageError: the selector is invalid, or matches no run.
         TrackingError: the store cannot be read.
     """
     named, _, scenario = selector.strip().partition("#")
@@ -56,19 +56,19 @@ def select(selector: str, experiment: str | None = None, tracking_uri: str | Non
             if is_study_id(named.removeprefix("study:")) or named.startswith("latest")
             else ""
         )
-        raise UsageError(running or f"no tracked scenario run is meant by {selector!r}{_hint(selector)}")
+        raise UsageError(running or f"{selector!r} matches no tracked scenario run{_hint(selector)}")
     return of_scenario(found, scenario, named) if scenario else found
 
 
 def run_named(selector: str, tracking_uri: str | None = None) -> str:
-    """Return the id of the one run that a selector names: of a scenario, or of a study.
+    """Return the id of the one run that a selector matches: of a scenario, or of a study.
 
     Args:
-        selector: as in `select`, or a study by any name that it has.
+        selector: as in `select`, or any selector of a study.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Raises:
-        UsageError: it names several runs, or none.
+        UsageError: it matches several runs, or none.
         TrackingError: the store cannot be read.
     """
     named, _, scenario = selector.strip().partition("#")
@@ -83,17 +83,17 @@ def run_named(selector: str, tracking_uri: str | None = None) -> str:
         return study_run(named, tracking_uri).run_id
     found = select(selector, tracking_uri=tracking_uri)
     if len(found) > 1:
-        raise UsageError(f"{selector!r} means {len(found)} runs: name one by its id (`llmtrack runs` lists them)")
+        raise UsageError(f"{selector!r} matches {len(found)} runs: name one by its id (`llmtrack runs` lists them)")
     return found[0].run_id
 
 
 def as_selector(study: str) -> str:
-    """Return what `--study` takes as a selector."""
+    """Convert the value of `--study` to a selector."""
     return study if study.partition(":")[0] in ("latest", "alias", "study") else f"study:{study}"
 
 
 def select_all(selectors: str | Sequence[str], experiment: str | None = None, tracking_uri: str | None = None) -> Runs:
-    """Return the runs that any of several selectors names, each once; see `select`."""
+    """Return the distinct runs that any of several selectors matches; see `select`."""
     names = texts("selector", selectors)
     if not names:
         raise UsageError(f"no selector is given: use {', '.join(KINDS)}")
@@ -124,7 +124,7 @@ def _found(selector: str, experiment: str | None, uri: str | None) -> Runs:
 
 
 def _not_understood(selector: str) -> UsageError:
-    return UsageError(f"{selector!r} names no runs: use {', '.join(KINDS)}")
+    return UsageError(f"invalid selector {selector!r}: use {', '.join(KINDS)}")
 
 
 def _hint(selector: str) -> str:

@@ -1,4 +1,4 @@
-"""Is one arm different from another, or is it noise? Formulas over raw samples, exact where they are few."""
+"""Significance tests and confidence intervals on raw samples, exact for small samples."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Alternative = Literal["two-sided", "less", "greater"]
 
 RESAMPLES = 2000
 ALPHA = 0.05
-# Beyond so many samples in all, the exact distribution costs more than it tells.
+# Above this total number of samples, the exact distribution costs more than it gains.
 _MOST_EXACT = 100
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """A candidate's median over the baseline's, with its bootstrap interval."""
+    """Ratio of the candidate's median to the baseline's, with its bootstrap interval."""
 
     value: float
     low: float
@@ -31,7 +31,7 @@ class Ratio:
 def ratio_of_medians(baseline: Sequence[float], candidate: Sequence[float]) -> Ratio:
     """Return median(candidate) / median(baseline) and its 95 % percentile bootstrap interval.
 
-    Each side is resampled on its own. The same samples give the same interval, and the sides exchanged its inverse.
+    The sides are resampled independently. The interval is deterministic, and swapping the sides inverts it.
 
     Source: B. Efron, R. Tibshirani, An Introduction to the Bootstrap (1993), chapters 13 and 16.
 
@@ -45,7 +45,7 @@ def ratio_of_medians(baseline: Sequence[float], candidate: Sequence[float]) -> R
         raise ValueError("no samples to compare")
     if base.min() <= 0 or other.min() <= 0:
         raise ValueError("a ratio needs samples above 0")
-    # One order of the sides, whichever is called the baseline: the interval of b over a is the inverse of that of a over b.
+    # Sort the sides, so that the interval of b over a is exactly the inverse of that of a over b.
     first, second = sorted((base.tobytes(), other.tobytes()))
     low, high = map(float, np.percentile(_medians(second, 1) / _medians(first, 0), [2.5, 97.5]))
     if second != other.tobytes():
@@ -55,11 +55,11 @@ def ratio_of_medians(baseline: Sequence[float], candidate: Sequence[float]) -> R
 
 @lru_cache(256)
 def _medians(samples: bytes, draw: int) -> np.ndarray:
-    """Return the medians of resamples of a side: of many pairs, each side is in many.
+    """Return the medians of a side's resamples, cached because each side is part of many pairs.
 
     Args:
-        samples: float64 numbers.
-        draw: another one for each side of a pair.
+        samples: float64 bytes.
+        draw: seed; different for the two sides of a pair.
     """
     import numpy as np
 
@@ -73,16 +73,13 @@ def mann_whitney_p(
 ) -> float:
     """Return the p-value of the Mann-Whitney U test.
 
-    Up to 100 samples in all it is exact, ties included: the rank sums (ties share their mean rank) of all ways
-    to deal the samples to the two sides are counted. Beyond that it is the normal approximation, corrected for
-    ties and continuity.
+    Up to 100 samples in total it is exact, including ties: the rank sums (with mean ranks for ties) of all assignments
+    of samples to sides are counted. Beyond that, the normal approximation is used, corrected for ties and continuity.
 
-    Source: H. Mann, D. Whitney, Annals of Mathematical Statistics 18 (1947); E. Lehmann, Nonparametrics (1975),
-    chapter 1, for ties.
+    Source: H. Mann, D. Whitney, Annals of Mathematical Statistics 18 (1947); E. Lehmann, Nonparametrics (1975), chapter
+    1, for ties.
 
     Args:
-        baseline: samples of the one side.
-        candidate: samples of the other.
         alternative: `less`: the candidate's samples tend to be smaller; `greater`: larger.
 
     Raises:
@@ -98,14 +95,14 @@ def mann_whitney_p(
 
 
 def least_p(n_baseline: int, n_candidate: int) -> float:
-    """Return the smallest two-sided p-value that so many samples can give: 0.1 for 3 against 3."""
+    """Return the smallest possible two-sided p-value for these sample sizes: 0.1 for 3 against 3."""
     return min(1.0, 2 / math.comb(n_baseline + n_candidate, n_baseline))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values corrected for being many (Holm), in the same order.
+    """Return Holm-adjusted p-values in the same order.
 
-    The chance that any of them is below alpha while nothing differs is at most alpha.
+    The probability that any is below alpha while nothing differs is at most alpha.
 
     Source: S. Holm, Scandinavian Journal of Statistics 6 (1979).
     """
@@ -118,18 +115,18 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _doubled_ranks(values: Sequence[float]) -> np.ndarray:
-    """Return twice the rank of each value, from 2 on; ties share the mean of their ranks, so that all are whole."""
+    """Return twice the rank of each value, from 2 on; mean ranks of ties become integers."""
     import numpy as np
 
     array = np.asarray(values, dtype=np.float64)
     _, inverse, counts = np.unique(array, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
-    # A group of ties holds the ranks first..last, of which twice the mean is their sum.
+    # Ties share the ranks first..last, whose doubled mean is first + last.
     return (last - counts + 1 + last)[inverse]
 
 
 def _exact_tails(ranks: np.ndarray, n: int) -> tuple[float, float]:
-    """Return P(sum <= seen) and P(sum >= seen) over all choices of n of the ranks; the first n are the seen ones."""
+    """Return P(sum <= observed) and P(sum >= observed) over all choices of n ranks; the first n are the observed ones."""
     import numpy as np
 
     seen, total = int(ranks[:n].sum()), int(ranks.sum())
@@ -147,7 +144,7 @@ def _normal_tails(ranks: np.ndarray, n: int) -> tuple[float, float]:
 
     size = len(ranks)
     m = size - n
-    # Everything in ranks, not doubled ones.
+    # In ranks, not doubled ones.
     seen = ranks[:n].sum() / 2
     mean = n * (size + 1) / 2
     _, counts = np.unique(ranks, return_counts=True)

@@ -1,4 +1,4 @@
-"""Keep what is known of each model's perplexity over the reference's while a text is scored part by part."""
+"""Track each model's perplexity relative to the reference while a text is scored part by part."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from llmtrack.decide.goal import PartScore
 from llmtrack.decide.significance import Ratio
 from llmtrack.decide.wording import change_text
 
-# Of a text, a bound is decided after about this share.
+# Typical share of the text after which the bound is decided.
 _SCORED_SHARE = 0.7
 
 
 @dataclass
 class TextQuality:
-    """The scores of models on the parts of a text, and whether each keeps to the bound.
+    """Scores of models on the parts of a text, and whether each keeps the bound.
 
     Args:
         reference: the baseline's model.
-        models: all models.
-        parts: how many parts the text has.
-        most: perplexity over the reference's at most; None: any.
+        parts: number of parts of the text.
+        most: maximum perplexity relative to the reference; None for any.
 
     Attributes:
-        ratios: by model, its perplexity over the reference's as far as it is scored.
-        unscored: by model, why its quality cannot be known.
-        kept: by model that is decided, whether it keeps to the bound.
+        ratios: perplexity ratio by model, as far as scored.
+        unscored: why a model's quality cannot be determined.
+        kept: by decided model, whether it keeps the bound.
     """
 
     reference: str
@@ -40,15 +39,15 @@ class TextQuality:
     _part_s: dict[str, float] = field(default_factory=dict)
 
     def scored(self, model: str) -> int:
-        """Return how many parts are scored by a model."""
+        """Return the number of parts scored by a model."""
         return len(self._scores.get(model, ()))
 
     def is_open(self, model: str) -> bool:
-        """Return whether scoring a model further can tell more."""
+        """Return whether scoring a model further can be informative."""
         return model not in self.unscored and self.scored(model) < self.parts
 
     def take(self, model: str, score: PartScore) -> bool:
-        """Keep a score of the next part, and return whether it could be scored."""
+        """Record a score of the next part; return whether it succeeded."""
         known = self._part_s.get(model)
         if score.late:
             self._part_s[model] = 2 * score.seconds
@@ -60,12 +59,12 @@ class TextQuality:
             for each in (self.models if is_reference else {model}) - set(self.kept):
                 self.unscored[each] = f"{who} quality could not be scored: {score.why}"
             return False
-        # The first part holds what comes once: loading, or compiling.
+        # The first part includes one-time costs: loading, or compiling.
         self._part_s[model] = score.seconds if known is None else min(known, score.seconds)
         return True
 
     def judge(self, model: str) -> Judgement:
-        """Return whether a model keeps to the bound by the parts that it and the reference have scored."""
+        """Judge a model by the parts scored by both it and the reference."""
         if self.most is None:
             raise ValueError("there is no bound to keep to")
         pairs = zip(self._scores[model], self._scores[self.reference], strict=False)
@@ -78,29 +77,28 @@ class TextQuality:
         return verdict
 
     def over_the_bound(self, model: str) -> str:
-        """Say by how much a model is over the bound."""
+        """Describe a model's violation of the bound."""
         assert self.most is not None
         whole = self.scored(model) >= self.parts
         change = change_text(self.ratios[model], interval=not whole)
         return f"perplexity {change} is over {change_text(self.most)}"
 
-    # --- what it takes
+    # --- predicted time
 
     def deciding_s(self, model: str, usual: float) -> float:
-        """Return the seconds that deciding a model's quality is expected to take.
+        """Predict the seconds to decide a model's quality.
 
         Args:
-            model: which.
-            usual: seconds of a part where none has been scored.
+            usual: default seconds per part.
         """
         return max(1.0, _SCORED_SHARE * self.parts - self.scored(model)) * self.next_part_s(model, usual)
 
     def next_part_s(self, model: str, usual: float) -> float:
-        """Return the seconds of one part more by a model, and by the reference where it has not scored it yet."""
+        """Predict the seconds of a model's next part, including the reference's if it is not scored yet."""
         usual = self._part_s.get(self.reference, usual)
         also = 0.0 if self.scored(self.reference) > self.scored(model) else usual
         return self._part_s.get(model, usual) + also
 
     def whole_s(self, model: str, usual: float) -> float:
-        """Return the seconds that scoring all of the text by a model is expected to take."""
+        """Predict the seconds to score the whole text with a model."""
         return self.parts * self._part_s.get(model, self._part_s.get(self.reference, usual))

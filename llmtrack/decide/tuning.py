@@ -1,12 +1,13 @@
-"""Search the best way to run a model within a time budget, so that there is an answer at any time.
+"""Search for the best way to run a model within a time budget; an answer is available at any time.
 
-The search knows nothing of engines or MLflow: a `Measurer` acts, and everything follows from what it answers, so that a search that
-was killed goes on when the same answers are given again. What is done next, in this order, as far as the time allows:
+The search is independent of engines and MLflow: a `Measurer` acts, and everything follows from its answers, so that an
+interrupted search can be replayed. The next action is the first of these that fits into the remaining time:
 
 1. measure the baseline, then the three most promising candidates (`promise`), each beside the leader (`racing`);
-2. score a candidate that is better than the leader until its quality is decided (`bounded`): only one that is over the bound is out;
-3. try the next most promising candidate, as long as its proof would still fit into the time;
-   where one promises far more than the leader, it is tried although its proof does not fit;
+2. score a candidate that is better than the leader until its quality is decided (`bounded`); one beyond the bound is
+eliminated;
+3. try the next most promising candidate while its proof would still fit, or even if not when it promises far more than
+the leader;
 4. take further samples of the candidates among which the answer is open;
 5. prove the answer: measure it afresh against the baseline;
 6. try further candidates although there is no time left to prove them.
@@ -28,51 +29,51 @@ from llmtrack.decide.text_quality import TextQuality
 from llmtrack.metrics import metric
 
 FIRST = 3
-"""Candidates that are tried before any is scored."""
-# What is expected of the time at the end is expected with so much room.
+"""Candidates to try before any is scored."""
+# Safety factor on the predicted time of the final steps.
 _ROOM = 1.1
-# A single value that is so many times over a limit breaks it.
+# Factor by which a single value must exceed a limit to break it.
 _FAR = 1.5
-# A first sample may take so many times what it is predicted to take, and so many seconds or this share of the time that is left in
-# any case. A candidate that was given up is tried once more, in all the time that is left, where that is enough.
+# Time limit of a first sample: a multiple of the prediction, at least this many seconds or this share of the remaining
+# time. A candidate that timed out is tried once more with all of the remaining time, if that is enough.
 _PATIENCE, _LEAST_PATIENCE, _FIRST_SHARE = 3.0, 30.0, 0.2
 _ATTEMPTS = 2
-# Fewest samples of each in the comparison at the end: 4 against 4 can differ significantly, 5 against 5 do so more surely.
+# Samples of each side in the final comparison: 4 against 4 can be significant, 5 against 5 have more power.
 _LEAST_FRESH, _USUAL_FRESH, _MOST_FRESH = 4, 5, 12
-# A budget that would do is named with so much room.
+# Safety factor on a suggested budget.
 _MORE = 1.3
-# Seconds of a conversion that is not begun for the sake of completeness.
+# Conversions longer than this many seconds are started only for a gain.
 _LONG = 20.0
-# Candidates of a runtime that fail before its others are given up.
+# Failed candidates of a runtime after which the others are dropped.
 _FAILURES = 2
 
 CANNOT_WIN = "cannot win"
-"""Begins the reason of a candidate that is out by what it promises."""
+"""Prefix of the reason of a candidate eliminated by its prediction."""
 
 
 @dataclass
 class Tuning:
-    """Search, and keep what was seen.
+    """The search and its state.
 
     Attributes:
-        task: what is asked.
-        hands: what measures and scores.
-        race: the samples, and who is out and why.
-        quality: what is known of each model's perplexity over the baseline's.
-        fresh: samples of the comparison at the end, by candidate.
-        claim: what that comparison says.
-        ending: `proven`: measured afresh and within the bound; `unproven`: the best so far; `none`: there is no answer.
+        goal: what to search for.
+        measurer: measures and scores.
+        race: samples and eliminations.
+        quality: perplexity of each model relative to the baseline's.
+        fresh: samples of the final comparison, by candidate.
+        claim: result of the final comparison.
+        ending: `proven`: measured afresh and within the bound; `unproven`: the best so far; `none`: no answer.
         winner: the answer, proven or not.
-        equal: those that were not told from it, itself among them.
-        fallback: the best proven candidate where the answer is not proven.
-        missing: which proof is missing, in words.
-        needs: seconds of budget that would give it; 0: not known.
+        equal: candidates not significantly different from it, including it.
+        fallback: the best proven candidate if the answer is unproven.
+        missing: which proof is missing.
+        needs: budget in seconds that would allow it; 0 if unknown.
         untried: why each candidate that was never measured was not.
-        spent: seconds.
+        spent: elapsed seconds.
     """
 
-    task: Goal
-    hands: Measurer
+    goal: Goal
+    measurer: Measurer
     race: Race = field(init=False)
     quality: TextQuality = field(init=False)
     fresh: dict[str, list[float]] = field(init=False, default_factory=dict)
@@ -87,11 +88,11 @@ class Tuning:
     spent: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
-        task = self.task
+        task = self.goal
         exact = metric(task.objective).sureness == "exact"
         self.race = Race(task.names, task.better, task.rules, exact)
         self.costs = Costs(task.start, task.ready)
-        self._ways = dict(self.hands.ways({}))
+        self._ways = dict(self.measurer.ways({}))
         self._predictor: Predictor | None = None
         self._predicted: tuple[int, dict[str, Prediction]] = (-1, {})
         self._over: dict[str, dict[str, list[float]]] = {name: {} for name in task.names}
@@ -101,7 +102,7 @@ class Tuning:
         self._failed: dict[str, list[str]] = {}
         models = frozenset(map(self.model_of, task.names))
         self.quality = TextQuality(self.model_of(task.baseline), models, task.parts, task.most_perplexity)
-        # By candidate: how it differs from the baseline measured afresh, and the samples of both.
+        # By candidate: its difference from the baseline measured afresh, and the samples of both.
         self._duels: dict[str, tuple[Difference | None, dict[str, list[float]]]] = {}
         self._rounds = 0
         self._told: set[str] = set()
@@ -111,17 +112,17 @@ class Tuning:
                     self.race.hold(name)
 
     def run(self) -> None:
-        """Search until nothing is left to do, or the time is used up; the outcome stands in the attributes."""
+        """Search until nothing is left to do or the time is up; the attributes hold the result."""
         self._measure_baseline()
         while self._step():
             self._tell_dropped()
         self._conclude()
         self._tell_dropped()
 
-    # --- what to do next
+    # --- next action
 
     def _step(self) -> bool:
-        """Do the next thing, and return whether there was one."""
+        """Take the next action; return whether there was one."""
         self._drop_hopeless()
         if len(self._attempts) < FIRST and self._try_next(with_proof=True):
             return True
@@ -134,8 +135,8 @@ class Tuning:
         )
 
     def _measure_baseline(self) -> None:
-        """Measure the baseline, whatever it takes: nothing can be told without it."""
-        name = self.task.baseline
+        """Measure the baseline regardless of the time: everything is relative to it."""
+        name = self.goal.baseline
         self._show(f"measuring the baseline {name}")
         self.race.begin_block()
         seen = self._sample(name, self._left(), first=True)
@@ -151,11 +152,11 @@ class Tuning:
         weights = seen.values.get("model_size_mib", 0.0) * 2**20
         good = self.race.goodness(name) if self.race.samples[name] else None
         base = Base(self._way(name), step, prefill or step, read, weights, good)
-        self._ways = dict(self.hands.ways(seen.values))
-        self._predictor = Predictor(self._ways, base, self.task.work)
+        self._ways = dict(self.measurer.ways(seen.values))
+        self._predictor = Predictor(self._ways, base, self.goal.work)
 
     def _try_next(self, with_proof: bool) -> bool:
-        """Try the most promising candidate that fits into the time; one that was given up comes after all others."""
+        """Try the most promising candidate that fits into the time; timed-out ones come last."""
         top = self._top()
         kept = self._answer_s(top) if top is not None and with_proof else 0.0
         names = self._to_try()
@@ -172,27 +173,26 @@ class Tuning:
         return True
 
     def _most_promising(self, names: Sequence[str], with_proof: bool, kept: float) -> str | None:
-        """Return the candidate of the largest expected improvement per second among those that fit into the time, or None.
+        """Return the candidate with the largest expected improvement per second that fits into the time, or None.
 
         Args:
-            names: the candidates.
             with_proof: whether its proof must fit, too, unless it promises far more than the best so far.
-            kept: seconds that the answer by what was tried takes.
+            kept: seconds reserved for an answer among the tried candidates.
         """
         predictions, decided, over = self._predictions(), self._decided(), self._bar()
         promises = {}
         undecided = {self.model_of(name) for name in self._challengers()}
         for name in names:
             if self.model_of(name) in undecided:
-                continue  # Of the same numbers: whether they are within the bound is known first.
+                continue  # The same model: decide first whether it is within the bound.
             cost = self.costs.first(self._way(name), self._call_s(name))
-            far = name in predictions and predictions[name].mean > over + math.log(self.task.rules.far)
+            far = name in predictions and predictions[name].mean > over + math.log(self.goal.rules.far)
             after = max(kept, self._prove_s(name)) if with_proof and not far else 0.0
             if _ROOM * (cost + after) > self._left():
                 continue
             gain = predictions[name].improvement(over) if name in predictions else 1.0
             gain *= keeps_quality(self._way(name), decided)
-            if gain > 0 and not (self._is_long(name) and gain < math.log1p(self.task.rules.margin)):
+            if gain > 0 and not (self._is_long(name) and gain < math.log1p(self.goal.rules.margin)):
                 promises[name] = gain / cost
         return max(promises, key=promises.__getitem__, default=None)
 
@@ -207,14 +207,14 @@ class Tuning:
         if leader is None or self.race.exact or self._left() <= 0:
             return
         self._sample(leader, self._left())
-        # One that is far behind needs no second look.
+        # One far behind needs no second sample.
         if name in self.race.alive and leader in self.race.alive:
             behind = self.race.goodness(leader) - self.race.goodness(name)
-            if behind < math.log(self.task.rules.far) and self._again[name] < self._left():
+            if behind < math.log(self.goal.rules.far) and self._again[name] < self._left():
                 self._sample(name, self._left())
 
     def _score_challenger(self) -> bool:
-        """Score one part more by the best candidate whose quality is open and that is better than the leader."""
+        """Score one more part with the best undecided candidate that is better than the leader."""
         best = self.race.leader(self._challengers())
         if best is None or self.quality.next_part_s(self.model_of(best), self._usual_part_s()) > self._left():
             return False
@@ -222,7 +222,7 @@ class Tuning:
         return True
 
     def _challengers(self) -> list[str]:
-        """Return the candidates that are better than the leader and whose quality is open."""
+        """Return the candidates that are better than the leader and whose quality is undecided."""
         leader = self.race.leader()
         bar = -math.inf if leader is None else self.race.goodness(leader)
         return [
@@ -232,12 +232,12 @@ class Tuning:
         ]
 
     def _take_round(self) -> bool:
-        """Take a sample of each candidate among which the answer is open."""
+        """Sample each candidate among which the answer is open."""
         leader = self.race.leader() or self._top()
-        if leader is None or self.race.exact or self._rounds >= self.task.rules.most_rounds:
+        if leader is None or self.race.exact or self._rounds >= self.goal.rules.most_rounds:
             return False
         bar = self.race.goodness(leader)
-        near = math.log(self.task.rules.far)
+        near = math.log(self.goal.rules.far)
         rivals = [
             name
             for name in self.race.open_against(leader)
@@ -258,8 +258,8 @@ class Tuning:
         return True
 
     def _prove(self) -> bool:
-        """Measure the answer afresh against the baseline; what has no noise needs no second look."""
-        name, base = self.race.choice(), self.task.baseline
+        """Measure the answer afresh against the baseline; noise-free objectives need no second measurement."""
+        name, base = self.race.choice(), self.goal.baseline
         if name is None or name == base or name in self._duels or self.race.exact or self._predictor is None:
             return False
         fits = [least for least in (_USUAL_FRESH, _LEAST_FRESH) if _ROOM * self._duel_s(name, least) <= self._left()]
@@ -274,9 +274,9 @@ class Tuning:
     # --- measuring and scoring
 
     def _sample(self, name: str, seconds: float, first: bool = False) -> Seen | None:
-        """Measure a candidate once and tell the race; None where it could not be measured, or is out for it."""
+        """Measure a candidate once and update the race; None if it failed or was eliminated."""
         left = self._left()
-        seen = self.hands.measure(name, max(min(seconds, left), 0.0))
+        seen = self.measurer.measure(name, max(min(seconds, left), 0.0))
         self.spent += seen.seconds
         way = self._way(name)
         if seen.late and first:
@@ -286,16 +286,16 @@ class Tuning:
             return None
         self._again[name] = seen.seconds if seen.again is None else seen.again
         if first:
-            # What was made before it was loaded is there when it is loaded again.
+            # Conversions are not repeated when it is reloaded.
             made = self.costs.building(way) > 0 or way.compiles > 0
             loading = max(seen.seconds - self._again[name], 0.0)
-            usual = self._reload.get(self.task.baseline, loading) + self.costs.reload(way)
+            usual = self._reload.get(self.goal.baseline, loading) + self.costs.reload(way)
             self._reload[name] = min(loading, usual) if made else loading
             self.costs.succeeded(way, seen.seconds, self._again[name])
-        value = seen.values.get(self.task.objective)
+        value = seen.values.get(self.goal.objective)
         if value is None:
-            why = f"no {self.task.objective} can be measured here"
-            for other in self.task.names if name == self.task.baseline else (name,):
+            why = f"no {self.goal.objective} can be measured here"
+            for other in self.goal.names if name == self.goal.baseline else (name,):
                 self.race.drop(other, why)
             return None
         if why := self._beyond(name, seen.values):
@@ -305,11 +305,11 @@ class Tuning:
         return seen
 
     def _lost(self, name: str, seen: Seen) -> None:
-        """Take a candidate out that could not be measured; one that was late may be tried again."""
-        if seen.late and name != self.task.baseline:
+        """Eliminate a candidate that failed; one that timed out may be retried."""
+        if seen.late and name != self.goal.baseline:
             self.untried[name] = f"given up after {_duration(seen.seconds)} of {seen.late}"
             return
-        if name == self.task.baseline:
+        if name == self.goal.baseline:
             late = f"the baseline was not measured in time ({seen.late}): use budget={budget_text(3 * self.spent)}"
             self.race.drop(name, late if seen.late else seen.why)
             return
@@ -323,18 +323,18 @@ class Tuning:
                     self.race.drop(other, f"as the others of its runtime: {seen.why}")
 
     def _afresh(self, name: str) -> Sample:
-        seen = self.hands.measure_afresh(name, max(self._left(), self._again.get(name, 0.0)))
+        seen = self.measurer.measure_afresh(name, max(self._left(), self._again.get(name, 0.0)))
         self.spent += seen.seconds
-        return Sample(seen.values.get(self.task.objective), seen.seconds, seen.why)
+        return Sample(seen.values.get(self.goal.objective), seen.seconds, seen.why)
 
     def _beyond(self, name: str, values: Mapping[str, float]) -> str:
-        """Say which limit a candidate does not keep to; empty if it keeps to all as far as is known."""
-        for key, most in self.task.limits.items():
+        """Name the limit that a candidate violates; empty if none is known to be."""
+        for key, most in self.goal.limits.items():
             if key not in values:
                 return f"no {key} could be measured, of which it may have {most:,.4g} at most"
             seen = self._over[name].setdefault(key, [])
             seen.append(values[key])
-            # The middle one of three, or all of two, or one that is far beyond.
+            # The median of three, both of two, or one that is far beyond.
             if (median(seen) > most and len(seen) > 2) or (
                 min(seen) > most and (len(seen) > 1 or seen[0] > _FAR * most)
             ):
@@ -342,41 +342,41 @@ class Tuning:
         return ""
 
     def _score(self, name: str) -> None:
-        """Score the next part of the text by the baseline and a candidate, and judge its model."""
+        """Score the next part of the text with the baseline and a candidate, and judge its model."""
         model = self.model_of(name)
         part = self.quality.scored(model)
-        self._show(f"scoring {name}, part {part + 1} of {self.task.parts}")
-        for each in (self.task.baseline, name):
+        self._show(f"scoring {name}, part {part + 1} of {self.goal.parts}")
+        for each in (self.goal.baseline, name):
             if self.quality.scored(self.model_of(each)) > part:
                 continue
-            score = self.hands.score(each, part, max(self._left(), 0.0))
+            score = self.measurer.score(each, part, max(self._left(), 0.0))
             self.spent += score.seconds
             if not self.quality.take(self.model_of(each), score):
                 return
         verdict = self.quality.judge(model)
-        for each in (each for each in self.task.names if self.model_of(each) == model):
+        for each in (each for each in self.goal.names if self.model_of(each) == model):
             if verdict == "kept":
                 self.race.admit(each)
             elif verdict == "broken":
                 self.race.drop(each, self.quality.over_the_bound(model))
 
     def _compare(self, baseline: str, winner: str, samples: Mapping[str, Sequence[float]]) -> Difference | None:
-        """Return how the answer differs from the baseline by samples of both."""
+        """Return the difference of the answer from the baseline by samples of both."""
         before, after = samples.get(baseline, ()), samples.get(winner, ())
         if not before or not after:
             return None
-        (found,) = judge([difference(self.task.objective, median(before), median(after), before, after)])
+        (found,) = judge([difference(self.goal.objective, median(before), median(after), before, after)])
         return found
 
-    # --- what is predicted
+    # --- predictions
 
     def _predictions(self) -> dict[str, Prediction]:
-        """Return what each candidate promises by what was seen so far; nothing where the baseline could not be measured."""
+        """Predict each candidate from the measurements so far; empty if the baseline failed."""
         if self._predictor is None:
             return {}
         samples = sum(map(len, self.race.samples.values()))
         if self._predicted[0] != samples:
-            seen = {name: self.race.goodness(name) for name in self.task.names if self.race.samples[name]}
+            seen = {name: self.race.goodness(name) for name in self.goal.names if self.race.samples[name]}
             self._predicted = samples, self._predictor.predict(seen)
         return self._predicted[1]
 
@@ -385,7 +385,7 @@ class Tuning:
         leader = self.race.leader()
         if leader is None or self._predictor is None:
             return
-        bar = self.race.goodness(leader) + math.log1p(self.task.rules.margin)
+        bar = self.race.goodness(leader) + math.log1p(self.goal.rules.margin)
         for name, found in self._predictions().items():
             if name in self.race.dropped or self.race.samples[name] or found.optimistic >= bar:
                 continue
@@ -396,15 +396,15 @@ class Tuning:
 
     @property
     def _bound_word(self) -> str:
-        return "most" if self.task.better == "higher" else "least"
+        return "most" if self.goal.better == "higher" else "least"
 
     def _value(self, goodness: float) -> str:
-        value = math.exp(goodness if self.task.better == "higher" else -goodness)
-        unit = metric(self.task.objective).unit
+        value = math.exp(goodness if self.goal.better == "higher" else -goodness)
+        unit = metric(self.goal.objective).unit
         return f"{value:,.3g} {unit}" if unit != "-" else f"{value:,.3g}"
 
     def _bar(self) -> float:
-        """Return how good the best candidate is that is within the bound, or likely to be."""
+        """Return the goodness of the best candidate that is within the bound, or likely to be."""
         decided = self._decided()
         likely = [
             self.race.goodness(name)
@@ -414,56 +414,58 @@ class Tuning:
         return max(likely, default=-math.inf) if likely else -50.0
 
     def _is_long(self, name: str) -> bool:
-        """Return whether a candidate needs a conversion that is begun only for a gain beyond the margin."""
+        """Return whether a candidate needs a long conversion, started only for a gain beyond the margin."""
         return self.costs.building(self._way(name)) >= _LONG
 
     def _to_try(self) -> list[str]:
         return [
             name
             for name in self.race.alive
-            if not self.race.samples[name] and name != self.task.baseline and self._attempts.get(name, 0) < _ATTEMPTS
+            if not self.race.samples[name] and name != self.goal.baseline and self._attempts.get(name, 0) < _ATTEMPTS
         ]
 
     def _top(self) -> str | None:
-        """Return the best candidate that is not out, whether its quality is known or not."""
+        """Return the best remaining candidate, whether its quality is decided or not."""
         return self.race.leader(self.race.tried)
 
     def _decided(self) -> list[tuple[Way, bool]]:
         found: dict[str, tuple[Way, bool]] = {}
-        for name in self.task.names:
+        for name in self.goal.names:
             if (known := self.quality.kept.get(self.model_of(name))) is not None:
                 found.setdefault(self.model_of(name), (self._way(name), known))
         return [*found.values()]
 
     def promise_of(self, name: str) -> float:
-        """Return how good a candidate is expected to be, whether it keeps its quality taken into account."""
+        """Return the expected goodness of a candidate, discounted by the probability of keeping the quality bound."""
         found = self._predictions().get(name)
         if found is None:
             return 0.0
         return found.mean + math.log(max(keeps_quality(self._way(name), self._decided()), 1e-9))
 
-    # --- what it takes
+    # --- predicted time
 
     def _left(self) -> float:
-        return self.task.seconds - self.spent
+        return self.goal.seconds - self.spent
 
     def _call_s(self, name: str) -> float:
-        """Return the seconds that a sample of a candidate is expected to take."""
+        """Predict the seconds of a sample of a candidate."""
         if name in self._again:
             return self._again[name]
-        base = self._again.get(self.task.baseline, 1.0)
+        base = self._again.get(self.goal.baseline, 1.0)
         found = self._predictions().get(name)
-        if found is None or self.task.baseline not in self.race.tried:
+        if found is None or self.goal.baseline not in self.race.tried:
             return base
-        faster = math.exp(min(found.mean - self.race.goodness(self.task.baseline), 3.0))
-        return min(base, max(base / faster, 0.3)) if self.task.objective != "model_size_mib" else base
+        faster = math.exp(min(found.mean - self.race.goodness(self.goal.baseline), 3.0))
+        return min(base, max(base / faster, 0.3)) if self.goal.objective != "model_size_mib" else base
 
     def _prove_s(self, name: str) -> float:
-        """Return the seconds that deciding a candidate's quality and measuring it afresh take."""
+        """Predict the seconds to decide a candidate's quality and to measure it afresh."""
         return self._decide_s(name) + self._duel_s(name, _LEAST_FRESH)
 
     def _answer_s(self, top: str) -> float:
-        """Return the seconds that an answer by what was tried takes: each model that is better than the leader may be over the bound."""
+        """Predict the seconds to an answer among the tried candidates: any that is better than the leader may be beyond
+        the bound.
+        """
         models = {self.model_of(name): name for name in self._challengers()}
         return math.fsum(map(self._decide_s, models.values())) + self._duel_s(top, _LEAST_FRESH)
 
@@ -473,11 +475,11 @@ class Tuning:
         return self.quality.deciding_s(self.model_of(name), self._usual_part_s())
 
     def _usual_part_s(self) -> float:
-        """Return the seconds of a part of the text where none has been scored."""
-        return min(2 * self._again.get(self.task.baseline, 0.5), 2.0)
+        """Return the default seconds per part of the text."""
+        return min(2 * self._again.get(self.goal.baseline, 0.5), 2.0)
 
     def _duel_s(self, name: str, samples: int) -> float:
-        base = self.task.baseline
+        base = self.goal.baseline
         if name == base or self._predictor is None or self.race.exact or self._proven(name):
             return 0.0
         return math.fsum(
@@ -486,13 +488,13 @@ class Tuning:
         )
 
     def scoring_s(self, name: str) -> float:
-        """Return the seconds that scoring all of the text by a candidate is expected to take."""
+        """Predict the seconds to score the whole text with a candidate."""
         return self.quality.whole_s(self.model_of(name), self._again.get(name, 0.0))
 
-    # --- how it ends
+    # --- conclusion
 
     def _fresh_claim(self, name: str | None) -> Difference | None:
-        """Return how a candidate differs from the baseline measured afresh; None where it was not, or nothing can be told."""
+        """Return a candidate's difference from the baseline measured afresh, or None."""
         return self._duels[name][0] if name in self._duels else None
 
     def _proven(self, name: str | None) -> bool:
@@ -500,8 +502,8 @@ class Tuning:
         return claim is not None and claim.verdict == "better"
 
     def _conclude(self) -> None:
-        """Settle the answer, how sure it is, and what a larger budget would give."""
-        base = self.task.baseline
+        """Determine the answer, its certainty, and what a larger budget would give."""
+        base = self.goal.baseline
         for name in self.race.alive:
             if not self.race.samples[name] and name != base:
                 self.untried[name] = self._why_not_tried(name)
@@ -509,14 +511,14 @@ class Tuning:
         answer, top = self.race.choice(), self._top()
         proven = [name for name in self._duels if self._proven(name) and name in self.race.alive]
         self.fallback = self.race.leader(proven) if proven else None
-        margin = math.log1p(self.task.rules.margin)
+        margin = math.log1p(self.goal.rules.margin)
         if self.fallback is not None and (
             answer is None or self.race.goodness(answer) <= self.race.goodness(self.fallback) + margin
         ):
             answer = self.fallback
         if answer is None and top is None:
             return None
-        # Whatever is better but for a missing proof is named rather than what is proven.
+        # Prefer a better candidate that only lacks its proof over a proven one.
         if top is not None and (answer is None or self.race.goodness(top) > self.race.goodness(answer) + margin):
             return self._unproven(top, self._promising(top))
         assert answer is not None
@@ -527,7 +529,7 @@ class Tuning:
                 and not (ratio is not None and ratio.low > 1)
                 and base in self.race.alive
             ):
-                # It was not told from the baseline: the simpler of both is recommended.
+                # Not significantly different from the baseline: recommend the simpler of both.
                 self._claim_of(answer)
                 answer = base
                 self.equal = list(dict.fromkeys([base, *self.equal]))
@@ -536,7 +538,7 @@ class Tuning:
         if (promising := self._promising(answer)) is not None:
             return self._unproven(answer, promising)
         self.winner, self.ending = answer, "proven"
-        # One that measured worse is no equal for want of samples.
+        # One that measured worse is not equal merely for lack of samples.
         bar = self.race.goodness(answer) - margin if self.race.samples[answer] else -math.inf
         self.equal = [name for name in self.equal if name == answer or self.race.goodness(name) >= bar]
         if answer in self._duels:
@@ -546,32 +548,32 @@ class Tuning:
         return None
 
     def _claim_of(self, name: str) -> None:
-        """Claim what was measured afresh of a candidate, and nothing of another one."""
+        """Use a candidate's own fresh measurements as the claim."""
         self.claim, self.fresh = self._duels[name]
 
     def _exact_claim(self, answer: str) -> Difference | None:
-        samples = [self.race.samples[name] for name in (self.task.baseline, answer)]
+        samples = [self.race.samples[name] for name in (self.goal.baseline, answer)]
         if not all(samples):
             return None
-        (found,) = judge([difference(self.task.objective, samples[0][-1], samples[1][-1])])
+        (found,) = judge([difference(self.goal.objective, samples[0][-1], samples[1][-1])])
         return found
 
     def _unproven(self, name: str, promising: str | None = None) -> None:
-        """End with the best so far, and say which proof is missing and the budget that would give it."""
+        """Conclude with the best so far, the missing proof, and the budget that would allow it."""
         self.winner, self.ending = name, "unproven"
         if self.fallback == name:
             self.fallback = None
         missing, more = [], 0.0
         model = self.model_of(name)
         if name in self.race.waiting:
-            missing.append(self.quality.unscored.get(model) or "its quality is not known to be within the bound")
+            missing.append(self.quality.unscored.get(model) or "its quality is not proven to be within the bound")
             more += self._decide_s(name)
         if self._predictor is None:
             missing.append("the baseline could not be measured")
         elif (claim := self._fresh_claim(name)) is not None and not self._proven(name):
             missing.append(f"measured afresh against the baseline it is inconclusive ({claim.words})")
             more += 2 * self._duel_s(name, _USUAL_FRESH)
-        elif name != self.task.baseline and not self.race.exact and not self._proven(name):
+        elif name != self.goal.baseline and not self.race.exact and not self._proven(name):
             missing.append("it was not measured afresh against the baseline")
             more += self._duel_s(name, _USUAL_FRESH)
         if promising is not None:
@@ -581,13 +583,13 @@ class Tuning:
             cost = self.costs.first(self._way(promising), self._call_s(promising))
             more += cost + self._prove_s(promising)
         self.missing = "; ".join(missing)
-        # The time that was spent is needed again, but for what is kept: conversions.
-        self.needs = _MORE * (max(self.spent, self.task.seconds) + more)
+        # A new search repeats everything but the conversions.
+        self.needs = _MORE * (max(self.spent, self.goal.seconds) + more)
 
     def _promising(self, answer: str) -> str | None:
-        """Return the untried candidate that is expected to be far better than the answer and to keep to the bound, or None."""
+        """Return an untried candidate expected to be far better than the answer and within the bound, or None."""
         found = self._predictions()
-        bar = self.race.goodness(answer) + math.log(self.task.rules.far)
+        bar = self.race.goodness(answer) + math.log(self.goal.rules.far)
         decided = self._decided()
         likely = [
             name
@@ -595,20 +597,20 @@ class Tuning:
             if name in found
             and name in self.race.alive
             and found[name].mean > bar
-            and (self.task.most_perplexity is None or keeps_quality(self._way(name), decided) >= 0.5)
+            and (self.goal.most_perplexity is None or keeps_quality(self._way(name), decided) >= 0.5)
         ]
         return max(likely, key=lambda name: found[name].mean, default=None)
 
     def _why_not_tried(self, name: str) -> str:
-        """Say why a candidate was not tried, and the budget that would do."""
+        """Explain why a candidate was not tried, and the budget it needs."""
         way = self._way(name)
         built = self.costs.slower * self.costs.building(way)
         cost = self.costs.first(way, self._call_s(name)) + self._prove_s(name)
-        budget = budget_text(_MORE * (max(self.spent, self.task.seconds) + cost))
+        budget = budget_text(_MORE * (max(self.spent, self.goal.seconds) + cost))
         what = f"{_duration(built)} of conversion" if built >= 1 else f"{_duration(cost)} to try and prove it"
         before = f"{self.untried[name]}; " if name in self.untried else ""
         if _ROOM * cost <= self._left():
-            return f"{before}{what}, and not expected to be better by more than {self.task.rules.margin:.0%}"
+            return f"{before}{what}, and not expected to be better by more than {self.goal.rules.margin:.0%}"
         return f"{before}{what}: raise the budget to {budget}"
 
     def _scorable(self, name: str) -> bool:
@@ -618,7 +620,7 @@ class Tuning:
         return self._ways[name]
 
     def model_of(self, name: str) -> str:
-        """Return what a candidate's quality depends on: those that share it are scored once."""
+        """Return the model of a candidate; candidates that share it are scored once."""
         return self._way(name).model
 
     def _show(self, doing: str) -> None:
@@ -626,19 +628,19 @@ class Tuning:
         value = ratio = None
         if top is not None:
             value = self.race.samples[top][-1]
-            ratio = self.race.ratio(top, self.task.baseline) if self.race.samples[self.task.baseline] else None
+            ratio = self.race.ratio(top, self.goal.baseline) if self.race.samples[self.goal.baseline] else None
         samples = sum(map(len, self.race.samples.values()))
-        self.hands.show(SearchState(doing, self.spent, top or "", value, ratio, len(self.race.alive), samples))
+        self.measurer.show(SearchState(doing, self.spent, top or "", value, ratio, len(self.race.alive), samples))
 
     def _tell_dropped(self) -> None:
         for name in self.race.dropped:
             if name not in self._told:
                 self._told.add(name)
-                self.hands.dropped(name)
+                self.measurer.dropped(name)
 
 
 def budget_text(seconds: float) -> str:
-    """Return a budget as a person writes it, rounded up: `90s`, `14m`."""
+    """Format a budget, rounded up: `90s`, `14m`."""
     if seconds <= 90:
         return f"{max(30, 15 * math.ceil(seconds / 15))}s"
     return f"{math.ceil(seconds / 60)}m"

@@ -1,7 +1,8 @@
-"""The one rule by which tracked runs are told apart: whatever says a comparison in words asks here.
+"""The single source of verdicts: every comparison of tracked runs in words uses this module.
 
-Of two runs and a metric it says better, worse, no different or inconclusive, with the interval of the ratio and the doubts
-that either run carries itself. Enough repeats, a correction for many comparisons and equal conditions are part of it.
+For two runs and a metric: better, worse, no significant difference or inconclusive, with the interval of the ratio and
+the warnings of either run. Minimum repeats, correction for multiple comparisons and comparable conditions are part of
+it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from llmtrack.tracked.run import FAILED, Run
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.artifacts import samples_by_run
 
-# How the warnings begin that say so; a test holds them to what the measuring side says.
+# Prefixes of the warnings about disturbances; a test compares them with those of the measuring side.
 DISTURBED = ("the machine was busy:", "noisy:", "drift:")
 _DISTURBANCES = dict(zip(DISTURBED, ("others took {} % of the CPU", "varied by {} %", "drifted by {} %"), strict=True))
 
-# Repeats that are asked for must fit into the cap on time, of arms that are slower than the one that is known, too.
+# Safety factor on the time cap, so that the requested repeats also fit for slower arms.
 _ROOM = 2.0
 _LEAST = re.compile(r" -P (min_repeats|max_seconds)=(\d+)")
 
@@ -41,15 +42,12 @@ def tell(
     across_work: bool = False,
     alpha: float = ALPHA,
 ) -> list[Difference]:
-    """Say how candidates differ from a baseline in a metric, in their order.
+    """Return the differences of candidates from a baseline in a metric, in order.
 
     Args:
-        baseline: a run; its raw samples count if `with_samples` has added them, or else what is
-            tracked of its spread.
-        candidates: others.
-        metric: name of the metric.
-        across_work: whether other work is what is asked about (a longer prompt).
-        alpha: chance of a false alarm that is accepted, over all comparisons of a study together.
+        baseline: a run; its raw samples count if `with_samples` has added them, else its tracked spread.
+        across_work: whether different work is the question (a longer prompt).
+        alpha: accepted probability of a false alarm over all comparisons of a study.
     """
     return tell_pairs(
         [(baseline, candidate) for candidate in candidates],
@@ -67,16 +65,12 @@ def tell_pairs(
     across_environments: bool = False,
     alpha: float = ALPHA,
 ) -> list[Difference]:
-    """Say how the second of each pair differs from the first in a metric; see `tell`.
+    """Return the difference of each pair's second run from its first in a metric; see `tell`.
 
-    What is said of a pair depends on its two runs and their studies, and not on what else is asked.
+    A verdict depends on the two runs and their studies, not on the other pairs.
 
     Args:
-        pairs: of runs.
-        metric: name of the metric.
-        across_work: see `tell`.
-        across_environments: compare speed and memory of different machines or versions too.
-        alpha: see `tell`.
+        across_environments: also compare speed and memory of different machines or versions.
     """
     told = []
     for pair in pairs:
@@ -88,17 +82,17 @@ def tell_pairs(
 
 
 def own_warnings(run: Run) -> tuple[str, ...]:
-    """Return the warnings that a run carries itself, each with the run's name."""
+    """Return a run's warnings, each with the run's name."""
     return tuple(f"{run.name}: {line}" for line in run.warnings)
 
 
 def is_disturbed(run: Run) -> bool:
-    """Return whether a run's own warnings say that its speed was disturbed: the machine was busy, repeats vary or drift."""
+    """Return whether a run's warnings report a disturbance: a busy machine, or repeats that vary or drift."""
     return any(line.startswith(DISTURBED) for line in run.warnings)
 
 
 def disturbance(warnings: Iterable[str]) -> str:
-    """Return in a few words how a run was disturbed, by its warnings: `varied by 72 %`; empty if it was not."""
+    """Summarize a disturbance from a run's warnings: `varied by 72 %`; empty if there is none."""
     for line in warnings:
         for start, words in _DISTURBANCES.items():
             if line.startswith(start) and (shares := re.findall(r"(\d+)%", line)):
@@ -107,7 +101,7 @@ def disturbance(warnings: Iterable[str]) -> str:
 
 
 def doubt(run: Run) -> str:
-    """Return ` (in doubt: varied by 72 %)` of a run that was disturbed, to stand behind its name or figure; else nothing."""
+    """Return ` (in doubt: varied by 72 %)` for a disturbed run, to append to its name or value; else an empty text."""
     how = disturbance(run.warnings)
     return f" (in doubt: {how})" if how else ""
 
@@ -116,8 +110,7 @@ def measure_more(run: Run, repeats: int = 0) -> str:
     """Return the command that measures a run's experiment again.
 
     Args:
-        run: a run of the experiment.
-        repeats: how often each scenario is to be repeated at least; 0: as before.
+        repeats: minimum repeats per scenario; 0 to keep the setting.
     """
     words = [
         "mlflow",
@@ -129,7 +122,7 @@ def measure_more(run: Run, repeats: int = 0) -> str:
         "local",
     ]
     given = parameters_asked(run)
-    # What only scores or trains repeats nothing, and takes no such parameter.
+    # Experiments that only score or train have no repeats.
     if repeats and run.has("max_new_tokens"):
         wanted = max(repeats, int(run.number("min_repeats") or 0))
         given["min_repeats"] = str(wanted)
@@ -140,7 +133,7 @@ def measure_more(run: Run, repeats: int = 0) -> str:
 
 
 def score_command(run: Run) -> str:
-    """Return the command that scores a text with the model of a timed run, each precision of which it can be asked."""
+    """Return the command that scores a text with a timed run's model, in each precision it supports."""
     told = {
         "model": run.text("model_id") or run.text("model"),
         "revision": run.text("revision"),
@@ -155,7 +148,7 @@ def score_command(run: Run) -> str:
 
 
 def each_once(commands: Iterable[str]) -> list[str]:
-    """Return commands of `measure_more`; of those that differ only in how often or long they measure, one that is enough for all."""
+    """Deduplicate commands of `measure_more`; merge those that differ only in repeats or time, keeping the largest."""
     found: dict[str, dict[str, int]] = {}
     for command in commands:
         most = found.setdefault(_LEAST.sub("", command), {})
@@ -165,13 +158,13 @@ def each_once(commands: Iterable[str]) -> list[str]:
 
 
 def parameters_asked(run: Run) -> dict[str, str]:
-    """Return the parameters by which a run's experiment is asked for again, where they are not as by default.
+    """Return the non-default parameters to measure a run's experiment again.
 
-    Of a run that does not tell them (of an older version) these are what every experiment takes, as far as params tell.
+    Runs of older versions do not record them: use the common parameters as far as params give them.
     """
     if run.asked:
         told: dict[str, str] = json.loads(run.asked)
-        # What is measured already is to be measured again.
+        # Resuming would skip what is already measured.
         return {name: value for name, value in told.items() if name != "resume"}
     defaults = {
         "model": ("model", DEFAULT_MODEL),
@@ -184,12 +177,12 @@ def parameters_asked(run: Run) -> dict[str, str]:
 
 
 def with_samples(runs: Runs, tracking_uri: str | None = None) -> Runs:
-    """Return runs with all that verdicts on them depend on, read back from the store.
+    """Add everything that verdicts depend on to runs, read from the store.
 
-    That is the raw samples of each finished one, how far equal settings differed that were measured more than
-    once (`llmtrack.decide.noise_floor`), and how many comparisons its study makes (`llmtrack.decide.family`).
+    That is the raw samples of each finished run, the noise floor (`llmtrack.decide.noise_floor`), and the size of its
+    study's family of comparisons (`llmtrack.decide.family`).
     """
-    # Of samples that cannot be read, what is tracked of the spread tells.
+    # If samples cannot be read, the tracked spread is used.
     found = samples_by_run([run.run_id for run in runs.finished], tracking_uri, lenient=True)
     held = Runs(dataclasses.replace(run, samples=found.get(run.run_id, {})) for run in runs)
     return in_context(held, measured_there(held, tracking_uri))
@@ -202,7 +195,7 @@ def _difference(
     across_work: bool,
     across_environments: bool,
 ) -> Difference:
-    """Return a difference that is not judged yet, or one whose verdict is why there is none."""
+    """Return a difference without a verdict, or one whose verdict says why there is none."""
     then, now = baseline.number(metric), candidate.number(metric)
 
     def none(verdict: Verdict, words: str) -> Difference:
@@ -228,7 +221,7 @@ def _difference(
 
 
 def _above_floor(found: Difference, floor: float) -> Difference:
-    """Return a difference, which is none where equal settings differed by as much."""
-    if not found.told or found.ratio is None or not is_within(found.ratio.value, floor):
+    """Replace a significant difference within the noise floor by `same`."""
+    if not found.conclusive or found.ratio is None or not is_within(found.ratio.value, floor):
         return found
     return dataclasses.replace(found, verdict="same", words=f"{floor_in_words(floor)}: {in_figures(found)}")

@@ -1,4 +1,4 @@
-"""Warnings of several runs in few lines: those that differ in their numbers only are one, with the range of each number."""
+"""Group warnings of several runs: those that differ only in numbers become one line with ranges."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Iterable
 
 from llmtrack.host.words import some_of
 
-# A number that stands alone: those in names (prompt_16, smollm2-135m, v1.2) are part of the name.
+# A standalone number, not one within a name (prompt_16, smollm2-135m, v1.2).
 _NUMBER = re.compile(r"(?<![\w.:/#-])\d[\d,]*(?:\.\d+)?(?![\w.:/-]*[A-Za-z_/])")
 
 
 def warning_kind(warning: str) -> str:
-    """Return what warnings have in common that differ in their numbers only."""
+    """Return a warning with its numbers masked."""
     return _NUMBER.sub("#", warning)
 
 
 def grouped(warned: Iterable[tuple[str, str]], runs: int) -> list[str]:
-    """Return a line for each kind of warning: `all 4 runs: the machine was busy: other programs took 87 to 92% ...`.
+    """Return a line per kind of warning: `all 4 runs: the machine was busy: other programs took 87 to 92% ...`.
 
     Args:
-        warned: name of a run and one of its warnings, in order.
-        runs: how many runs there are in all, with and without warnings.
+        warned: run names, each with one warning, in order.
+        runs: total number of runs, with and without warnings.
     """
     kinds: dict[str, list[tuple[str, str]]] = {}
     for name, line in dict.fromkeys(warned):
@@ -37,7 +37,7 @@ def _who(names: list[str], runs: int) -> str:
 
 
 def _ranged(lines: list[str]) -> str:
-    """Return lines of one kind as one, with the lowest and highest of each number."""
+    """Merge lines of one kind, replacing each number by its range."""
     first = lines[0]
     ranges = [
         sorted(set(each), key=lambda text: float(text.replace(",", "")))

@@ -1,6 +1,6 @@
-"""How a comparison is written, everywhere: a ratio as `5.8x (4.4 to 7.4)`, a difference of quality as `+0.52 % (0.3 to 0.8)`.
+"""Format comparisons uniformly: a ratio as `5.8x (4.4 to 7.4)`, a quality difference as `+0.52 % (0.3 to 0.8)`.
 
-A test holds all other modules to these functions.
+A test ensures that all other modules use these functions.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from llmtrack.decide.significance import Ratio
 
 
 def ratio_text(ratio: Ratio | float, interval: bool = True) -> str:
-    """Return a ratio with its interval: `5.8x (4.4 to 7.4)`.
+    """Format a ratio with its interval: `5.8x (4.4 to 7.4)`.
 
     Args:
-        ratio: it, or a number that has no interval.
+        ratio: with an interval, or a plain number.
         interval: whether to show the interval.
     """
     if not isinstance(ratio, Ratio):
         return f"{ratio:,.{_decimals(ratio)}f}x"
     if not interval:
         return ratio_text(ratio.value)
-    # All three with as many decimals as the smallest needs.
+    # Use as many decimals for all three as the smallest needs.
     digits = _decimals(min(ratio.value, ratio.low))
     value, low, high = (f"{each:,.{digits}f}" for each in (ratio.value, ratio.low, ratio.high))
     return f"{value}x ({low} to {high})"
 
 
 def change_text(ratio: Ratio | float, interval: bool = True) -> str:
-    """Return a ratio as a signed change with its interval: `+0.52 % (0.3 to 0.8)`; see `ratio_text`."""
+    """Format a ratio as a signed change with its interval: `+0.52 % (0.3 to 0.8)`; see `ratio_text`."""
     if not isinstance(ratio, Ratio):
         return share_text(ratio - 1)
     if not interval:
@@ -37,13 +37,13 @@ def change_text(ratio: Ratio | float, interval: bool = True) -> str:
 
 
 def share_text(share: float) -> str:
-    """Return a signed share in percent: 0.0052 as `+0.52 %`."""
+    """Format a signed share in percent: 0.0052 as `+0.52 %`."""
     percent = 100 * share
     return f"{percent:+,.0f} %" if abs(percent) >= 1000 else f"{percent:+.3g} %"
 
 
 def _decimals(ratio: float) -> int:
-    """Return how many decimals a ratio needs for two digits that count."""
+    """Return the number of decimals for two significant digits."""
     for least, digits in ((100, 0), (2, 1), (0.1, 2), (0.01, 3)):
         if abs(ratio) >= least:
             return digits

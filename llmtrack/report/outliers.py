@@ -88,7 +88,7 @@ def outliers(runs: Runs) -> list[Outlier]:
             step_ratio = run.metrics["inter_token_latency_ms"] / medians["inter_token_latency_ms"]
         length = run.params["prompt_tokens_total"] / medians["prompt_tokens_total"]
         cause = _cause(max(ratios.values()) > 1, length, share, _median(shares), step_ratio)
-        untold = [each for each in told.values() if not each.told]
+        untold = [each for each in told.values() if not each.conclusive]
         words, needed = (untold[0].words, max(each.repeats_needed for each in untold)) if untold else ("", 0)
         found.append(Outlier(run.scenario, ratios, cause, share, step_ratio, words, needed))
     return found

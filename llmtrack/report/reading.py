@@ -56,7 +56,7 @@ def times(found: Difference, what: str) -> str:
         return f"{figures} the {what}, which is inconclusive{in_doubt(found)}"
     if found.verdict == "same":
         return f"{figures} the {what}, no significant difference{in_doubt(found)}"
-    if not found.told:
+    if not found.conclusive:
         return f"{figures} the {what}, which is inconclusive: {found.why}"
     return f"{figures} the {what}{in_doubt(found)}"
 
@@ -70,7 +70,7 @@ def all_behind(best: Run, others: Sequence[Run], key: str) -> str:
     """Return nothing if a run is told from all others in a metric; else which are like it, or cannot be told from it."""
     found = list(zip(others, tell(best, others, key), strict=True))
     same = [run.name for run, each in found if each.verdict == "same"]
-    unknown = [(run.name, each.why) for run, each in found if not each.told and each.verdict != "same"]
+    unknown = [(run.name, each.why) for run, each in found if not each.conclusive and each.verdict != "same"]
     parts = [f"no significant difference from {', '.join(same)}"] if same else []
     if unknown:
         command = measure_more(best, max(each.repeats_needed for _, each in found))

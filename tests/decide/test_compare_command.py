@@ -118,7 +118,7 @@ def test_formats_of_the_table_side_by_side(mixed):
         (["--columns", "dtyp"], "no column 'dtyp': did you mean dtype"),
         (["--metric", "loss"], "need a --baseline"),
         (["--baseline", "latest", "--model", "x"], "choose runs by --candidate"),
-        (["--baseline", "newest"], "names no runs: use a run id"),
+        (["--baseline", "newest"], "invalid selector .newest.: use a run id"),
         (["--since", "soon"], "is not a time"),
     ],
 )

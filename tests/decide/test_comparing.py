@@ -217,7 +217,7 @@ def test_machines_are_compared_only_if_asked(compared):
     with pytest.raises(UsageError, match=r"different environments \(threads: 2 against 4\).*--across-environments"):
         compared("timed", "timed elsewhere", "total_latency_s")
     found = compared("timed", "timed elsewhere", "total_latency_s", across_environments=True)
-    assert found["words"].iloc[0] == "too few repeats to tell, 3 against 3: measure at least 4 of each"
+    assert found["words"].iloc[0] == "too few repeats, 3 against 3: measure at least 4 of each"
 
 
 @pytest.mark.slow(1)

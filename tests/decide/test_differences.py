@@ -59,7 +59,7 @@ def test_a_slowdown_of_ten_percent_is_found(n, power):
 def test_three_repeats_are_said_to_be_too_few():
     (found,) = judge([compared([1.0, 1.01, 1.02], [2.0, 2.01, 2.02])])
     assert found.verdict == "unknown"
-    assert found.words == "too few repeats to tell, 3 against 3: measure at least 4 of each"
+    assert found.words == "too few repeats, 3 against 3: measure at least 4 of each"
 
 
 def test_many_comparisons_need_more_repeats():
@@ -68,7 +68,7 @@ def test_many_comparisons_need_more_repeats():
     found = judge([one] * 8)
     # 8 x 2/252 = 0.063; with six of each it is 8 x 2/924 = 0.017.
     assert {each.words for each in found} == {
-        "too few repeats to tell among 8 comparisons, 5 against 5: measure at least 6 of each"
+        "too few repeats among 8 comparisons, 5 against 5: measure at least 6 of each"
     }
 
 

@@ -50,7 +50,7 @@ def test_rules_are_read(text, rule):
     ("text", "message"),
     [
         ("tokens_per_sec < -5", "a change in percent"),
-        ("tokens_per_sec -5%", "not understood"),
+        ("tokens_per_sec -5%", "invalid rule"),
         ("token_per_sec < -5%", "did you mean tokens_per_sec"),
     ],
 )
@@ -78,7 +78,7 @@ def test_three_repeats_cannot_break_a_gate():
     (found,) = decide([check_samples(SLOWER, [10.0, 10.1, 10.2], [5.0, 5.1, 5.2])])
     assert (found.outcome, found.why) == (
         "inconclusive",
-        "too few repeats to tell, 3 against 3: measure at least 4 of each",
+        "too few repeats, 3 against 3: measure at least 4 of each",
     )
 
 
@@ -94,10 +94,10 @@ def test_more_rules_ask_for_more_evidence():
 @pytest.mark.parametrize(
     ("rule", "baseline", "candidate", "outcome", "why"),
     [
-        ("perplexity > +1%", 20.0, 20.3, "broken", "one value tells (tolerance 0.1 %)"),
-        ("perplexity > +1%", 20.0, 20.1, "kept", "one value tells (tolerance 0.1 %)"),
+        ("perplexity > +1%", 20.0, 20.3, "broken", "a single value is conclusive (tolerance 0.1 %)"),
+        ("perplexity > +1%", 20.0, 20.1, "kept", "a single value is conclusive (tolerance 0.1 %)"),
         ("perplexity > 0%", 20.0, 20.01, "kept", "within the tolerance of 0.1 %"),
-        ("model_size_mib > 0%", 100.0, 100.1, "broken", "one value tells (tolerance 0 %)"),
+        ("model_size_mib > 0%", 100.0, 100.1, "broken", "a single value is conclusive (tolerance 0 %)"),
         ("load_time_s > 10%", 1.0, 2.0, "inconclusive", "one value each: noise unknown"),
         ("pad_share > 10%", 0.0, 2.0, "inconclusive", "the baseline is 0: no ratio"),
     ],
@@ -343,7 +343,7 @@ def test_a_candidate_that_is_not_finished_is_no_pass(uri, state):
     [
         ("perplexity > 1%", "quiet again", "checks nothing: no run has perplexity"),
         ("total_latency_s > 5%", "quiet elsewhere", "checks nothing.*threads: 2 against 8.*nevertheless"),
-        ("total_latency_s", "quiet again", "not understood"),
+        ("total_latency_s", "quiet again", "invalid rule"),
     ],
 )
 def test_a_gate_that_checks_nothing_is_a_mistake(tracked, uri, rule, other, message):

@@ -78,7 +78,7 @@ def test_what_cannot_be_told_is_said_with_what_would_tell():
     runs = made(repeated("plain", 10.0, 20.0), repeated("once", 30.0, 21.0, n=1))
     plain, once = pareto_front(runs, ("tokens_per_sec", "perplexity"))
     assert (plain.place, once.place) == ("on", "open"), "the perplexity of the one is better for sure"
-    assert "inconclusive against plain (tokens_per_sec: too few repeats to tell, 1 against 8" in once.why
+    assert "inconclusive against plain (tokens_per_sec: too few repeats, 1 against 8" in once.why
     assert "min_repeats=4" in once.measure
     table = pareto_table(gather_points(runs), ("tokens_per_sec", "perplexity"))
     assert table.notes == (f"inconclusive; to settle it run: {once.measure}",)

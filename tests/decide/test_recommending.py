@@ -98,7 +98,7 @@ def test_one_baseline_repeat_of_a_busy_machine_recommends_nothing_and_says_how_t
     found = recommend(runs, Limits(0.01))
     assert (found.scenario, found.run_id) == (None, None)
     assert "14.1" not in found.sentence
-    assert f"(too few repeats to tell, {n} against 8); to settle it run: mlflow run" in found.sentence
+    assert f"(too few repeats, {n} against 8); to settle it run: mlflow run" in found.sentence
     assert found.measure == "mlflow run . -e quantization --env-manager local -P model=m -P min_repeats=4"
     assert found.sentence.endswith(f"to settle it run: {found.measure}")
     assert {f"read with care: torch-float32: {each}" for each in ("noisy: 134%", BUSY)} <= set(found.notes)
@@ -192,7 +192,7 @@ def test_the_nearest_breaks_the_fewest_limits_by_the_least_and_was_measured():
     )
     assert "the nearest is one for packaged:smollm2" in recommend(runs, Limits(0.01, 1000)).sentence
     unscored = recommend(made(timed("unscored", 90.0)), Limits(0.01))
-    assert "which is nearest is not known (no perplexity was scored)" in unscored.sentence
+    assert "the nearest is unknown (no perplexity was scored)" in unscored.sentence
 
 
 def test_a_configuration_of_several_studies_is_one_and_the_newest_counts():

@@ -106,7 +106,7 @@ def test_a_suite_means_the_runs_of_all_its_studies(tracker, uri):
 
 
 NOTHING = [
-    ("newest", "names no runs: use a run id, study:ID"),
+    ("newest", "invalid selector .newest.: use a run id, study:ID"),
     ("tag:a", "names no runs"),
     ("latest:precision#c", "'latest:precision' has no scenario 'c': it has"),
     ("branch:", "names no runs"),

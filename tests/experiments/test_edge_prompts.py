@@ -168,7 +168,7 @@ def test_a_difference_within_noise_is_no_outlier():
 def test_few_repeats_leave_the_noise_unknown_and_what_would_tell_is_said(n):
     row = timed("very_long", 200, 900, 10, noise=0, n=n)
     line, more = outlier_lines(made(*ORDINARY, row))
-    words = f"inconclusive: too few repeats to tell among 5 comparisons, 6 against {n}: measure at least 5"
+    words = f"inconclusive: too few repeats among 5 comparisons, 6 against {n}: measure at least 5"
     assert words in line
     command = "mlflow run . -e precision --env-manager local -P max_new_tokens=11 -P min_repeats=5"
     assert more.endswith(f"measure more: {command}")

@@ -51,7 +51,7 @@ VERDICTS: Sequence[tuple[str, str, dict[str, Any], str, str]] = [
         RATE,
         timed("b", 20.0, n=1),
         "unknown",
-        "too few repeats to tell, 8 against 1: measure at least 4 of each",
+        "too few repeats, 8 against 1: measure at least 4 of each",
     ),
     (
         "a single value each",
@@ -189,10 +189,10 @@ TAKEAWAYS: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[str]]] = [
         ["No scenario was significantly faster than the baseline of its experiment."],
     ),
     (
-        "too few repeats to tell any",
+        "too few repeats for any",
         [BASE, timed("b", 20.0, n=1)],
         [
-            "1 comparison of speed is inconclusive, such as b against float32 (too few repeats to tell, 8 against 1); "
+            "1 comparison of speed is inconclusive, such as b against float32 (too few repeats, 8 against 1); "
             f"{MORE} -P min_repeats=4"
         ],
     ),
@@ -326,11 +326,11 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
         ],
     ),
     (
-        "nothing keeps to the limits, and which is nearest is not known",
+        "nothing keeps to the limits, and the nearest is unknown",
         [BASE],
         Limits(0.01),
         RATE,
-        "Nothing fits: none of 1 scenario keeps to perplexity +1 %; which is nearest is not known (no perplexity was scored); "
+        "Nothing fits: none of 1 scenario keeps to perplexity +1 %; the nearest is unknown (no perplexity was scored); "
         "to score it run: mlflow run . -e perplexity --env-manager local -P model=packaged:smollm2, then ask again with "
         "--model packaged:smollm2",
         ["float32: no perplexity was scored"],
@@ -341,8 +341,8 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
         Limits(),
         RATE,
         f"Nothing can be recommended yet {OF}: int8 has 25 tokens/s against fp32 10 tokens/s: inconclusive "
-        f"(too few repeats to tell, 8 against 1); {MORE} -P min_repeats=4",
-        ["fp32: 10 tokens/s, inconclusive: too few repeats to tell, 1 against 8: measure at least 4 of each"],
+        f"(too few repeats, 8 against 1); {MORE} -P min_repeats=4",
+        ["fp32: 10 tokens/s, inconclusive: too few repeats, 1 against 8: measure at least 4 of each"],
     ),
     (
         "a run that counts carries warnings",
@@ -371,7 +371,7 @@ RECOMMENDED: Sequence[tuple[str, Sequence[dict[str, Any]], Limits, str, str, Seq
         Limits(),
         RATE,
         f"Run fp32: the only scenario {OF}, with 10 tokens/s, perplexity 20.000 and 2,000 MiB peak memory.",
-        ["tokens_per_sec of fp32 is a single value: how much it varies is not known"],
+        ["tokens_per_sec of fp32 is a single value: its variation is unknown"],
     ),
 ]
 

@@ -63,7 +63,7 @@ def test_a_study_that_has_only_begun_is_said_to_be_running(tracker, uri):
         done = CliRunner().invoke(main, [*command, "--study", "latest:precision", "--tracking-uri", uri])
         assert (done.exit_code, "nothing measured yet" in done.output) == (2, True), done.output
     tracker.finish_study(study, "finished")
-    with pytest.raises(UsageError, match="no tracked scenario run is meant by"):
+    with pytest.raises(UsageError, match="matches no tracked scenario run"):
         select("latest:precision", tracking_uri=uri)
 
 

@@ -203,9 +203,9 @@ class Hands:
 
     def score_answer(self, tuning: Tuning) -> None:
         """Score all of the text by the answer and the baseline, so that both have figures that compare with any run's."""
-        names = dict.fromkeys((tuning.task.baseline, tuning.winner or tuning.task.baseline))
+        names = dict.fromkeys((tuning.goal.baseline, tuning.winner or tuning.goal.baseline))
         for name in names:
-            room = tuning.task.seconds - tuning.spent
+            room = tuning.goal.seconds - tuning.spent
             if room < tuning.scoring_s(name) or not self.rounds[name]:
                 return
             scenario = Scenario(name, uncompiled(self.of[name].variant), self.asked.scoring)

@@ -176,7 +176,7 @@ def _track(study: Study, tracker: Tracker, hands: Hands, tuning: Tuning) -> dict
     """Write the run of each candidate with what became of it, and return them; the winner's run gets the alias."""
     tracked: dict[str, Outcome] = {}
     for name in hands.of:
-        if not hands.rounds[name] and name not in hands.failures and name != tuning.task.baseline:
+        if not hands.rounds[name] and name not in hands.failures and name != tuning.goal.baseline:
             continue  # What was never started is told by the answer's run.
         tracked[name] = outcome = _outcome_of(name, hands, tuning)
         run_id = tracker.log(study, outcome)
@@ -189,8 +189,8 @@ def _track(study: Study, tracker: Tracker, hands: Hands, tuning: Tuning) -> dict
 def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
     """Return a candidate's rounds as one outcome; of the winner and the baseline the fresh measurements alone."""
     candidate = hands.of[name]
-    is_base = name == tuning.task.baseline
-    facts: dict[str, Scalar] = {"tuned_for": tuning.task.objective, **_place(name, tuning)}
+    is_base = name == tuning.goal.baseline
+    facts: dict[str, Scalar] = {"tuned_for": tuning.goal.objective, **_place(name, tuning)}
     done = (hands.fresh.get(name) if tuning.fresh else None) or hands.rounds[name]
     if not done:
         why = str(facts["race_reason"])
@@ -200,7 +200,7 @@ def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
         )
         return replace(failure, scenario=replace(failure.scenario, baseline=is_base), facts={**failure.facts, **facts})
     whole = merged(done, replace(FRESH if tuning.fresh else SAMPLE, min_repeats=min(5, len(done)), max_repeats=200))
-    whole = _with_fresh(whole, tuning.task.objective, tuning.fresh.get(name, ()))
+    whole = _with_fresh(whole, tuning.goal.objective, tuning.fresh.get(name, ()))
     price = _price(name, tuning)
     metrics = dict(whole.metrics)
     if price is not None:
@@ -220,7 +220,7 @@ def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
         known = {key: value for key, value in answer.facts.items() if key not in whole.facts}
         facts = {**known, **vars_of(answer.scenario.task), **facts}
     texts = dict(whole.texts)
-    if name == (tuning.winner or tuning.task.baseline):
+    if name == (tuning.winner or tuning.goal.baseline):
         told, every = _left_out(tuning)
         facts |= told
         texts["not_tried.json"] = json.dumps(every, indent=1) + "\n"
@@ -286,7 +286,7 @@ def _left_out(tuning: Tuning) -> tuple[dict[str, Scalar], dict[str, str]]:
 def _price(name: str, tuning: Tuning) -> Ratio | None:
     """Return a candidate's perplexity over the baseline's as far as it is scored; 1 where both compute the same numbers."""
     model = tuning.model_of(name)
-    return Ratio(1.0, 1.0, 1.0) if model == tuning.model_of(tuning.task.baseline) else tuning.quality.ratios.get(model)
+    return Ratio(1.0, 1.0, 1.0) if model == tuning.model_of(tuning.goal.baseline) else tuning.quality.ratios.get(model)
 
 
 def _place(name: str, tuning: Tuning) -> dict[str, Scalar]:
@@ -307,7 +307,7 @@ def _standing(name: str, tuning: Tuning) -> tuple[str, str]:
     if name in tuning.untried:
         return "not tried", tuning.untried[name]
     claim = tuning.claim
-    if name == tuning.task.baseline and claim is not None and tuning.winner in tuning.fresh:
+    if name == tuning.goal.baseline and claim is not None and tuning.winner in tuning.fresh:
         first = f"{out.why}; " if out is not None and not out.by else ""
         if claim.verdict == "better":
             return "dropped", f"{first}{tuning.winner} is better, measured afresh"
@@ -315,7 +315,7 @@ def _standing(name: str, tuning: Tuning) -> tuple[str, str]:
         return "dropped", out.why
     if tuning.winner is None:
         return "open", "the search did not come to its end"
-    if claim is not None and name in tuning.fresh and name != tuning.task.baseline:
+    if claim is not None and name in tuning.fresh and name != tuning.goal.baseline:
         return "equal", f"no significant difference to {tuning.winner}, measured afresh"
     if name in tuning.race.waiting:
         unknown = tuning.quality.unscored.get(tuning.model_of(name), "its quality is not known, and it is not better")
@@ -327,7 +327,7 @@ def _standing(name: str, tuning: Tuning) -> tuple[str, str]:
         return "open", f"{tuning.winner} measured better, inconclusive after {plural(samples, 'sample')}"
     leader = tuning.race.leader()
     nor = "" if leader in (name, tuning.winner) else f", nor to {leader}"
-    order = tuning.task.names.index
+    order = tuning.goal.names.index
     simpler = ", which is the simpler one" if order(name) > order(tuning.winner) else ""
     return "equal", f"no significant difference to {tuning.winner}{nor}{simpler}"
 
