@@ -30,7 +30,7 @@ from llmtrack.decide.tuning import Tuning
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.study.journal import Journal
 from llmtrack.run.tune.progress import SearchProgress
-from llmtrack.run.tune.trials import Hands
+from llmtrack.run.tune.trials import Trials
 
 REPEATS = 6
 LOADS: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ BUDGETS = (60.0, 180.0, 300.0, 900.0)
 
 
 @contextmanager
-def hands_for(config: Config) -> Iterator[Hands]:
+def trials_for(config: Config) -> Iterator[Trials]:
     """Yield what measures and scores the ways to run a model on this machine, with no model loaded yet."""
     began = time.monotonic()
     with (
@@ -56,28 +56,28 @@ def hands_for(config: Config) -> Iterator[Hands]:
     ):
         journal = Journal(Path(folder) / "journal.jsonl", False)
         now = time.monotonic()
-        yield Hands(space.candidates, asked, pool, progress, journal, Path(folder), time.monotonic, now)
+        yield Trials(space.candidates, asked, pool, progress, journal, Path(folder), time.monotonic, now)
 
 
-def full_grid(hands: Hands) -> tuple[dict[str, float], dict[str, float]]:
+def full_grid(trials: Trials) -> tuple[dict[str, float], dict[str, float]]:
     """Measure every candidate as often as a grid does, one after the other, and score all of the text by each model.
 
     Returns:
         The median of the objective, and perplexity over the baseline's, of those that could be measured, and scored.
     """
-    task = hands.task()
-    models = hands.ways({})
+    task = trials.task()
+    models = trials.ways({})
     speeds: dict[str, float] = {}
     scores: dict[str, list[PartScore]] = {}
     for name in task.names:
-        seen = [hands.measure(name, math.inf).values.get(task.objective) for _ in range(REPEATS)]
+        seen = [trials.measure(name, math.inf).values.get(task.objective) for _ in range(REPEATS)]
         found = [value for value in seen if value is not None]
         if len(found) == REPEATS:
             speeds[name] = median(found)
             model = models[name].model
             if model not in scores:
-                scores[model] = [hands.score(name, part, math.inf) for part in range(task.parts)]
-        hands.dropped(name)
+                scores[model] = [trials.score(name, part, math.inf) for part in range(task.parts)]
+        trials.dropped(name)
     reference = scores[models[task.baseline].model]
     losses = {}
     for model, own in scores.items():
@@ -91,14 +91,14 @@ def full_grid(hands: Hands) -> tuple[dict[str, float], dict[str, float]]:
 def on_this_machine(config: Config) -> None:
     """Tune a model, measure the full grid of the same ways, and print the answer and the time of both."""
     began = time.monotonic()
-    with hands_for(config) as hands:
-        tuning = Tuning(hands.task(), hands)
+    with trials_for(config) as trials:
+        tuning = Tuning(trials.task(), trials)
         tuning.run()
         measured = sum(bool(samples) for samples in tuning.race.samples.values())
         calls = sum(map(len, tuning.race.samples.values()))
     race_s, began = time.monotonic() - began, time.monotonic()
-    with hands_for(config) as hands:
-        speeds, losses = full_grid(hands)
+    with trials_for(config) as trials:
+        speeds, losses = full_grid(trials)
     grid_s = time.monotonic() - began
     better = max if tuning.goal.better == "higher" else min
     most = config.most_perplexity or math.inf

@@ -1,4 +1,4 @@
-"""Make the command of an experiment, and its options, from its config."""
+"""Build the command of an experiment, with its options, from its config."""
 
 from __future__ import annotations
 
@@ -20,11 +20,7 @@ from llmtrack.tracking.refusal import explain_refusal
 
 
 class ConfigCommand(click.Command):
-    """A command whose options are the parameters of a config, which refuses others in one line.
-
-    Attributes:
-        config: the config.
-    """
+    """A command whose options are the parameters of a config; unknown ones are rejected in one line."""
 
     def __init__(self, name: str, config: type, run: Callable[[Any], None], **settings: Any) -> None:
         def callback(**values: Any) -> None:
@@ -35,7 +31,7 @@ class ConfigCommand(click.Command):
         self.config = config
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line."""
+        """Parse the command line."""
         given = tuple(args)
         ctx.allow_extra_args = True
         try:
@@ -52,7 +48,7 @@ class ConfigCommand(click.Command):
         raise click.exceptions.Exit(USAGE)
 
     def _unknown(self, flag: str, given: Sequence[str]) -> str:
-        # `mlflow run` passes on a parameter that the entry point does not declare, in its own spelling.
+        # `mlflow run` passes undeclared parameters through in its own spelling.
         name = flag.lstrip("-").replace("-", "_")
         values = [after for before, after in pairwise((*given, "")) if before == flag]
         values += [each.partition("=")[2] for each in given if each.startswith(f"{flag}=")]
@@ -75,7 +71,7 @@ def click_options(config: type) -> list[click.Option]:
 
 
 class Value(click.ParamType):
-    """The value of a parameter."""
+    """Click type of a parameter."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
@@ -83,7 +79,7 @@ class Value(click.ParamType):
         self.name = kinds[parameter.kind] + (",..." if parameter.many else "")
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return what a text stands for."""
+        """Parse a value."""
         if not isinstance(value, str):
             return value
         try:

@@ -1,4 +1,4 @@
-"""Run an experiment from the command line: open the tracker, run the study, turn its end into an exit code."""
+"""Run an experiment from the command line: open the tracker, run the study, return an exit code."""
 
 from __future__ import annotations
 
@@ -41,17 +41,16 @@ from llmtrack.tracking.views import kept_views, run_link, runs_link
 
 USAGE = 2
 DEFAULT, USUAL = "Default", "llmtrack"
-"""The MLflow experiments that `mlflow run` and llmtrack choose where none is named."""
+"""Default MLflow experiments of `mlflow run` and of llmtrack."""
 
 
 @dataclass(frozen=True)
 class Performed:
-    """What came of an experiment or suite.
+    """Result of an experiment or suite.
 
     Attributes:
         tracker: where it is tracked.
-        result: how it ended.
-        experiment: what was asked; None of a suite.
+        experiment: None for a suite.
     """
 
     tracker: Tracker
@@ -60,7 +59,7 @@ class Performed:
 
 
 def perform(experiment: Experiment, settings: RunOptions, console: Console) -> Performed:
-    """Run an experiment as a study, and return what came of it."""
+    """Run an experiment as a study."""
     with open_executor(settings) as executor:
         tracker = open_tracker(settings)
         result = run_study(experiment, tracker=tracker, executor=executor, console=console, resume=settings.resume)
@@ -68,7 +67,7 @@ def perform(experiment: Experiment, settings: RunOptions, console: Console) -> P
 
 
 def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
-    """Run an experiment as a study and exit with its code (0 all good, 1 some failed); `exit_codes` knows the others."""
+    """Run an experiment as a study and exit with its code (0 all measured, 1 some failed); see also `exit_codes`."""
     console = make_console(outlive=True)
     with open_executors(settings) as executors:
         tracker = open_tracker(settings)
@@ -82,34 +81,33 @@ def run_experiment(experiment: Experiment, settings: RunOptions) -> NoReturn:
 
 
 def say_hardware(console: Console, executor: Executor, executors: Sequence[Executor]) -> None:
-    """Say what is measured on next where it is one of several kinds of hardware, each with a study and table of its own."""
+    """Announce the hardware measured on next, if there are several kinds with a study and table each."""
     if len(executors) > 1 and isinstance(executor, ManyAtOnce):
         say(console, f"\nOn {executor.where}:")
 
 
 def open_tracker(settings: HereOptions) -> Tracker:
-    """Open the tracker that the settings name, and end what killed processes of this machine left running there.
+    """Open the tracker, and end runs left behind by killed processes of this machine.
 
-    What the report is made with is imported, too: a worker that was begun before imports its own meanwhile, and later
-    it would disturb what is measured, or be waited for.
+    It also imports the reporting modules while the worker imports its own; later, that would disturb measurements.
     """
     with uncollected():
         tracker = Tracker.open(settings.tracking_uri, settings.experiment_name)
-        # What cannot be imported is told by the part of the report that wants it.
+        # The part of the report that needs a missing module reports it.
         with contextlib.suppress(Exception):
             drawing.preload()
             page_template()
     closed = [] if tracker.offline else Beside().get("", lambda: close_abandoned(tracker.tracking_uri), [])
     if closed:
-        to_stderr(f"ended as killed what killed processes had left RUNNING: {'; '.join(closed)}")
+        to_stderr(f"ended runs left RUNNING by killed processes: {'; '.join(closed)}")
     return tracker
 
 
 def make_executor(settings: HereOptions) -> Executor:
-    """Return the executor that the settings name; whoever asks closes it.
+    """Return the executor of the settings; the caller closes it.
 
     Raises:
-        UsageError: they ask for several, one for each kind of hardware.
+        UsageError: the settings ask for several, one per kind of hardware.
     """
     if isinstance(settings, RunOptions) and settings.nodes == "each":
         raise UsageError("nodes=each makes a study for each kind of hardware: use it on the command line")
@@ -117,9 +115,9 @@ def make_executor(settings: HereOptions) -> Executor:
 
 
 def make_executors(settings: HereOptions) -> Sequence[Executor]:
-    """Return the executors that the settings name, one for each kind of hardware; to close one is to close all.
+    """Return the executors of the settings, one per kind of hardware; closing one closes all.
 
-    A worker of this machine is on its way.
+    A worker on this machine is already starting.
     """
     if settings.executor in EXECUTORS:
         return EXECUTORS[settings.executor](settings, Patience(settings.time_limit))
@@ -127,10 +125,10 @@ def make_executors(settings: HereOptions) -> Sequence[Executor]:
 
 
 def _of_another_package(settings: HereOptions) -> Executor:
-    """Return the executor that an entry point makes of the settings.
+    """Create a plug-in's executor.
 
     Raises:
-        ExtensionError: it cannot be used.
+        ExtensionError: it is unusable.
     """
     point = next(each for each in extensions(EXECUTOR_POINTS) if each.name == settings.executor)
     made = load_extension(point)(settings)
@@ -162,26 +160,26 @@ EXECUTORS: dict[str, Callable[[Any, Patience], Sequence[Executor]]] = {
     "inline": _inline,
     "ray": _on_a_cluster,
 }
-"""What makes executors, by the name that settings choose them by; entry points name others."""
+"""Executor factories by name; entry points add others."""
 
 
 @contextmanager
 def open_executor(settings: RunOptions) -> Iterator[Executor]:
-    """Open the executor that the settings name, and close it at the end."""
+    """Open the executor of the settings, and close it at the end."""
     with _closed_at_end([_kept_loaded(make_executor(settings), settings)], settings) as executors:
         yield executors[0]
 
 
 @contextmanager
 def open_executors(settings: RunOptions) -> Iterator[Sequence[Executor]]:
-    """Open the executors that the settings name, and close them at the end."""
+    """Open the executors of the settings, and close them at the end."""
     found = [_kept_loaded(each, settings) for each in make_executors(settings)]
     with _closed_at_end(found, settings) as executors:
         yield executors
 
 
 def _kept_loaded(executor: Executor, settings: RunOptions) -> Executor:
-    """Return a pool of process executors, so that what is compared stays loaded; any other executor as it is."""
+    """Wrap process executors in a pool that keeps compared models loaded; return any other executor unchanged."""
     if settings.executor != "process":
         return executor
     first = [executor]
@@ -203,9 +201,9 @@ def _closed_at_end(executors: Sequence[Executor], settings: RunOptions) -> Itera
 
 @contextmanager
 def exit_codes(console: Console) -> Iterator[None]:
-    """Turn a user's errors into one line and exit code 2, and signals into their exit codes: once around a whole command.
+    """Turn user errors into one line and exit code 2, and signals into their exit codes; wraps a whole command.
 
-    Under `mlflow run`, the end of that program is a signal, too: what nobody waits for does not go on.
+    Under `mlflow run`, the end of that program counts as a signal, too.
     """
     unwatch = lambda: None  # noqa: E731
     if "MLFLOW_RUN_ID" in os.environ:
@@ -236,9 +234,9 @@ def exit_codes(console: Console) -> Iterator[None]:
 
 
 def end_early(console: Console, word: str, number: int) -> NoReturn:
-    """Say that a signal ended the work, and what waits in the spool, and exit with the signal's code."""
+    """Report that a signal ended the work and what remains in the spool; exit with the signal's code."""
     stay_ended()
-    with contextlib.suppress(OSError):  # nobody may be there to read it
+    with contextlib.suppress(OSError):  # the terminal may be gone
         say(
             console,
             f"{word}: what was measured is tracked; the same command with resume=true goes on from there",
@@ -250,14 +248,14 @@ def end_early(console: Console, word: str, number: int) -> NoReturn:
 
 
 def fail(error: LlmtrackError) -> NoReturn:
-    """Print a user's error to standard error and exit with code 2."""
-    with contextlib.suppress(OSError):  # nobody may be there to read it
+    """Print a user error to standard error and exit with code 2."""
+    with contextlib.suppress(OSError):  # the terminal may be gone
         print_text(f"error: {on_one_line(str(error))}", err=True)
     sys.exit(USAGE)
 
 
 def say_where(console: Console, tracker: Tracker, study: Study) -> None:
-    """Say where the runs are and how to look at them, or that they wait in the spool."""
+    """Print where the runs are and how to view them, or that they wait in the spool."""
     if tracker.offline:
         say(
             console,

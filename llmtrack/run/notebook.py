@@ -1,4 +1,4 @@
-"""Experiments as functions: `llmtrack.run("precision", dtypes=["float32", "bfloat16"])`, for notebooks and scripts."""
+"""Run experiments from Python: `llmtrack.run("precision", dtypes=["float32", "bfloat16"])`, for notebooks and scripts."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finished:
-    """A study that was run, as a notebook shows it: its table, and what it says.
+    """A finished study with its table and reading, as displayed in a notebook.
 
     Attributes:
         experiment: name of the experiment.
-        study_id: by which it is named wherever a study is: `llmtrack.report(study)`.
-        tracked: its scenarios.
-        reading: what they say.
-        problems: what of its report could not be made, and why.
-        tracking_uri: the store that it is in.
-        asked: what was asked; None of a suite.
+        study_id: accepted wherever a study is named: `llmtrack.report(study)`.
+        tracked: its runs.
+        reading: interpretation of the runs.
+        problems: parts of its report that failed, and why.
+        tracking_uri: its store.
+        asked: the experiment; None for a suite.
     """
 
     experiment: str
@@ -58,49 +58,48 @@ class Finished:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """Its scenarios, a row each, with the columns of `llmtrack.runs`."""
+        """Its scenarios, one per row, with the columns of `llmtrack.runs`."""
         return frame_of(self.tracked)
 
     @property
     def table(self) -> Table:
-        """Its table, as the study's report has it."""
+        """Its table, as in the study's report."""
         return summary_table(self.tracked, own=self.asked.table if self.asked else None)
 
     @property
     def tables(self) -> Mapping[str, Table]:
-        """Its table under its name; of a suite, one for each task."""
+        """Its table by name; for a suite, one per task."""
         return {self.experiment: self.table} if self.asked else tables_by_task(self.tracked)
 
     def __repr__(self) -> str:
-        """Return the tables and the reading as text."""
         tables = "\n".join(render(table, "table", title) for title, table in self.tables.items())
         return tables + "".join(f"- {line}\n" for line in self.reading)
 
     def _repr_html_(self) -> str:
-        """Return the tables and the reading for a notebook."""
         tables = "".join(render(table, "html", title) for title, table in self.tables.items())
         return f"{tables}<ul>{''.join(f'<li>{html.escape(line)}</li>' for line in self.reading)}</ul>\n"
 
 
 def run(experiment: str, *, console: Console | None = None, quiet: bool = False, **options: Any) -> Finished:
-    """Run an experiment: the same study as `mlflow run . -e EXPERIMENT`, tracked in the same way.
+    """Run an experiment as the same tracked study as `mlflow run . -e EXPERIMENT`.
 
-    `llmtrack.run("precision", model="synthetic:tiny", dtypes=["float32", "bfloat16"])` compares two precisions. Type checkers
-    know the parameters of each experiment (`llmtrack/run/typed.pyi`).
+    `llmtrack.run("precision", model="synthetic:tiny", dtypes=["float32", "bfloat16"])` compares two precisions. Type
+    checkers know the parameters of each experiment (`llmtrack/run/typed.pyi`).
 
     Args:
-        experiment: its name, such as `precision`.
-        console: where progress, table and reading are printed; None: progress on stderr, or in a display in a notebook.
+        experiment: name, such as `precision`.
+        console: where progress, table and reading are printed; None for progress on stderr, or in a display in a
+            notebook.
         quiet: show no progress.
-        options: its parameters as docs/commands.md names them, lists as lists: `model="synthetic:tiny"`,
+        options: parameters by the names of docs/commands.md, lists as lists: `model="synthetic:tiny"`,
             `dtypes=["float32", "bfloat16"]`; `executor="inline"` measures in this process.
 
     Returns:
-        Its runs, its table and what they say; `print` shows them, and so does a notebook.
+        Its runs, table and reading; `print` shows them, and so does a notebook.
 
     Raises:
-        UsageError: there is no such experiment or parameter, or a value is not accepted.
-        TrackingError: the store refuses the study, or could not be read; what was measured is kept.
+        UsageError: the experiment or a parameter does not exist, or a value is invalid.
+        TrackingError: the store rejects the study, or could not be read; what was measured is kept.
     """
     module = named_experiment(one_text("experiment", experiment))
     if module is None or not hasattr(module, "main"):
@@ -111,7 +110,7 @@ def run(experiment: str, *, console: Console | None = None, quiet: bool = False,
             raise unknown(experiment, module.main.config, name, options[name])
     config = module.main.config(**{name: known[name].accept(value) for name, value in options.items()})
     printed = console or progress_console(quiet)
-    if hasattr(module, "perform"):  # not one list of scenarios: a suite, or what decides as it goes
+    if hasattr(module, "perform"):  # not a fixed list of scenarios: a suite or a search
         done = module.perform(config, printed)
     else:
         done = perform(module.DECLARED.experiment(config), config, printed)
@@ -131,12 +130,12 @@ def run(experiment: str, *, console: Console | None = None, quiet: bool = False,
 
 
 def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str | None = None) -> Path:
-    """Write the report of a study or suite to a folder, and return the page: one self-contained HTML file.
+    """Write the report of a study or suite to a folder; return its page, a self-contained HTML file.
 
     Args:
-        study: what `llmtrack.run` returned, or whatever names a study: its id, `latest`, `latest:precision`.
-        folder: where its page, table and plots are written.
-        tracking_uri: the store, where the study does not say; see `llmtrack.tracking.store.resolve_tracking_uri`.
+        study: result of `llmtrack.run`, or a study selector: an id, `latest`, `latest:precision`.
+        folder: for the page, table and plots.
+        tracking_uri: the store, unless given by the study; see `llmtrack.tracking.store.resolve_tracking_uri`.
 
     Raises:
         UsageError: there is no such study, or its page could not be made.
@@ -160,7 +159,7 @@ def report(study: str | Finished, folder: str | Path = ".", *, tracking_uri: str
 
 
 def near_names(experiment: str) -> str:
-    """Return `: did you mean precision?`, for an experiment that is not there."""
+    """Return `: did you mean precision?` for an unknown experiment."""
     known = named_experiment("baseline")
     names = list(import_module(str(known.__package__)).declarations()) if known is not None else []
     names += names_of(EXPERIMENT_POINTS)

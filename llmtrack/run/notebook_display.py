@@ -1,4 +1,4 @@
-"""How far an experiment is, for whoever called it from Python: lines on stderr or, in a notebook, a display of its last ones."""
+"""Show the progress of `llmtrack.run`: lines on stderr or, in a notebook, a display of the last ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WIDTH = 160
 
 
 def progress_console(quiet: bool = False) -> Console:
-    """Return a console for progress: of a display in a notebook, of stderr elsewhere, or of nothing."""
+    """Return a console for progress: a display in a notebook, else stderr; none if quiet."""
     if quiet:
         return console_of(file=io.StringIO(), stderr=True, width=_WIDTH)
     if in_notebook():
@@ -29,13 +29,13 @@ def progress_console(quiet: bool = False) -> Console:
 
 
 def in_notebook() -> bool:
-    """Return whether the program runs in a kernel, whose output is shown in cells."""
+    """Return whether the program runs in a Jupyter kernel."""
     ask = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
     return hasattr(ask(), "kernel")
 
 
 class Cell(io.TextIOBase):
-    """A text stream whose last lines a notebook shows in one display, instead of one below the other."""
+    """A text stream whose last lines are shown in one notebook display."""
 
     def __init__(self) -> None:
         self._show: Any = import_module("IPython.display")
@@ -43,7 +43,7 @@ class Cell(io.TextIOBase):
         self._handle = self._show.display(self._show.HTML(""), display_id=True)
 
     def write(self, text: str) -> int:
-        """Add text; what ends a line is shown."""
+        """Write text; completed lines are displayed."""
         first, *more = text.split("\n")
         self._lines[-1] += first
         self._lines.extend(more)

@@ -1,4 +1,4 @@
-"""How to run a model as a tracked run did, or as a variant says: lines of Python, and a command."""
+"""Generate Python code and a command that run a model as in a tracked run or variant."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from llmtrack.spec.scenario import Scalar, Variant
 from llmtrack.spec.task import GenerateTask
 from llmtrack.tracked.run import Run
 
-# What decides how many threads compute, if it is set.
+# Environment variables that set the number of threads.
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PROMPT = "The first thing to find out is"
 
 
 def python_lines(variant: Variant, task: GenerateTask | None = None) -> str:
-    """Return a program that loads a variant and generates a text."""
+    """Return a program that loads a variant and generates text."""
     told = ["backend", "device", "dtype", "quantization"]
     named = {name: getattr(variant, name) for name in told if getattr(variant, name) != getattr(Variant, name)}
     if variant.revision:
@@ -44,7 +44,7 @@ def python_lines(variant: Variant, task: GenerateTask | None = None) -> str:
 
 
 def command_line(variant: Variant, task: GenerateTask | None = None) -> str:
-    """Return a command that loads a variant and generates a text."""
+    """Return a command that loads a variant and generates text."""
     words = ["llmtrack", "generate", "--model", variant.model]
     for name in ("revision", "backend", "device", "dtype", "quantization"):
         if getattr(variant, name) != getattr(Variant, name):
@@ -61,11 +61,11 @@ def command_line(variant: Variant, task: GenerateTask | None = None) -> str:
 
 
 def variant_of(run: Run) -> Variant:
-    """Return the variant that a tracked run measured: the model that was loaded, not the list that was asked for, and the options
-    that it used, where they are not the defaults.
+    """Return the variant that a tracked run measured: the loaded model instead of the candidate list, and the options
+    used, if not the defaults.
 
     Raises:
-        LlmtrackError: its backend or recipe is not there any more.
+        LlmtrackError: its backend or recipe no longer exists.
     """
     backend = run.text("backend") or Variant.backend
     quantization = run.text("quantization") or NONE
@@ -93,37 +93,36 @@ def variant_of(run: Run) -> Variant:
 
 
 def as_loaded(variant: Variant, facts: Mapping[str, Any]) -> Variant:
-    """Return a variant that names the model that was loaded, and not the list that was asked for.
+    """Replace a variant's candidate list by the model that was loaded.
 
     Args:
-        variant: what was asked for.
-        facts: of what was measured.
+        facts: facts of the measurement.
     """
     model, revision = facts.get("model_id"), facts.get("revision")
     return replace(variant, model=str(model or variant.model), revision=str(revision) if revision else variant.revision)
 
 
 def resolved_as(variant: Variant, tags: Mapping[str, str]) -> str:
-    """Return a line of a program that says which model was measured: its name, its revision and the digest of its weights."""
+    """Return a comment line that identifies the measured model: name, revision and weights digest."""
     known = (variant.model, variant.revision and f"revision {variant.revision}", tags.get("weights_digest"))
     return f"# measured with {', '.join(each for each in known if each)}\n"
 
 
 def run_settings(run: Run) -> list[str]:
-    """Return what else a tracked run was measured with: the digest of its weights, threads, environment variables to set."""
+    """Return further settings of a tracked run: weights digest, threads, environment variables."""
     found = [("weights", "env.weights_digest"), ("threads", "threads")]
     lines = [f"{title}: {text}" for title, key in found if (text := run.text(key))]
     return lines + [f"{name}={value}" for name, value in environment_of(run).items()]
 
 
 def environment_of(run: Run) -> dict[str, str]:
-    """Return the environment variables that a tracked run was measured under and that decide its speed."""
+    """Return the environment variables of a tracked run that affect its speed."""
     found = {name: run.text(f"env.{name.lower()}") for name in VARIABLES}
     return {name: value for name, value in found.items() if value}
 
 
 def reproduce_command(run: Run) -> list[str]:
-    """Return the command and the lines of Python that run a model as a tracked run did; nothing where that is not known."""
+    """Return the command and the Python code that run a model as a tracked run did; empty if unknown."""
     if not run.has("max_new_tokens"):
         return []
     try:

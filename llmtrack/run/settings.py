@@ -1,4 +1,4 @@
-"""Groups of parameters that experiments have in common; a config includes those that it uses."""
+"""Shared groups of parameters; a config includes those that it uses."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, Worke
 
 @dataclass(frozen=True)
 class WhichModel(Checked):
-    """Which model, and where it runs."""
+    """The model and its device."""
 
     model: Annotated[str, Option("Model, or comma list of candidates.", min=1)] = Variant.model
     revision: Annotated[str | None, Option("Revision of a hub model.")] = Variant.revision
     device: Annotated[str, Option(f"{DEVICE_HELP}.", min=1)] = Variant.device
 
     def variant(self, **changes: Any) -> Variant:
-        """Return the variant that is asked for: what a config does not say is as by default."""
+        """Return the requested variant; fields that the config lacks have their defaults."""
         options = tuple(sorted(dict(changes.pop("options", ())).items()))
         asked = taken(Variant, self, options=options, **changes)
         backend, *words = asked.backend.split() or [""]
@@ -35,10 +35,10 @@ class WhichModel(Checked):
 
 @dataclass(frozen=True)
 class ModelOptions(WhichModel, ThreadOption):
-    """Which model, where it runs, and with how many threads, of every backend that takes them."""
+    """The model, its device, and the number of threads for backends that support it."""
 
     def variant(self, **changes: Any) -> Variant:
-        """Return the variant that is asked for."""
+        """See `WhichModel.variant`."""
         told = dict(changes.pop("options", ()))
         if self.threads:
             told["threads"] = self.threads
@@ -47,12 +47,12 @@ class ModelOptions(WhichModel, ThreadOption):
 
 @dataclass(frozen=True)
 class BackendOption(Checked):
-    """Which engine runs it."""
+    """The engine."""
 
     backend: Annotated[
         str,
         Option(
-            "Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.",
+            "Engine, optionally followed by its options: `llamacpp cache_type=f32`.",
             min=1,
         ),
     ] = Variant.backend
@@ -67,10 +67,10 @@ class DtypeOption(Checked):
 
 @dataclass(frozen=True)
 class EngineOptions(ModelOptions, BackendOption, DtypeOption, CompileOption, DevicesOption):
-    """All that decides which loaded model is needed, quantization aside."""
+    """Everything that determines the loaded model, except quantization."""
 
     def variant(self, **changes: Any) -> Variant:
-        """Return the variant that is asked for."""
+        """See `WhichModel.variant`."""
         asked = taken(CompileOption, self), taken(DevicesOption, self)
         told = {
             name: value for each in asked for name, value in vars(each).items() if value != getattr(type(each), name)
@@ -81,21 +81,21 @@ class EngineOptions(ModelOptions, BackendOption, DtypeOption, CompileOption, Dev
 
 @dataclass(frozen=True)
 class TimingOptions(RepeatPolicy):
-    """How long and how often a timed call is made."""
+    """Duration and number of timed calls."""
 
     max_new_tokens: Annotated[int, Option("New tokens per row.", min=1)] = GenerateTask.max_new_tokens
 
     def repeat(self) -> RepeatPolicy:
-        """Return the repeat policy that is asked for."""
+        """Return the requested repeat policy."""
         return taken(RepeatPolicy, self)
 
 
 @dataclass(frozen=True)
 class ManyTimingOptions(TimingOptions):
-    """The same where more than 6 scenarios are compared with one baseline by default.
+    """Timing for experiments that compare more than 6 scenarios with one baseline by default.
 
-    The more are compared, the more repeats it takes to tell noise from a difference (see `llmtrack.decide`): 5 against 5
-    tell among 6 comparisons, 6 against 6 among 23.
+    More comparisons need more repeats for significance (see `llmtrack.decide`): 5 against 5 suffice for 6 comparisons,
+    6 against 6 for 23.
     """
 
     min_repeats: Annotated[int, Option("Counted calls at least.", min=1)] = 6
@@ -103,19 +103,17 @@ class ManyTimingOptions(TimingOptions):
 
 @dataclass(frozen=True)
 class JudgedText(Checked):
-    """By which text quality is judged."""
+    """The text that quality is judged by."""
 
     corpus: Annotated[str, Option("Text that quality is judged by.", min=1)] = PerplexityTask.corpus
 
 
 @dataclass(frozen=True)
 class QualityOptions(JudgedText):
-    """By how much of it quality is judged, and by how many workers."""
+    """How much of the text is scored, and by how many workers."""
 
-    max_length: Annotated[int, Option("Tokens of a document that are scored at most.", min=2)] = (
-        PerplexityTask.max_length
-    )
-    reference_tokens: Annotated[int, Option("Tokens on which distributions are compared.", min=1)] = (
+    max_length: Annotated[int, Option("Maximum tokens scored per document.", min=2)] = PerplexityTask.max_length
+    reference_tokens: Annotated[int, Option("Tokens to compare distributions on.", min=1)] = (
         QualityCheck.reference_tokens
     )
     workers: Workers = PerplexityTask.workers
@@ -123,7 +121,7 @@ class QualityOptions(JudgedText):
 
 @dataclass(frozen=True)
 class HereOptions(Checked):
-    """How a study is run on this machine, and where it is tracked."""
+    """How a study runs on this machine, and where it is tracked."""
 
     resume: Annotated[bool, Option("Skip scenarios that are measured already, and report them all.")] = False
     executor: Annotated[
@@ -149,7 +147,7 @@ class HereOptions(Checked):
 
 @dataclass(frozen=True)
 class ClusterOptions(Checked):
-    """On which nodes of a Ray cluster."""
+    """Which nodes of a Ray cluster to use."""
 
     address: Annotated[
         str, Option("executor=ray: auto, local, HOST:PORT or ray://HOST:PORT.", min=1, tracked=False)
@@ -166,7 +164,7 @@ class ClusterOptions(Checked):
 
 @dataclass(frozen=True)
 class RunOptions(ClusterOptions, HereOptions):
-    """How a study is run, on this machine or on a cluster, and where it is tracked."""
+    """How a study runs, on this machine or on a cluster, and where it is tracked."""
 
     executor: Annotated[
         str,
@@ -187,22 +185,20 @@ class RunOptions(ClusterOptions, HereOptions):
 
 @dataclass(frozen=True)
 class Settings(EngineOptions, TimingOptions, RunOptions):
-    """All of them."""
+    """All groups."""
 
 
 def unknown(experiment: str, config: type, name: str, value: object = None) -> UsageError:
-    """Return the error for a parameter that an experiment does not take; it names the one that was probably meant.
+    """Return the error for an unknown parameter, suggesting the one probably meant.
 
     Args:
-        experiment: its name.
-        config: what it takes.
-        name: what was given.
-        value: its value; None: not known.
+        config: the experiment's config.
+        value: the given value; None if unknown.
     """
     known = [each.name for each in parameters(config)]
     elsewhere = name in {each.name for each in parameters(Settings)}
     near = [each for each in known if each.rstrip("s") in (name.rstrip("s"), name.rstrip("s").rpartition("_")[2])]
-    # What other experiments take is no misspelling: only its plural, or singular, is meant.
+    # A parameter of other experiments is not a misspelling: only suggest its plural or singular.
     near = near or ([] if elsewhere else get_close_matches(name, known, n=1))
     if near:
         given = "" if value is None else f"={written(tuple(value) if isinstance(value, list) else value)}"

@@ -1,4 +1,4 @@
-"""Run several experiments, each as its own study tied to one suite run, and report all of them together."""
+"""Run several experiments as studies of one suite, and report them together."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from llmtrack.tracking.tracker import Study, Tracker
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """How a suite ended.
+    """Result of a suite.
 
     Attributes:
         study: the suite's own run.
-        results: how each experiment ended, by name; None where it could not run to its end.
-        reasons: why not, by name.
-        reading: what the runs of all its studies say together.
-        tracked: these runs as read back; None if they could not be.
-        problems: what of the suite's own report could not be made, and why.
+        results: by experiment; None if it could not be completed.
+        reasons: why not, by experiment.
+        reading: interpretation of all runs together.
+        tracked: all runs as read back; None if that failed.
+        problems: parts of the suite's own report that failed, and why.
     """
 
     study: Study
@@ -60,7 +60,7 @@ class SuiteResult:
 
     @property
     def incomplete(self) -> bool:
-        """Whether an experiment could not run to its end, or a scenario could not be measured."""
+        """Whether an experiment could not be completed, or a scenario failed."""
         return any(result is None or result.failed for result in self.results.values())
 
     @property
@@ -82,24 +82,21 @@ def run_suite(
     resume: bool = False,
     same: str = MEASURE,
 ) -> SuiteResult:
-    """Run experiments one after the other; one that fails does not stop the rest.
+    """Run experiments one after the other; a failure does not stop the rest.
 
-    The executor keeps its loaded model from one experiment to the next, as long as they want the same.
+    The executor keeps a model loaded between experiments that share it.
 
     Args:
-        experiments: in the order to run them.
-        question: what all of it asks.
+        experiments: in order.
+        question: question of the whole suite.
         settings: tracked with the suite.
-        tracker: where it is tracked.
-        executor: measures.
-        console: where progress and the report are printed.
-        remarks: what the reader of the report must know of how it was measured.
-        resume: take over finished runs, as `run_study` does.
-        same: what becomes of cells that several experiments ask for; see `llmtrack.run.study.suite_cache`.
+        remarks: notes for the reader of the report about how it was measured.
+        resume: take over finished runs, as in `run_study`.
+        same: handling of scenarios shared by several experiments; see `llmtrack.run.study.suite_cache`.
 
     Raises:
-        UsageError: a model or text is not there, or nothing can be planned.
-        TrackingError: the store refuses the suite's run.
+        UsageError: a model or text is missing, or nothing can be planned.
+        TrackingError: the store rejects the suite's run.
     """
     machine = executor.machine()
     _check(experiments, tracker, executor, machine)
@@ -136,7 +133,7 @@ def run_suite(
                 )
                 common.learn(experiment, done.tracked)
             except Exception as error:
-                # A mistake in one experiment's plots or reading must not cost the hours of the others.
+                # A bug in one experiment's plots or reading must not cost the hours of the others.
                 if not isinstance(error, LlmtrackError):
                     say(console, redact("".join(traceback.format_exception(error)), secrets_of(os.environ)))
                 say(console, f"  FAILED: {one_line(error)}")
@@ -149,7 +146,7 @@ def run_suite(
 
 
 def _check(experiments: Sequence[Experiment], tracker: Tracker, executor: Executor, machine: Mapping[str, str]) -> None:
-    """Refuse a suite that asks for a model or a text that is not there, or none of whose experiments can be planned."""
+    """Reject a suite with a missing model or text, or without any plannable experiment."""
     refused: list[LlmtrackError] = []
     for each in experiments:
         try:
@@ -164,7 +161,7 @@ def _check(experiments: Sequence[Experiment], tracker: Tracker, executor: Execut
 
 
 def _following(experiment: Experiment, results: Mapping[str, StudyResult | None]) -> Experiment:
-    """Return the experiment as it follows from what was tracked before it."""
+    """Return the experiment as derived from the runs tracked before it."""
     tracked = [each.tracked for each in results.values() if each is not None and each.tracked is not None]
     if experiment.follow is None or not tracked:
         return experiment
@@ -172,7 +169,7 @@ def _following(experiment: Experiment, results: Mapping[str, StudyResult | None]
 
 
 def _planned(experiment: Experiment, machine: Mapping[str, str]) -> int:
-    """Return how many scenarios will be measured; none of an experiment that will be refused."""
+    """Return the number of scenarios to measure; 0 for an experiment that will be rejected."""
     try:
         return sum(map(len, make_plan(experiment.scenarios, machine).groups))
     except LlmtrackError:
@@ -187,7 +184,7 @@ def _report(
     question: str,
     remarks: Sequence[str],
 ) -> Reported:
-    """Read all runs back, print and track what they say together, and finish the suite's run."""
+    """Read all runs back, print and track their joint report, and finish the suite's run."""
     reasons = [
         *(f"{name} could not be run: {reason}" for name, reason in result.reasons.items()),
         *(
@@ -209,13 +206,13 @@ def _report(
 
 
 def _members(result: SuiteResult, experiments: Sequence[Experiment], tracker: Tracker) -> list[Member]:
-    """Return all studies with their runs as read back, in the order of the experiments and their scenarios."""
+    """Return all studies with their runs as read back, in order."""
     found: Runs | None = None
     members = []
     for experiment in experiments:
         study = result.results.get(experiment.name)
         if study is not None and study.tracked is not None:
-            # With what was taken over from earlier studies, maybe of another experiment.
+            # Including runs taken over from earlier studies, possibly of another experiment.
             own = Runs(replace(run, experiment=experiment.name) for run in study.tracked)
         else:
             if found is None:

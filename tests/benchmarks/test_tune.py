@@ -11,7 +11,7 @@ from benchmarks.tune import REPEATS, full_grid
 from llmtrack.decide.tuning import Tuning
 from llmtrack.run.study.journal import Journal
 from llmtrack.run.tune.progress import SearchProgress
-from llmtrack.run.tune.trials import Asked, Hands
+from llmtrack.run.tune.trials import Asked, Trials
 from tests.run.conftest import _known_bandwidth  # noqa: F401 - fixture
 from tests.run.tune.test_tune import SHORT, WAYS, Machine, space
 
@@ -21,7 +21,7 @@ def hands(machine, folder):
     progress = SearchProgress(Console(file=io.StringIO()), 1e6, machine.clock(), machine.clock)
     journal = Journal(folder / "journal.jsonl", False)
     clock = machine.clock
-    return Hands(space(machine.ways).candidates, asked, machine.pool(), progress, journal, folder, clock, clock())
+    return Trials(space(machine.ways).candidates, asked, machine.pool(), progress, journal, folder, clock, clock())
 
 
 @pytest.mark.slow(2)

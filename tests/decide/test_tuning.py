@@ -1,4 +1,4 @@
-"""The search is right at any time: told by hands that answer from a table, or in scripted worlds, on clocks of their own."""
+"""The search is right at any time: told by trials that answer from a table, or in scripted worlds, on clocks of their own."""
 
 from __future__ import annotations
 
@@ -91,34 +91,34 @@ class Table:
         self.shown.append(state)
 
 
-def tuned(hands: Table, seconds: float, **asked) -> Tuning:
-    better = metric(hands.objective).better
-    tuning = Tuning(Goal(tuple(hands.speeds), hands.objective, better, seconds, **asked), hands)
+def tuned(trials: Table, seconds: float, **asked) -> Tuning:
+    better = metric(trials.objective).better
+    tuning = Tuning(Goal(tuple(trials.speeds), trials.objective, better, seconds, **asked), trials)
     tuning.run()
     return tuning
 
 
-def first_asked(hands: Table) -> list[str]:
-    return list(dict.fromkeys(name for name in hands.asked if " " not in name))
+def first_asked(trials: Table) -> list[str]:
+    return list(dict.fromkeys(name for name in trials.asked if " " not in name))
 
 
 # --- three endings
 
 
 def test_an_answer_with_proof_is_claimed_from_fresh_samples_and_within_the_bound():
-    hands = Table({"base": 1.0, "fast": 2.0}, perplexity={"fast": 1.005})
-    tuning = tuned(hands, 100.0, parts=4)
+    trials = Table({"base": 1.0, "fast": 2.0}, perplexity={"fast": 1.005})
+    tuning = tuned(trials, 100.0, parts=4)
     assert (tuning.ending, tuning.winner, tuning.missing) == ("proven", "fast", "")
     assert tuning.claim is not None
     assert tuning.claim.verdict == "better"
     assert tuning.fresh["fast"] == pytest.approx([2.0] * len(tuning.fresh["fast"]))
-    assert "fast scored" in hands.asked
+    assert "fast scored" in trials.asked
 
 
 @pytest.mark.parametrize("unknown", ["its quality", "the baseline's"])
 def test_what_is_better_and_cannot_be_scored_is_named_and_not_dropped(unknown):
-    hands = Table({"base": 1.0, "fast": 2.0}, unscorable={"fast" if unknown == "its quality" else "base"})
-    tuning = tuned(hands, 100.0)
+    trials = Table({"base": 1.0, "fast": 2.0}, unscorable={"fast" if unknown == "its quality" else "base"})
+    tuning = tuned(trials, 100.0)
     assert (tuning.ending, tuning.winner) == ("unproven", "fast")
     whose = "its" if unknown == "its quality" else "the baseline's"
     assert f"{whose} quality could not be scored: other tokens" in tuning.missing
@@ -127,40 +127,40 @@ def test_what_is_better_and_cannot_be_scored_is_named_and_not_dropped(unknown):
 
 def test_where_no_time_is_left_for_the_proof_the_best_is_named_with_the_budget_that_gives_it():
     # 11 s the baseline, 11 s the candidate and a second look; the fresh comparison alone takes 2 x (1 + 4 x 10) s.
-    hands = Table({"base": 0.1, "fast": 0.11}, known={name: Way("torch", "same") for name in ("base", "fast")})
-    tuning = tuned(hands, 60.0)
+    trials = Table({"base": 0.1, "fast": 0.11}, known={name: Way("torch", "same") for name in ("base", "fast")})
+    tuning = tuned(trials, 60.0)
     assert (tuning.ending, tuning.winner) == ("unproven", "fast")
     assert "not measured afresh" in tuning.missing
     # Of the budget that it names, it ends with the proof.
-    again = Table(hands.speeds, known=hands.known)
+    again = Table(trials.speeds, known=trials.known)
     assert tuned(again, tuning.needs).ending == "proven"
 
 
 def test_a_candidate_that_promises_far_more_and_does_not_fit_into_the_time_is_named():
     slow = Way("onnx", "int8", 8.0, builds={"exporting": 70.0})
-    hands = Table({"base": 1.0, "slow": 4.0}, converts={"slow": 70.0}, known={"slow": slow})
-    tuning = tuned(hands, 45.0)
+    trials = Table({"base": 1.0, "slow": 4.0}, converts={"slow": 70.0}, known={"slow": slow})
+    tuning = tuned(trials, 45.0)
     assert (tuning.ending, tuning.winner) == ("unproven", "base")
     assert "slow promises" in tuning.missing
     assert "of conversion: raise the budget to" in tuning.untried["slow"]
-    assert "slow" not in hands.asked
-    again = Table(hands.speeds, converts=hands.converts, known=hands.known)
+    assert "slow" not in trials.asked
+    again = Table(trials.speeds, converts=trials.converts, known=trials.known)
     assert (tuned(again, tuning.needs).winner, again.asked.count("slow") > 0) == ("slow", True)
 
 
 def test_the_best_so_far_comes_with_the_untried_one_that_promises_far_more():
     ways = {"slow": Way("onnx", "int8", 8.0, builds={"exporting": 900.0})}
     ways |= {name: Way("torch", "same") for name in ("base", "fast")}
-    hands = Table({"base": 0.1, "fast": 0.15, "slow": 4.0}, converts={"slow": 900.0}, known=ways)
-    tuning = tuned(hands, 60.0)
+    trials = Table({"base": 0.1, "fast": 0.15, "slow": 4.0}, converts={"slow": 900.0}, known=ways)
+    tuning = tuned(trials, 60.0)
     assert (tuning.ending, tuning.winner) == ("unproven", "fast")
     assert tuning.missing.startswith("it was not measured afresh against the baseline; slow promises")
     assert tuning.needs > 900
 
 
 def test_one_sample_of_what_measured_worse_makes_it_no_equal():
-    hands = Table({"base": 0.1, "fast": 0.2, "other": 0.14}, noise=0.08)
-    tuning = tuned(hands, 150.0, most_perplexity=None)
+    trials = Table({"base": 0.1, "fast": 0.2, "other": 0.14}, noise=0.08)
+    tuning = tuned(trials, 150.0, most_perplexity=None)
     assert (tuning.ending, tuning.winner, tuning.equal) == ("proven", "fast", ["fast"])
     assert len(tuning.race.samples["other"]) == 1
     assert "other" not in tuning.race.dropped
@@ -180,8 +180,8 @@ def test_where_nothing_can_be_measured_there_is_no_answer():
 
 
 def test_where_the_baseline_cannot_be_measured_the_best_of_the_others_is_named_without_proof():
-    hands = Table({"base": 1.0, "b": 2.0, "c": 1.0}, fails={"base": "out of memory"})
-    tuning = tuned(hands, 100.0, most_perplexity=None)
+    trials = Table({"base": 1.0, "b": 2.0, "c": 1.0}, fails={"base": "out of memory"})
+    tuning = tuned(trials, 100.0, most_perplexity=None)
     assert (tuning.ending, tuning.winner) == ("unproven", "b")
     assert "the baseline could not be measured" in tuning.missing
 
@@ -195,8 +195,8 @@ def test_a_budget_too_small_for_the_baseline_ends_with_one_that_would_do():
 def test_what_is_claimed_is_of_the_answer_where_two_were_measured_afresh():
     """After `good` is proven there is time for `best`, of which the claim and the samples are then."""
     best = Way("onnx", "best", 32.0, loads=60.0)
-    hands = Table({"base": 1.0, "good": 2.0, "best": 4.0}, known={"best": best})
-    tuning = tuned(hands, 300.0, most_perplexity=None)
+    trials = Table({"base": 1.0, "good": 2.0, "best": 4.0}, known={"best": best})
+    tuning = tuned(trials, 300.0, most_perplexity=None)
     assert (tuning.ending, tuning.winner) == ("proven", "best")
     assert set(tuning.fresh) == {"base", "best"}
     assert tuning.claim is not None
@@ -204,8 +204,8 @@ def test_what_is_claimed_is_of_the_answer_where_two_were_measured_afresh():
 
 
 def test_what_is_measured_to_be_better_after_a_proof_is_named_before_what_is_proven():
-    hands = Table({"base": 1.0, "good": 2.0, "best": 4.0}, unscorable={"best"})
-    tuning = tuned(hands, 200.0, parts=2)
+    trials = Table({"base": 1.0, "good": 2.0, "best": 4.0}, unscorable={"best"})
+    tuning = tuned(trials, 200.0, parts=2)
     assert (tuning.ending, tuning.winner, tuning.fallback) == ("unproven", "best", "good")
 
 
@@ -219,10 +219,10 @@ def test_the_most_promising_per_second_is_tried_first():
         "int8 late": Way("onnx", "int8 late", 8.0, builds={"exporting": 60.0, "searching": 300.0}),
     }
     speeds = {"base": 1.0, "int8 late": 3.0, "float16": 1.6, "int8": 3.0}
-    hands = Table({name.replace(" ", "_"): speed for name, speed in speeds.items()})
-    hands.known = {name.replace(" ", "_"): way for name, way in ways.items()}
-    tuned(hands, 400.0, parts=2)
-    assert first_asked(hands)[:3] == ["base", "float16", "int8"]
+    trials = Table({name.replace(" ", "_"): speed for name, speed in speeds.items()})
+    trials.known = {name.replace(" ", "_"): way for name, way in ways.items()}
+    tuned(trials, 400.0, parts=2)
+    assert first_asked(trials)[:3] == ["base", "float16", "int8"]
 
 
 def test_one_that_cannot_win_is_dropped_without_being_started_and_says_why():
@@ -239,14 +239,14 @@ def test_one_that_cannot_win_is_dropped_without_being_started_and_says_why():
         "large": Way("onnx", "large", 32.0, loads=100.0),
         "base": Way("torch", "base"),
     }
-    hands = Table(
+    trials = Table(
         {"base": 5.0, "large": 5.0, "small": 30.0},
         objective="decode_tokens_per_sec",
         values={"base": base},
         known=ways,
     )
-    tuning = tuned(hands, 100.0, parts=2)
-    assert "large" not in hands.asked
+    tuning = tuned(trials, 100.0, parts=2)
+    assert "large" not in trials.asked
     # 10 GB/s x 1.6, which a read can reach of a copy, over 1 GB.
     assert tuning.race.dropped["large"].why == f"{CANNOT_WIN}: at most 16 tokens/s by its weights"
     assert (tuning.winner, tuning.ending) == ("small", "proven")
@@ -258,17 +258,17 @@ def test_a_long_conversion_is_not_begun_for_what_promises_no_more_than_the_leade
         "kin": Way("onnx", "kin", 8.0),
         "gptq": Way("onnx", "gptq", 8.0, builds={"gptq": 120.0}),
     }
-    hands = Table({"base": 1.0, "quick": 4.0, "kin": 2.8, "gptq": 2.8}, known=ways, converts={"gptq": 120.0})
-    tuning = tuned(hands, 600.0, parts=2)
+    trials = Table({"base": 1.0, "quick": 4.0, "kin": 2.8, "gptq": 2.8}, known=ways, converts={"gptq": 120.0})
+    tuning = tuned(trials, 600.0, parts=2)
     assert tuning.winner == "quick"
-    assert "gptq" not in hands.asked
+    assert "gptq" not in trials.asked
 
 
 def test_an_answer_is_scored_once_three_candidates_were_tried():
     names = [f"c{number}" for number in range(10)]
-    hands = Table({"base": 1.0, **{name: 2.0 + 0.1 * number for number, name in enumerate(names)}})
-    tuned(hands, 300.0, parts=3)
-    before = hands.asked[: hands.asked.index("base scored")]
+    trials = Table({"base": 1.0, **{name: 2.0 + 0.1 * number for number, name in enumerate(names)}})
+    tuned(trials, 300.0, parts=3)
+    before = trials.asked[: trials.asked.index("base scored")]
     assert len({name for name in before if name in names}) == 3
 
 
@@ -279,18 +279,18 @@ def test_an_answer_is_scored_once_three_candidates_were_tried():
 def test_slow_conversions_keep_nobody_else_from_being_measured(slow):
     """12 ways of 4 s for the first sample, the last one the fastest; some take a third of the budget to convert."""
     speeds = {f"c{number}": 1.0 + 0.1 * number for number in range(12)}
-    hands = Table(speeds, first=3.0, converts=dict.fromkeys(slow, 300.0))
-    tuning = tuned(hands, 1000.0, most_perplexity=None)
+    trials = Table(speeds, first=3.0, converts=dict.fromkeys(slow, 300.0))
+    tuning = tuned(trials, 1000.0, most_perplexity=None)
     assert tuning.race.samples["c11"]
     assert tuning.winner == "c11"
-    assert hands.spent <= 1000
+    assert trials.spent <= 1000
 
 
 def test_one_that_was_given_up_is_not_taken_for_refused():
-    hands = Table({"base": 1.0, "hangs": 9.0, "good": 1.5}, converts={"hangs": 1e6})
-    hands.known = {"hangs": Way("onnx", "hangs", 8.0)}
-    tuning = tuned(hands, 200.0, most_perplexity=None)
-    assert hands.asked.count("hangs") <= 2
+    trials = Table({"base": 1.0, "hangs": 9.0, "good": 1.5}, converts={"hangs": 1e6})
+    trials.known = {"hangs": Way("onnx", "hangs", 8.0)}
+    tuning = tuned(trials, 200.0, most_perplexity=None)
+    assert trials.asked.count("hangs") <= 2
     assert "hangs" not in tuning.race.dropped
     assert "given up after" in tuning.untried["hangs"]
     assert (tuning.ending, tuning.winner) == ("unproven", "good")
@@ -298,18 +298,18 @@ def test_one_that_was_given_up_is_not_taken_for_refused():
 
 def test_a_runtime_whose_candidates_fail_alike_is_not_tried_further():
     names = [f"genai {number}".replace(" ", "_") for number in range(6)]
-    hands = Table({"base": 1.0, "good": 1.2, **dict.fromkeys(names, 3.0)}, first=5.0)
-    hands.known = {name: Way("genai", name, 8.0) for name in names}
-    hands.fails = dict.fromkeys(names, "its builder does not know the model")
-    tuning = tuned(hands, 300.0, most_perplexity=None)
-    assert len([name for name in hands.asked if name in names]) == 2
+    trials = Table({"base": 1.0, "good": 1.2, **dict.fromkeys(names, 3.0)}, first=5.0)
+    trials.known = {name: Way("genai", name, 8.0) for name in names}
+    trials.fails = dict.fromkeys(names, "its builder does not know the model")
+    tuning = tuned(trials, 300.0, most_perplexity=None)
+    assert len([name for name in trials.asked if name in names]) == 2
     assert sum(out.why.startswith("as the others of its runtime") for out in tuning.race.dropped.values()) == 4
     assert tuning.winner == "good"
 
 
 def test_the_baseline_is_measured_whatever_it_takes():
-    hands = Table({"base": 0.02, "fast": 1.0}, first=40.0, known={"fast": Way("onnx", "fast", 8.0)})
-    tuning = tuned(hands, 100.0, most_perplexity=None)
+    trials = Table({"base": 0.02, "fast": 1.0}, first=40.0, known={"fast": Way("onnx", "fast", 8.0)})
+    tuning = tuned(trials, 100.0, most_perplexity=None)
     assert tuning.race.samples["base"] == pytest.approx([0.02])
     assert (tuning.winner, tuning.ending) == ("base", "unproven")
 
@@ -319,8 +319,8 @@ def test_the_baseline_is_measured_whatever_it_takes():
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_each_objective_is_won_by_what_is_best_in_it_whichever_way_that_is(objective):
-    hands = Table({"base": 1.0, "slow": 0.5, "fast": 2.0}, objective=objective)
-    tuning = tuned(hands, 300.0, most_perplexity=None)
+    trials = Table({"base": 1.0, "slow": 0.5, "fast": 2.0}, objective=objective)
+    tuning = tuned(trials, 300.0, most_perplexity=None)
     assert (tuning.winner, tuning.ending) == ("fast", "proven")
     assert tuning.claim is not None
     assert tuning.claim.verdict == "better"
@@ -337,20 +337,20 @@ def test_each_limit_is_kept_and_what_breaks_it_says_so(limit, key):
     limits = Config(**asked).limits  # type: ignore[arg-type]
     within = {name: most / 2 for name, most in limits.items()}
     values = {"base": within, "kept": within, "broken": {name: 3 * most for name, most in limits.items()}}
-    hands = Table({"base": 1.0, "broken": 3.0, "kept": 2.0}, values=values)
+    trials = Table({"base": 1.0, "broken": 3.0, "kept": 2.0}, values=values)
     if limit == "perplexity":
-        hands.perplexity = {"broken": 1.02}
-    tuning = tuned(hands, 300.0, limits=limits, parts=4)
+        trials.perplexity = {"broken": 1.02}
+    tuning = tuned(trials, 300.0, limits=limits, parts=4)
     assert (tuning.winner, tuning.ending) == ("kept", "proven")
     assert key in tuning.race.dropped["broken"].why
     assert "is over" in tuning.race.dropped["broken"].why
 
 
 def test_what_cannot_be_measured_here_is_said_after_one_measurement():
-    hands = Table({"base": 1.0, "fast": 2.0})
-    tuning = Tuning(Goal(tuple(hands.speeds), "joules_per_token", "lower", 100.0), hands)
+    trials = Table({"base": 1.0, "fast": 2.0})
+    tuning = Tuning(Goal(tuple(trials.speeds), "joules_per_token", "lower", 100.0), trials)
     tuning.run()
-    assert hands.asked == ["base"]
+    assert trials.asked == ["base"]
     assert (tuning.winner, tuning.ending) == (None, "none")
     assert {out.why for out in tuning.race.dropped.values()} == {"no joules_per_token can be measured here"}
 
@@ -395,13 +395,13 @@ def situation(seed, speeds, first, share):
 @settings(max_examples=40, deadline=None)
 @given(**SITUATIONS)
 def test_whatever_is_measured_the_budget_is_kept_and_what_is_proven_keeps_to_the_bound(seed, speeds, first, share):
-    hands, seconds = situation(seed, speeds, first, share)
-    tuning = tuned(hands, seconds, parts=6)
-    assert hands.spent <= 1.1 * seconds + 1e-9
-    assert tuning.spent == pytest.approx(hands.spent)
+    trials, seconds = situation(seed, speeds, first, share)
+    tuning = tuned(trials, seconds, parts=6)
+    assert trials.spent <= 1.1 * seconds + 1e-9
+    assert tuning.spent == pytest.approx(trials.spent)
     if tuning.ending == "proven":
         assert tuning.winner is not None
-        assert hands.perplexity[tuning.winner] <= 1.01
+        assert trials.perplexity[tuning.winner] <= 1.01
     # Whatever measured better than the answer is out for a reason other than want of time. What was not told from the baseline
     # afresh, by more samples than the race has, is no better, whatever it measured there.
     if tuning.ending == "proven":
@@ -427,8 +427,8 @@ def test_wherever_it_is_killed_it_goes_on_to_the_same_answer_without_doing_again
             told = journal[len(self.said)] if len(self.said) < len(journal) else seen
             return super()._say(told)
 
-    hands, _ = situation(seed, speeds, first, share)
-    again = Resumed(hands.speeds, first, perplexity=hands.perplexity, noise=0.02, seed=seed)
+    trials, _ = situation(seed, speeds, first, share)
+    again = Resumed(trials.speeds, first, perplexity=trials.perplexity, noise=0.02, seed=seed)
     after = tuned(again, seconds, parts=6)
     assert (after.winner, after.ending, after.equal, after.race.dropped) == (
         before.winner,

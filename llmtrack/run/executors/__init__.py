@@ -1,6 +1,6 @@
-"""What measures scenarios: in this process, in a worker process, or on the nodes of a Ray cluster.
+"""Executors: measure scenarios in this process, in a worker process, or on the nodes of a Ray cluster.
 
-Other packages take `Executor`, `InlineExecutor` and `ManyAtOnce` from here.
+Plug-ins import `Executor`, `InlineExecutor` and `ManyAtOnce` from here.
 """
 
 from llmtrack.run.executors.inline import Executor as Executor

@@ -1,4 +1,4 @@
-"""How much memory a model will take, predicted before it is loaded: as much as it took the last time, or by its weights."""
+"""Predict the memory of a model before it is loaded: from its last measurement, or from its weights."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from llmtrack.spec.outcome import Measurement
 from llmtrack.spec.scenario import Variant
 from llmtrack.spec.serialization import digest, to_json
 
-# What stays free of the memory: for the system, and for what a prediction does not know.
+# Share of the memory kept free for the system and prediction errors.
 RESERVE = 0.10
-# What a worker takes beside its weights: its imports; on a GPU, the context of the driver.
+# Memory of a worker beside the weights: imports; on a GPU, the driver context.
 OVERHEAD = GIB // 2
-# Files hold 16 bits a weight, mostly, and float32 has 32.
+# Files mostly hold 16 bits per weight; float32 takes 32.
 WIDEST = 2
 
 
 def fits(*variants: Variant) -> bool:
-    """Return whether the models of variants are predicted to fit into the memory that is free now, all of them at once."""
+    """Return whether the models of all variants are predicted to fit into the free memory at once."""
     if not variants:
         return True
     need = sum(map(predicted_bytes, variants))
@@ -38,7 +38,7 @@ def fits(*variants: Variant) -> bool:
 
 
 def predicted_bytes(variant: Variant) -> int:
-    """Return the bytes that a variant took the last time; else by its weights, 0 where nothing of it is here yet."""
+    """Predict a variant's memory from its last measurement, else its weights; 0 if nothing is available locally."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads(_note(variant).read_text(encoding="utf-8"))["bytes"])
     weights = weights_bytes(variant.model)
@@ -46,14 +46,14 @@ def predicted_bytes(variant: Variant) -> int:
 
 
 def keep(measured: Measurement) -> None:
-    """Keep what the variant of a measurement took at its peak."""
+    """Record the peak memory of a measured variant."""
     peak = measured.metrics.get("peak_memory_mib")
     if peak:
         keep_note(_note(measured.scenario.variant), json.dumps({"bytes": int(peak * MIB)}))
 
 
 def weights_bytes(model: str) -> int:
-    """Return the bytes of a model's weights in float32 by its files or its shape; of a list, of the first that is here."""
+    """Return the float32 bytes of a model's weights from its files or shape; of a list, the first available candidate."""
     with suppress(LlmtrackError):
         for source in parse_candidates(model):
             if found := _weights(source):
@@ -74,7 +74,7 @@ def _weights(source: ModelSource) -> int:
 
 
 def _hub_cache() -> Path:
-    """Return where the hub's library keeps what it fetched."""
+    """Return the cache folder of the hub library."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface"))
     return Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
 
@@ -87,7 +87,7 @@ def _size(path: Path) -> int:
 
 
 def _on_card(variant: Variant) -> tuple[int, int] | None:
-    """Return the bytes of a variant's card, in all and free, None where it computes on none or the driver does not tell."""
+    """Return total and free bytes of a variant's GPU, or None without a GPU or driver information."""
     if variant.device == "cpu":
         return None
     card = card_of("cuda" if variant.device == "auto" else variant.device)

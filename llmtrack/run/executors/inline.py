@@ -1,4 +1,4 @@
-"""What measures scenarios, and the simplest that does: in this process."""
+"""The executor interface, and its simplest implementation: measuring in this process."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ class Executor(Protocol):
     """Measures groups of scenarios that share a variant."""
 
     def machine(self) -> Mapping[str, str]:
-        """Return facts about the machine and the installation that measure (see `worker.machine.describe`)."""
+        """Return facts about the measuring machine and installation (see `worker.machine.describe`)."""
         ...
 
     def check(self, scenarios: Sequence[Scenario]) -> None:
-        """Refuse what no run can mend, before a study begins (see `worker.identity.require`).
+        """Reject unusable scenarios before a study starts (see `worker.identity.require`).
 
         Raises:
-            LlmtrackError: a backend, an option, a corpus or a model cannot be used.
+            LlmtrackError: a backend, option, corpus or model is unusable.
         """
         ...
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
-        """Return the tags that a run of a scenario would have of its model (see `worker.identity.identify`)."""
+        """Return the model tags that a run of a scenario would have (see `worker.identity.identify`)."""
         ...
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
@@ -46,21 +46,21 @@ class Executor(Protocol):
 
 
 METHODS = ("machine", "check", "identify", "run", "close")
-"""What every executor has."""
+"""Methods of every executor."""
 
 
 @runtime_checkable
 class ManyAtOnce(Executor, Protocol):
-    """Measures several groups at once, each in a thread that calls `run`."""
+    """Measures several groups concurrently, each in a thread that calls `run`."""
 
     at_once: int
-    """So many groups it takes at a time."""
+    """Maximum number of concurrent groups."""
 
     where: str
-    """The hardware that it measures on, for a person."""
+    """Description of its hardware."""
 
     def stop(self) -> None:
-        """Have all that is measured end soon; what is there already, and can be taken up again later, is kept."""
+        """Request cancellation; keep partial results that can be resumed."""
         ...
 
 
@@ -68,10 +68,10 @@ class InlineExecutor:
     """Measures in this process: for tests, debuggers and notebooks.
 
     Args:
-        load: turns a variant into an engine; by default through the installed backends. One of its own knows which
-            model it loads, so the files that a scenario names tell nothing of it.
-        clock: times it.
-        time_limit: seconds that a call may take; it is looked at between calls. 0: as long as it takes.
+        load: load a variant as an engine; by default through the installed backends. A custom one knows its model, so
+            that the files named by a scenario do not identify it.
+        clock: monotonic clock in seconds.
+        time_limit: maximum seconds per call, checked between calls; 0 for none.
     """
 
     def __init__(
@@ -89,31 +89,31 @@ class InlineExecutor:
         self._time_limit = time_limit
 
     def machine(self) -> Mapping[str, str]:
-        """Return facts about the machine and the installation that measure."""
+        """See `Executor.machine`."""
         from llmtrack.worker.machine import describe
 
         return describe()
 
     def check(self, scenarios: Sequence[Scenario]) -> None:
-        """Refuse what no run can mend, before a study begins."""
+        """See `Executor.check`."""
         from llmtrack.worker.identity import require
 
         require(scenarios if self._by_files else ())
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
-        """Return the tags that a run of a scenario would have of its model."""
+        """See `Executor.identify`."""
         from llmtrack.worker.identity import identify
 
         return identify(scenario) if self._by_files else {}
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
-        """Measure scenarios of one variant, one after the other."""
+        """See `Executor.run`."""
         from llmtrack.worker.measuring import measure_group
 
         kept = PartialResults(emit)
         tell: Emit = kept
         if self._time_limit > 0:
-            # What trains comes last, and loads its own model.
+            # Training comes last and loads its own model.
             first = next((each for each in scenarios if not isinstance(each.task, TrainTask)), scenarios[0])
             tell = StepTimeout(kept, self._time_limit, self._clock, first.name)
         try:
@@ -123,5 +123,5 @@ class InlineExecutor:
             raise
 
     def close(self) -> None:
-        """Free the engine."""
+        """See `Executor.close`."""
         self._engines.close()

@@ -1,4 +1,4 @@
-"""Keep what is measured of a scenario while something beside it is still to be measured."""
+"""Hold a main measurement until its side measurements are complete."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llmtrack.spec.outcome import Failure, Measurement
 
 
 class PartialResults:
-    """Passes events on, and holds each `SoFar` back until its scenario's outcome comes, or does not.
+    """Forwards events, but holds each `SoFar` until the outcome of its scenario arrives or is lost.
 
     Args:
-        emit: is told every other event, and what is held where its outcome does not come.
+        emit: receives the other events, and held measurements whose outcome is lost.
     """
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
@@ -21,7 +21,7 @@ class PartialResults:
         self._held: dict[str, Measurement] = {}
 
     def __call__(self, event: Event) -> None:
-        """Take an event."""
+        """Handle an event."""
         if isinstance(event, SoFar):
             self._held[event.measurement.scenario.name] = event.measurement
             return
@@ -30,7 +30,7 @@ class PartialResults:
         self._emit(event)
 
     def emit_without(self, name: str, reason: str) -> bool:
-        """Emit what is held of a scenario, with the reason why what belongs beside it is missing; return whether any is."""
+        """Emit a scenario's held measurement with a warning about what is missing; return whether there was one."""
         held = self._held.pop(name, None)
         if held is None:
             return False
@@ -39,6 +39,6 @@ class PartialResults:
         return True
 
     def emit_all_without(self, reason: str) -> None:
-        """Emit all that is held."""
+        """Emit all held measurements."""
         for name in tuple(self._held):
             self.emit_without(name, reason)

@@ -1,4 +1,4 @@
-"""How long a worker may tell nothing before it is given up."""
+"""Timeouts of a silent worker."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from llmtrack.spec.events import Progress
 from llmtrack.spec.scenario import Scenario
 
 STARTING, LOADING = "starting", "loading"
-"""First words of the steps that are given a time of their own."""
+"""Step prefixes with their own timeout."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds without a sign of life, by what is being done.
+    """Seconds without a sign of life before a worker is given up, by phase.
 
     Attributes:
-        time_limit: for loading and for each step of a measurement; 0: those below.
-        starting: until a worker process has imported what it needs and knows its machine.
-        loading: a model may have to be fetched, exported and quantized first.
-        step: of a measurement: a repeat, a batch, a step of training.
-        room: times `max_seconds` that a step is given besides.
-        ending: to keep a checkpoint when a signal has come.
+        time_limit: for loading and for each step of a measurement; 0 for the defaults below.
+        starting: for a worker process to import its modules and describe its machine.
+        loading: may include downloading, exporting and quantizing the model.
+        step: of a measurement: a repeat, a batch, a training step.
+        room: multiple of `max_seconds` added to a step.
+        ending: to save a checkpoint after a signal.
     """
 
     time_limit: float = 0.0
@@ -36,7 +36,7 @@ class Patience:
         """Return how long to wait for the next sign of life.
 
         Args:
-            at: what is being done.
+            at: the current step.
             scenarios: what is being measured.
         """
         if at.step.startswith(STARTING):

@@ -1,4 +1,4 @@
-"""Several executors at once, one for each loaded model, so that models can be measured in turn without loading them again."""
+"""A pool of executors, one per loaded model, so that models can be interleaved without reloading."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from contextlib import contextmanager
 import psutil
 
 from llmtrack.run.executors import footprint
-from llmtrack.run.executors.crew import Crew
 from llmtrack.run.executors.inline import Executor
+from llmtrack.run.executors.parallel_workers import ParallelWorkers
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.spec.events import Emit, Event
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import Scenario, Variant
 
 _NO_BACKEND = ""
-# Below this share of the memory, models that were not used lately are freed.
+# Least recently used models are freed when less than this share of the memory is free.
 LEAST_FREE = 0.25
-# As many models at most on a GPU.
+# Maximum number of loaded models on a GPU.
 MOST_ON_GPU = 4
-# Threads of the model before go on looking for work for 60 ms.
+# OpenMP threads of the previous model spin for 60 ms.
 SETTLE_S = 0.1
 
 
 def memory_is_short() -> bool:
-    """Return whether a further model should not be loaded beside those that are there."""
+    """Return whether there is too little memory to load a further model."""
     memory = psutil.virtual_memory()
     return memory.available < LEAST_FREE * memory.total
 
 
 class Pool:
-    """Measures each variant in an executor of its own, which keeps its loaded model while there is room.
+    """Measures each variant in its own executor, which keeps the model loaded while there is room.
 
     Args:
-        make: makes an executor.
+        make: create an executor.
         is_full: whether memory is short.
-        most: so many loaded models at most.
-        fits: whether the models of variants are predicted to fit into the memory that is free.
-        reuse: keep the worker of a freed model for the next variant of the same backend, whose imports it has.
+        most: maximum number of loaded models.
+        fits: whether variants are predicted to fit into the free memory.
+        reuse: keep a freed worker for the next variant of the same backend, to reuse its imports.
 
     Attributes:
-        spare: whether a worker is started in advance, while others measure: where CPUs are free for that.
+        spare: whether to prestart a worker while others measure, if CPUs are free.
     """
 
     def __init__(
@@ -60,25 +60,25 @@ class Pool:
         self.most = most
         self._reuse = reuse
         self.spare = False
-        # By backend, those that hold no model; the one of no backend has not measured yet, and knows its machine.
+        # Idle executors by backend; the one without a backend has not measured yet and has described its machine.
         self._idle: dict[str, Executor] = {_NO_BACKEND: make()}
-        # The one that was used last comes last.
+        # Ordered by last use.
         self._of: dict[Variant, Executor] = {}
 
     def machine(self) -> Mapping[str, str]:
-        """Return facts about the machine and the installation that measure."""
+        """See `Executor.machine`."""
         return self._any().machine()
 
     def check(self, scenarios: Sequence[Scenario]) -> None:
-        """Refuse what no run can mend, before a study begins."""
+        """See `Executor.check`."""
         self._any().check(scenarios)
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
-        """Return the tags that a run of a scenario would have of its model."""
+        """See `Executor.identify`."""
         return self._any().identify(scenario)
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit, seconds: float = math.inf) -> None:
-        """Measure scenarios of one variant, within so many seconds; what is not measured then is a failure."""
+        """Measure scenarios of one variant within a time limit; those not measured by then fail."""
         before = next(reversed(self._of), None)
         variant = scenarios[0].variant
         executor = self._executor(variant)
@@ -98,23 +98,23 @@ class Pool:
         try:
             executor.run(scenarios, take)
         finally:
-            if failed and self._reuse:  # What went wrong there is not to happen to another model.
+            if failed and self._reuse:  # Do not let the failure affect another model.
                 self._of.pop(variant, None)
                 executor.close()
 
     @contextmanager
-    def crew(self, workers: int | None) -> Iterator[Crew]:
-        """Open a crew of workers of this machine, each of which loads the model: what is loaded is freed first."""
+    def start_workers(self, workers: int | None) -> Iterator[ParallelWorkers]:
+        """Start parallel workers on this machine, each with its own model; free loaded models first."""
         if workers is None or workers == 1:
-            yield Crew((self.run,), self.close)
+            yield ParallelWorkers((self.run,), self.close)
             return
         self.hold_only()
         executor = self._any()
         if not isinstance(executor, ProcessExecutor):
-            yield Crew((self.run,), self.close)
+            yield ParallelWorkers((self.run,), self.close)
             return
-        with executor.crew(workers) as crew:
-            yield crew
+        with executor.start_workers(workers) as parallel:
+            yield parallel
 
     def holds(self, variant: Variant) -> bool:
         """Return whether the model of a variant is loaded."""
@@ -132,7 +132,7 @@ class Pool:
             executor.close()
 
     def has_room(self, variants: Sequence[Variant]) -> bool:
-        """Return whether the models of all these variants are predicted to fit into memory at once."""
+        """Return whether the models of all variants are predicted to fit into memory at once."""
         return len(variants) <= self.most and self._fits(*(each for each in variants if not self.holds(each)))
 
     def hold_only(self, *variants: Variant) -> bool:
@@ -143,7 +143,7 @@ class Pool:
         return bool(others)
 
     def close(self) -> None:
-        """Free all that is loaded."""
+        """Free all models."""
         for executor in (*self._of.values(), *self._idle.values()):
             executor.close()
         self._of.clear()

@@ -1,4 +1,4 @@
-"""Measure in a worker process per variant, which takes nothing along when it dies."""
+"""Measure each variant in a worker process, so that a crash is isolated."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 from llmtrack.errors import LlmtrackError, UsageError
 from llmtrack.host.child_process import OUT_OF_MEMORY
 from llmtrack.host.words import clock_text
-from llmtrack.run.executors.crew import Crew
 from llmtrack.run.executors.inline import BESIDE, INTERRUPTED
+from llmtrack.run.executors.parallel_workers import ParallelWorkers
 from llmtrack.run.executors.partial_results import PartialResults
 from llmtrack.run.executors.patience import LOADING, STARTING, Patience
 from llmtrack.run.executors.worker_process import WorkerProcess
@@ -26,37 +26,37 @@ from llmtrack.spec.serialization import to_json
 from llmtrack.spec.task import TrainTask
 
 SHARD_RETRIES = 2
-"""How often what is lost with one of several workers of this machine is tried again."""
+"""Retries of work lost with one of several workers on this machine."""
 
 
 class ProcessExecutor:
-    """Measures in a fresh worker process per variant, which ends when another variant comes.
+    """Measures each variant in a fresh worker process, which ends when another variant follows.
 
-    A model that fills the memory, crashes or is killed takes only its worker along, and a worker that tells nothing for
-    too long is killed. The scenario that was being measured then becomes a Failure, unless what counts of it was measured
-    already (`SoFar`), and the others go on in a new worker.
+    A model that exhausts memory, crashes or is killed only takes down its worker, and a silent worker is killed after a
+    timeout. The current scenario then fails, unless its main part was already measured (`SoFar`), and the others
+    continue in a new worker.
 
     Args:
-        patience: how long a worker may tell nothing.
-        start: starts a worker.
+        patience: timeouts of a silent worker.
+        start: start a worker.
     """
 
     def __init__(self, patience: Patience | None = None, start: Callable[..., WorkerProcess] = WorkerProcess) -> None:
         self._patience = patience or Patience()
         self._new_worker = start
         self._worker: WorkerProcess | None = None
-        self._crew: list[ProcessExecutor] = []
+        self._parallel: list[ProcessExecutor] = []
         self._variant: Variant | None = None
         self._hung_loading = 0
         self.until = math.inf
-        """When the worker is given up whatever it tells, by `time.monotonic`."""
+        """Deadline of the worker by `time.monotonic`, even if it shows signs of life."""
 
     def begin(self) -> None:
-        """Start a worker and do not wait for it: its imports take seconds, in which there is other work to do."""
+        """Start a worker without waiting for its imports, which take seconds."""
         self._start()
 
     def machine(self) -> Mapping[str, str]:
-        """Return facts about the machine and the installation that measure, as a worker sees them.
+        """Return facts about the machine, as seen by a worker.
 
         Raises:
             LlmtrackError: no worker can be started.
@@ -64,17 +64,17 @@ class ProcessExecutor:
         return dict(self._ask({"describe": True}, "machine", self._patience.starting))
 
     def check(self, scenarios: Sequence[Scenario]) -> None:
-        """Refuse what no run can mend, before a study begins, as a worker sees it; it fetches and converts models."""
+        """Check scenarios in a worker, which may download and convert models."""
         question = {"check": [to_json(scenario) for scenario in scenarios]}
         if problem := self._ask(question, "problem", self._patience.loading):
             raise UsageError(str(problem))
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
-        """Return the tags that a run of a scenario would have of its model, as a worker finds them."""
+        """Identify the model in a worker."""
         return dict(self._ask({"identify": to_json(scenario)}, "identity", self._patience.loading))
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
-        """Measure scenarios of one variant in its worker; nothing of a crew is left beside it."""
+        """Measure scenarios of one variant in its worker; end any parallel workers first."""
         self._dismiss()
         if self._variant not in (None, scenarios[0].variant):
             self.close()
@@ -95,7 +95,7 @@ class ProcessExecutor:
                 kept.emit_all_without(INTERRUPTED)
                 raise
             except BaseException:
-                # A signal: what can be taken up again later is kept first.
+                # A signal: first let the worker save what can be resumed.
                 current = waiting.get(at.progress.scenario)
                 if current is not None and isinstance(current.task, TrainTask):
                     self._end_in_order(kept)
@@ -103,7 +103,7 @@ class ProcessExecutor:
                 raise
 
     def free(self) -> bool:
-        """Free the loaded model and keep the worker with what it has imported; return whether it is there."""
+        """Free the loaded model but keep the worker with its imports; return whether it lives."""
         if self._worker is None or not self._worker.lives():
             return False
         try:
@@ -121,41 +121,42 @@ class ProcessExecutor:
         self._dismiss()
 
     @contextmanager
-    def crew(self, workers: int | None) -> Iterator[Crew]:
-        """Open a crew of worker processes that share the threads of this machine; this one's own worker is ended first.
+    def start_workers(self, workers: int | None) -> Iterator[ParallelWorkers]:
+        """Start worker processes that share this machine's threads; end this executor's own worker first.
 
-        They keep their loaded model for the next crew of so many, until something is measured alone.
+        They keep their model loaded for the next call with the same number of workers, until something is measured
+        alone.
 
         Args:
-            workers: how many; None: one.
+            workers: how many; None for one.
         """
         if workers is None or workers == 1:
-            yield Crew((self.run,), self.close)
+            yield ParallelWorkers((self.run,), self.close)
             return
-        if len(self._crew) != workers:
+        if len(self._parallel) != workers:
             threads = max(1, int(self.machine().get("threads", 1)) // workers)
             self.close()
             start = partial(self._new_worker, threads)
-            self._crew = [ProcessExecutor(self._patience, start) for _ in range(workers)]
+            self._parallel = [ProcessExecutor(self._patience, start) for _ in range(workers)]
         try:
-            for each in self._crew:
+            for each in self._parallel:
                 each.begin()
-            yield Crew(tuple(each.run for each in self._crew), self._dismiss, retries=SHARD_RETRIES)
+            yield ParallelWorkers(tuple(each.run for each in self._parallel), self._dismiss, retries=SHARD_RETRIES)
         except BaseException:
             self._dismiss()
             raise
 
     def _dismiss(self) -> None:
-        """End the workers of the crew."""
-        crew, self._crew = self._crew, []
-        for each in crew:
+        """End the parallel workers."""
+        parallel, self._parallel = self._parallel, []
+        for each in parallel:
             each.close()
 
     def _follow(self, waiting: dict[str, Scenario], at: _At, emit: Emit) -> None:
-        """Have the worker measure what is waiting, and take off what has ended, until it is done.
+        """Run the worker on the waiting scenarios, removing finished ones, until it is done.
 
         Raises:
-            _LostError: it died, or told nothing for too long.
+            _LostError: it died or fell silent.
         """
         worker = self._start()
         worker.send({"measure": [to_json(scenario) for scenario in waiting.values()]})
@@ -165,7 +166,7 @@ class ProcessExecutor:
                 message = worker.receive(min(seconds, max(self.until - time.monotonic(), 0.0)))
             except TimeoutError:
                 if time.monotonic() >= self.until:
-                    raise _LostError("timeout", f"the time for it was used up (at: {at.progress.step})") from None
+                    raise _LostError("timeout", f"out of time (at: {at.progress.step})") from None
                 raise _LostError(
                     "timeout",
                     f"no sign of life for {clock_text(seconds)} (at: {at.progress.step}), so it was given up: find out "
@@ -174,7 +175,7 @@ class ProcessExecutor:
             if message is None:
                 raise _LostError("killed", worker.death())
             if "done" in message and waiting:
-                raise _LostError("error", "the worker ended its work without telling of it")
+                raise _LostError("error", "the worker finished without reporting all outcomes")
             if "done" in message:
                 return
             if "event" not in message:
@@ -190,21 +191,21 @@ class ProcessExecutor:
             emit(event)
 
     def _lost(self, waiting: dict[str, Scenario], at: Progress, loss: _LostError) -> list[Scenario]:
-        """Take off, and return, what is lost with the worker."""
+        """Remove and return the scenarios lost with the worker."""
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.end()
         if loss.kind == "timeout" and at.step.startswith((STARTING, LOADING)):
             self._hung_loading += 1
-            if self._hung_loading > 1:  # What hangs twice would hang for each of them.
+            if self._hung_loading > 1:  # After two hangs, assume that the others would hang, too.
                 lost = list(waiting.values())
                 waiting.clear()
                 return lost
-        # Dead between two scenarios: the one that is told of last has its outcome already.
+        # Died between two scenarios: the last one reported is complete.
         return [waiting.pop(at.scenario, None) or waiting.pop(next(iter(waiting)))]
 
     def _end_in_order(self, emit: Emit) -> None:
-        """Ask the worker to keep what it has, and pass on what it tells until it has ended."""
+        """Ask the worker to save its state and end, and forward its remaining events."""
         worker = self._worker
         assert worker is not None
         worker.ask_to_end()
@@ -215,7 +216,7 @@ class ProcessExecutor:
                     emit(event_from_json(message["event"]))
 
     def _ask(self, question: object, key: str, seconds: float) -> Any:
-        """Return what a worker answers under a key."""
+        """Return a worker's answer under a key."""
         worker = self._start()
         worker.send(question)
         try:
@@ -225,7 +226,7 @@ class ProcessExecutor:
         except TimeoutError:
             self.close()
             raise LlmtrackError(
-                f"the worker process told nothing for {clock_text(seconds)} while it started: see "
+                f"the worker process was silent for {clock_text(seconds)} while starting: see "
                 "`llmtrack doctor`, and whether the disk or a GPU's driver hangs"
             ) from None
         if message is None:
@@ -255,7 +256,7 @@ def _early_death(code: int | None) -> str:
 
 
 class _At:
-    """What a worker is doing, as far as it told."""
+    """The current step of a worker, as reported."""
 
     def __init__(self, scenario: str) -> None:
         self.progress = Progress(scenario, STARTING)
@@ -265,7 +266,7 @@ class _At:
 
 
 class _LostError(Exception):
-    """A worker is lost, and what it was measuring with it."""
+    """A worker died, losing its current scenario."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)

@@ -1,4 +1,4 @@
-"""Keep a limit of time in the process that measures: between calls, since a call that hangs there cannot be ended."""
+"""Enforce a time limit within the measuring process, between calls, since a hanging call cannot be ended."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from llmtrack.spec.outcome import Measurement
 
 
 class StepTimeout:
-    """Passes events on, and ends a scenario before its next call where one took longer than it may.
+    """Forwards events, and ends a scenario before its next call if the last one took too long.
 
     Args:
-        emit: is told every event. What it does takes none of the time.
-        seconds: how long a scenario may tell nothing.
-        clock: returns seconds; monotonic.
-        first: name of the scenario that what comes before the first call counts for.
+        emit: receives every event; its own time is not counted.
+        seconds: maximum time between events.
+        clock: monotonic clock in seconds.
+        first: scenario that the time before the first call counts for.
     """
 
     def __init__(self, emit: Callable[[Event], None], seconds: float, clock: Callable[[], float], first: str) -> None:
@@ -28,10 +28,10 @@ class StepTimeout:
         self._since = clock()
 
     def __call__(self, event: Event) -> None:
-        """Take an event.
+        """Handle an event.
 
         Raises:
-            ScenarioError: a call of the scenario that the event would go on with took too long (`timeout`).
+            ScenarioError: the previous call of its scenario took too long (`timeout`).
         """
         took = self._clock() - self._since
         if took > self._seconds:
@@ -44,7 +44,7 @@ class StepTimeout:
                 if late := self._late.pop(event.scenario, ""):
                     raise ScenarioError(f"{late}: find out what takes so long, or raise time_limit", kind="timeout")
             elif isinstance(event, Measurement) and (late := self._late.pop(event.scenario.name, "")):
-                # Nothing is left to be ended, so what is measured is kept.
+                # The scenario is complete: keep its result.
                 event = replace(event, warnings=(*event.warnings, late))
             self._emit(event)
         finally:

@@ -1,4 +1,4 @@
-"""A worker process as its parent sees it: what it is sent, what it tells, and how it ends."""
+"""The parent's view of a worker process: sending, receiving, and how it ended."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from llmtrack.host.process_tree import kill_tree
 from llmtrack.worker.bytecode import bytecode_environment
 
 LOOK_SECONDS = 1.0
-"""How often to look whether a worker that tells nothing is still there."""
+"""Polling interval of a silent worker."""
 
 DEATH_SECONDS = 10.0
-"""How long to wait for a process that was killed: one that waits for a dead disk never ends."""
+"""Timeout for a killed process: one blocked on a dead disk never ends."""
 
 
 class WorkerProcess:
-    """A worker that runs; nothing that its parent does with it waits longer than it is told to.
+    """A running worker; all operations are bounded in time.
 
     Args:
-        threads: that compute, unless the environment says how many; 0: as many as PyTorch takes.
+        threads: OMP_NUM_THREADS unless already set; 0 for PyTorch's default.
     """
 
     def __init__(self, threads: int = 0) -> None:
@@ -52,24 +52,24 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """Process id."""
         return self._process.pid
 
     def lives(self) -> bool:
-        """Return whether it has not ended."""
+        """Return whether it is running."""
         return self._process.poll() is None
 
     def send(self, job: object) -> None:
-        """Send a job; a worker that is dead, or reads no more, is noticed when it is listened to."""
+        """Send a job; a dead or stuck worker is detected when receiving."""
         line = json.dumps(job) + "\n"
-        # A pipe takes little, and a worker that is stopped takes nothing out of it.
+        # A pipe buffers little, and a stopped worker does not read from it.
         threading.Thread(target=self._write, args=(line,), name="llmtrack-send", daemon=True).start()
 
     def receive(self, seconds: float) -> dict[str, Any] | None:
         """Return its next message, or None if there will be none.
 
         Raises:
-            TimeoutError: it told nothing for so long.
+            TimeoutError: it was silent for too long.
         """
         until = time.monotonic() + seconds
         while True:
@@ -77,7 +77,7 @@ class WorkerProcess:
             try:
                 line = self._lines.get(timeout=max(0.0, min(LOOK_SECONDS, left)))
             except queue.Empty:
-                # A child of a dead worker can hold its end of the pipe open: then no end of file comes.
+                # A child of a dead worker can keep the pipe open, so that no end of file arrives.
                 if not self.lives() and self._lines.empty():
                     return None
                 if left <= 0:
@@ -85,35 +85,35 @@ class WorkerProcess:
                 continue
             if line is None:
                 return None
-            with contextlib.suppress(ValueError):  # torn by its death
+            with contextlib.suppress(ValueError):  # line truncated by its death
                 message = json.loads(line)
                 if isinstance(message, dict):
                     return message
 
     def ask_to_end(self) -> None:
-        """Ask it to keep what it has and end."""
+        """Ask it to save its state and end."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
     def end(self) -> int | None:
-        """Kill it with all that it started, unless it has ended; return its exit code, None if it cannot be killed."""
+        """Kill it with its descendants if it is running; return its exit code, or None if it cannot be killed."""
         if self.lives():
             kill_tree(self.pid)
         return self._exit_code(DEATH_SECONDS)
 
     def exit_code(self) -> int | None:
-        """Return how it ended, when it tells nothing any more; None if it did not, and was killed."""
-        # It closed its channel, so it is about to end; one that goes on is of no use.
+        """Return the exit code of a worker that closed its channel; None if it had to be killed."""
+        # It closed its channel, so it should be about to end.
         code = self._exit_code(DEATH_SECONDS)
         if code is None:
             self.end()
         return code
 
     def death(self) -> str:
-        """Say in words how it ended, when it tells nothing any more."""
+        """Explain how a worker that closed its channel ended."""
         code = self.exit_code()
         if code is None:
-            return "the worker stopped telling what it does, and was killed"
+            return "the worker closed its channel without ending, and was killed"
         if code == -signal.SIGKILL:
             return "the worker was killed (SIGKILL), most likely by the system for lack of memory: use a smaller model, dtype or batch"
         if code == OUT_OF_MEMORY:

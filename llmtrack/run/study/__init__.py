@@ -1,1 +1,1 @@
-"""Run one experiment as a tracked study: plan it, measure its scenarios, report what was tracked."""
+"""Run an experiment as a tracked study: plan, measure, report."""

@@ -1,4 +1,4 @@
-"""Say what is about to be run, and how long that will take: as long as it took the last time, or as far as is asked."""
+"""Announce what is about to run, with an estimated duration."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from llmtrack.spec.task import GenerateTask
 
 
 def last_time(experiment: Experiment, environment_id: str) -> float | None:
-    """Return how many seconds the same scenarios took the last time in this environment, their report included; or None."""
+    """Return the seconds that the same scenarios took last time in this environment, including the report, or None."""
     return durations.seconds_of(_key(experiment, environment_id))
 
 
 def keep_time(experiment: Experiment, environment_id: str, seconds: float) -> None:
-    """Keep how many seconds an experiment took all of whose scenarios were measured."""
+    """Record the duration of an experiment whose scenarios were all measured."""
     durations.note(_key(experiment, environment_id), seconds)
 
 
 def plan_of(experiments: Sequence[Experiment], scenarios: int, took: Mapping[str, float]) -> str:
-    """Say what is going to be run, and how long it will take as far as that is known.
+    """Describe what is about to run, with its duration as far as known.
 
     Args:
         experiments: in order.
-        scenarios: how many are measured in all.
-        took: how many seconds each took the last time, by name; of those that are known.
+        scenarios: total number to measure.
+        took: last duration in seconds by experiment name, if known.
     """
     what = plural(scenarios, "scenario")
     if len(experiments) > 1:

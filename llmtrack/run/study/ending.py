@@ -1,4 +1,4 @@
-"""How a study or a suite ends: its report is made from what was tracked, printed and kept, and its run is finished."""
+"""End a study or suite: build its report from the tracked runs, print and store it, and finish its run."""
 
 from __future__ import annotations
 
@@ -22,32 +22,31 @@ from llmtrack.tracking.tracker import Study, Tracker
 def end_study(
     study: Study, tracker: Tracker, console: Console, failed: bool, write: Callable[[Place], Written]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Make, print and track the report of a study or suite, and finish its run.
+    """Build, print and track the report of a study or suite, and finish its run.
 
-    What of the report fails is a warning: the study has ended as its measurements did.
+    A failure of the report is only a warning: the study ends as its measurements did.
 
     Args:
-        study: its identity in the tracking store.
-        tracker: where it is tracked; while the store cannot be reached there is no report.
-        console: where to print.
-        failed: whether a scenario could not be measured.
-        write: reads the runs back, prints, and writes files.
+        study: identity in the tracking store.
+        tracker: there is no report while its store is unreachable.
+        failed: whether a scenario failed.
+        write: read the runs, print, and write files.
 
     Returns:
-        What the runs say, and what of the report could not be made, and why.
+        The reading, and the parts of the report that failed, with the reason.
     """
     outcome = "failed" if failed else "finished"
     if tracker.offline:
         run_id = tracker.finish_study(study, outcome)
         if tracker.offline:
             return (), ()
-        # It answers again, just now.
+        # The store is reachable again.
         study = replace(study, run_id=run_id or study.run_id, experiment_id=tracker.delivery.experiment_id)
     parts, written = Parts(), Written()
     with ExitStack() as stack:
         with parts.part("report"):
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            # On stderr is progress: whoever asks for it so is returned the report, and shows it.
+            # A console on stderr only shows progress; its caller displays the report itself.
             shown = console_of(file=io.StringIO(), width=200) if console.stderr else console
             place = Place(study.run_id, study.experiment_id, tracker.tracking_uri, folder, shown, parts)
             written = write(place)

@@ -1,4 +1,4 @@
-"""Measure groups in turn, or several at once where the executor can, and tell of all in one thread."""
+"""Measure groups interleaved, or concurrently if the executor can, and handle all events in one thread."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ def run_groups(
     on_disturbed: Callable[[Measurement], None],
     open_journal: Callable[[], Journal],
 ) -> None:
-    """Measure groups: several that are compared in turn (see `rounds`), else each by itself (see `run_undisturbed`); both functions are called in this thread only.
+    """Measure groups: interleaved if several are compared (see `rounds`), else one by one (see `run_undisturbed`).
+
+    The callbacks are called in this thread only.
 
     Args:
-        executor: what measures.
         groups: scenarios of one variant each.
-        on_event: is told every event that counts.
-        on_disturbed: is told a baseline that is measured once more.
-        open_journal: returns what keeps the rounds of what is measured in turn.
+        on_event: receives every relevant event.
+        on_disturbed: receives the first measurement of a remeasured baseline.
+        open_journal: open the journal for the rounds of interleaved groups.
     """
     if isinstance(executor, Pool):
         executor.hold_only(*(group[0].variant for group in groups))

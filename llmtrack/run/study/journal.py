@@ -1,4 +1,4 @@
-"""A journal of finished acts on disk, one JSON line each, so that a killed process can be resumed without repeating them."""
+"""A journal of completed actions on disk, one JSON line each, to resume a killed process without repeating them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from llmtrack.tracking.store import own_lock
 
 
 class Journal:
-    """Acts that are done once, even by several processes one after the other.
+    """Actions that are performed once, even across several processes.
 
-    The file is only ever appended to, or replaced as a whole by a rename: a failed write costs no act that is in it.
-    Where it cannot be read or written, or another process writes it, all goes on without it, and a line says so.
+    The file is only appended to, or replaced atomically by a rename, so that a failed write loses nothing. If it cannot
+    be read or written, or another process uses it, work continues without it and the user is notified.
 
     Args:
-        path: the file; its folder is made.
-        resume: take over what it holds; else it begins anew.
-        notify: is given messages for the user.
+        path: the file; its folder is created.
+        resume: reuse its actions; else start anew.
+        notify: receives messages for the user.
 
     Attributes:
-        taken_over: how many acts were taken over instead of being done.
+        taken_over: number of actions reused.
     """
 
     def __init__(self, path: Path, resume: bool, notify: Notify = to_stderr) -> None:
@@ -52,14 +52,15 @@ class Journal:
                 self._replace(self._known)
 
     def act(self, key: list[Any], do: Callable[[], Any], read: Callable[[Any], Any] = lambda gave: gave) -> Any:
-        """Return what an act gave when it was done before, or do it and keep what it gave.
+        """Return the recorded result of an action, or perform and record it.
 
-        Acts come in the same order each time; from the first on that differs, all are done and replace what was kept.
+        Actions must come in the same order each time; from the first mismatch on, all are performed and replace the
+        recorded ones.
 
         Args:
-            key: identifies the act (JSON-ready data).
-            do: does it; what it gives is JSON-ready data.
-            read: turns what it gave into the result; raises ValueError for kept data that it cannot read.
+            key: identity of the action (JSON-ready).
+            do: perform it; the result must be JSON-ready.
+            read: decode the recorded result; raises ValueError if it cannot.
         """
         if self.taken_over < len(self._known):
             kept = self._known[self.taken_over]
@@ -79,20 +80,20 @@ class Journal:
         return read(gave)
 
     def done(self) -> None:
-        """Forget all: nothing is to be resumed."""
+        """Delete the journal: nothing is left to resume."""
         if self._ours:
             with contextlib.suppress(OSError):
                 self.path.unlink(missing_ok=True)
             self._lock.release(force=True)
 
     def _locked(self) -> bool:
-        """Return whether no other process writes it; the system ends the lock with this process."""
+        """Acquire the lock; the system releases it with this process."""
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
             return False
         except OSError:
-            return True  # no folder for temporary files: nobody can tell
+            return True  # no temporary folder: locking is impossible
         return True
 
     def _replace(self, acts: Sequence[dict[str, Any]]) -> None:
@@ -121,10 +122,10 @@ class Journal:
 
 
 def _acts(path: Path) -> list[dict[str, Any]]:
-    """Return the acts of a journal up to the first line that is none, such as the half line that a kill leaves.
+    """Return the actions of a journal up to the first invalid line, such as one truncated by a kill.
 
     Raises:
-        OSError: it is there and cannot be read.
+        OSError: it exists and cannot be read.
     """
     acts: list[dict[str, Any]] = []
     try:

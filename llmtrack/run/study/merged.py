@@ -1,4 +1,4 @@
-"""One measurement of several that were made one after the other of the same scenario, such as the rounds of a race."""
+"""Merge several measurements of one scenario, such as the rounds of a race."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _SHARES = {
     "decode_flops_utilization": "inter_token_latency_ms",
     "memory_bandwidth_utilization": "inter_token_latency_ms",
 }
-"""Shares of what the device can do, each with the time that it is inversely proportional to."""
+"""Utilization metrics, each with the time that it is inversely proportional to."""
 
 _OF_A_PASS = ("score_tokens_per_sec", "score_floor_share", "score_flops_utilization")
-"""Work of one pass over a text by its time: of several passes the harmonic mean."""
+"""Rates of a pass over a text: merged by the harmonic mean."""
 
 _OF_ALL_CALLS = ("joules_per_token", "power_w", "idle_energy_share")
-"""Figures of all calls of a measurement together: of several measurements their mean, weighted by the calls."""
+"""Metrics over all calls of a measurement: merged by the mean, weighted by the number of calls."""
 
 
 def merged(measurements: Sequence[Measurement], policy: RepeatPolicy) -> Measurement:
-    """Return measurements of one scenario as one: their samples together, the rest as the last one says it.
+    """Merge measurements of one scenario: pool the samples; everything else comes from the last one.
 
     Args:
-        measurements: in the order they were made, one at least.
-        policy: what all of them together are to be judged by.
+        measurements: in order, at least one.
+        policy: repeat policy to judge the merged repeats by.
     """
     last = measurements[-1]
     samples: dict[str, tuple[float, ...]] = {}
@@ -52,7 +52,7 @@ def merged(measurements: Sequence[Measurement], policy: RepeatPolicy) -> Measure
     metrics = {key: value for each in measurements for key, value in each.metrics.items()}
     metrics |= {name: summary.median for name, summary in summaries.items()}
     metrics |= _derived(measurements, metrics)
-    # What was said of a round's few repeats is said of all of them instead.
+    # Replace the warnings about single rounds by those about all repeats.
     of_rounds = [
         line
         for each in measurements
@@ -79,7 +79,7 @@ def merged(measurements: Sequence[Measurement], policy: RepeatPolicy) -> Measure
 
 
 def _derived(measurements: Sequence[Measurement], metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that follow from other figures of all measurements than the last one's."""
+    """Return the metrics that depend on more than the last measurement."""
     found = {}
     for name, time in _SHARES.items():
         known = [each.metrics for each in measurements if name in each.metrics and time in each.metrics]
@@ -100,7 +100,7 @@ def _derived(measurements: Sequence[Measurement], metrics: Mapping[str, float]) 
 
 
 def _series(measurements: Sequence[Measurement]) -> dict[str, tuple[float, ...]]:
-    """Return the series of the last measurement that has each; of the gaps between tokens the median of all."""
+    """Return each series from the last measurement that has it; for token gaps, the median of all."""
     series = {name: values for each in measurements for name, values in each.series.items()}
     gaps = [each.series["token_latency_ms"] for each in measurements if "token_latency_ms" in each.series]
     if gaps:
@@ -110,7 +110,9 @@ def _series(measurements: Sequence[Measurement]) -> dict[str, tuple[float, ...]]
 
 
 def were_disturbed(measurements: Sequence[Measurement]) -> bool:
-    """Return whether all repeats vary or drift, or one of the measurements was disturbed by more: other programs, or the device."""
+    """Return whether the pooled repeats vary or drift, or a measurement was disturbed otherwise: by other programs, or
+    by the device.
+    """
     of_each = [each.samples.get(_DURATION, ()) for each in measurements]
     return disturbed([seconds for each in of_each for seconds in each]) or any(
         each.disturbed and not disturbed(own) for each, own in zip(measurements, of_each, strict=True)
@@ -118,7 +120,7 @@ def were_disturbed(measurements: Sequence[Measurement]) -> bool:
 
 
 def _busiest(lines: Iterable[str]) -> list[str]:
-    """Return warnings, of those that the machine was busy only the one that tells the most."""
+    """Keep only the worst of the warnings that the machine was busy."""
     lines = list(lines)
     busy = [line for line in lines if line.startswith(_BUSY)]
     most = max(busy, key=lambda line: max(map(int, re.findall(r"(\d+)%", line)), default=0), default=None)

@@ -1,4 +1,4 @@
-"""Plan a study: resolve devices and dtypes, find scenarios that are one and the same, group by variant."""
+"""Plan a study: resolve devices and dtypes, find equivalent scenarios, group by variant."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from llmtrack.spec.scenario import Scenario, Variant
 
 @dataclass(frozen=True)
 class SameAs:
-    """A scenario that needs no measurement, since another one is the same once its dtype is resolved.
+    """A scenario that is not measured because it equals another one once its dtype is resolved.
 
     Attributes:
-        scenario: the scenario that is not measured.
-        measured: the one that is, and comes first in the study.
-        dtype_label: label of the dtype that the scenario would run with.
+        scenario: the scenario that is skipped.
+        measured: the equal one, earlier in the study.
+        dtype_label: the resolved dtype.
     """
 
     scenario: Scenario
@@ -30,26 +30,26 @@ class SameAs:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, grouped so that each group shares one loaded engine, and what need not be."""
+    """What to measure, in groups that share a loaded engine, and what to skip."""
 
     groups: tuple[tuple[Scenario, ...], ...]
     same: tuple[SameAs, ...]
 
     def without(self, names: Collection[str]) -> Plan:
-        """Return the plan without the scenarios of these names."""
+        """Return the plan without the named scenarios."""
         groups = (tuple(each for each in group if each.name not in names) for group in self.groups)
         return Plan(tuple(filter(None, groups)), tuple(s for s in self.same if s.scenario.name not in names))
 
 
 def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan:
-    """Plan how scenarios are measured on a machine.
+    """Plan the scenarios of a study for a machine.
 
     Args:
-        scenarios: the scenarios of a study, in order.
+        scenarios: in order.
         machine: facts from `worker.machine.describe`; `devices` and `bfloat16` are used.
 
     Raises:
-        UsageError: two scenarios have one name, or a model, backend, device or dtype is not there.
+        UsageError: two scenarios share a name, or a model, backend, device or dtype is unavailable.
     """
     names = [scenario.name for scenario in scenarios]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -70,7 +70,7 @@ def make_plan(scenarios: Sequence[Scenario], machine: Mapping[str, str]) -> Plan
 
 
 def resolved(scenario: Scenario, machine: Mapping[str, str]) -> tuple[Scenario, str]:
-    """Return what a scenario measures on a machine, whatever it is called, and the label of its dtype there."""
+    """Return a scenario with device and dtype resolved and without its name, and the dtype label."""
     device = device_of(scenario.variant.device, machine)
     able = kind_of(device) in _listed(machine, "bfloat16")
     dtype, label = choose_dtype(scenario.variant.dtype, device, able)
@@ -79,7 +79,7 @@ def resolved(scenario: Scenario, machine: Mapping[str, str]) -> tuple[Scenario, 
 
 
 def model_folders(scenarios: Sequence[Scenario]) -> tuple[Path, ...]:
-    """Return where the models of scenarios lie, of those that are local folders or files."""
+    """Return the paths of the models that are local folders or files."""
     models = dict.fromkeys(scenario.variant.model for scenario in scenarios)
     sources = (source for model in models for source in parse_candidates(model))
     local = (Path(each.location).absolute() for each in sources if each.kind in ("folder", "gguf"))
@@ -87,7 +87,7 @@ def model_folders(scenarios: Sequence[Scenario]) -> tuple[Path, ...]:
 
 
 def _check(variant: Variant, machine: Mapping[str, str]) -> None:
-    """Refuse what no run can mend, before a study begins."""
+    """Reject an unusable variant before the study starts."""
     parse_candidates(variant.model)
     if variant.backend not in backends():
         raise UsageError(f"unknown backend {variant.backend!r}: there are {', '.join(backends())}")
@@ -97,7 +97,7 @@ def _check(variant: Variant, machine: Mapping[str, str]) -> None:
 
 
 def device_of(requested: str, machine: Mapping[str, str]) -> str:
-    """Return the device that a requested one means on a machine."""
+    """Resolve a requested device on a machine."""
     return choose_device(requested, _listed(machine, "devices"))
 
 

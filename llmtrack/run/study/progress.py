@@ -1,4 +1,4 @@
-"""Show how far a study, or a suite of them, is: a live line on a terminal, plain lines in a log."""
+"""Show the progress of a study or suite: a live line on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from llmtrack.spec.events import Progress as Step
 
 _BAR = 20
 QUIET_SECONDS = 60.0
-"""After so long without a line, and again after so long, one says how far it is."""
+"""Interval after which a status line is printed if nothing else was."""
 
 
 def seconds_left(elapsed: float, finished: float, total: float) -> float | None:
-    """Return about how many seconds are left, if the scenarios to come take as long as those that ended.
+    """Estimate the remaining seconds by the mean duration of the finished scenarios.
 
     Args:
-        elapsed: seconds since the first scenario began.
-        finished: scenarios that ended, with the known share of the one that is being measured.
-        total: scenarios in all.
+        elapsed: seconds since the first scenario started.
+        finished: finished scenarios, including the known share of the current one.
+        total: number of scenarios.
 
     Returns:
-        None while nothing has ended: there is nothing to go by.
+        None while nothing is finished.
     """
     if finished <= 0 or total <= 0:
         return None
@@ -42,17 +42,17 @@ def seconds_left(elapsed: float, finished: float, total: float) -> float | None:
 
 
 def time_text(elapsed: float, left: float | None) -> str:
-    """Return `0:34, about 1:50 left`, or only the time that has passed where nothing more is known."""
+    """Return `0:34, about 1:50 left`, or only the elapsed time if nothing more is known."""
     return clock_text(elapsed) + (f", about {clock_text(left)} left" if left is not None else "")
 
 
 class SuiteProgress:
-    """How far a suite is; each study's progress counts into it.
+    """Progress of a suite; each study's progress counts toward it.
 
     Args:
-        scenarios: how many scenarios each experiment will measure, by its name, in order.
-        took: how many seconds each took the last time. Where one is not known, a scenario counts like any other.
-        clock: returns seconds; monotonic.
+        scenarios: number of scenarios per experiment, in order.
+        took: last duration in seconds per experiment. If one is unknown, all scenarios count equally.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -66,24 +66,24 @@ class SuiteProgress:
         self._clock = clock
         self._began = clock()
         self.current = ""
-        """Which experiment it is at, such as `[2/7] prompt_length`."""
+        """Current experiment, such as `[2/7] prompt_length`."""
         self.ended = 0
 
     @property
     def total(self) -> int:
-        """Scenarios in all."""
+        """Number of scenarios."""
         return sum(self._scenarios.values())
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the suite began."""
+        """Seconds since the suite started."""
         return self._clock() - self._began
 
     def left(self, shares: float = 0.0) -> float | None:
-        """Return about how many seconds are left; None while there is nothing to go by.
+        """Estimate the remaining seconds; None while nothing is known.
 
         Args:
-            shares: how much of the scenarios that are being measured is done.
+            shares: completed share of the scenarios being measured.
         """
         done, counted = 0.0, self.ended + shares
         for name, count in self._scenarios.items():
@@ -95,10 +95,10 @@ class SuiteProgress:
         return seconds_left(self.elapsed, done, whole)
 
     def begin(self, experiment: str) -> str:
-        """Go on to an experiment; return the line that says so and how far the suite is."""
+        """Start an experiment; return a line with its name and the suite's progress."""
         names = list(self._scenarios)
         number = names.index(experiment)
-        # An experiment that broke has not ended all its scenarios, and none of them is to come.
+        # A failed experiment leaves scenarios unfinished, none of which will follow.
         self.ended = sum(self._scenarios[name] for name in names[:number])
         self.current = f"[{number + 1}/{len(names)}] {experiment}"
         times = time_text(self.elapsed, self.left())
@@ -106,14 +106,13 @@ class SuiteProgress:
 
 
 class StudyProgress:
-    """The progress of one study, as a context manager.
+    """Progress of one study, as a context manager.
 
     Args:
-        console: where lines go.
-        scenarios: how many scenarios will be measured.
-        suite: the suite that the study is part of.
-        took: how many seconds the study took the last time.
-        clock: returns seconds; monotonic.
+        scenarios: number of scenarios to measure.
+        suite: the suite that the study belongs to.
+        took: last duration of the study in seconds.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -158,11 +157,11 @@ class StudyProgress:
 
     @property
     def times(self) -> str:
-        """The time that has passed and, as soon as that is known, about how much is left."""
+        """Elapsed time, and the estimated remaining time once known."""
         return time_text(self._suite.elapsed, self._suite.left(sum(self._shares.values())))
 
     def hear(self, event: Event) -> None:
-        """Show what an event says of how it goes, if that is what it is for."""
+        """Show an event, if it is meant for display."""
         if isinstance(event, Log):
             self.line(event.text)
         elif isinstance(event, Warn):
@@ -176,9 +175,9 @@ class StudyProgress:
         say(self._console, text)
 
     def tick(self) -> None:
-        """Say how far it is if nothing was said for a while: something long, or something that hangs.
+        """Print a status line after a period of silence: something slow, or something that hangs.
 
-        On a terminal the bar says it, as long as there is something to tell.
+        On a terminal the bar shows it while events arrive.
         """
         now = self._clock()
         quiet = now - self._heard
@@ -191,13 +190,13 @@ class StudyProgress:
             say(self._console, f"    quiet for {clock_text(quiet)}, still at: {self._at}")
 
     def warn(self, text: str) -> None:
-        """Print a warning, the first of its kind; the reading has all runs that carry it."""
+        """Print a warning, only the first of its kind; the reading lists all runs that have it."""
         if (kind := warning_kind(text)) not in self._warned:
             self._warned.add(kind)
             self.line(f"    warning: {text}")
 
     def step(self, step: Step) -> None:
-        """Show what is being done."""
+        """Show the current step."""
         self._heard = self._clock()
         self._at = f"{step.scenario}: {step.step}"
         if step.done is not None:
@@ -206,7 +205,7 @@ class StudyProgress:
         self._show()
 
     def ended(self, scenario: str, text: str) -> None:
-        """Print how a scenario ended and advance the bar."""
+        """Print how a scenario ended, and advance the bar."""
         self._at = "the next scenario"
         self._shares.pop(scenario, None)
         self._ended += 1
@@ -216,7 +215,7 @@ class StudyProgress:
 
     def _watch(self) -> None:
         while not self._left.wait(1.0):
-            with contextlib.suppress(OSError):  # nobody may be there to read it
+            with contextlib.suppress(OSError):  # the terminal may be gone
                 self.tick()
 
     def _show(self) -> None:
@@ -226,7 +225,7 @@ class StudyProgress:
 
 
 class _Told(ProgressColumn):
-    """The times of a study and its step, told anew whenever the bar is drawn, as far as one line has room for them."""
+    """Times and current step of a study, refreshed with the bar, truncated to one line."""
 
     def __init__(self, progress: StudyProgress, console: Console) -> None:
         super().__init__()

@@ -1,4 +1,6 @@
-"""Give what was disturbed further repeats while its time allows; a baseline is measured once more, before anything is compared with it."""
+"""Remeasure a disturbed baseline before others are compared with it; give other disturbed scenarios more repeats while
+their time allows.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from llmtrack.spec.outcome import REPLACED, Failure, Measurement
 from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import RepeatPolicy
 
-# So often a disturbed arm gets further repeats.
+# Maximum extra rounds of a disturbed scenario.
 MOST_ROUNDS = 3
 _DURATION = "total_latency_s"
 
@@ -27,16 +29,15 @@ def run_undisturbed(
     on_event: Callable[[Event], None],
     on_disturbed: Callable[[Measurement], None],
 ) -> None:
-    """Measure a group; what of it was disturbed is measured further.
+    """Measure a group; repeat what was disturbed.
 
-    A baseline is measured once more as a whole, and the newer one counts. Any other arm gets further repeats as long as they fit
-    into its `max_seconds`; all of its repeats count, so that none is discarded.
+    A disturbed baseline is measured again as a whole, and the newer measurement counts. Other disturbed scenarios get
+    more repeats while they fit into `max_seconds`; all repeats count.
 
     Args:
-        executor: what measures.
         group: scenarios of one variant.
-        on_event: is told every event, of a baseline that is measured twice the newer outcome.
-        on_disturbed: is told the first measurement of such a baseline; it is no baseline any more.
+        on_event: receives every event; for a remeasured baseline, the newer outcome.
+        on_disturbed: receives the first measurement of a remeasured baseline, no longer marked as a baseline.
     """
     disturbed: list[Measurement] = []
 
@@ -48,7 +49,7 @@ def run_undisturbed(
 
     try:
         run_scenarios(executor, group, hold)
-        # The baseline first: the others are compared with it.
+        # The baseline first, since the others are compared with it.
         disturbed.sort(key=lambda each: not each.scenario.baseline)
         while disturbed:
             first = disturbed[0]
@@ -67,7 +68,7 @@ def run_undisturbed(
             on_disturbed(replace(first, scenario=scenario, warnings=(*first.warnings, tied)))
             on_event(_merged(first, newer))
     finally:
-        # Interrupted: what is measured stays measured.
+        # Interrupted: keep what is measured.
         for event in disturbed:
             on_event(event)
 
@@ -78,7 +79,7 @@ def _is_to_be_repeated(event: Measurement) -> bool:
 
 
 def _further(executor: Executor, first: Measurement, on_event: Callable[[Event], None]) -> Measurement:
-    """Return a disturbed measurement with the further repeats that its time allows, until they are steady."""
+    """Repeat a disturbed measurement until it is steady or its time is used up."""
     whole, policy = first, first.scenario.repeat
     for _ in range(MOST_ROUNDS):
         more = _left(policy, whole.samples.get(_DURATION, ()))
@@ -92,23 +93,23 @@ def _further(executor: Executor, first: Measurement, on_event: Callable[[Event],
 
 
 def calmed(whole: Measurement, newest: Measurement) -> Measurement | None:
-    """Return a measurement that is disturbed no more, since its newest part is not and its median is known well; else None."""
+    """Return the merged measurement as undisturbed if its newest part is steady and its median precise; else None."""
     half = _half_width(whole.samples[_DURATION])
     if newest.disturbed or half > NOISY_CV:
         return None
     calm = tuple(line for line in whole.warnings if not line.startswith(DISTURBED))
-    told = f"disturbed at first and repeated further: the median of all repeats is known to {half:.1%}"
+    told = f"disturbed at first, then repeated: the median of all repeats is known to {half:.1%}"
     return replace(whole, disturbed=False, warnings=(*calm, told))
 
 
 def still_disturbed(whole: Measurement) -> Measurement:
-    """Return a measurement that further repeats did not calm."""
-    told = "it was repeated further, and stayed disturbed"
+    """Return a measurement that stayed disturbed after more repeats."""
+    told = "still disturbed after more repeats"
     return replace(whole, disturbed=True, warnings=(*whole.warnings, told))
 
 
 def _left(policy: RepeatPolicy, durations: Sequence[float]) -> RepeatPolicy | None:
-    """Return how often to repeat further in the time that is left; None where it is used up, or nothing was timed."""
+    """Return the policy for the remaining time; None if it is used up or nothing was timed."""
     left = policy.max_seconds - math.fsum(durations)
     if not durations or left < 2 * max(durations):
         return None
@@ -116,13 +117,13 @@ def _left(policy: RepeatPolicy, durations: Sequence[float]) -> RepeatPolicy | No
 
 
 def _half_width(durations: Sequence[float]) -> float:
-    """Return half of the 95 % interval of the median as a share of it."""
+    """Return half of the 95 % interval of the median, relative to it."""
     low, high = bootstrap_median_ci(durations)
     return (high - low) / (high + low)
 
 
 def _again(executor: Executor, scenario: Scenario, on_event: Callable[[Event], None]) -> Measurement | None:
-    """Return a scenario's second measurement, or None if it failed; its quality is known already."""
+    """Remeasure a scenario without its quality, which is already known; None if it failed."""
     found: list[Measurement] = []
 
     def take(event: Event) -> None:
@@ -136,10 +137,10 @@ def _again(executor: Executor, scenario: Scenario, on_event: Callable[[Event], N
 
 
 def _merged(first: Measurement, newer: Measurement) -> Measurement:
-    """Return the newer timing with what was scored beside the first, which no busy machine changes."""
+    """Combine the newer timing with the quality scored beside the first, which is unaffected by a busy machine."""
     before, after = (each.metrics.get("tokens_per_sec") for each in (first, newer))
-    figures = f" ({before:.4g} tokens/s, this one {after:.4g})" if before and after else ""
-    tied = f"measured once more, since a first run of the study was disturbed{figures}"
+    figures = f" ({before:.4g} -> {after:.4g} tokens/s)" if before and after else ""
+    tied = f"remeasured: the first run was disturbed{figures}"
     return replace(
         newer,
         scenario=first.scenario,

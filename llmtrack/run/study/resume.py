@@ -1,4 +1,4 @@
-"""Find scenarios that are measured already: asked alike, of the same model and work, on the same machine."""
+"""Find scenarios that are already measured: the same request, model, work and machine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ def finished_already(
     identify: Callable[[Scenario], Mapping[str, str]],
     tracking_uri: str | None = None,
 ) -> Runs:
-    """Return the newest finished run of each scenario that has one, under the scenario's present name.
+    """Return the newest finished run of each scenario that has one, under the scenario's current name.
 
     Args:
-        scenarios: what is to be measured.
         environment_id: id of this machine and installation.
-        identify: returns the tags that a run of a scenario would have of its model, as it is now.
+        identify: return the model tags that a run of a scenario would have now.
         tracking_uri: the store.
     """
     found = tracked_runs(
@@ -33,10 +32,10 @@ def finished_already(
     )
     asked = {(scenario.scenario_id, _workload_id(scenario), environment_id): scenario for scenario in scenarios}
     earlier, models = list[Run](), dict[Scenario, Mapping[str, str]]()
-    # Newest first, so that the first of equal ones is kept.
+    # Newest first, so that the newest of equal ones is kept.
     for run in found:
         ids = (run.scenario_id, run.workload_id, run.environment_id)
-        # What was killed before it was measured once more, or in all of its rounds, is not measured yet.
+        # A run killed before it was remeasured, or before all of its rounds, does not count.
         if (scenario := asked.get(ids)) is None or run.is_replaced or run.is_cut_short:
             continue
         if scenario not in models:
@@ -48,14 +47,16 @@ def finished_already(
 
 
 def _is_of(run: Run, model: Mapping[str, str], scored: str) -> bool:
-    """Return whether a run measured a model, against the same reference, and scored a text; where nothing tells models apart, their names do."""
+    """Return whether a run measured this model, against the same reference, and scored this text; without digests,
+    names decide.
+    """
     columns = {"revision": "revision"} | {name: f"env.{name}" for name in (*MODEL_DIGESTS, *REFERENCE_DIGESTS)}
     same_model = all(run.text(columns[name]) == model[name] for name in columns if name in model)
     return same_model and scored in ("", run.text("corpus_digest"))
 
 
 def _calibrated_alike(run: Run, scenario: Scenario) -> bool:
-    """Return whether a run's quantization looked at the text that the scenario's would look at now, if it looks at any."""
+    """Return whether a run was quantized with the same calibration text as the scenario would be now."""
     looked_at = run.text("calibration_digest")
     if not looked_at:
         return True
@@ -69,5 +70,5 @@ def _workload_id(scenario: Scenario) -> str:
 
 
 def _scored_text(scenario: Scenario) -> str:
-    """Return the digest of the text that is scored beside a timed task; empty if none is."""
+    """Return the digest of the text scored beside a timed task, or an empty text."""
     return "" if scenario.quality is None else load_corpus(scenario.quality.perplexity.corpus).digest

@@ -1,8 +1,8 @@
-"""Measure the variants of a study in turn, there and back (A B C, C B A), so that a drift of the machine falls on all alike.
+"""Interleave the variants of a study, back and forth (A B C, C B A), so that drift affects all alike.
 
-Each visit makes a part of a scenario's repeats; both visits of a lap make as many, so that what drifts steadily cancels out.
-Further laps follow until every scenario's repeats are enough, and all take part in them as long as their time allows: further
-repeats of one alone would be measured on another machine than those that it is compared with.
+Each visit makes part of a scenario's repeats; both visits of a lap make equally many, so that linear drift cancels out.
+Laps continue until every scenario has enough repeats, and all scenarios take part while their time allows: extra
+repeats of a single one would be measured under different conditions than those it is compared with.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from llmtrack.spec.serialization import from_json, to_json
 from llmtrack.spec.task import GenerateTask, PerplexityTask, RepeatPolicy, ShardTask
 
 VISITS = 2
-"""Of each scenario in a lap: there, and back."""
+"""Visits of each scenario per lap: forth and back."""
 
-ONCE = "measured in one round, so that a drift of the machine may fall on it alone"
+ONCE = "measured in a single round, so that drift of the machine may affect it alone"
 
 _DURATION = "total_latency_s"
 _OF_MEMORY = ("out_of_memory", "killed")
-"""Failures that may be due to the other models that are loaded."""
+"""Failures that the other loaded models may have caused."""
 
 
 def is_in_turn(scenario: Scenario) -> bool:
-    """Return whether a scenario has a speed that is measured in turn with others'."""
+    """Return whether a scenario is interleaved with others."""
     if isinstance(scenario.task, PerplexityTask):
-        # Several workers have the machine to themselves.
+        # Several workers need the machine to themselves.
         return scenario.task.workers == 1 and not isinstance(scenario.task, ShardTask)
     return isinstance(scenario.task, GenerateTask)
 
@@ -53,15 +53,15 @@ def run_in_turn(
     on_event: Callable[[Event], None],
     journal: Journal,
 ) -> None:
-    """Measure groups in turn; what is scored beside a timing comes after all of it, and training last.
+    """Measure groups interleaved; scoring beside a timing follows after all timing, and training last.
 
-    Interrupted, what was measured is told as it is, with a warning.
+    When interrupted, emit what was measured, with a warning.
 
     Args:
-        executor: what measures; a `Pool` keeps models loaded from visit to visit, any other loads them again.
+        executor: a `Pool` keeps models loaded between visits; others reload them.
         groups: scenarios of one variant each.
-        on_event: is told every event; of each scenario one outcome.
-        journal: keeps each visit, since none is tracked before all are made; visits that it holds are not made again.
+        on_event: receives every event, including one outcome per scenario.
+        journal: records each visit, since none is tracked until all are made; recorded visits are not repeated.
     """
     turns = _Turns(executor, groups, on_event, journal)
     try:
@@ -76,18 +76,18 @@ def run_in_turn(
 
 
 class _Arm:
-    """A scenario that is measured in turn with others, and what came of it so far."""
+    """An interleaved scenario and its results so far."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.visits: list[Measurement] = []
         self.failure: Failure | None = None
         self.cut = ""
-        """Why it is visited no more."""
+        """Why it is not visited any more."""
 
     @property
     def timed(self) -> bool:
-        """Whether it is repeated as its policy says; a text is scored once in a visit."""
+        """Whether it is repeated by its policy; a text is scored once per visit."""
         return isinstance(self.scenario.task, GenerateTask)
 
     @property
@@ -96,17 +96,17 @@ class _Arm:
         return [seconds for each in self.visits for seconds in self._seconds(each)]
 
     def next(self, back: bool, warm: bool, until_narrow: bool) -> Scenario | None:
-        """Return what the next visit measures, None where time or repeats are used up.
+        """Return what the next visit measures, or None if time or repeats are used up.
 
         Args:
-            back: whether it is the second visit of a lap, which repeats as often as the first.
+            back: whether it is the second visit of a lap, with as many repeats as the first.
             warm: whether nothing else was measured since the last visit.
-            until_narrow: repeat in a visit until the interval is narrow, since there will be no further lap.
+            until_narrow: repeat until the interval is narrow, because there will be no further lap.
         """
         policy, done = self.scenario.repeat, self.durations
         left = policy.max_seconds - math.fsum(done)
         room = policy.max_repeats - len(done)
-        # The second visit answers the first.
+        # The second visit mirrors the first.
         is_due = len(self.visits) % VISITS == (1 if back else 0)
         if self.failure is not None or self.cut or room < 1 or not is_due:
             return None
@@ -119,20 +119,19 @@ class _Arm:
         task = self.scenario.task
         if done:
             repeat = replace(repeat, warmup=0 if warm else min(policy.warmup, 1))
-            # Known by the first visit.
+            # Known from the first visit.
             task = replace(task, compare_unpadded=False) if isinstance(task, GenerateTask) else task
         return replace(self.scenario, repeat=repeat, task=task, quality=None)
 
     def take(self, outcome: Measurement | Failure, number: int) -> None:
-        """Take what came of a visit.
+        """Record the outcome of a visit.
 
         Args:
-            outcome: of the visit.
-            number: of the round.
+            number: number of the round.
         """
         if isinstance(outcome, Measurement):
             if self.visits and _weights(self.visits[-1]) != _weights(outcome):
-                self.visits.clear()  # taken over from before the model was replaced
+                self.visits.clear()  # resumed visits of a model that was replaced meanwhile
             rounds = (number,) * len(outcome.samples.get(_DURATION, ()))
             self.visits.append(replace(outcome, rounds=rounds))
         elif self.visits:
@@ -141,22 +140,22 @@ class _Arm:
             self.failure = replace(outcome, scenario=self.scenario)
 
     def is_open(self, laps: int) -> bool:
-        """Return whether it needs a further lap, and has time for it.
+        """Return whether it needs a further lap and has time for it.
 
         Args:
-            laps: how many are done.
+            laps: completed laps.
         """
         if not self.timed or not self.visits or self.next(False, False, False) is None:
             return False
-        # Each lap kept to the least time, as far as its two visits are alike.
+        # Each lap already satisfies the minimum time.
         enough = should_stop(self.durations, replace(self.scenario.repeat, min_seconds=0.0))
         return not enough or (were_disturbed(self.visits) and laps <= MOST_ROUNDS)
 
     def outcome(self, rounds: int, cut: str = "") -> Measurement:
-        """Return all visits as one measurement.
+        """Merge all visits into one measurement.
 
         Args:
-            rounds: how many began.
+            rounds: started rounds.
             cut: why there were no more.
         """
         whole, odd = self._whole(), len(self.visits) % VISITS
@@ -165,7 +164,7 @@ class _Arm:
             whole = calmed(whole, newest) or still_disturbed(whole)
         warnings, told = whole.warnings, tuple[str, ...]()
         if self.cut or (cut and odd):
-            # It was not the cap on time that left some out.
+            # Rounds were missed for a reason other than the time cap.
             warnings = tuple(line for line in warnings if not line.startswith("only "))
             of = rounds if self.cut else len(self.visits) + 1
             told = (f"measured in {len(self.visits)} of {plural(of, 'round')}: {self.cut or cut}",)
@@ -188,7 +187,7 @@ def _weights(visit: Measurement) -> dict[str, str]:
 
 
 def _there(policy: RepeatPolicy, done: int, left: float, until_narrow: bool) -> RepeatPolicy:
-    """Return how often to repeat in the first visit of a lap: half of what is wanted, and a quarter of what there is."""
+    """Return the policy of a lap's first visit: half of the repeats wanted, in a quarter of the time."""
     return replace(
         policy,
         min_repeats=max(-(-policy.min_repeats // VISITS), done // 4),
@@ -200,12 +199,12 @@ def _there(policy: RepeatPolicy, done: int, left: float, until_narrow: bool) -> 
 
 
 def _back(policy: RepeatPolicy, there: Sequence[float], left: float) -> RepeatPolicy:
-    """Return how often to repeat in the second: as often as in the first."""
+    """Return the policy of a lap's second visit: as many repeats as in the first."""
     return replace(policy, min_repeats=len(there), max_repeats=len(there), min_seconds=0.0, max_seconds=left)
 
 
 def _read(gave: list[Any]) -> list[Outcome]:
-    """Return the outcomes of a visit that was made before a study was killed."""
+    """Decode the outcomes of a recorded visit."""
     return [from_json(each, Outcome) for each in gave]
 
 
@@ -231,7 +230,7 @@ class _Turns:
         self._timing = True
 
     def time(self) -> None:
-        """Make laps until all is measured often enough; a single one where models must be loaded for each visit."""
+        """Make laps until all scenarios have enough repeats; only one if models must be reloaded for each visit."""
         once = not self._make_room()
         models, kept = plural(len(self._groups), "model"), "loaded for each round" if once else "kept loaded"
         self._on_event(Log(f"  {models} ({kept}), measured in turn, there and back"))
@@ -245,7 +244,7 @@ class _Turns:
         self._timing = False
 
     def tell(self) -> None:
-        """Tell the outcome of each, those first that nothing is scored beside."""
+        """Emit the outcomes; those with nothing to score come first."""
         done = [arm for arm in self._untold.values() if arm.visits]
         for arm in done:
             if arm.scenario.quality is None:
@@ -255,7 +254,7 @@ class _Turns:
                 self._tell(score_beside(self._executor, arm.outcome(self._round), self._tell))
 
     def tell_interrupted(self) -> None:
-        """Tell what was measured of each that was not told of."""
+        """Emit what was measured of the scenarios without an outcome."""
         for arm in list(self._untold.values()):
             if arm.visits and self._timing:
                 self._tell(arm.outcome(self._round, INTERRUPTED))
@@ -278,16 +277,16 @@ class _Turns:
             key = [self._round, [each.scenario_id for each in wanted]]
             found = self._journal.act(key, partial(self._measured, wanted, found), _read)
         finally:
-            # Interrupted, too: what is measured stays measured.
+            # Also when interrupted: keep what is measured.
             for outcome in found:
                 self._take(outcome)
 
     def _measured(self, scenarios: Sequence[Scenario], found: list[Outcome]) -> list[Any]:
-        """Measure what a visit wants; what fails for lack of memory beside other models, again without them.
+        """Measure a visit; retry failures for lack of memory without other loaded models.
 
         Args:
             scenarios: of one variant.
-            found: is given each outcome as it comes.
+            found: collects the outcomes.
 
         Returns:
             The outcomes, JSON-ready.
@@ -326,7 +325,7 @@ class _Turns:
         self._on_event(event)
 
     def _make_room(self) -> bool:
-        """Return whether all models are predicted to fit at once, where they can be kept loaded at all."""
+        """Return whether all models are predicted to fit into memory at once, if the executor can keep them loaded."""
         pool = self._executor
         if not isinstance(pool, Pool):
             return False

@@ -1,4 +1,4 @@
-"""Measure scenarios, and have what several workers are asked to score be scored by them together."""
+"""Measure scenarios, sharing the scoring of a text among several workers if requested."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from llmtrack.errors import ScenarioError, in_words
 from llmtrack.host.words import plural
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.quality.beside import drift_line, with_drift, with_scored, without_drift, without_scored
-from llmtrack.run.executors.crew import Crew, SideBySide
 from llmtrack.run.executors.inline import INTERRUPTED, Executor
+from llmtrack.run.executors.parallel_workers import ParallelWorkers, SideBySide
 from llmtrack.run.executors.partial_results import PartialResults
 from llmtrack.run.study.shards import SHARDS_EACH, drift_together, figures_together, put_together, shards_of, work_off
 from llmtrack.spec.events import Emit, Event, Log, SoFar, Warn
@@ -20,16 +20,16 @@ from llmtrack.spec.task import PerplexityTask
 from llmtrack.worker.outcomes import failure_of
 
 COMPARED_EACH = 4
-"""Shards for each worker of what is compared with a reference: few rows, each of which is computed by two models."""
+"""Shards per worker when comparing with a reference: few rows, each computed by two models."""
 
-_ONE_WORKER = "this executor has one worker, which scores all of the text"
+_ONE_WORKER = "this executor has one worker, which scores the whole text"
 
 
 def run_scenarios(executor: Executor, scenarios: Sequence[Scenario], emit: Emit) -> None:
-    """Measure scenarios of one variant; a text that several workers are asked to score is scored by them together.
+    """Measure scenarios of one variant; texts to be scored by several workers are shared among them.
 
-    What is timed comes first, alone on its machine. Emits a Measurement or a Failure for each, as `Executor.run` does, in
-    this thread only.
+    Timing comes first, alone on its machine. Emits a Measurement or a Failure for each scenario, like `Executor.run`,
+    in this thread only.
     """
     many = [each for each in scenarios if _workers(each) != 1]
     if many and not isinstance(executor, SideBySide):
@@ -56,29 +56,29 @@ def run_scenarios(executor: Executor, scenarios: Sequence[Scenario], emit: Emit)
             return
         for each in timed:
             check = each.scenario.quality
-            assert check is not None  # else it was not held back
-            with executor.crew(check.perplexity.workers) as crew:
-                kept(_with_quality(each, check, crew, kept))
+            assert check is not None  # otherwise it would not have been deferred
+            with executor.start_workers(check.perplexity.workers) as parallel:
+                kept(_with_quality(each, check, parallel, kept))
         for scenario in many:
             task = scenario.task
             if isinstance(task, PerplexityTask):
-                with executor.crew(task.workers) as crew:
-                    _score(scenario, task, crew, emit)
+                with executor.start_workers(task.workers) as parallel:
+                    _score(scenario, task, parallel, emit)
     except BaseException:
         kept.emit_all_without(INTERRUPTED)
         raise
 
 
 def score_beside(executor: Executor, timed: Measurement, emit: Emit) -> Measurement | Failure:
-    """Return what was timed with the quality that its scenario asks for beside it.
+    """Add the requested quality to a timed measurement.
 
-    What cannot be scored leaves a warning, also where that ends the worker: the speed that was measured is kept.
+    A failure to score only leaves a warning, even if it ends the worker: the measured speed is kept.
     """
     scenario, check = timed.scenario, timed.scenario.quality
-    assert check is not None  # else nothing is asked for
+    assert check is not None  # otherwise there is nothing to score
     if _workers(scenario) != 1 and isinstance(executor, SideBySide):
-        with executor.crew(check.perplexity.workers) as crew:
-            return _with_quality(timed, check, crew, emit)
+        with executor.start_workers(check.perplexity.workers) as parallel:
+            return _with_quality(timed, check, parallel, emit)
     if _workers(scenario) != 1:
         emit(Warn(_ONE_WORKER))
     found: list[Measurement | Failure] = []
@@ -99,7 +99,7 @@ def score_beside(executor: Executor, timed: Measurement, emit: Emit) -> Measurem
 
 
 def _beside(timed: Measurement, scored: Measurement | Failure) -> Measurement | Failure:
-    """Return what was timed with what was scored apart from it."""
+    """Combine a timed measurement with separately scored quality."""
     if isinstance(scored, Measurement):
         return replace(
             timed,
@@ -116,21 +116,21 @@ def _beside(timed: Measurement, scored: Measurement | Failure) -> Measurement | 
 
 
 def _workers(scenario: Scenario) -> int | None:
-    """Return how many workers are asked to score."""
+    """Return the requested number of scoring workers."""
     task = scenario.task if scenario.quality is None else scenario.quality.perplexity
     return task.workers if isinstance(task, PerplexityTask) else 1
 
 
-def _score(scenario: Scenario, task: PerplexityTask, crew: Crew, emit: Emit) -> None:
-    workers = len(crew.runs)
+def _score(scenario: Scenario, task: PerplexityTask, parallel: ParallelWorkers, emit: Emit) -> None:
+    workers = len(parallel.runs)
     if task.workers is not None and workers < task.workers:
         emit(Warn(f"{plural(workers, 'worker')}, since there is room for no more at once"))
     if workers == 1:
-        crew.runs[0]((scenario,), emit)
+        parallel.runs[0]((scenario,), emit)
         return
     shards = shards_of(scenario, task, SHARDS_EACH * workers)
     emit(Log(f"  {scenario.name}: scoring {task.corpus} in {len(shards)} shards by {workers} workers ..."))
-    done = work_off(scenario, shards, crew, emit)
+    done = work_off(scenario, shards, parallel, emit)
     if isinstance(done, Failure):
         emit(done)
         return
@@ -140,11 +140,13 @@ def _score(scenario: Scenario, task: PerplexityTask, crew: Crew, emit: Emit) -> 
         emit(failure_of(scenario, error, min(each.started_at for _, each in done)))
 
 
-def _with_quality(timed: Measurement, check: QualityCheck, crew: Crew, emit: Emit) -> Measurement | Failure:
-    """Return a timed measurement with what a crew scores and compares; the rules are those of a single worker."""
-    task, workers = check.perplexity, len(crew.runs)
+def _with_quality(
+    timed: Measurement, check: QualityCheck, parallel: ParallelWorkers, emit: Emit
+) -> Measurement | Failure:
+    """Add quality scored and compared by parallel workers to a timed measurement, by the rules of a single worker."""
+    task, workers = check.perplexity, len(parallel.runs)
     scoring = replace(timed.scenario, task=task, quality=None)
-    done = work_off(scoring, shards_of(scoring, task, SHARDS_EACH * workers), crew, emit)
+    done = work_off(scoring, shards_of(scoring, task, SHARDS_EACH * workers), parallel, emit)
     if isinstance(done, Failure):
         if done.kind == NON_FINITE:
             return replace(done, scenario=timed.scenario, started_at=timed.started_at)
@@ -160,7 +162,7 @@ def _with_quality(timed: Measurement, check: QualityCheck, crew: Crew, emit: Emi
         return timed
     emit(SoFar(timed))
     comparing = replace(scoring, quality=check)
-    done = work_off(comparing, shards_of(comparing, task, COMPARED_EACH * workers), crew, emit)
+    done = work_off(comparing, shards_of(comparing, task, COMPARED_EACH * workers), parallel, emit)
     if isinstance(done, Failure):
         return without_drift(timed, done.reason)
     try:

@@ -1,4 +1,4 @@
-"""Hand the shards of a text to several workers at once, and put what they give together as if there were one."""
+"""Distribute the shards of a text to several workers, and merge the results as if there were one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmtrack.host.words import plural
 from llmtrack.metrics import REFERENCE_TAG_PREFIX
 from llmtrack.quality.figures import Drift, cut_warnings, quality_warnings
 from llmtrack.quality.shards import merge, merge_drift
-from llmtrack.run.executors.crew import Crew
+from llmtrack.run.executors.parallel_workers import ParallelWorkers
 from llmtrack.spec.events import Emit, Event, Log, Progress, Warn
 from llmtrack.spec.outcome import Failure, Measurement
 from llmtrack.spec.scenario import Scalar, Scenario
@@ -24,20 +24,20 @@ from llmtrack.spec.scores import Compared, Part
 from llmtrack.spec.task import PerplexityTask, ShardTask
 
 SHARDS_EACH = 32
-"""Shards for each worker: so little is lost with one, and waited for at the end. Whoever is faster takes more of them."""
+"""Shards per worker: small enough to lose or wait for little; faster workers take more of them."""
 
 LOST = ("killed", "timeout")
-"""Failures of a worker and not of what it did: another one may do it."""
+"""Failures of the worker rather than of the work, which another worker may do."""
 
 _OF_TEXT = ("corpus", "corpus_digest", "corpus_blank_rows", "stride")
 _SAME = ("model_id", "device", "dtype", "corpus_digest")
 
-# The worker of a shard, from 0, and what it measured.
+# Worker number from 0, and its measurement of a shard.
 Done = tuple[int, Measurement]
 
 
 def shards_of(scenario: Scenario, task: PerplexityTask, of: int) -> list[Scenario]:
-    """Return the scenarios that score the shards of a text, as it is now."""
+    """Return the scenarios that score the shards of a text."""
     settings = {**vars(task), "workers": 1, "occasion": secrets.token_hex(4)}
     return [
         replace(
@@ -52,15 +52,15 @@ def shards_of(scenario: Scenario, task: PerplexityTask, of: int) -> list[Scenari
 
 @dataclass(frozen=True)
 class Together:
-    """What scoring a text gave, put together from its shards.
+    """Merged scores of a text.
 
     Attributes:
-        metrics: the figures, and the speed.
-        facts: which text it was, and how it was shared out.
-        warnings: what the workers warn of, and what must be said of the text.
+        metrics: the scores and the speed.
+        facts: the text, and how it was distributed.
+        warnings: of the workers and about the text.
         batch_losses: mean loss of each batch, in the order of a single worker.
         batch_size: rows of the largest batch.
-        listed: which worker scored which shard, where and how long, as a table of tabs.
+        listed: tab-separated table of each shard's worker, node and duration.
     """
 
     metrics: dict[str, float]
@@ -72,17 +72,17 @@ class Together:
 
 
 def figures_together(task: PerplexityTask, done: Sequence[Done]) -> Together:
-    """Return what the shards of a text make together.
+    """Merge the scores of a text's shards.
 
-    Its speed is that of all workers: the text's tokens in the time of the one that scored longest, each one's time
-    being that of its shards. Loading, and what was lost and done again, are no part of it.
+    The speed is that of all workers together: the text's tokens over the time of the worker that scored longest, summed
+    over its shards. Loading, and lost work, do not count.
 
     Args:
         task: the convention.
-        done: what each shard gave, in any order.
+        done: results of the shards, in any order.
 
     Raises:
-        ScenarioError: the shards do not make the text, or are not of one model.
+        ScenarioError: the shards are incomplete, or of different models.
     """
     parts = [part for part in _parts(done) if isinstance(part, Part)]
     quality = merge(parts)
@@ -103,7 +103,7 @@ def figures_together(task: PerplexityTask, done: Sequence[Done]) -> Together:
 
 
 def put_together(scenario: Scenario, task: PerplexityTask, done: Sequence[Done]) -> Measurement:
-    """Return the measurement of a text from those of its shards; see `figures_together`."""
+    """Merge the measurements of a text's shards; see `figures_together`."""
     found = figures_together(task, done)
     shards = [each for _, each in sorted(done, key=_number)]
     first = shards[0]
@@ -129,27 +129,29 @@ def put_together(scenario: Scenario, task: PerplexityTask, done: Sequence[Done])
 
 
 def drift_together(done: Sequence[Done]) -> tuple[Drift, dict[str, str]]:
-    """Return how far a model is from the reference by the shards that were compared, and the reference's digests.
+    """Merge the comparison with the reference from its shards; return it with the reference's digests.
 
     Raises:
-        ScenarioError: the shards do not make what is compared, or are not of the same models.
+        ScenarioError: the shards are incomplete, or of different models.
     """
     drift = merge_drift([part for part in _parts(done) if isinstance(part, Compared)])
     tags = done[0][1].tags
     return drift, {name: value for name, value in tags.items() if name.startswith(REFERENCE_TAG_PREFIX)}
 
 
-def work_off(scenario: Scenario, shards: Sequence[Scenario], crew: Crew, emit: Emit) -> list[Done] | Failure:
-    """Have a crew measure shards, and return what each gave, or why there is no result.
+def work_off(
+    scenario: Scenario, shards: Sequence[Scenario], parallel: ParallelWorkers, emit: Emit
+) -> list[Done] | Failure:
+    """Measure shards with several workers; return the result of each, or a failure.
 
     Args:
-        scenario: what they are shards of, which progress and a failure are told of.
+        scenario: the whole, which progress and failures refer to.
         shards: see `shards_of`.
-        crew: what measures; a shard that is lost with one of its workers is done again.
-        emit: is told how it goes, in this thread only.
+        parallel: the workers; a shard lost with a worker is retried.
+        emit: receives events, in this thread only.
     """
-    work = _Work(scenario, shards, crew)
-    left = len(crew.runs)
+    work = _Work(scenario, shards, parallel)
+    left = len(parallel.runs)
 
     def ended(future: Future[None]) -> None:
         nonlocal left
@@ -167,7 +169,7 @@ def work_off(scenario: Scenario, shards: Sequence[Scenario], crew: Crew, emit: E
                 if callable(told):
                     told()
                     continue
-                # What each worker says alike, such as which model it loaded, is said once.
+                # Messages common to all workers, such as the loaded model, are emitted once.
                 if isinstance(told, (Log, Warn)):
                     if told.text in said:
                         continue
@@ -175,19 +177,19 @@ def work_off(scenario: Scenario, shards: Sequence[Scenario], crew: Crew, emit: E
                 emit(told)
         except BaseException:
             work.stop()
-            crew.stop()
+            parallel.stop()
             raise
     return work.failure or list(work.done.values())
 
 
 class _Work:
-    """The shards of a text, what is to be done of them and what came of it; any thread may call it."""
+    """Shards to do and their results; thread-safe."""
 
-    def __init__(self, scenario: Scenario, shards: Sequence[Scenario], crew: Crew) -> None:
+    def __init__(self, scenario: Scenario, shards: Sequence[Scenario], parallel: ParallelWorkers) -> None:
         self.done: dict[str, Done] = {}
         self.failure: Failure | None = None
         self.told: queue.SimpleQueue[Event | partial[None]] = queue.SimpleQueue()
-        self._scenario, self._crew = scenario, crew
+        self._scenario, self._parallel = scenario, parallel
         self._shards = {each.name: each for each in shards}
         self._todo = deque(self._shards.values())
         self._tries = dict.fromkeys(self._shards, 0)
@@ -196,9 +198,9 @@ class _Work:
         self._lock = threading.Lock()
 
     def work_off(self, worker: int) -> None:
-        """Have a worker score shards until none is left."""
+        """Let a worker score shards until none is left."""
         while shards := self._take():
-            self._crew.runs[worker](shards, partial(self._tell, worker))
+            self._parallel.runs[worker](shards, partial(self._tell, worker))
 
     def stop(self) -> None:
         """Hand out no more shards."""
@@ -208,7 +210,7 @@ class _Work:
 
     def _take(self) -> tuple[Scenario, ...]:
         with self._lock:
-            most = -(-len(self._shards) // len(self._crew.runs)) if self._crew.all_at_once else 1
+            most = -(-len(self._shards) // len(self._parallel.runs)) if self._parallel.all_at_once else 1
             return tuple(self._todo.popleft() for _ in range(min(most, len(self._todo))))
 
     def _tell(self, worker: int, event: Event) -> None:
@@ -221,7 +223,7 @@ class _Work:
             elif isinstance(event, Progress) and event.done is not None:
                 self._shares[event.scenario] = event.done
             if isinstance(event, (Measurement, Failure, Progress)):
-                step = f"{len(self.done)}/{len(self._shards)} shards, {len(self._crew.runs)} workers"
+                step = f"{len(self.done)}/{len(self._shards)} shards, {len(self._parallel.runs)} workers"
                 event = Progress(self._scenario.name, step, sum(self._shares.values()) / len(self._shards))
         self.told.put(event)
 
@@ -230,11 +232,11 @@ class _Work:
         return self._stopped or self.failure is not None
 
     def _lose(self, failure: Failure) -> Event:
-        """Have a shard that is lost with its worker done again, a few times; any other failure is that of all."""
+        """Requeue a shard lost with its worker, up to a limit; any other failure fails the whole."""
         name = failure.scenario.name
         self._tries[name] += 1
         self._shares[name] = 0.0
-        if failure.kind in LOST and self._tries[name] <= self._crew.retries and not self._ending:
+        if failure.kind in LOST and self._tries[name] <= self._parallel.retries and not self._ending:
             self._todo.append(self._shards[name])
             return Log(f"  {name}: {failure.reason}; it is scored again")
         if self.failure is None:
@@ -248,17 +250,17 @@ class _Work:
 
 
 def _number(done: Done) -> int:
-    """Return the number of a shard, by which they are sorted."""
+    """Return the sort key of a shard's result."""
     task = done[1].scenario.task
     assert isinstance(task, ShardTask)
     return task.number
 
 
 def _parts(done: Sequence[Done]) -> list[Part | Compared | None]:
-    """Return what shards gave, in order.
+    """Return the shards' results in order.
 
     Raises:
-        ScenarioError: they are not of one model.
+        ScenarioError: the workers loaded different models.
     """
     if any(_model(each) != _model(done[0][1]) for _, each in done):
         raise ScenarioError("workers loaded different models: give all of them the same revision or files")
@@ -266,7 +268,7 @@ def _parts(done: Sequence[Done]) -> list[Part | Compared | None]:
 
 
 def _model(shard: Measurement) -> dict[str, object]:
-    """Return what tells whether two workers scored the same text by the same model."""
+    """Return the identity of the model and text that a worker used."""
     digests = {name: value for name, value in shard.tags.items() if name.endswith("_digest")}
     return {**digests, **{name: shard.facts.get(name) for name in _SAME}}
 

@@ -1,4 +1,4 @@
-"""Run an experiment as a tracked study: measure, track each outcome at once, and report what was tracked."""
+"""Run an experiment as a tracked study: measure, track each outcome at once, and report the tracked runs."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ from llmtrack.tracking.tracker import Study, Tracker
 
 @dataclass(frozen=True)
 class Reported:
-    """What became of a study's report.
+    """Result of reporting a study.
 
     Attributes:
-        reading: what the tracked runs say; empty if they could not be read back.
-        tracked: the study's runs as read back, those taken over from earlier studies among them, or None.
-        problems: what of its report could not be made, and why.
+        reading: interpretation of the tracked runs; empty if they could not be read.
+        tracked: the study's runs as read back, including those taken over from earlier studies, or None.
+        problems: parts of the report that failed, and why.
     """
 
     reading: tuple[str, ...] = ()
@@ -60,13 +60,13 @@ class Reported:
 
 @dataclass(frozen=True, kw_only=True)
 class StudyResult(Reported):
-    """How a study ended.
+    """Result of a study.
 
     Attributes:
-        study: its identity in the tracking store.
-        measured: scenarios that were measured.
-        failed: scenarios that were not.
-        refused: of the failed ones, those whose backend's package is broken.
+        study: identity in the tracking store.
+        measured: number of measured scenarios.
+        failed: number of failed scenarios.
+        refused: number of failed scenarios with a broken backend plug-in.
     """
 
     study: Study
@@ -76,7 +76,7 @@ class StudyResult(Reported):
 
     @property
     def exit_code(self) -> int:
-        """0 if every scenario was measured and reported, 2 if none could be since an extension is broken, else 1."""
+        """0 if every scenario was measured and reported, 2 if none could be because of a broken plug-in, else 1."""
         if self.refused and not self.measured and self.refused == self.failed:
             return 2
         return 1 if self.failed or self.problems else 0
@@ -95,22 +95,18 @@ def run_study(
 ) -> StudyResult:
     """Measure every scenario of an experiment and track it.
 
-    A scenario that fails is tracked as a FAILED run and the others go on. When the study is interrupted, what
-    is measured stays tracked and the study ends as killed.
+    A scenario that fails is tracked as a FAILED run and the others continue. On interruption, what is measured stays
+    tracked and the study ends as killed.
 
     Args:
-        experiment: what to measure.
-        tracker: where to track it.
-        executor: what measures.
-        console: where to print.
-        suite_id: id of the suite that the study is part of.
+        suite_id: id of the suite that the study belongs to.
         resume: take over finished runs of the same scenario, work and machine instead of measuring again.
-        suite_progress: how far the suite is.
-        common: what its suite has measured already, to reuse or pool it.
+        suite_progress: progress of the suite.
+        common: measurements of its suite, to reuse or pool.
 
     Raises:
-        UsageError: the scenarios cannot be planned, or a model is of a run that is not there.
-        TrackingError: the store refuses the study.
+        UsageError: the scenarios cannot be planned, or a model refers to a missing run.
+        TrackingError: the store rejects the study.
     """
     began = time.monotonic()
     prepared = _prepare(experiment, tracker, executor, console, suite_id, resume, common)
@@ -144,13 +140,13 @@ def run_study(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What a study is to measure, and what is known beforehand.
+    """What a study will measure.
 
     Attributes:
-        plan: what is measured, and what is the same as another.
+        plan: scenarios to measure, and equivalent ones to skip.
         environment: facts of the machine and versions.
         earlier: runs that are taken over.
-        seconds: what it took the last time; None: not known.
+        seconds: last duration; None if unknown.
     """
 
     plan: Plan
@@ -160,7 +156,7 @@ class _Prepared:
 
     @property
     def scenarios(self) -> int:
-        """How many scenarios are measured."""
+        """Number of scenarios to measure."""
         return sum(map(len, self.plan.groups))
 
 
@@ -173,7 +169,7 @@ def _prepare(
     resume: bool,
     common: SuiteCache | None,
 ) -> _Prepared:
-    """Plan a study, check that it can be measured, and say what it will do; see `run_study`."""
+    """Plan a study, check it, and announce it; see `run_study`."""
     machine = executor.machine()
     fetch_checkpoints(experiment.scenarios, tracker.tracking_uri)
     plan = make_plan(experiment.scenarios, machine)
@@ -206,12 +202,12 @@ def _prepare(
 
 
 class _Outcomes:
-    """Tracks and tells what the measuring of a study gives, as it comes, and counts it.
+    """Tracks and prints the outcomes of a study as they arrive, and counts them.
 
     Attributes:
-        measured: scenarios that were measured.
-        failed: scenarios that were not.
-        refused: of the failed ones, those whose backend's package is broken.
+        measured: number of measured scenarios.
+        failed: number of failed scenarios.
+        refused: number of failed scenarios with a broken backend plug-in.
     """
 
     def __init__(
@@ -227,7 +223,7 @@ class _Outcomes:
         self._progress, self._common = progress, common
 
     def hear(self, event: Event) -> None:
-        """Take what an executor tells."""
+        """Handle an event of the executor."""
         self._progress.hear(event)
         if isinstance(event, Begun):
             self.tracker.begin(self.study, **vars(event))
@@ -251,19 +247,19 @@ class _Outcomes:
             self._progress.warn(warning)
 
     def disturbed(self, first: Measurement) -> None:
-        """Track what is measured once more."""
+        """Track a disturbed measurement that will be remeasured."""
         self.tracker.log(self.study, first, remark=", disturbed")
-        self._progress.line(f"{outcome_line(first)}: disturbed, so it is measured once more")
+        self._progress.line(f"{outcome_line(first)}: disturbed, will be remeasured")
 
     def same(self, same: SameAs) -> None:
-        """Track a scenario that is the same as another, and not measured."""
+        """Track a skipped scenario that equals another one."""
         note = f"same as {same.measured.name}: {same.dtype_label}"
         self.tracker.log_same_as(self.study, same.scenario, {"dtype": same.dtype_label}, same.measured.name, note)
         self._progress.line(f"  {same.scenario.name}: not measured again, {note}")
 
 
 def _measure(prepared: _Prepared, executor: Executor, outcomes: _Outcomes, resume: bool) -> None:
-    """Measure what was planned; where that is interrupted, rounds that were made are in a journal to go on from."""
+    """Measure the plan; if interrupted, completed rounds remain in a journal to resume from."""
     groups = prepared.plan.groups
     ids = [[each.scenario_id for each in group] for group in groups]
     asked = digest([ids, environment_id(prepared.environment)])
@@ -282,11 +278,11 @@ _TOLD = {
     "perplexity_before": "perplexity {} before",
     "perplexity": "perplexity {}",
 }
-"""What is told of a scenario that was measured, as far as it has it."""
+"""Metrics printed for a measured scenario, if present."""
 
 
 def outcome_line(outcome: Measurement | Failure) -> str:
-    """Return one line that says how a scenario ended."""
+    """Return a line about how a scenario ended."""
     name = outcome.scenario.name
     if isinstance(outcome, Failure):
         word = "KILLED" if outcome.kind == "interrupted" else "FAILED"
@@ -298,9 +294,9 @@ def outcome_line(outcome: Measurement | Failure) -> str:
 
 @contextmanager
 def opened(tracker: Tracker, executor: Executor, start: Callable[[], Study]) -> Iterator[Study]:
-    """Open a study, and end it as killed when a signal ends it, or as failed when an error does.
+    """Open a study; end it as killed on a signal, or as failed on an error.
 
-    Signals wait while it is opened and while it is ended, so that none leaves it running.
+    Signals are deferred while it is opened and ended, so that it is never left running.
     """
     study: Study | None = None
     try:
@@ -318,7 +314,7 @@ def opened(tracker: Tracker, executor: Executor, start: Callable[[], Study]) -> 
 
 
 def is_signal(error: BaseException | None) -> bool:
-    """Return whether a signal ended the work; an error on the way out, such as of a closed terminal, hides it."""
+    """Return whether a signal ended the work, even if an error on the way out, such as a closed terminal, masks it."""
     return error is not None and (not isinstance(error, Exception) or is_signal(error.__context__))
 
 
@@ -330,9 +326,9 @@ def report_study(
     failed: bool,
     earlier: Sequence[Run] = (),
 ) -> Reported:
-    """Read the study's runs back, print and track the table, plots and reading, and finish the study.
+    """Read the study's runs back, print and track table, plots and reading, and finish the study.
 
-    Runs that were taken over from earlier studies are read as if they were this one's.
+    Runs taken over from earlier studies are treated as this one's.
     """
     tracked = None
 
@@ -351,11 +347,11 @@ def _read_back(experiment: Experiment, study: Study, tracker: Tracker, earlier: 
         taken = {run.run_id for run in earlier}
         own = tracked.where(lambda run: run.run_id not in taken)
         tracked = Runs((*own, *(replace(run, study_id=study.study_id) for run in earlier)))
-    # Newest first: a baseline that was measured again stands for its scenario alone.
+    # Newest first: of a remeasured baseline, only the newer run counts.
     return with_samples(in_order(tracked.first_of_each("scenario"), experiment), tracker.tracking_uri)
 
 
 def in_order(tracked: Runs, experiment: Experiment) -> Runs:
-    """Sort tracked runs as the experiment lists its scenarios."""
+    """Sort tracked runs by the order of the experiment's scenarios."""
     position = {scenario.name: index for index, scenario in enumerate(experiment.scenarios)}
     return Runs(sorted(tracked, key=lambda run: position.get(run.scenario, len(position))))

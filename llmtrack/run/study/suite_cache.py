@@ -1,4 +1,4 @@
-"""Cells that experiments of one suite have in common: measured by each of them, measured once and reused, or pooled."""
+"""Scenarios shared by several experiments of a suite: measured by each, reused, or pooled."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MEASURE, REUSE, POOL = HOW = ("measure", "reuse", "pool")
 
 
 class SuiteCache:
-    """What was measured in a suite so far, for those of its experiments that ask for the same.
+    """Measurements of a suite so far, for experiments with equal scenarios.
 
     Args:
-        how: `measure`: anew by each, which tells how far equal settings differ; `reuse`: once, as often as any of them
-            asks; `pool`: by each, and a later one's repeats stand together with those before.
-        experiments: all that the suite will run, as far as is known.
-        machine: facts of the machine that measures.
+        how: `measure`: by each experiment, which shows the noise floor; `reuse`: once, with the most repeats that any
+            needs; `pool`: by each, pooling the repeats with the earlier ones.
+        experiments: all experiments of the suite, as far as known.
+        machine: facts of the measuring machine.
     """
 
     def __init__(self, how: str, experiments: Sequence[Experiment], machine: Mapping[str, str]) -> None:
@@ -38,13 +38,13 @@ class SuiteCache:
             self._asked.setdefault(self._cell(each), []).append(each)
 
     def prepared(self, experiment: Experiment) -> Experiment:
-        """Return an experiment that measures what is reused as often, and with such quality, as any that asks for it."""
+        """Return the experiment with reusable scenarios extended to the repeats and quality that any experiment needs."""
         if self._how != REUSE:
             return experiment
         return replace(experiment, scenarios=tuple(map(self._for_all, experiment.scenarios)))
 
     def reused(self, scenarios: Sequence[Scenario]) -> list[Run]:
-        """Return the runs of those scenarios that were measured in the suite before, under their present names."""
+        """Return the earlier runs of equal scenarios, under their current names."""
         found = []
         for each in scenarios if self._how == REUSE else ():
             run = self._runs.get(self._cell(each))
@@ -53,7 +53,7 @@ class SuiteCache:
         return found
 
     def pooled(self, experiment: str, measurement: Measurement) -> Measurement:
-        """Return a measurement with the repeats of the same cell that the suite made before; each is kept as it was, too."""
+        """Pool a measurement with earlier repeats of an equal scenario; each one's values are kept, too."""
         scenario = measurement.scenario
         if self._how != POOL or isinstance(scenario.task, TrainTask) or not measurement.samples:
             return measurement
@@ -69,7 +69,7 @@ class SuiteCache:
         return replace(whole, facts={**whole.facts, "pooled": json.dumps(own)}, started_at=measurement.started_at)
 
     def learn(self, experiment: Experiment, tracked: Runs | None) -> None:
-        """Be told what an experiment has tracked."""
+        """Register the tracked runs of an experiment."""
         if tracked is None or self._how != REUSE:
             return
         cells = {each.name: self._cell(each) for each in experiment.scenarios}
@@ -78,7 +78,7 @@ class SuiteCache:
                 self._runs.setdefault(cells[run.scenario], run)
 
     def _cell(self, scenario: Scenario) -> Scenario:
-        """Return what equal scenarios have in common; what is trained is a model of each one's own."""
+        """Return the identity of equal scenarios; trained models are never equal."""
         if isinstance(scenario.task, TrainTask):
             return scenario
         return replace(resolved(scenario, self._machine)[0], repeat=RepeatPolicy(), quality=None)

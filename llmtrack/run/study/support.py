@@ -1,4 +1,4 @@
-"""What of this machine llmtrack does not support or use, said in one line each before a study begins."""
+"""Notes about unsupported or unused parts of this machine, printed before a study starts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from llmtrack.spec.scenario import Scenario
 
 
 def support_notes(machine: Mapping[str, str], scenarios: Iterable[Scenario], system: str | None = None) -> list[str]:
-    """Return what is not supported, or not used, of the machine that measures.
+    """Return a line for each unsupported or unused part of the measuring machine.
 
     Args:
-        machine: facts of `llmtrack.worker.machine.describe`.
+        machine: facts from `llmtrack.worker.machine.describe`.
         scenarios: what is to be measured.
-        system: the operating system, as `platform.system` names it; None: of this machine.
+        system: operating system as in `platform.system`; None for this machine's.
     """
     used = {kind_of(device_of(each.variant.device, machine)) for each in scenarios}
     notes = []

@@ -1,1 +1,1 @@
-"""Search the ways to run a model: what can be tried, what is known beforehand, trials, and their report."""
+"""Search for the best way to run a model: search space, priors, trials, and report."""

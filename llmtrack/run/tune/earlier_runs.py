@@ -1,4 +1,4 @@
-"""How fast ways to run a model were in earlier tracked runs of this machine, each over the baseline of its study."""
+"""Speed of candidates in earlier tracked runs on this machine, relative to the baseline of their study."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from llmtrack.spec.scenario import Variant
 from llmtrack.tracked.run import Run
 from llmtrack.tracking.query import tracked_runs
 
-# What is tracked as it was resolved, and not as it was asked for.
+# Options tracked as resolved, not as requested.
 _RESOLVED = ("provider", "threads")
-# As long as ceilings are believed; a store of years is not read through.
+# As long as ceilings are cached; limits how much of a large store is read.
 _SINCE = "30d"
 Key = tuple[object, ...]
 
@@ -30,16 +30,16 @@ def earlier_ratios(
     cpus: int,
     tracking_uri: str,
 ) -> dict[str, float]:
-    """Return how many times as good as the baseline candidates were, the median over earlier studies, of any model.
+    """Return each candidate's median ratio to the baseline over earlier studies, of any model.
 
-    A store that cannot be read tells nothing: the search does without.
+    An unreadable store yields nothing: the search continues without.
 
     Args:
         candidates: ways to run the model.
-        baseline: name of the one that ratios are over.
-        objective: metric to be best in.
-        environment_id: hardware and versions, which must be the same.
-        cpus: CPUs that compute where nothing else is asked for; 0: a GPU does.
+        baseline: name of the baseline.
+        objective: metric to optimize.
+        environment_id: hardware and versions, which must match.
+        cpus: number of CPUs used by default; 0 for a GPU.
         tracking_uri: the store.
     """
     try:

@@ -1,4 +1,4 @@
-"""What is known of a candidate before it is measured: how it computes, and what has to be made before it can be loaded."""
+"""Prior knowledge of a candidate: how it computes, and what must be built before loading it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmtrack.spec.options import parameters
 from llmtrack.spec.parameter import NONE
 from llmtrack.spec.scenario import Variant
 
-# Seconds that each step took for SmolLM2's 135 million weights on two cores; this machine's own notes come before them.
+# Default seconds of each step, for SmolLM2 135M on two cores; this machine's recorded durations take precedence.
 _EXPORTS = {"onnx": 60.0}
 _ENVIRONMENTS = {"genai": 60.0, "openvino": 120.0}
 _CONVERSIONS = {"genai": 60.0, "openvino": 120.0, "llamacpp": 20.0}
@@ -34,31 +34,32 @@ _QUICK_RECIPE = 15.0
 _USUAL_BYTES = 540e6
 _COMPILES = 45.0
 _LOADS = 2.0
-# Without one of these (x86, Arm) PyTorch converts bfloat16 on the fly.
+# Without one of these CPU features (x86, Arm), PyTorch emulates bfloat16.
 _BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 _BITS = re.compile(r"(\d+)")
 
 
 def numbers_of(variant: Variant) -> str:
-    """Return what the numbers depend on that a variant computes: neither threads nor compilation, but for the order of sums."""
+    """Return the identity of a variant's numerical results: independent of threads and compilation, except for
+    summation order.
+    """
     same = {each.name for options in (ThreadOption, CompileOption) for each in parameters(options)}
     told = [f"{name}={value}" for name, value in variant.options if name not in same]
     return "/".join([variant.backend, variant.dtype, variant.quantization, *told])
 
 
 def uncompiled(variant: Variant) -> Variant:
-    """Return the variant of the same numbers that needs no compilation."""
+    """Return the numerically equal variant without compilation."""
     told = tuple((name, value) for name, value in variant.options if name != "compile")
     return replace(variant, options=told)
 
 
 def way_of(candidate: Candidate, cpus: int, measured: Mapping[str, float]) -> Way:
-    """Return what is known of a candidate.
+    """Return the prior knowledge of a candidate.
 
     Args:
-        candidate: a way to run the model.
-        cpus: CPUs that may compute; 0: a GPU does.
-        measured: metrics of the baseline, as far as it is measured.
+        cpus: number of CPUs used; 0 for a GPU.
+        measured: metrics of the baseline so far.
     """
     variant, task = candidate.variant, candidate.task
     compiled = variant.option("compile", NO_COMPILE) != NO_COMPILE
@@ -87,17 +88,16 @@ def way_of(candidate: Candidate, cpus: int, measured: Mapping[str, float]) -> Wa
 
 
 def bits_of(label: str) -> float:
-    """Return the bits that a dtype's label says: 8 of `int8`, 4 of `Q4_K_M`; 32 where it says none."""
+    """Parse the bits of a dtype label: 8 for `int8`, 4 for `Q4_K_M`; 32 if it has none."""
     found = _BITS.search(label)
     return float(found[1]) if found else 32.0
 
 
 def _builds(variant: Variant, size: float) -> Iterator[tuple[str, float, bool]]:
-    """Yield what has to be made for a variant, as the cache notes it, the seconds that it takes, and whether it is there.
+    """Yield each build step of a variant: its name in the cache, predicted seconds, and whether it is done.
 
     Args:
-        variant: the loaded model.
-        size: bytes of the weights over those of the model that the priors are of.
+        size: bytes of the weights, relative to the model of the default durations.
     """
     backend, recipe = variant.backend, variant.quantization
     label = recipe if recipe != NONE else variant.dtype
@@ -121,7 +121,9 @@ def _step(what: str, prior: float, there: bool) -> tuple[str, float, bool]:
 
 
 def _is_made(name: str) -> bool:
-    """Return whether the cache has an entry of such a name; one of an older version counts, and is then found out by its time."""
+    """Return whether the cache has an entry matching a pattern; one of an older version counts, and its load time will
+    show.
+    """
     folder = cache_root() / "models"
     whole = re.compile(f"(?i){name}")
     return folder.is_dir() and any(whole.fullmatch(each.name) for each in folder.iterdir())

@@ -1,4 +1,4 @@
-"""Show how far a search is: time of its budget, what it does, the best so far, and how many may still win."""
+"""Show the progress of a search: elapsed time, current action, the best so far, and how many may still win."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from llmtrack.host.words import clock_text
 from llmtrack.run.study.progress import StudyProgress
 
 _WIDEST = 4.0
-"""An interval whose ends differ by more is not shown: it says that nothing is sure yet."""
+"""Hide intervals whose ends differ by more than this factor: they are not informative yet."""
 
 
 class SearchProgress(StudyProgress):
-    """The progress of a search, as a context manager: a bar of its budget on a terminal, a line for each step in a log.
+    """Progress of a search, as a context manager: a bar of its budget on a terminal, a line per step in a log.
 
     Args:
-        console: where lines go.
         seconds: the budget.
-        began: when it began, by the clock.
-        clock: returns seconds; monotonic.
+        began: start time by the clock.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -40,11 +39,11 @@ class SearchProgress(StudyProgress):
 
     @property
     def times(self) -> str:
-        """The time that has passed, and the budget."""
+        """Elapsed time and budget."""
         return f"{clock_text(self._search_clock() - self._began)} of {clock_text(self._seconds)}"
 
     def at(self, state: SearchState) -> None:
-        """Show what is done next, and the best so far."""
+        """Show the current action and the best so far."""
         self._best = best_text(state)
         step = state.doing.partition(", part")[0]
         if step != self._last:
@@ -58,7 +57,7 @@ class SearchProgress(StudyProgress):
 
 
 def best_text(state: SearchState) -> str:
-    """Return `best so far: NAME 3.1x (2.8 to 3.4), 12 may win`; empty where there is none yet."""
+    """Return `best so far: NAME 3.1x (2.8 to 3.4), 12 may win`; empty if there is none yet."""
     if not state.leader:
         return ""
     if state.ratio is not None and state.ratio.high < _WIDEST * state.ratio.low:

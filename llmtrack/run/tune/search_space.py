@@ -1,4 +1,4 @@
-"""The ways to run a model on this machine: what is installed, in all that it declares, and what is left out and why."""
+"""The search space of a machine: everything installed with its declared options, and what is left out and why."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from llmtrack.spec.task import GenerateTask
 
 BASELINE = ("torch", "float32")
 BATCH_SIZES = (1, 2, 4)
-# Without a cache each token is computed anew: of more new tokens than this nobody need try that.
+# Decoding without a cache recomputes each token: not worth trying for more new tokens than this.
 FEW_TOKENS = 8
 
-# Objectives that gain by what is shared among the rows of a batch, and those that a cache may cost more than it saves.
+# Objectives that benefit from batching, and those for which a cache may cost more than it saves.
 BATCHED = ("tokens_per_sec", "latency_per_sample_s", "joules_per_token")
 CACHED = ("tokens_per_sec", "latency_per_sample_s", "joules_per_token", "time_to_first_token_ms")
-# Objectives of the loaded model alone: neither how it is called nor how fast it computes matters.
+# Objectives that only depend on the loaded model, not on calls or speed.
 OF_MODEL = ("model_size_mib",)
-# What a call is, beside the loaded model that makes it; the options of a backend and of its recipes come besides.
+# Call settings; the options of a backend and its recipes are added to them.
 CALL = ("batch_size", "use_cache", "pad_to_multiple")
 KNOWN = ("backend", "precision", "recipe", *CALL)
 
@@ -41,10 +41,10 @@ class Candidate:
     """A way to run the model.
 
     Attributes:
-        name: says what it changes.
+        name: names its differences from the baseline.
         variant: the loaded model.
         task: the call.
-        changes: how many of its settings differ from the baseline's.
+        changes: number of settings that differ from the baseline's.
     """
 
     name: str
@@ -55,10 +55,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """All ways that are tried.
+    """All candidates.
 
     Attributes:
-        candidates: the simplest first; the first is the baseline.
+        candidates: simplest first, starting with the baseline.
         left_out: what cannot run here, and why.
     """
 
@@ -67,10 +67,10 @@ class Space:
 
 
 def parse_space(text: str) -> dict[str, tuple[str, ...]]:
-    """Return what a space is narrowed to: `backend=onnx threads=1,2` as patterns by name.
+    """Parse a restriction of the space: `backend=onnx threads=1,2` as patterns by name.
 
     Raises:
-        UsageError: it is not understood.
+        UsageError: it is invalid.
     """
     narrowed: dict[str, tuple[str, ...]] = {}
     for word in re.split(r"[\s;]+", text.strip()):
@@ -78,7 +78,7 @@ def parse_space(text: str) -> dict[str, tuple[str, ...]]:
         patterns = tuple(filter(None, values.split(",")))
         if word and not (name and equals and patterns):
             raise UsageError(
-                f"space {word!r} is not understood: use NAME=VALUE,VALUE NAME=VALUE, such as 'backend=onnx threads=1,2'"
+                f"invalid space {word!r}: use NAME=VALUE,VALUE NAME=VALUE, such as 'backend=onnx threads=1,2'"
             )
         if name in narrowed:
             raise UsageError(f"space {name} is given twice: write {name}=VALUE,VALUE")
@@ -94,18 +94,18 @@ def make_space(
     machine: Mapping[str, str],
     narrowed: Mapping[str, Sequence[str]] | None = None,
 ) -> Space:
-    """Return the ways to run a model that are worth trying for an objective.
+    """Return the candidates worth trying for an objective.
 
     Args:
-        variant: the model, the device, and what every way is told alike, such as a number of threads.
-        task: the work: what prompts, how long.
-        objective: the metric to be best in; it decides which settings of the call matter.
-        machine: facts of `llmtrack.worker.machine.describe`.
-        narrowed: patterns of values by name, as `parse_space` returns them: of a setting whose values are no closed list, these are
-            the values.
+        variant: the model, the device, and options common to all candidates, such as a number of threads.
+        task: the work: prompts and lengths.
+        objective: metric to optimize; determines which call settings matter.
+        machine: facts from `llmtrack.worker.machine.describe`.
+        narrowed: patterns by name, from `parse_space`; for a setting without a fixed list of values, these are its
+            values.
 
     Raises:
-        UsageError: a name is unknown, or nothing is left of the space.
+        UsageError: a name is unknown, or only the baseline is left.
     """
     narrowed = dict(narrowed or {})
     device = device_of(variant.device, machine)
@@ -162,7 +162,9 @@ def make_space(
 
 
 def _wanted(label: str, is_precision: bool, narrowed: Mapping[str, Sequence[str]]) -> bool:
-    """Return whether a precision or a recipe is wanted: where only the other is named, it is not; `recipe=none` is any precision."""
+    """Return whether a precision or recipe is wanted: not if only the other kind is named; `recipe=none` means any
+    precision.
+    """
     precisions, recipes = narrowed.get("precision"), narrowed.get("recipe")
     if not is_precision:
         return _fits(label, recipes) and (recipes is not None or precisions is None)
@@ -178,7 +180,7 @@ def _loaded(
     machine: Mapping[str, str],
     left_out: list[tuple[str, str]],
 ) -> Iterator[tuple[Variant, str, int, tuple[type, ...]]]:
-    """Yield the models of a backend, their labels, how far each is from the baseline's, and what its recipe can be told."""
+    """Yield a backend's models with their labels, distances from the baseline, and recipe options."""
     backend = variant.backend
     able = kind_of(device) in machine.get("bfloat16", "").split(",")
     if missing := missing_modules(backend):
@@ -206,7 +208,7 @@ def _loaded(
         else:
             quantized = replace(variant, quantization=recipe.name, dtype=recipe.computes)
             yield quantized, recipe.name, other + 1, recipe.takes
-            # What is not quantized is computed fast on a card in 16 bits only.
+            # On a GPU, unquantized layers are fast only in 16 bits.
             if on_gpu(device) and able and recipe.computes == "float32" and "bfloat16" in precisions:
                 label = f"{recipe.name}@bfloat16"
                 yield replace(quantized, dtype="bfloat16"), label, other + 2, recipe.takes
@@ -219,14 +221,14 @@ def _options(
     timed: bool,
     alike: Mapping[str, Scalar],
 ) -> Iterator[tuple[tuple[tuple[str, Scalar], ...], tuple[str, ...]]]:
-    """Yield what a backend and its recipe may be told, and the same in words; what is as by default is not told.
+    """Yield option combinations of a backend and its recipe with their descriptions, leaving out defaults.
 
     Args:
-        options: all that they take.
-        cpus: that may compute; 0: another device does.
-        narrowed: values by name, instead of those that are worth trying.
-        timed: whether those are tried at all that only make it compute otherwise.
-        alike: what it is told in any case.
+        options: option classes.
+        cpus: number of CPUs used; 0 for another device.
+        narrowed: values by name, instead of the suggested ones.
+        timed: whether to vary options that only affect speed.
+        alike: options common to all candidates.
     """
     axes: list[list[tuple[str, Any, bool]]] = []
     for each in (each for taken in options for each in parameters(taken)):
@@ -244,7 +246,7 @@ def _options(
 def _calls(
     task: GenerateTask, objective: str, narrowed: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[GenerateTask, tuple[str, ...]]]:
-    """Yield the calls that do the work, and what they change in words."""
+    """Yield the calls that do the work, with their differences."""
     rows = len(task.prompts)
     sizes = _numbers("batch_size", narrowed) or (
         [size for size in BATCH_SIZES if size <= rows] if objective in BATCHED else [1]
@@ -268,7 +270,7 @@ def _names(*configs: type) -> set[str]:
 
 
 def rows_of_work(objective: str, narrowed: Mapping[str, Sequence[str]]) -> int:
-    """Return how many prompts the work has: enough for the largest batch that is tried."""
+    """Return the number of prompts: enough for the largest batch to try."""
     return max(_numbers("batch_size", narrowed) or (BATCH_SIZES if objective in BATCHED else [1]))
 
 

@@ -1,4 +1,4 @@
-"""What measures and scores the candidates of a tuning: in a pool, each act kept in a journal as it is done."""
+"""Measure and score the candidates of a search in a pool, recording each action in a journal."""
 
 from __future__ import annotations
 
@@ -29,30 +29,31 @@ from llmtrack.spec.scenario import Scalar, Scenario
 from llmtrack.spec.serialization import from_json, to_json
 from llmtrack.spec.task import PerplexityTask, RepeatPolicy
 
-# A sample of the race is the median of a few calls where a call is short.
+# A sample of the race is the median of a few calls if a call is short.
 SAMPLE = RepeatPolicy(warmup=0, min_repeats=1, min_seconds=0.5, max_seconds=10.0, max_repeats=3, target_ci=10.0)
 FRESH = replace(SAMPLE, max_repeats=1, min_seconds=0.0)
 MOST_PARTS = 12
-# What a sample takes beyond its calls.
+# Overhead of a sample beyond its calls.
 _OVERHEAD, _OVERHEAD_S = 1.1, 0.1
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What tuning is asked for.
+    """What to tune for.
 
     Attributes:
-        objective: metric to be best in.
-        seconds: the time for all of it.
+        objective: metric to optimize.
+        seconds: time budget.
         corpus: text that quality is judged by.
-        scoring: how it is scored; its corpus is replaced.
-        most_perplexity: perplexity over the baseline's at most, such as 1.01; None: any, and none is scored but the answer's.
-        limits: metrics of which the answer may have so much at most.
-        margin: candidates that differ by less are as good as equal.
-        cpus: CPUs that may compute; 0: a GPU does.
-        start: seconds that a worker takes to start.
-        earlier: by candidate, how many times as good as the baseline it was in earlier runs; see `llmtrack.run.tune.earlier_runs`.
+        scoring: scoring convention; its corpus is replaced.
+        most_perplexity: maximum perplexity relative to the baseline, such as 1.01; None for any, and then only the
+            answer is scored.
+        limits: maximum values of metrics.
+        margin: candidates that differ by less are considered equal.
+        cpus: number of CPUs used; 0 for a GPU.
+        start: seconds to start a worker.
+        earlier: ratio to the baseline in earlier runs, by candidate; see `llmtrack.run.tune.earlier_runs`.
     """
 
     objective: str
@@ -69,14 +70,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Act:
-    """What was done in a search, and how long it took.
+    """An action of a search, with its duration.
 
     Attributes:
-        what: `measure`, `fresh` (the comparison at the end), `score` or `answer` (all of the text).
+        what: `measure`, `fresh` (the final comparison), `score` or `answer` (the whole text).
         name: the candidate.
-        began_s: seconds after the search began.
-        seconds: how long it took, with loading and what had to be made.
-        value: the objective, of a measurement; NaN: none.
+        began_s: seconds after the start of the search.
+        seconds: duration, including loading and building.
+        value: the measured objective; NaN if none.
         why: reason of a failure, else empty.
     """
 
@@ -88,12 +89,12 @@ class Act:
     why: str = ""
 
 
-class Hands:
-    """Measures and scores candidates in a pool, and keeps what came of it.
+class Trials:
+    """Measures and scores candidates in a pool, and records the results.
 
     Attributes:
-        acts: what was done, in order of time.
-        before_s: seconds of the budget that were gone before the first act.
+        acts: actions in order of time.
+        before_s: seconds of the budget used before the first action.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Hands:
         self._progress = progress
         self._journal = journal
         self._clock = clock
-        # Acts come one after the other: what is between them counts for the next.
+        # Actions are sequential: the time between two counts toward the second.
         self._last_end = began
         self.acts: list[Act] = []
         self.before_s = 0.0
@@ -131,7 +132,7 @@ class Hands:
             self._parts.append(path)
 
     def task(self) -> Goal:
-        """Return what is asked, as the race takes it."""
+        """Return the goal of the search."""
         asked = self.asked
         return Goal(
             names=tuple(self.of),
@@ -149,7 +150,7 @@ class Hands:
         )
 
     def ways(self, measured: Mapping[str, float]) -> Mapping[str, Way]:
-        """Return what is known of each candidate beforehand; a search that goes on knows what it knew the first time."""
+        """Return the prior knowledge of each candidate; a resumed search uses what was recorded."""
 
         def look() -> Any:
             earlier = self.asked.earlier
@@ -162,11 +163,11 @@ class Hands:
         return dict(from_json(self._journal.act(["ways", bool(measured)], look), dict[str, Way]))
 
     def show(self, state: SearchState) -> None:
-        """Show how far the search is."""
+        """Show the progress."""
         self._progress.at(state)
 
     def measure(self, name: str, seconds: float) -> Seen:
-        """Measure a candidate once, within so many seconds."""
+        """Measure a candidate once, within a time limit."""
         first = not self.rounds[name]
         policy = replace(SAMPLE, warmup=1) if first else SAMPLE
         outcome, took = self._act(
@@ -175,7 +176,7 @@ class Hands:
         return self._seen(outcome, took, self.rounds[name])
 
     def measure_afresh(self, name: str, seconds: float) -> Seen:
-        """Measure a candidate once, loaded anew since the race."""
+        """Measure a candidate once, reloaded since the race."""
         done = self.fresh.setdefault(name, [])
         if not done:
             self._pool.free(self.of[name].variant)
@@ -184,9 +185,9 @@ class Hands:
         return self._seen(outcome, took, done)
 
     def score(self, name: str, part: int, seconds: float) -> PartScore:
-        """Score a part of the text by a candidate, within so many seconds."""
+        """Score a part of the text with a candidate, within a time limit."""
         task = replace(self.asked.scoring, corpus=str(self._parts[part]))
-        # Compiling changes no number that is scored, and takes long.
+        # Compiling does not change scores and takes long.
         outcome, took = self._act(
             ["score", name, part],
             Scenario(name, uncompiled(self.of[name].variant), task),
@@ -197,12 +198,12 @@ class Hands:
             return PartScore(0.0, 0, took, outcome.reason, late=outcome.kind == "timeout")
         text = outcome.facts.get("scored_tokens_digest", "")
         if text != self._text_digests.setdefault(part, text):
-            return PartScore(0.0, 0, took, "its tokenizer makes other tokens of the text than the baseline's")
+            return PartScore(0.0, 0, took, "its tokenizer differs from the baseline's on this text")
         tokens = int(outcome.metrics["tokens_scored"])
         return PartScore(outcome.metrics["loss"] * tokens, tokens, took)
 
     def score_answer(self, tuning: Tuning) -> None:
-        """Score all of the text by the answer and the baseline, so that both have figures that compare with any run's."""
+        """Score the whole text with the answer and the baseline, so that both have scores comparable to other runs."""
         names = dict.fromkeys((tuning.goal.baseline, tuning.winner or tuning.goal.baseline))
         for name in names:
             room = tuning.goal.seconds - tuning.spent
@@ -215,7 +216,7 @@ class Hands:
                 self.answers[name] = outcome
 
     def dropped(self, name: str) -> None:
-        """Free what nobody else needs of a candidate that is out."""
+        """Free the model of an eliminated candidate unless another one needs it."""
         self._gone.add(name)
         variant = self.of[name].variant
         if all(each.variant != variant or other in self._gone for other, each in self.of.items()):
@@ -232,7 +233,7 @@ class Hands:
         return Seen(outcome.metrics, took, again=again)
 
     def _act(self, key: list[Any], scenario: Scenario, seconds: float, quiet: bool = False) -> tuple[Outcome, float]:
-        """Measure a scenario, or take what it gave before the tuning was killed; return that, and how long it took."""
+        """Measure a scenario, or replay its recorded outcome; return it with its duration."""
 
         def do() -> dict[str, Any]:
             outcome = self._outcome(scenario, seconds, quiet)
@@ -256,7 +257,7 @@ class Hands:
         self.acts.append(Act(what, name, began, took, value, why))
 
     def timeline(self) -> str:
-        """Return what was done when, as CSV."""
+        """Return the actions with their times as CSV."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(each.name for each in fields(Act))
@@ -276,7 +277,7 @@ class Hands:
             if not (quiet and isinstance(event, Log)):
                 self._progress.hear(event)
 
-        # Until it tells more: it may have to be loaded, or even made.
+        # Initial phase: it may have to be loaded, or even built.
         self._at = Progress(scenario.name, "loading")
         self._progress.step(self._at)
         self._pool.run((scenario,), take, seconds)
@@ -288,7 +289,7 @@ def _read(gave: Any) -> tuple[Outcome, float]:
 
 
 def parts_of(corpus: Corpus) -> list[list[str]]:
-    """Divide the texts of a corpus at random, the same each time, into parts of about the same length."""
+    """Split the texts of a corpus randomly but reproducibly into parts of similar length."""
     texts = list(corpus.texts)
     random.Random(SEED).shuffle(texts)
     parts: list[list[str]] = [[] for _ in range(min(MOST_PARTS, len(texts)))]
@@ -298,5 +299,5 @@ def parts_of(corpus: Corpus) -> list[list[str]]:
 
 
 def scenario_of(candidate: Candidate, policy: RepeatPolicy) -> Scenario:
-    """Return what measures a candidate."""
+    """Return the scenario that measures a candidate."""
     return Scenario(candidate.name, candidate.variant, candidate.task, policy)

@@ -1,4 +1,4 @@
-"""Tune as a tracked study: race the ways to run a model, track each with why it was dropped, and report what was tracked."""
+"""Tune as a tracked study: race the candidates, track each with why it was dropped, and report the tracked runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from llmtrack.run.study.support import say_support
 from llmtrack.run.tune.earlier_runs import earlier_ratios
 from llmtrack.run.tune.progress import SearchProgress
 from llmtrack.run.tune.search_space import Space
-from llmtrack.run.tune.trials import FRESH, SAMPLE, Asked, Hands, scenario_of
+from llmtrack.run.tune.trials import FRESH, SAMPLE, Asked, Trials, scenario_of
 from llmtrack.spec.outcome import Failure, Measurement, Outcome
 from llmtrack.spec.scenario import Scalar
 from llmtrack.spec.serialization import digest
@@ -46,16 +46,16 @@ from llmtrack.tracking.tracker import Study, Tracker
 
 CHAMPION = "champion"
 MOST_NAMED = 3
-"""Of those that were not tried, the most promising are named."""
+"""Number of untried candidates to name, the most promising first."""
 NOT_PROVEN = 4
-"""Exit code of a search that ends with the best so far, and not with a proven answer."""
+"""Exit code of a search that ends with the best so far instead of a proven answer."""
 _LEAST_S = 5.0
-"""A budget is refused of which less is left when the worker has started."""
+"""Minimum seconds of the budget that must be left once the worker has started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneResult(StudyResult):
-    """How a search ended.
+    """Result of a search.
 
     Attributes:
         ending: `proven`, `unproven` or `none`.
@@ -65,7 +65,7 @@ class TuneResult(StudyResult):
 
     @property
     def exit_code(self) -> int:
-        """0 of a proven answer, 4 of the best so far, 1 where there is none or the report failed."""
+        """0 for a proven answer, 4 for the best so far, 1 without an answer or if the report failed."""
         if self.problems or self.ending == "none":
             return 1
         return 0 if self.ending == "proven" else NOT_PROVEN
@@ -83,23 +83,19 @@ def run_tune(
     clock: Callable[[], float] = time.monotonic,
     began: float | None = None,
 ) -> TuneResult:
-    """Find the best way to run a model, track every candidate with what became of it, and report the answer.
+    """Search for the best way to run a model, track every candidate, and report the answer.
 
-    When it is interrupted, what is measured is tracked, and the same command with `resume` goes on.
+    On interruption, what is measured is tracked, and the same command with `resume` continues.
 
     Args:
         experiment: question, plots and reading.
-        space: the candidates.
-        asked: what is asked for.
-        tracker: where it is tracked.
-        pool: what measures.
-        console: where to print.
-        resume: go on with one that was killed.
-        clock: returns seconds; it decides when the time is used up.
-        began: when the time began to run; None: now.
+        asked: what to tune for.
+        resume: continue an interrupted search.
+        clock: monotonic clock in seconds that decides when the time is up.
+        began: start of the time budget; None for now.
 
     Raises:
-        UsageError: the budget does not suffice for the baseline.
+        UsageError: the budget is too small for the baseline.
     """
     began = clock() if began is None else began
     if asked.seconds - (clock() - began) < _LEAST_S:
@@ -117,7 +113,7 @@ def run_tune(
     for reason in dict.fromkeys(reason for _, reason in space.left_out):
         names = ", ".join(name for name, why in space.left_out if why == reason)
         say(console, f"  left out: {names}: {reason}")
-    # How long a worker took to start is nothing that was asked, and differs each time.
+    # The start time of a worker is not part of the request and varies.
     same = digest([[each.scenario_id for each in scenarios], environment_id(facts), repr(replace(asked, start=0.0))])
     if not tracker.offline:
         base = scenarios[0].name
@@ -131,7 +127,7 @@ def run_tune(
         )
         asked = replace(asked, earlier=seen)
         if seen:
-            say(console, f"  known of earlier runs here: {plural(len(seen), 'candidate')}")
+            say(console, f"  known from earlier runs here: {plural(len(seen), 'candidate')}")
     start = partial(
         tracker.start_study,
         experiment.name,
@@ -145,15 +141,15 @@ def run_tune(
         journal = Journal(tracker.spool.folder.parent / "tune" / f"{same}.jsonl", resume)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with SearchProgress(console, asked.seconds, began, clock) as progress:
-            hands = Hands(space.candidates, asked, pool, progress, journal, folder, clock, clock())
-            tuning = Tuning(hands.task(), hands)
-            tuning.spent = hands.before_s = clock() - began
+            trials = Trials(space.candidates, asked, pool, progress, journal, folder, clock, clock())
+            tuning = Tuning(trials.task(), trials)
+            tuning.spent = trials.before_s = clock() - began
             try:
                 tuning.run()
-                hands.score_answer(tuning)
+                trials.score_answer(tuning)
             finally:
                 with stop_in_order():
-                    tracked = _track(study, tracker, hands, tuning)
+                    tracked = _track(study, tracker, trials, tuning)
             taken = sum(map(len, tuning.race.samples.values()))
             progress.line(f"  {plural(taken, 'sample')}, {spent_text(tuning.spent, asked.seconds)}")
             for outcome in tracked.values():
@@ -172,13 +168,13 @@ def run_tune(
     )
 
 
-def _track(study: Study, tracker: Tracker, hands: Hands, tuning: Tuning) -> dict[str, Outcome]:
-    """Write the run of each candidate with what became of it, and return them; the winner's run gets the alias."""
+def _track(study: Study, tracker: Tracker, trials: Trials, tuning: Tuning) -> dict[str, Outcome]:
+    """Track each candidate's run with its result, and return them; the winner's run gets the alias."""
     tracked: dict[str, Outcome] = {}
-    for name in hands.of:
-        if not hands.rounds[name] and name not in hands.failures and name != tuning.goal.baseline:
-            continue  # What was never started is told by the answer's run.
-        tracked[name] = outcome = _outcome_of(name, hands, tuning)
+    for name in trials.of:
+        if not trials.rounds[name] and name not in trials.failures and name != tuning.goal.baseline:
+            continue  # The answer's run lists the candidates that were never started.
+        tracked[name] = outcome = _outcome_of(name, trials, tuning)
         run_id = tracker.log(study, outcome)
         proven = name == tuning.winner and tuning.ending == "proven"
         if proven and run_id is not None and not tracker.offline:
@@ -186,16 +182,16 @@ def _track(study: Study, tracker: Tracker, hands: Hands, tuning: Tuning) -> dict
     return tracked
 
 
-def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
-    """Return a candidate's rounds as one outcome; of the winner and the baseline the fresh measurements alone."""
-    candidate = hands.of[name]
+def _outcome_of(name: str, trials: Trials, tuning: Tuning) -> Outcome:
+    """Merge a candidate's rounds into one outcome; for the winner and the baseline, only the fresh measurements."""
+    candidate = trials.of[name]
     is_base = name == tuning.goal.baseline
     facts: dict[str, Scalar] = {"tuned_for": tuning.goal.objective, **_place(name, tuning)}
-    done = (hands.fresh.get(name) if tuning.fresh else None) or hands.rounds[name]
+    done = (trials.fresh.get(name) if tuning.fresh else None) or trials.rounds[name]
     if not done:
         why = str(facts["race_reason"])
         now = time.time()
-        failure = hands.failures.get(name) or Failure(
+        failure = trials.failures.get(name) or Failure(
             scenario_of(candidate, SAMPLE), "skipped", why, started_at=now, ended_at=now
         )
         return replace(failure, scenario=replace(failure.scenario, baseline=is_base), facts={**failure.facts, **facts})
@@ -205,7 +201,7 @@ def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
     metrics = dict(whole.metrics)
     if price is not None:
         metrics["reference_perplexity_ratio"] = price.value
-    answer = hands.answers.get(name)
+    answer = trials.answers.get(name)
     if answer is not None:
         scored = (
             "loss",
@@ -224,7 +220,7 @@ def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
         told, every = _left_out(tuning)
         facts |= told
         texts["not_tried.json"] = json.dumps(every, indent=1) + "\n"
-        texts["timeline.csv"] = hands.timeline()
+        texts["timeline.csv"] = trials.timeline()
     texts["race.json"] = json.dumps({"race": tuning.race.samples[name], "fresh": tuning.fresh.get(name, [])}) + "\n"
     if name == tuning.winner:
         variant = as_loaded(candidate.variant, whole.facts)
@@ -241,7 +237,7 @@ def _outcome_of(name: str, hands: Hands, tuning: Tuning) -> Outcome:
 
 
 def _with_fresh(whole: Measurement, objective: str, values: Sequence[float]) -> Measurement:
-    """Return a measurement with what was measured afresh as samples, where a call has one figure only (its energy)."""
+    """Add the fresh measurements as samples of an objective that has one value per call (energy)."""
     if not values or objective in whole.samples:
         return whole
     summary = summarize(values)
@@ -254,19 +250,19 @@ def _with_fresh(whole: Measurement, objective: str, values: Sequence[float]) -> 
 
 
 def spent_text(spent: float, budget: float) -> str:
-    """Say how much of a budget was spent; a call that was under way when it ended is over it."""
+    """Describe the spent budget; a call in progress at its end may exceed it."""
     over = f", {spent - budget:.0f} s over it by the last call" if round(spent) > round(budget) else ""
     return f"{min(spent, budget):.0f} of {budget:.0f} s{over}"
 
 
 def vars_of(task: Any) -> dict[str, Scalar]:
-    """Return the convention of scoring, as params tell it."""
+    """Return the scoring convention as params."""
     names = ("protocol", "max_length", "bos_rule", "max_tokens")
     return {name: getattr(task, name) for name in names}
 
 
 def _left_out(tuning: Tuning) -> tuple[dict[str, Scalar], dict[str, str]]:
-    """Return what was never started, and why: in short as params, and all of it by name."""
+    """Return the candidates that were never started, and why: summarized as params, and in full by name."""
     hopeless = {
         name: out.why
         for name, out in tuning.race.dropped.items()
@@ -284,13 +280,13 @@ def _left_out(tuning: Tuning) -> tuple[dict[str, Scalar], dict[str, str]]:
 
 
 def _price(name: str, tuning: Tuning) -> Ratio | None:
-    """Return a candidate's perplexity over the baseline's as far as it is scored; 1 where both compute the same numbers."""
+    """Return a candidate's perplexity ratio as far as scored; 1 if it computes the same numbers as the baseline."""
     model = tuning.model_of(name)
     return Ratio(1.0, 1.0, 1.0) if model == tuning.model_of(tuning.goal.baseline) else tuning.quality.ratios.get(model)
 
 
 def _place(name: str, tuning: Tuning) -> dict[str, Scalar]:
-    """Return what became of a candidate, and why."""
+    """Return a candidate's result and its reason as params."""
     place, why = _standing(name, tuning)
     return {"race_place": place, "race_reason": why}
 
@@ -314,14 +310,14 @@ def _standing(name: str, tuning: Tuning) -> tuple[str, str]:
     if out is not None:
         return "dropped", out.why
     if tuning.winner is None:
-        return "open", "the search did not come to its end"
+        return "open", "the search did not finish"
     if claim is not None and name in tuning.fresh and name != tuning.goal.baseline:
         return "equal", f"no significant difference to {tuning.winner}, measured afresh"
     if name in tuning.race.waiting:
-        unknown = tuning.quality.unscored.get(tuning.model_of(name), "its quality is not known, and it is not better")
+        unknown = tuning.quality.unscored.get(tuning.model_of(name), "its quality is unknown, and it is not better")
         return "open", unknown
     if tuning.ending == "unproven":
-        return "open", "whether it is as good was still open when the time was used up"
+        return "open", "inconclusive when the time was up"
     if name not in tuning.equal:
         samples = len(tuning.race.samples[name])
         return "open", f"{tuning.winner} measured better, inconclusive after {plural(samples, 'sample')}"

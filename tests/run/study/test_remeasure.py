@@ -56,9 +56,7 @@ def test_a_disturbed_baseline_is_measured_once_more_and_the_newer_one_counts():
     assert (other, log) == (OTHER, Log("again")), "only the baseline is measured again"
     assert newer.scenario == BASE
     assert newer.metrics == {"tokens_per_sec": 23.0, "perplexity": 20.0}
-    assert newer.warnings == (
-        "measured once more, since a first run of the study was disturbed (1.3 tokens/s, this one 23)",
-    )
+    assert newer.warnings == ("remeasured: the first run was disturbed (1.3 -> 23 tokens/s)",)
     assert not first.scenario.baseline
     assert first.metrics == FIRST.metrics
     assert "measured once more" in first.warnings[-1]
@@ -130,7 +128,7 @@ def test_an_arm_that_was_disturbed_gets_further_repeats_all_of_which_count():
     assert not whole.disturbed
     assert whole.warnings == (
         "random weights: quality is meaningless",
-        "disturbed at first and repeated further: the median of all repeats is known to 0.5%",
+        "disturbed at first, then repeated: the median of all repeats is known to 0.5%",
     )
 
 
@@ -138,7 +136,7 @@ def test_an_arm_that_stays_disturbed_is_repeated_a_few_times_and_says_so():
     _, whole, asked = rounds(*[(1.0, 5.0)] * MOST_ROUNDS, disturbed_since=range(MOST_ROUNDS))
     assert len(asked) == MOST_ROUNDS
     assert whole.disturbed
-    assert whole.warnings[-1] == "it was repeated further, and stayed disturbed"
+    assert whole.warnings[-1] == "still disturbed after more repeats"
     assert any(line.startswith(DISTURBED) for line in whole.warnings)
     assert len(whole.samples["total_latency_s"]) == 5 + 2 * MOST_ROUNDS
 

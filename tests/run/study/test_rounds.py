@@ -151,7 +151,7 @@ def test_what_is_not_narrow_yet_is_measured_on_by_all_of_them():
     assert {name: len(durations(events, name)) for name in TRUE} == {"a": 22, "b": 22, "c": 24}
     assert medians(events) == {name: 3 * seconds for name, seconds in TRUE.items()}
     assert all(not each.disturbed for each in outcomes(events))
-    assert by_name(events)["a"].warnings[0].startswith("disturbed at first and repeated further")
+    assert by_name(events)["a"].warnings[0].startswith("disturbed at first, then repeated")
 
 
 @pytest.mark.slow(1)
@@ -161,7 +161,7 @@ def test_a_machine_that_never_calms_down_is_said_to_be_and_the_laps_end():
     for each in outcomes(events):
         assert each.disturbed
         assert any(line.startswith("noisy:") for line in each.warnings)
-        assert each.warnings[-1] == "it was repeated further, and stayed disturbed"
+        assert each.warnings[-1] == "still disturbed after more repeats"
         assert sum(each.samples["total_latency_s"]) <= POLICY.max_seconds
 
 

@@ -13,8 +13,8 @@ import pytest
 from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.errors import UsageError
 from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
-from llmtrack.run.executors.crew import Crew
 from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.executors.parallel_workers import ParallelWorkers
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.study.scoring import run_scenarios
 from llmtrack.spec.events import Progress
@@ -52,7 +52,7 @@ def timed_engine(clock):
 
 
 class Two(InlineExecutor):
-    """Times in this process, and has a crew of two more."""
+    """Times in this process, and offers two parallel workers."""
 
     def __init__(self, run=None, **options):
         clock = FakeClock()
@@ -60,10 +60,10 @@ class Two(InlineExecutor):
         self.run_shards, self.options = run, options
 
     @contextmanager
-    def crew(self, workers):
+    def start_workers(self, workers):
         assert workers == 2
         runs = tuple(self.run_shards or InlineExecutor(load).run for _ in range(2))
-        yield Crew(runs, lambda: None, **self.options)
+        yield ParallelWorkers(runs, lambda: None, **self.options)
 
 
 def scenario(workers=2, reference=REFERENCE):

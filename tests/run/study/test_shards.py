@@ -16,8 +16,8 @@ from llmtrack.engines.scripted import FakeClock, Script, ScriptedEngine
 from llmtrack.experiment import Experiment
 from llmtrack.host.signals import signals_end
 from llmtrack.metrics import METRIC_BY_NAME, PARAM_BY_NAME
-from llmtrack.run.executors.crew import Crew
 from llmtrack.run.executors.inline import InlineExecutor
+from llmtrack.run.executors.parallel_workers import ParallelWorkers
 from llmtrack.run.executors.process import ProcessExecutor
 from llmtrack.run.study import scoring as sharing
 from llmtrack.run.study.scoring import run_scenarios
@@ -71,9 +71,9 @@ class Fake:
         self.alone += [each.name for each in scenarios]
 
     @contextmanager
-    def crew(self, workers):
+    def start_workers(self, workers):
         assert workers == 2
-        yield Crew((self._worker(0), self._worker(1)), self.stopped.set, **self.options)
+        yield ParallelWorkers((self._worker(0), self._worker(1)), self.stopped.set, **self.options)
 
     def _worker(self, worker):
         first = []

@@ -141,7 +141,7 @@ def test_a_run_that_was_set_aside_is_kept_and_is_no_scenarios_run(tracker, uri, 
     monkeypatch.setattr(generate, "disturbed", disturbed)
     steps = (Script(0.03, 0.005), Script(0.01, 0.005), Script(0.05, 0.005), Script(0.03, 0.005))
     result = study(tracker, console, lengths(4), scripted(*steps))
-    assert "disturbed, so it is measured once more" in console.file.getvalue()
+    assert "disturbed, will be remeasured" in console.file.getvalue()
     (run,) = runs(tracking_uri=uri).to_dict("records")
     assert (run["baseline"], run["tokens_per_sec"]) == (True, pytest.approx(100))
     assert len(result.tracked) == 1

@@ -166,7 +166,7 @@ def test_a_space_is_narrowed_by_patterns_and_the_baseline_stays():
     ("narrowed", "why"),
     [
         ("colour=red", "space has no colour: use backend, precision, recipe, batch_size"),
-        ("backend", "space 'backend' is not understood"),
+        ("backend", "invalid space 'backend'"),
         ("backend=nowhere", "space backend=nowhere is nothing that can run here: use .*onnx"),
         ("backend=onnx precision=int8-dynamic", "precision=int8-dynamic .*: use recipe=int8-dynamic"),
         (

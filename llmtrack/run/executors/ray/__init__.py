@@ -1,1 +1,1 @@
-"""Measure on the nodes of a Ray cluster; Ray is imported only where it is asked for."""
+"""Measure on the nodes of a Ray cluster; Ray is only imported when used."""

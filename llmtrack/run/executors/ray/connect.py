@@ -1,4 +1,4 @@
-"""A Ray cluster as this driver sees it: its nodes, tasks on them, and letters from the tasks."""
+"""The driver's connection to a Ray cluster: nodes, tasks, and messages from the tasks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llmtrack.run.executors.ray.kinds import KIND_LABEL, Node
 from llmtrack.run.executors.ray.post import Boxes, Post
 
 PROBE_SECONDS = 120.0
-"""How long a node may take to say what it is: Ray starts a Python there first."""
+"""Timeout for a node to describe itself, including the start of a Python process by Ray."""
 
 _ANSWER_SECONDS = 10.0
 _TAKE_SECONDS = 30.0
@@ -35,17 +35,17 @@ _NODE = "ray.io/node-id"
 
 
 class LostAnswerError(LlmtrackError):
-    """The node or the process that was to answer is lost; another one may answer."""
+    """The node or process that was to answer is lost; another one may answer."""
 
 
 @dataclass
 class RayTask:
-    """A task that was handed to Ray.
+    """A task submitted to Ray.
 
     Attributes:
-        key: what its letters are addressed by.
-        letters: what it told so far; `{"lost": reason, "final": ...}` where it ended without saying so.
-        ref: Ray's own.
+        key: address of its messages.
+        letters: messages received so far; `{"lost": reason, "final": ...}` if it ended without reporting.
+        ref: Ray's object reference.
     """
 
     key: str
@@ -54,21 +54,21 @@ class RayTask:
 
 
 class Cluster:
-    """A connection to a cluster; one at a time in a process.
+    """A connection to a cluster; one at a time per process.
 
     Args:
-        address: `auto` (the one that this machine is part of), `local` (one of its own on this machine, for as long as it is
-            open), `HOST:PORT` or `ray://HOST:PORT`.
+        address: `auto` (the cluster this machine belongs to), `local` (a temporary one on this machine), `HOST:PORT` or
+            `ray://HOST:PORT`.
 
     Raises:
         MissingDependencyError: Ray is not installed.
-        UsageError: there is no cluster at the address, or it is of another Ray or Python.
+        UsageError: there is no cluster at the address, or its Ray or Python version differs.
     """
 
     def __init__(self, address: str) -> None:
         if not installed_version("ray"):
             raise MissingDependencyError(f"executor=ray needs Ray, which is not installed: {install('ray')}")
-        # Of a cluster that is started here: it reports to nobody, and its workers run as any other process would.
+        # For a cluster started here: no usage reports, and workers at normal priority.
         for name in ("RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness"):
             os.environ.setdefault(name, "0")
         import ray
@@ -78,21 +78,21 @@ class Cluster:
         if address == "local":
             options["include_dashboard"] = False
         try:
-            with handlers_kept():  # Ray's own handler of SIGTERM would end the driver before it tracks what it has
+            with handlers_kept():  # Ray's SIGTERM handler would end the driver before it tracks its results
                 _see_that_somebody_answers(address)
                 ray.init(address=address, **options)
         except Exception as error:
             raise UsageError(f"no Ray cluster can be used at address={address}: {_why_unconnected(error)}") from error
         self._boxes = Boxes()
         self._closed = threading.Event()
-        # Where the driver is: it is lost with the driver only.
+        # On the driver's node, so that it is only lost with the driver.
         here = ray.get_runtime_context().get_node_id()
         self._post = self._remote(Post, num_cpus=0, label_selector={_NODE: here}).remote()
         self._sorter = threading.Thread(target=self._sort, name="llmtrack-post", daemon=True)
         self._sorter.start()
 
     def nodes(self) -> tuple[list[Node], list[str]]:
-        """Return the nodes that live and answer, with what they are, and a line for each that does not."""
+        """Return the nodes that answer, described, and a line for each that does not."""
         there = self._alive()
         probed = {each["NodeID"]: self.call(node.probe, {}, [each["NodeID"]]) for each in there}
         refs = list(probed.values())
@@ -101,7 +101,7 @@ class Cluster:
         for each in there:
             try:
                 found.append(_node(each, self._ray.get(probed[each["NodeID"]], timeout=0)))
-            except Exception as error:  # it may have died just now, or llmtrack is not installed there
+            except Exception as error:  # it just died, or llmtrack is not installed there
                 name = f"{each['NodeManagerHostname']} ({each['NodeManagerAddress']}, {each['NodeID'][:6]})"
                 late = isinstance(error, self._ray.exceptions.GetTimeoutError)
                 why = f"it did not answer within {PROBE_SECONDS:g} s" if late else _first_line(error)
@@ -109,11 +109,11 @@ class Cluster:
         return found, silent
 
     def alive(self) -> set[str]:
-        """Return the ids of the nodes that live."""
+        """Return the ids of the live nodes."""
         return {each["NodeID"] for each in self._alive()}
 
     def call(self, function: Callable[..., Any], needs: Mapping[str, float], nodes: Sequence[str], *args: Any) -> Any:
-        """Have a function called on one of several nodes, with so much of it; return Ray's promise of its result."""
+        """Call a function on one of several nodes with the given resources; return Ray's object reference."""
         asked = dict(needs)
         return (
             self._remote(
@@ -130,8 +130,8 @@ class Cluster:
         """Wait for a result.
 
         Raises:
-            LostAnswerError: why there will be no result.
-            LlmtrackError: what the function raised.
+            LostAnswerError: there will be no result.
+            LlmtrackError: raised by the function.
         """
         try:
             return self._ray.get(ref)
@@ -142,7 +142,7 @@ class Cluster:
             raise LostAnswerError(_first_line(error)) from error
 
     def start(self, needs: Mapping[str, float], nodes: Sequence[str], *args: Any) -> RayTask:
-        """Have scenarios measured on one of several nodes (see `node.measure`)."""
+        """Start measuring scenarios on one of several nodes (see `node.measure`)."""
         key = secrets.token_hex(8)
         task = RayTask(key, self._boxes.open(key))
         task.ref = self.call(_measure, needs, nodes, self._post, key, *args)
@@ -150,29 +150,29 @@ class Cluster:
         return task
 
     def send(self, content: Any) -> Any:
-        """Keep something where tasks can take it from; return Ray's reference to it, which they are given."""
+        """Put an object into Ray's store for tasks; return its reference."""
         return self._ray.put(content)
 
     def interrupt(self, task: RayTask) -> None:
-        """Ask a task to keep what it has and end."""
+        """Ask a task to save its state and end."""
         with contextlib.suppress(Exception):
             self._ray.cancel(task.ref)
 
     def end(self, task: RayTask) -> None:
-        """Hear no more of a task, and end it whatever it does, if it does not end by itself."""
+        """Close a task's mailbox, and force the task to end if necessary."""
         self._boxes.close(task.key)
         with contextlib.suppress(Exception):
-            # Ray 2.60 aborts this process if a task is cancelled while the word that it has ended is on its way.
+            # Ray 2.60 aborts this process if a task is cancelled while its completion message is in flight.
             ended, _ = self._ray.wait([task.ref], timeout=_END_SECONDS)
             if not ended:
                 self._ray.cancel(task.ref, force=True)
 
     def close(self) -> None:
-        """Leave the cluster; what still runs there for this driver is ended."""
+        """Disconnect; Ray ends what still runs for this driver."""
         if self._closed.is_set():
             return
         self._closed.set()
-        # Whoever still waits for Ray when it is shut down crashes.
+        # A thread still waiting for Ray at shutdown would crash.
         with contextlib.suppress(Exception):
             self._post.put.remote("", {})
         self._sorter.join(_TAKE_SECONDS)
@@ -185,7 +185,7 @@ class Cluster:
         return [each for each in self._ray.nodes() if each["Alive"]]
 
     def _over(self, key: str, future: Any) -> None:
-        """Write a letter for a task that ended without one; it comes after those that it wrote itself."""
+        """Post a message for a task that ended without one; it arrives after the task's own."""
         error = future.exception()
         if error is not None and not self._closed.is_set():
             with contextlib.suppress(Exception):
@@ -216,10 +216,10 @@ class Cluster:
 
 
 def _measure(post: Any, key: str, *args: Any) -> None:
-    """Measure, and write letters to the driver of what happens; the last has arrived when this ends."""
+    """Measure, and post events to the driver; the last has arrived when this returns."""
     import ray
 
-    # Whoever started this node may have it ignore Ctrl-C, as a script's background jobs do; a task is interrupted by it.
+    # The node may have been started with Ctrl-C ignored, as background jobs of scripts are; tasks are interrupted by it.
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     here = ray.get_runtime_context().get_node_id()
@@ -238,7 +238,7 @@ def _measure(post: Any, key: str, *args: Any) -> None:
 def _node(told_by_ray: Mapping[str, Any], told: Mapping[str, Any]) -> Node:
     resources = dict(told_by_ray["Resources"])
     facts = dict(told["facts"])
-    # Ray finds GPUs without torch, and tells their type by the name of a resource.
+    # Ray detects GPUs without torch, and reports their type as a resource name.
     gpus = resources.get("GPU", 0)
     if gpus:
         types = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
@@ -251,16 +251,16 @@ def _node(told_by_ray: Mapping[str, Any], told: Mapping[str, Any]) -> Node:
 
 
 def _see_that_somebody_answers(address: str) -> None:
-    """Connect to where a cluster should be: Ray itself would try for a quarter of an hour where nobody is.
+    """Check that the address accepts connections: Ray itself would retry for a quarter of an hour.
 
     Raises:
-        ConnectionError: nobody answers there.
+        ConnectionError: nobody answers.
     """
     from ray._private.services import canonicalize_bootstrap_address
 
     client = address.startswith("ray://")
     where = address.removeprefix("ray://") if client else canonicalize_bootstrap_address(address)
-    if where is None:  # one that is started, or looked for, here
+    if where is None:  # started or discovered locally
         return
     host, _, port = where.rpartition(":")
     try:
@@ -270,7 +270,7 @@ def _see_that_somebody_answers(address: str) -> None:
 
 
 def _why_unconnected(error: BaseException) -> str:
-    """Return what Ray says when it cannot be connected to, and the remedy."""
+    """Return Ray's connection error with the remedy."""
     said = cut(in_words(error).rstrip("."), _MOST_SAID)
     if "version mismatch" in said.lower():
         return f"{said}: use the same Ray and Python on all machines"
@@ -281,7 +281,7 @@ def _why_unconnected(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return what an error of Ray's says, without its remote traceback."""
+    """Return the message of a Ray error without the remote traceback."""
     cause = getattr(error, "cause", None)
     lines = [line for line in str(cause or error).strip().splitlines() if line.strip()]
     return " ".join((lines[0] if lines else type(cause or error).__name__).split()).rstrip(".")

@@ -1,4 +1,4 @@
-"""Measures on the nodes of a Ray cluster that are of one kind, each group on a node of its own, several at once."""
+"""Measure on the nodes of one kind in a Ray cluster, each group on its own node, several at once."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 from llmtrack.errors import LlmtrackError
 from llmtrack.host.words import clock_text, plural
-from llmtrack.run.executors.crew import Crew
 from llmtrack.run.executors.inline import BESIDE, INTERRUPTED
+from llmtrack.run.executors.parallel_workers import ParallelWorkers
 from llmtrack.run.executors.partial_results import PartialResults
 from llmtrack.run.executors.patience import LOADING, STARTING, Patience
 from llmtrack.run.executors.ray import node
@@ -29,10 +29,10 @@ from llmtrack.spec.serialization import to_json
 from llmtrack.tracking.environment import environment_id
 
 RETRIES = 2
-"""How often in a row a group is tried again that was lost with its node before a further one of its scenarios had ended."""
+"""Consecutive retries of a group lost with its node without progress in between."""
 
 SILENT_SECONDS = 300.0
-"""After so long without a letter a task is given up: it writes every few seconds, however long a measurement takes."""
+"""Timeout of a silent task; tasks send a heartbeat every few seconds."""
 
 WAITING = "waiting for a free node"
 
@@ -43,24 +43,23 @@ Told = TypeVar("Told", bound=Measurement | Failure | Begun)
 
 
 class Stopped(BaseException):
-    """The executor was told to stop while it measured."""
+    """The executor was stopped while measuring."""
 
 
 class RayExecutor:
-    """Measures each group as a task on a node of a kind; any thread may call `run`.
+    """Measures each group as a task on a node of one kind; `run` is thread-safe.
 
-    On the node a process executor does the work, with its isolation and limits of time. A group whose node or task is
-    lost goes on with what is unfinished on another node.
+    On the node, a process executor does the work, with its isolation and timeouts. If a node or task is lost, the
+    unfinished rest of its group continues on another node.
 
     Args:
-        cluster: where.
-        kind: on which of its nodes.
-        patience: how long a worker may tell nothing.
+        kind: the nodes to use.
+        patience: timeouts of a silent worker.
         alone: whether a measurement has its node to itself.
     """
 
     at_once = 64
-    """So many groups are handed to Ray at a time, which measures as many as there are free nodes."""
+    """Groups submitted to Ray at a time; it runs as many as there are free nodes."""
 
     def __init__(self, cluster: Cluster, kind: Kind, patience: Patience, alone: bool) -> None:
         self.kind = kind
@@ -74,29 +73,29 @@ class RayExecutor:
         self._stopping = threading.Event()
         self._running: dict[str, RayTask] = {}
         self._lock = threading.Lock()
-        self._one_crew = threading.Lock()
+        self._workers_lock = threading.Lock()
 
     def begin(self) -> None:
-        """Have every node start a worker, and wait for none: its imports take seconds, in which the study is opened."""
+        """Start a worker on every node without waiting for its imports."""
         for each in self._by_id:
             self._cluster.call(node.describe, self.kind.needs, [each], self._patience, self._alone, self._facts)
 
     def machine(self) -> Mapping[str, str]:
-        """Return facts about the machine and the installation that measure, as a worker on a node of the kind sees them."""
+        """See `Executor.machine`."""
         if self._machine is None:
             self._machine = dict(self._ask(node.describe, self._facts))
         return self._machine
 
     def check(self, scenarios: Sequence[Scenario]) -> None:
-        """Refuse what no run can mend, before a study begins, as a worker on a node sees it."""
+        """See `Executor.check`."""
         self._ask(node.check, [to_json(scenario) for scenario in scenarios], self._parcels(scenarios))
 
     def identify(self, scenario: Scenario) -> Mapping[str, str]:
-        """Return the tags that a run of a scenario would have of its model, as a worker on a node finds them."""
+        """See `Executor.identify`."""
         return dict(self._ask(node.identify, to_json(scenario), self._parcels([scenario])))
 
     def run(self, scenarios: Sequence[Scenario], emit: Emit) -> None:
-        """Measure scenarios of one variant on a node that is free.
+        """Measure scenarios of one variant on a free node.
 
         Raises:
             Stopped: `stop` was called; what was measured is emitted.
@@ -113,19 +112,19 @@ class RayExecutor:
             raise
 
     @contextmanager
-    def crew(self, workers: int | None) -> Iterator[Crew]:
-        """Open a crew: each worker is a task of Ray's, and what is lost with its node goes on elsewhere, as in `run`.
+    def start_workers(self, workers: int | None) -> Iterator[ParallelWorkers]:
+        """Start parallel workers as Ray tasks; work lost with a node continues elsewhere, as in `run`.
 
         Args:
-            workers: how many; None: as many as there is room for at once.
+            workers: how many; None for as many as fit.
         """
-        # Two at once would have half of the nodes each, and neither would know.
-        with self._one_crew:
+        # Two at once would share the nodes without knowing of each other.
+        with self._workers_lock:
             room = max(1, room_on(self.kind, self._cluster.alive()))
-            yield Crew((self.run,) * min(workers or room, room), self.stop, all_at_once=True)
+            yield ParallelWorkers((self.run,) * min(workers or room, room), self.stop, all_at_once=True)
 
     def stop(self) -> None:
-        """Have all that is measured end soon; what is there already, and can be taken up again later, is kept."""
+        """Request cancellation; keep partial results that can be resumed."""
         with self._lock:
             self._stopping.set()
             running = list(self._running.values())
@@ -133,17 +132,17 @@ class RayExecutor:
             self._cluster.interrupt(task)
 
     def close(self) -> None:
-        """Leave the cluster."""
+        """Disconnect."""
         self._cluster.close()
 
     @property
     def _facts(self) -> dict[str, str]:
-        """What only the cluster knows of nodes of this kind."""
+        """Facts about this kind of node that only the cluster knows."""
         label = self.kind.nodes[0].facts.get("node_kind")
         return {"node_kind": label} if label else {}
 
     def _parcels(self, scenarios: Sequence[Scenario]) -> list[Parcel]:
-        """Return the files of this machine that scenarios name; each is sent once, however many nodes want it."""
+        """Return the local files that scenarios name; each is sent once for all nodes."""
         files = named_files(scenarios)
         for written, path in files.items():
             if written not in self._sent:
@@ -151,10 +150,10 @@ class RayExecutor:
         return [self._sent[written] for written in files]
 
     def _ask(self, function: Any, *args: Any) -> Any:
-        """Return what a function returns on some node of the kind; of one that is lost meanwhile, another is asked.
+        """Call a function on some node of the kind; retry on another if it is lost.
 
         Raises:
-            LlmtrackError: what the function raised, or why nobody answers.
+            LlmtrackError: raised by the function, or why no node answers.
         """
         lost: LostAnswerError | None = None
         for _ in range(1 + RETRIES):
@@ -167,7 +166,7 @@ class RayExecutor:
         raise LlmtrackError(f"no node of {self.kind.name} answers: {lost}") from lost
 
     def _attempt(self, group: _Group) -> None:
-        """Have a node measure what is waiting, and take off what has ended, until it is done.
+        """Measure the waiting scenarios on a node, removing finished ones, until all are done.
 
         Raises:
             _LostError: the node or the task is lost.
@@ -187,7 +186,7 @@ class RayExecutor:
             self._cluster.end(task)
 
     def _nodes(self, group: _Group) -> list[str]:
-        """Return the nodes of the kind that live: the one with the group's checkpoints, or those that it was not lost on, if any."""
+        """Return the live nodes to use: the one with the group's checkpoints, or preferably those it was not lost on."""
         alive = self._living()
         if not alive:
             raise _LostError(f"no node of its kind ({self.kind.name}) is left", final=True)
@@ -203,7 +202,7 @@ class RayExecutor:
         return [each for each in alive if each != group.lost_on] or alive
 
     def _fetch(self, node_id: str, path: str) -> Parcel:
-        """Return what a worker wrote under a path on a node.
+        """Fetch a worker's output from a node.
 
         Raises:
             LlmtrackError: the node or the file is gone.
@@ -212,7 +211,7 @@ class RayExecutor:
         return parcel
 
     def _living(self) -> list[str]:
-        """Return the nodes of the kind that live."""
+        """Return the live nodes of the kind."""
         alive = self._cluster.alive()
         return [each for each in self._by_id if each in alive]
 
@@ -234,7 +233,7 @@ class RayExecutor:
                 letter = task.letters.get(timeout=_LOOK_SECONDS)
             except queue.Empty:
                 if heard and time.monotonic() - heard > SILENT_SECONDS:
-                    raise _LostError(f"its task told nothing for {clock_text(SILENT_SECONDS)}") from None
+                    raise _LostError(f"its task was silent for {clock_text(SILENT_SECONDS)}") from None
                 if not heard and not self._cluster.alive().intersection(nodes):
                     raise _LostError("the nodes that it waited for are gone") from None
                 if not heard:
@@ -248,7 +247,7 @@ class RayExecutor:
                 raise Stopped
 
     def _end_in_order(self, task: RayTask, group: _Group) -> None:
-        """Interrupt a task, and pass on what it tells until it has ended."""
+        """Interrupt a task, and forward its remaining events."""
         self._cluster.interrupt(task)
         until = time.monotonic() + self._patience.ending
         with contextlib.suppress(queue.Empty, _LostError, LlmtrackError):
@@ -257,13 +256,13 @@ class RayExecutor:
 
 
 class _Group:
-    """What is still to be measured of a group, and what became of its attempts.
+    """The unfinished scenarios of a group, and the history of its attempts.
 
     Args:
         scenarios: of one variant.
-        emit: is told what happens.
-        nodes: by their ids.
-        fetch: returns what is on a node, by its id, under a path.
+        emit: receives the events.
+        nodes: by id.
+        fetch: fetch a path from a node, by the node's id.
     """
 
     def __init__(
@@ -288,23 +287,23 @@ class _Group:
         self._at = Progress("", STARTING)
 
     def begin(self) -> list[Any]:
-        """Return what an attempt is to measure."""
+        """Start an attempt; return its scenarios as JSON."""
         self._begun_at, self._node, self._tags = time.time(), "", {}
         self._at = Progress(next(iter(self.waiting)), STARTING)
         return [to_json(scenario) for scenario in self.waiting.values()]
 
     def wait(self) -> None:
-        """Say once that no node is free."""
+        """Report once that no node is free."""
         if self._at.step != WAITING:
             self._at = Progress(self._at.scenario, WAITING)
             self._emit(self._at)
 
     def take(self, letter: Mapping[str, Any]) -> bool:
-        """Take a letter; return whether all is measured.
+        """Handle a message; return whether all is measured.
 
         Raises:
-            _LostError: it says that the task is lost.
-            LlmtrackError: it says that the cluster is.
+            _LostError: the task is lost.
+            LlmtrackError: the cluster is lost.
         """
         if "gone" in letter:
             raise LlmtrackError(f"the Ray cluster is lost: {letter['gone']}")
@@ -322,11 +321,11 @@ class _Group:
         if "event" in letter:
             self._tell(letter["event"])
         if "ended" in letter and self.waiting:
-            raise _LostError("its task ended without telling of all of it")
+            raise _LostError("its task ended without reporting all outcomes")
         return "ended" in letter
 
     def lose(self, loss: _LostError) -> None:
-        """Take off what is lost for good with an attempt, if anything is; the rest is tried again."""
+        """Handle a lost attempt: fail what has no retries left; the rest is retried."""
         self._losses.append(f"{loss} on {self._where()}" if self._node else str(loss))
         self.lost_on = self._node
         if not loss.final and len(self._losses) <= RETRIES:
@@ -335,7 +334,7 @@ class _Group:
         reason = "; ".join(dict.fromkeys(self._losses))
         if len(self._losses) > 1:
             reason = f"lost {plural(len(self._losses), 'time')} in a row: {reason}"
-        # What is lost while a model is loaded would be lost again with each of its scenarios.
+        # A loss while loading would repeat for each scenario.
         one = self._at.scenario if self._at.scenario in self.waiting else next(iter(self.waiting))
         begun = self._node and not self._at.step.startswith((STARTING, LOADING, WAITING))
         for name in [one] if begun else list(self.waiting):
@@ -371,7 +370,7 @@ class _Group:
         return found.name if found else self._node
 
     def _placed(self, told: Told) -> Told:
-        """Return what was told of a scenario as it was asked here, with where it was measured."""
+        """Restore the requested scenario and add the tags of the measuring node."""
         return replace(told, scenario=self._asked[told.scenario.name], tags={**told.tags, **self._tags})
 
 
@@ -379,7 +378,7 @@ class _LostError(Exception):
     """An attempt is lost.
 
     Attributes:
-        final: whether another one would end alike.
+        final: whether a retry would fail, too.
     """
 
     def __init__(self, reason: str, final: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Files that scenarios name, on their way to a node: in a folder that it shares, or sent where they are small."""
+"""Transfer files named by scenarios to a node: through a shared folder, or sent if small."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from llmtrack.spec.scenario import Scenario
 from llmtrack.spec.task import Task, TrainTask
 
 MOST_SENT_MIB = 512
-"""Larger models reach nodes by a shared folder or the hub: what is sent passes through the memory of both sides."""
+"""Larger models need a shared folder or the hub, because a transfer passes through the memory of both sides."""
 
 HOME = "on-node.txt"
-"""Beside where checkpoints would be: the node that they are on."""
+"""File that names the node with the checkpoints, in the folder where they would be."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Parcel:
     """A file or folder that a scenario names, or that a worker wrote.
 
     Attributes:
-        written: how it is named.
-        path: where it is for whoever sends it.
-        digest: of all it holds.
+        written: its name in the scenario.
+        path: path at the sender.
+        digest: of its content.
         size: bytes.
-        content: what `packed` returned, or Ray's reference to it, or None where it is too big to be sent.
+        content: result of `packed`, or Ray's reference to it, or None if too big to send.
     """
 
     written: str
@@ -46,7 +46,7 @@ class Parcel:
 
 
 def named_files(scenarios: Sequence[Scenario]) -> dict[str, Path]:
-    """Return the models and texts of scenarios that are files here, by how they are written."""
+    """Return the models and texts of scenarios that are local files, by their names in the scenarios."""
     found: dict[str, Path] = {}
     for scenario in scenarios:
         for variant in scenario.variants:
@@ -59,7 +59,7 @@ def named_files(scenarios: Sequence[Scenario]) -> dict[str, Path]:
 
 
 def digest_of(path: Path) -> str:
-    """Return a digest of a file, or of the names and contents of all files in a folder."""
+    """Return the digest of a file, or of the names and contents of all files in a folder."""
     if path.is_file():
         return file_digest(path)
     found = hashlib.sha256()
@@ -69,34 +69,33 @@ def digest_of(path: Path) -> str:
 
 
 def parcel_of(written: str, path: Path, send: Callable[[Any], Any]) -> Parcel:
-    """Return a file or folder as a parcel; what is small enough is handed to `send`."""
+    """Pack a file or folder; pass it to `send` if it is small enough."""
     size = sum(each.stat().st_size for each in _files(path))
     content = send(packed(path)) if size <= MOST_SENT_MIB * MIB else None
     return Parcel(written, str(path), digest_of(path), size, content)
 
 
 def packed(path: Path) -> dict[str, bytes]:
-    """Return the contents of a file or folder by their names within its parent."""
+    """Return the contents of a file or folder by path relative to its parent."""
     return {each.relative_to(path.parent).as_posix(): each.read_bytes() for each in _files(path)}
 
 
 def awaited(reference: Any, seconds: float | None = None) -> Any:
-    """Return what Ray's reference stands for, as a task that keeps its node meanwhile.
+    """Get the object behind a Ray reference without releasing the task's resources.
 
-    Ray takes a task that waits in `ray.get` for one that needs no CPUs, and begins the next one on its node.
+    While a task waits in `ray.get`, Ray would start the next one on its node.
     """
     return reference.future().result(seconds)
 
 
 def arrive(parcel: Parcel, fetch: Callable[[Any], Mapping[str, bytes]] = awaited) -> str:
-    """Return where a parcel is on this node: under its own path if it is the same there, else where it was sent to.
+    """Return the path of a parcel on this node: the same path if its content is the same, else a received copy.
 
     Args:
-        parcel: what a scenario names.
-        fetch: returns what was sent, by the parcel's content.
+        fetch: get the sent content.
 
     Raises:
-        LlmtrackError: it is not here and too big to be sent, or what arrived is not what was sent.
+        LlmtrackError: it is neither here nor small enough to send, or it changed in transit.
     """
     path = Path(parcel.path)
     if path.exists() and digest_of(path) == parcel.digest:
@@ -120,7 +119,7 @@ def arrive(parcel: Parcel, fetch: Callable[[Any], Mapping[str, bytes]] = awaited
 
 
 def renamed(data: Any, names: Mapping[str, str]) -> Any:
-    """Return JSON-ready data with other names of files, where one stands alone or in a comma list."""
+    """Replace file names in JSON-ready data, alone or in a comma-separated list."""
     if isinstance(data, dict):
         return {key: renamed(value, names) for key, value in data.items()}
     if isinstance(data, list):
@@ -131,7 +130,7 @@ def renamed(data: Any, names: Mapping[str, str]) -> Any:
 
 
 def named_back(data: Any, names: Mapping[str, str]) -> Any:
-    """Return JSON-ready data of an event with the names as they were written, but where it says where files are."""
+    """Restore the original names in an event's JSON, except where it reports locations."""
     if isinstance(data, dict):
         kept = ("files", "model_folder")
         return {key: value if key in kept else named_back(value, names) for key, value in data.items()}
@@ -144,12 +143,11 @@ def named_back(data: Any, names: Mapping[str, str]) -> Any:
 
 
 def brought(done: Measurement, node: str, fetch: Callable[[str], Parcel]) -> Measurement:
-    """Return a measurement whose files are on this machine; of those that cannot be brought here, a warning says where they are.
+    """Return a measurement with its files fetched to this machine; warn about those that cannot be.
 
     Args:
-        done: what a worker measured; it names files by their paths on its node.
-        node: the node.
-        fetch: returns what is under a path there, as a parcel that holds its content.
+        done: names files by their paths on the node.
+        fetch: fetch a path from the node, with content.
     """
     left: list[str] = []
 
@@ -171,15 +169,15 @@ def brought(done: Measurement, node: str, fetch: Callable[[str], Parcel]) -> Mea
 
 
 def note_home(task: Task, node: Node) -> None:
-    """Keep on this machine which node a training writes its checkpoints on, so that it is taken up again there."""
+    """Record locally which node holds the checkpoints of a training, to resume it there."""
     if isinstance(task, TrainTask):
-        with suppress(OSError):  # Then the training begins anew elsewhere.
+        with suppress(OSError):  # Then the training restarts elsewhere.
             Path(task.output).mkdir(parents=True, exist_ok=True)
             (Path(task.output) / HOME).write_text(node.place, encoding="utf-8")
 
 
 def home_of(task: Task) -> str:
-    """Return on which node a training's checkpoints are, as `note_home` kept it; empty: here, or there are none."""
+    """Return the node recorded by `note_home`; empty if the checkpoints are local or there are none."""
     if not isinstance(task, TrainTask):
         return ""
     folder = Path(task.output)

@@ -1,4 +1,4 @@
-"""Which nodes of a cluster may measure, told apart by their hardware (pure functions)."""
+"""Group the nodes of a cluster by hardware (pure functions)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from llmtrack.errors import UsageError
 from llmtrack.host.words import plural
 
 WHOLE_NODE = "node"
-"""What a measurement has to itself unless it is told otherwise."""
+"""Default resources of a measurement: a whole node."""
 
 KIND_LABEL = "llmtrack-kind"
-"""Label by which whoever starts a node tells apart what no fact does: cooling, memory channels, a power cap."""
+"""Node label for differences that no fact shows: cooling, memory channels, a power cap."""
 
 HARDWARE = (
     "machine",
@@ -25,20 +25,20 @@ HARDWARE = (
     "gpus",
     "node_kind",
 )
-"""Facts of a node that make it another kind of machine."""
+"""Facts that distinguish kinds of nodes."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of a cluster that could be asked what it is.
+    """A cluster node and its description.
 
     Attributes:
-        id: Ray's.
-        name: its host name, address and the beginning of its id.
-        resources: what Ray may give away of it, such as `CPU` and `GPU`.
-        facts: about its hardware; `HARDWARE` names those that make kinds.
-        versions: of what must be the same everywhere.
-        place: its host name and address, which it keeps when it is started anew.
+        id: Ray's node id.
+        name: host name, address and the first digits of the id.
+        resources: Ray resources, such as `CPU` and `GPU`.
+        facts: hardware facts; `HARDWARE` lists those that distinguish kinds.
+        versions: versions that must agree everywhere.
+        place: host name and address, unchanged by a restart.
     """
 
     id: str
@@ -51,12 +51,11 @@ class Node:
 
 @dataclass(frozen=True)
 class Kind:
-    """Nodes that are equally fast as far as facts tell.
+    """Nodes that are equally fast according to their facts.
 
     Attributes:
-        name: what tells it from other kinds, for a person.
-        nodes: its nodes.
-        needs: what a measurement takes of one, by the names of Ray's resources.
+        name: what distinguishes it from other kinds.
+        needs: Ray resources of a measurement.
     """
 
     name: str
@@ -65,10 +64,10 @@ class Kind:
 
 
 def read_resources(text: str) -> dict[str, float] | None:
-    """Return what a measurement takes of a node, such as `CPU=4,GPU=1`; None for all of it.
+    """Parse the resources of a measurement, such as `CPU=4,GPU=1`; None for a whole node.
 
     Raises:
-        UsageError: the text is neither.
+        UsageError: the text is invalid.
     """
     if text.strip() == WHOLE_NODE:
         return None
@@ -88,9 +87,9 @@ def read_resources(text: str) -> dict[str, float] | None:
 
 
 def needs_of(node: Node, asked: Mapping[str, float] | None) -> dict[str, float] | None:
-    """Return what a measurement takes of a node, or None where the node does not have it.
+    """Return the resources of a measurement on a node, or None if the node lacks them.
 
-    A whole node is all its CPUs and GPUs: then nothing else that asks Ray for any of them runs beside it.
+    A whole node means all its CPUs and GPUs, so that nothing else that requests any from Ray runs beside it.
     """
     if asked is None:
         return {name: node.resources[name] for name in ("CPU", "GPU") if node.resources.get(name)} or None
@@ -98,14 +97,13 @@ def needs_of(node: Node, asked: Mapping[str, float] | None) -> dict[str, float] 
 
 
 def kinds_of(nodes: Sequence[Node], asked: Mapping[str, float] | None) -> tuple[Kind, ...]:
-    """Return the nodes that can measure, those of a kind together; the kind with the most nodes first.
+    """Group the usable nodes by kind; the largest group comes first.
 
     Args:
-        nodes: those of a cluster.
-        asked: what a measurement takes; None: all of a node.
+        asked: resources of a measurement; None for a whole node.
 
     Raises:
-        UsageError: none of them can.
+        UsageError: no node is usable.
     """
     groups: dict[tuple[object, ...], list[Node]] = {}
     for node in sorted(nodes, key=lambda each: each.name):
@@ -136,7 +134,7 @@ def _title(node: Node) -> str:
 
 
 def room_on(kind: Kind, alive: Collection[str]) -> int:
-    """Return how many measurements at once there is room for on the nodes of a kind that live, by what Ray may give away."""
+    """Return how many measurements fit at once on the live nodes of a kind."""
     return sum(
         min((int(node.resources.get(name, need) / need) for name, need in kind.needs.items()), default=1)
         for node in kind.nodes
@@ -145,10 +143,9 @@ def room_on(kind: Kind, alive: Collection[str]) -> int:
 
 
 def split_by_version(nodes: Sequence[Node], own: Mapping[str, str]) -> tuple[list[Node], list[str]]:
-    """Return the nodes that run the same versions as the driver, and a line for each that does not.
+    """Return the nodes with the driver's versions, and a line for each other node.
 
     Args:
-        nodes: those of a cluster.
         own: the driver's versions.
     """
     fit, lines = [], []

@@ -1,4 +1,4 @@
-"""What is done on a node of a cluster, each function as a task of Ray's: the work is that of the process executor."""
+"""Ray task functions that run on a node; the work is done by a process executor."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from llmtrack.version import FOLDER, __version__
 from llmtrack.worker.outcomes import failure_of
 
 BEAT_SECONDS = 10.0
-"""How often a task says that it is there while it measures."""
+"""Heartbeat interval of a task."""
 
 Tell = Callable[[dict[str, Any]], None]
 
-# A worker that has answered questions and holds no model, and the environment that it was started in: what is asked or
-# measured next by this process of Ray's need not start another one. Which GPUs a task has is told by the environment.
+# An idle worker without a model, kept for the next task of this Ray process, and its environment, which determines the
+# visible GPUs.
 _idle: tuple[ProcessExecutor, dict[str, str]] | None = None
 
 
 def probe() -> dict[str, Any]:
-    """Return what tells a node from others, without starting a worker or importing torch."""
+    """Describe the node without starting a worker or importing torch."""
     return {"hostname": socket.gethostname(), "facts": dict(machine_facts()), "versions": versions()}
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that driver and workers must have in common."""
+    """Return the versions that driver and workers must share."""
     return {
         "python": ".".join(platform.python_version_tuple()[:2]),
         "llmtrack": f"{__version__} ({_code()})",
@@ -53,33 +53,33 @@ def versions() -> dict[str, str]:
 
 
 def describe(patience: Patience, alone: bool, facts: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts of the environment that a worker on this node measures in.
+    """Return the facts of the environment in which a worker on this node measures.
 
     Args:
-        patience: how long a worker may tell nothing.
-        alone: whether the node is the measurement's alone.
-        facts: what only the cluster knows of the node.
+        patience: timeouts of a silent worker.
+        alone: whether a measurement has the node to itself.
+        facts: facts that only the cluster knows.
     """
     with _worker(patience, alone) as executor:
         return _environment(executor, facts)
 
 
 def check(patience: Patience, alone: bool, scenarios: Sequence[Any], parcels: Sequence[Parcel]) -> None:
-    """Refuse what no run can mend, as a worker on this node sees it; see `Executor.check`."""
+    """Check scenarios in a worker on this node; see `Executor.check`."""
     here = {each.written: arrive(each) for each in parcels}
     with _worker(patience, alone) as executor:
         executor.check([from_json(renamed(each, here), Scenario) for each in scenarios])
 
 
 def identify(patience: Patience, alone: bool, scenario: Any, parcels: Sequence[Parcel]) -> dict[str, str]:
-    """Return the tags that a run of a scenario would have of its model, as a worker on this node finds them."""
+    """Identify the model in a worker on this node; see `Executor.identify`."""
     here = {each.written: arrive(each) for each in parcels}
     with _worker(patience, alone) as executor:
         return dict(executor.identify(from_json(renamed(scenario, here), Scenario)))
 
 
 def fetch(path: str) -> Parcel:
-    """Return a file or folder that a worker wrote on this node, with its content."""
+    """Return a worker's output on this node, with content."""
     return parcel_of(path, Path(path), lambda content: content)
 
 
@@ -91,17 +91,17 @@ def measure(
     scenarios: Sequence[Any],
     parcels: Sequence[Parcel],
 ) -> None:
-    """Measure scenarios of one variant and tell where, each event as it happens, and that this is all.
+    """Measure scenarios of one variant; send the environment, each event, and a final message.
 
-    Interrupted, a worker that trains keeps what it has first, as when its parent is interrupted.
+    When interrupted, a training worker first saves its state.
 
     Args:
-        tell: passes a message to the driver.
-        patience: how long a worker may tell nothing.
-        alone: whether the node is the measurement's alone.
-        facts: what only the cluster knows of the node.
+        tell: send a message to the driver.
+        patience: timeouts of a silent worker.
+        alone: whether the measurement has the node to itself.
+        facts: facts that only the cluster knows.
         scenarios: as JSON.
-        parcels: the files that they name.
+        parcels: the files they name.
     """
     here: dict[str, str] = {}
 
@@ -130,10 +130,10 @@ def _environment(executor: ProcessExecutor, facts: Mapping[str, str]) -> dict[st
 
 @contextmanager
 def _worker(patience: Patience, alone: bool) -> Iterator[ProcessExecutor]:
-    """Take the idle worker if it was started for the same devices, or a new one; it is idle again at the end."""
+    """Use the idle worker if it was started for the same devices, else a new one; keep it idle at the end."""
     global _idle
-    # A machine alone is used as a worker outside of Ray would: with as many threads as torch takes by itself. Ray sets as
-    # many as the task has CPUs, which is right for a part of a machine.
+    # On a whole machine, let torch choose the number of threads as outside Ray. Ray sets it to the task's CPUs, which is
+    # right for a part of a machine.
     if alone and "OMP_NUM_THREADS" not in psutil.Process().environ():
         os.environ.pop("OMP_NUM_THREADS", None)
     here = dict(os.environ)
@@ -151,7 +151,7 @@ def _worker(patience: Patience, alone: bool) -> Iterator[ProcessExecutor]:
 
 @contextmanager
 def _beating(tell: Tell) -> Iterator[None]:
-    """Tell every few seconds that this task is there."""
+    """Send heartbeats."""
     over = threading.Event()
 
     def beat() -> None:
@@ -167,7 +167,7 @@ def _beating(tell: Tell) -> Iterator[None]:
 
 @cache
 def _code() -> str:
-    """Return a digest of llmtrack's own files: a checkout changes without another version."""
+    """Return a digest of llmtrack's own files, as a checkout changes without a new version."""
     root = FOLDER
     found = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Open a Ray cluster to measure on: an executor for each kind of its nodes that is asked for."""
+"""Open a Ray cluster: one executor per requested kind of node."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from llmtrack.tracking.spool import Notify, to_stderr
 def open_cluster(
     address: str, nodes: str, resources: str, patience: Patience, notify: Notify = to_stderr
 ) -> list[RayExecutor]:
-    """Return executors on a cluster, one for each kind of node that is to measure; closing one closes all.
+    """Return one executor per kind of node to measure on; closing one closes all.
 
     Args:
         address: see `Cluster`.
-        nodes: `same` (those of the commonest kind) or `each` (of every kind).
+        nodes: `same` (the most common kind) or `each` (every kind).
         resources: see `kinds.read_resources`.
-        patience: how long a worker may tell nothing.
-        notify: is told which nodes measure, and which do not and why.
+        patience: timeouts of a silent worker.
+        notify: receives lines about the nodes used, and those not used with the reason.
 
     Raises:
-        LlmtrackError: there is no cluster, or none of its nodes can measure.
+        LlmtrackError: there is no cluster, or no usable node.
     """
     asked = read_resources(resources)
     cluster = Cluster(address)
@@ -47,7 +47,7 @@ def open_cluster(
     except BaseException:
         cluster.close()
         raise
-    # Whoever takes no CPUs of Ray's has arranged otherwise that the machine is theirs alone, and takes all its threads.
+    # A measurement without Ray CPUs is assumed to have the machine to itself by other means, and uses all threads.
     alone = asked is None or "CPU" not in asked
     executors = [RayExecutor(cluster, kind, patience, alone) for kind in kinds]
     executors[0].begin()

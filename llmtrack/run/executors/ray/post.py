@@ -1,4 +1,4 @@
-"""Letters from the tasks on a cluster to the driver, in the order in which each was sent."""
+"""Deliver messages from tasks on a cluster to the driver, in sending order."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Letter = tuple[str, dict[str, Any]]
 
 
 class Post:
-    """Holds letters until the driver takes them; lives in an actor of Ray's near the driver.
+    """Queue of messages in a Ray actor near the driver.
 
-    Streams of results would do without it, but they end for the driver as soon as it cancels a task, and what an
-    interrupted worker still keeps and tells would be lost; nor does Ray Client have them.
+    Ray's result streams are not used: they end for the driver when it cancels a task, losing what an interrupted worker
+    still sends; and Ray Client lacks them.
     """
 
     def __init__(self) -> None:
@@ -22,12 +22,12 @@ class Post:
         self._there = asyncio.Event()
 
     async def put(self, key: str, message: dict[str, Any]) -> None:
-        """Take in a letter for whoever follows what the key names."""
+        """Append a message addressed to a key."""
         self._letters.append((key, message))
         self._there.set()
 
     async def take(self, seconds: float) -> list[Letter]:
-        """Hand out all letters, once there is one; none if none came for so many seconds."""
+        """Return all messages, waiting up to `seconds` for the first."""
         try:
             await asyncio.wait_for(self._there.wait(), seconds)
         except asyncio.TimeoutError:
@@ -38,31 +38,31 @@ class Post:
 
 
 class Boxes:
-    """Sorts letters, as they are taken, into a box for each key."""
+    """Sorts messages into a mailbox per key."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._boxes: dict[str, queue.SimpleQueue[dict[str, Any]]] = {}
 
     def open(self, key: str) -> queue.SimpleQueue[dict[str, Any]]:
-        """Return a new box."""
+        """Open a mailbox."""
         with self._lock:
             return self._boxes.setdefault(key, queue.SimpleQueue())
 
     def close(self, key: str) -> None:
-        """Drop a box: letters for it are thrown away from now on."""
+        """Close a mailbox; later messages for it are dropped."""
         with self._lock:
             self._boxes.pop(key, None)
 
     def sort(self, key: str, message: dict[str, Any]) -> None:
-        """Put a message into its box."""
+        """Deliver a message to its mailbox."""
         with self._lock:
             box = self._boxes.get(key)
         if box is not None:
             box.put(message)
 
     def tell_all(self, message: dict[str, Any]) -> None:
-        """Put a message into every box."""
+        """Deliver a message to every mailbox."""
         with self._lock:
             boxes = list(self._boxes.values())
         for box in boxes:
