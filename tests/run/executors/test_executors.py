@@ -348,7 +348,7 @@ def test_how_long_a_worker_may_be_silent():
 
 
 def test_a_hang_while_the_machine_is_described_is_said_in_a_line():
-    with pytest.raises(LlmtrackError, match=r"told nothing for 5:00 while it started.*llmtrack doctor"):
+    with pytest.raises(LlmtrackError, match=r"was silent for 5:00 while starting.*llmtrack doctor"):
         faked(FakeWorker(READY, TimeoutError)).machine()
 
 
