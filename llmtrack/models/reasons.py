@@ -199,11 +199,6 @@ _UNKNOWN_TO_A_TOOL = re.compile(
 """How tools stumble over a model that they do not know: over a version of their own packages, or a setting that they expect."""
 
 
-def unknown_to_tool(said: str) -> bool:
-    """Return whether what a converter said only means that it does not know the model."""
-    return bool(_UNKNOWN_TO_A_TOOL.search(said))
-
-
 def tool_failed(tool: str, architecture: str, said: str, instead: str) -> str:
     """Say in one line that a converter cannot convert a model, and what to use instead.
 
@@ -213,6 +208,6 @@ def tool_failed(tool: str, architecture: str, said: str, instead: str) -> str:
         said: what it said; left out where that only means that it does not know the model.
         instead: what to do, an imperative.
     """
-    if unknown_to_tool(said):
+    if _UNKNOWN_TO_A_TOOL.search(said):
         return f"{tool} does not know {architecture}: {instead}"
     return f"{tool} cannot convert this {architecture} model ({cut(said, 300)}): {instead}"

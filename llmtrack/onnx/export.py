@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from onnx import ModelProto
 
-from llmtrack.errors import ScenarioError, in_words
+from llmtrack.errors import ScenarioError, in_words, is_out_of_memory
 from llmtrack.measure.finite import NON_FINITE
 from llmtrack.models.load import LoadedModel, load_model
-from llmtrack.models.reasons import reason_of, unknown_to_tool
+from llmtrack.models.reasons import reason_of, tool_failed
 from llmtrack.onnx import graph
 from llmtrack.onnx.attention import Rotary, fuse_attention
 from llmtrack.onnx.lengths import Parity
@@ -94,12 +94,12 @@ def _export(loaded: LoadedModel, folder: Path) -> None:
     except (OSError, ScenarioError):
         raise
     except Exception as error:
-        said = in_words(error)
-        if unknown_to_tool(f"{type(error).__name__}: {said}"):
-            said = f"optimum's exporter does not know {loaded.model.config.get_text_config().model_type}"
+        if is_out_of_memory(error):
+            raise
+        architecture = loaded.model.config.get_text_config().model_type
+        said = f"{type(error).__name__}: {in_words(error)}"
         raise ScenarioError(
-            f"{type(loaded.model).__name__} cannot be exported to ONNX: {said[:300]} (use backend=torch)",
-            kind="unsupported",
+            tool_failed("optimum's exporter", architecture, said, "use backend=torch"), kind="unsupported"
         ) from error
 
 

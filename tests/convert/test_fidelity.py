@@ -185,7 +185,7 @@ def test_what_is_quantized_is_compared_in_float_first_where_a_window_is_within_r
 ):
     made = []
 
-    def converted(converter, source, arguments, label, check):
+    def converted(converter, source, arguments, label, bits, check):
         made.append((tuple(arguments), label, check.func))
         return windowed
 
