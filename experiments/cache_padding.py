@@ -29,7 +29,7 @@ class Config(EngineOptions, ManyTimingOptions, RunOptions):
     """What the experiment takes."""
 
     lengths: Annotated[tuple[int, ...], Option("Output lengths in tokens.", min=1)] = (8, 16, 32)
-    multiple: Annotated[int, Option("Pad one of the batches to a multiple of so many tokens.", min=2)] = 64
+    multiple: Annotated[int, Option("Pad one of the batches to a multiple of this many tokens.", min=2)] = 64
 
 
 def build(config: Config) -> Experiment:

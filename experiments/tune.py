@@ -70,13 +70,13 @@ class Config(JudgedText, ModelOptions, HereOptions):
 
     objective: Annotated[
         str,
-        Option("Metric to be best in.", choices=OBJECTIVES),
+        Option("Metric to optimize.", choices=OBJECTIVES),
     ] = "decode_tokens_per_sec"
     budget: Annotated[str, Option("Time for all of it, such as 90s, 10m or 1h.", min=1)] = "10m"
     max_perplexity_increase: Annotated[
         str | None, Option("Over PyTorch's in float32, such as 1%; none: any.", min=1)
     ] = "1%"
-    max_memory: Annotated[str | None, Option("Peak memory at most, such as 2GiB; none: any.", min=1)] = None
+    max_memory: Annotated[str | None, Option("Maximum peak memory, such as 2GiB; none: any.", min=1)] = None
     max_ttft: Annotated[float | None, Option("Milliseconds to the first token at most; none: any.", above=0)] = None
     prompt_tokens: Annotated[int, Option("Tokens of the prompt.", min=1)] = 128
     new_tokens: Annotated[int, Option("New tokens per row.", min=1)] = 32

@@ -1,4 +1,4 @@
-"""The `llmtrack` command: use a model, run experiments, look after their runs, examine the installation.
+"""The `llmtrack` command: use a model, run experiments, manage their runs, examine the installation.
 
 Only parses and prints; everything it does is an importable function. Imports nothing heavy at start.
 """
@@ -53,23 +53,23 @@ for each in COMMANDS:
     multiple=True,
     metavar="NAME=VALUE",
     callback=key_values,
-    help="What else the backend and the recipe take, such as threads=2; may be repeated.",
+    help="Option of the backend or the recipe, such as threads=2; may be repeated.",
 )
 @click.option(
     "--max-new-tokens",
     type=click.IntRange(1),
     default=GenerateTask.max_new_tokens,
     show_default=True,
-    help="New tokens at most.",
+    help="Maximum new tokens.",
 )
 @click.option("--no-cache", is_flag=True, help="Compute without the KV cache.")
-@click.option("--chat", is_flag=True, help="PROMPT is a message, put to the model by its chat template.")
+@click.option("--chat", is_flag=True, help="PROMPT is a message, formatted by the model's chat template.")
 @click.option(
     "--pad-to-multiple",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Pad to a multiple of so many tokens.",
+    help="Pad to a multiple of this many tokens.",
 )
 def generate(
     prompts: tuple[str, ...],
@@ -80,7 +80,7 @@ def generate(
     options: dict[str, str],
     **asked: Any,
 ) -> None:
-    """Say what a model goes on with after PROMPT, run the way that `tune` or `recommend` has named; several make one batch."""
+    """Continue each PROMPT with a model, run as `tune` or `recommend` suggested; several prompts make one batch."""
     if twice := sorted(options.keys() & asked.keys()):
         raise UsageError(f"--option {twice[0]}=... is an option of its own: use {flag_of(twice[0])}")
     from llmtrack.engines.registry import load_engine
@@ -89,7 +89,7 @@ def generate(
 
     quieten()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # What the engine warns of is said below.
+        warnings.simplefilter("ignore", UserWarning)  # The engine's warnings are printed below.
         engine = load_engine(**asked, **options)
     for warning in engine.info.warnings:
         print_text(f"warning: {warning}", err=True)
@@ -105,14 +105,14 @@ def generate(
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder to write the report's files to, too.",
+    help="Folder for a copy of the report's files.",
 )
 @tracking_uri_option
 def report(study: str, output: Path | None, tracking_uri: str | None) -> None:
-    """Make the report of a study or suite again from its tracked runs, and keep it with its run.
+    """Rebuild the report of a study or suite from its tracked runs, and store it with its run.
 
-    STUDY is its id, the id of its run, latest, latest:EXPERIMENT or alias:NAME. For where the report failed, or the server was away until
-    `llmtrack sync`. Exit code 1 if a part of it cannot be made.
+    STUDY is its id, the id of its run, latest, latest:EXPERIMENT or alias:NAME. Use it if the report failed, or if the
+    server was unreachable until `llmtrack sync`. Exit code 1 if a part of it fails.
     """
     from llmtrack.report.remake import remake_report
     from llmtrack.report.terminal import make_console
@@ -131,10 +131,10 @@ def report(study: str, output: Path | None, tracking_uri: str | None) -> None:
 @click.argument("selector")
 @tracking_uri_option
 def alias(name: str, selector: str, tracking_uri: str | None) -> None:
-    """Give a run the alias NAME, such as production; within its experiment, the run that had it loses it.
+    """Give a run the alias NAME, such as production; within its experiment, it moves from the run that had it.
 
-    SELECTOR names the run of a scenario, or of a study for all its scenarios: its id (or the first 8 characters), latest,
-    latest:EXPERIMENT, study:ID, each also with #SCENARIO. Elsewhere it is named alias:NAME.
+    SELECTOR names the run of a scenario, or of a study for all its scenarios: its id (or the first 8 characters),
+    latest, latest:EXPERIMENT, study:ID, each also with #SCENARIO. Other commands accept it as alias:NAME.
     """
     from llmtrack.decide.selectors import run_named
     from llmtrack.tracking.aliases import set_alias
@@ -153,7 +153,7 @@ def alias(name: str, selector: str, tracking_uri: str | None) -> None:
     multiple=True,
     callback=key_values,
     metavar="NAME=VALUE",
-    help="A parameter, as `mlflow run -P` takes it; docs/commands.md lists them.",
+    help="A parameter, as for `mlflow run -P`; docs/commands.md lists them.",
 )
 @click.pass_context
 def run(ctx: click.Context, experiment: str, parameters: dict[str, str]) -> None:
@@ -172,7 +172,7 @@ def run(ctx: click.Context, experiment: str, parameters: dict[str, str]) -> None
 @main.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def init(folder: Path) -> None:
-    """Write a folder that `mlflow run` takes: MLproject, conda.yaml and an example corpus."""
+    """Write a project folder for `mlflow run`: MLproject, conda.yaml and an example corpus."""
     from llmtrack.cli.new_project import write_project
 
     written = write_project(Path(os.path.expanduser(folder)))
@@ -182,10 +182,10 @@ def init(folder: Path) -> None:
 
 @main.command()
 @click.option("--format", "style", type=click.Choice(["table", "json"]), default="table", show_default=True)
-@click.option("--repair", is_flag=True, help="End, as killed, runs that killed processes of this machine left RUNNING.")
+@click.option("--repair", is_flag=True, help="End runs left RUNNING by killed processes of this machine.")
 @click.option("--tracking-uri", callback=optional, help="Store to repair.")
 def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
-    """Say what this machine and installation can do, what is missing, and how to get it."""
+    """Examine this machine and installation: what works, what is missing, and how to get it."""
     if repair:
         if style != "table":
             raise UsageError("--repair prints one line: leave --format out")
@@ -209,10 +209,10 @@ def doctor(style: str, repair: bool, tracking_uri: str | None) -> None:
 
 
 @main.command()
-@click.option("--tracking-uri", callback=optional, help="Send everything there instead of where it was meant to go.")
+@click.option("--tracking-uri", callback=optional, help="Send everything there instead of to the original store.")
 @click.option("--spool", type=click.Path(path_type=Path, file_okay=False), help="Folder of the kept records.")
 def sync(tracking_uri: str | None, spool: Path | None) -> None:
-    """Send measurements that were kept while the tracking server could not be reached."""
+    """Send measurements that were kept while the tracking server was unreachable."""
     from llmtrack.tracking.sync import sync as send
 
     result = send(spool, tracking_uri)

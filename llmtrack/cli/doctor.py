@@ -49,13 +49,13 @@ from llmtrack.spec.scenario import Variant
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """Result of one check.
 
     Attributes:
-        topic: what.
+        topic: what was checked.
         state: `ok`, `missing` (optional) or `broken` (experiments will not run).
-        text: what was found.
-        remedy: what to do about it; empty if nothing.
+        text: the finding.
+        remedy: what to do about it, or empty.
     """
 
     topic: str
@@ -65,7 +65,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Look at everything that llmtrack uses; never raises."""
+    """Check everything that llmtrack uses; never raises."""
     checks: list[Callable[[], Finding]] = [
         _python,
         _machine,
@@ -91,7 +91,7 @@ def examine() -> list[Finding]:
 
 
 def render_findings(findings: list[Finding], style: str = "table", width: int | None = None) -> str:
-    """Return findings as lines for a person, no longer than a width if there is one, or as JSON."""
+    """Format findings as lines, wrapped to a width if given, or as JSON."""
     if style == "json":
         return json.dumps([asdict(finding) for finding in findings], indent=1) + "\n"
     lines = []
@@ -175,7 +175,7 @@ def _tracking() -> Finding:
     try:
         uri = resolve_tracking_uri()
         path = sqlite_path(uri)
-        # A database that is not there yet is made by the first run.
+        # A missing database is created by the first run.
         if path is not None and not path.exists():
             check_reachable(uri)
         else:
@@ -218,7 +218,7 @@ def _onnx() -> Finding:
 
 
 def _runtime(backend: str) -> Callable[[], Finding]:
-    """Return what looks at a backend that converts models by a tool of its own, and at what that tool runs in."""
+    """Return the check of a backend with its own model converter, and of the converter's environment."""
 
     def check() -> Finding:
         if absent := missing_modules(backend):
@@ -276,12 +276,12 @@ def _packaged_model(name: str, model: PackagedModel) -> Callable[[], Finding]:
 
 
 def _extension(point: EntryPoint) -> Callable[[], Finding]:
-    """Return what looks at an entry point of another package; an engine is tried on a tiny model."""
+    """Return the check of a plug-in's entry point; an engine is tried on a tiny model."""
 
     def check() -> Finding:
         topic = title_of(point)
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # what a package prints is no finding
+            with contextlib.redirect_stdout(sys.stderr):  # keep a package's output out of the findings
                 return Finding(topic, "ok", _EXTENSIONS[point.group](point))
         except ExtensionError as error:
             return Finding(topic, "broken", in_words(error), "everything else works without it")

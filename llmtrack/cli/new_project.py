@@ -1,4 +1,4 @@
-"""Write a folder that `mlflow run` takes: the entry points of an installed llmtrack, and a text to score to begin with."""
+"""Write a project folder for `mlflow run`: the entry points of an installed llmtrack, and an example text to score."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmtrack.host.console import make_folder
 from llmtrack.host.packages import installed_version
 from llmtrack.version import FOLDER
 
-# In a wheel; a checkout is such a folder itself.
+# Part of a wheel; a checkout is such a folder itself.
 PROJECT = FOLDER / "project"
 CORPUS = "texts.jsonl"
 _TEXTS = (
@@ -20,13 +20,13 @@ _TEXTS = (
 
 
 def write_project(folder: Path) -> list[Path]:
-    """Write MLproject, conda.yaml and an example corpus, and return them.
+    """Write MLproject, conda.yaml and an example corpus; return their paths.
 
     Args:
-        folder: where to; made if it is not there.
+        folder: created if missing.
 
     Raises:
-        UsageError: llmtrack runs from a checkout, a file is there already, or the folder cannot be written.
+        UsageError: llmtrack runs from a checkout, a file exists already, or the folder cannot be written.
     """
     if not PROJECT.is_dir():
         root = FOLDER.parent
@@ -55,13 +55,13 @@ _HEAD = """# The experiments of llmtrack as entry points of MLflow. `none` stand
 
 
 def _without_comments(project: str) -> str:
-    """Return an MLproject without its first lines, which are for whoever works on llmtrack."""
+    """Remove the leading comment of an MLproject, which is for developers of llmtrack."""
     lines = project.splitlines(keepends=True)
     return "".join(lines[next(place for place, line in enumerate(lines) if not line.startswith("#")) :])
 
 
 def _with_llmtrack(conda: str) -> str:
-    """Return an environment with llmtrack itself, whose checkout the folder is not."""
+    """Add llmtrack itself to an environment, as the folder is not its checkout."""
     lines = [line for line in conda.splitlines() if not line.startswith("#") and "constraints.txt" not in line]
     release = installed_version("llmtrack")
     return "\n".join([*lines, f"      - llmtrack{f'=={release}' if release else ''}"]) + "\n"

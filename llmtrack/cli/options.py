@@ -1,4 +1,4 @@
-"""What the commands of `llmtrack` share: how a user's error ends, values that are read, and options of several commands."""
+"""Shared parts of the `llmtrack` commands: error handling, value parsers, and common options."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SELECTORS = "a run id (or its first 8 characters), study:ID, latest, latest:EXPE
 
 
 class Commands(click.Group):
-    """A group that shows a user's errors as one line, with exit code 2."""
+    """A group that prints user errors as one line, with exit code 2."""
 
     def main(self, *given: Any, **settings: Any) -> Any:
-        """Read the command line and run a command."""
+        """Parse the command line and run a command."""
         try:
             return super().main(*given, **settings)
         except OSError as error:
@@ -37,7 +37,7 @@ class Commands(click.Group):
             sys.exit(2)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line."""
+        """Parse the command line."""
         try:
             return super().parse_args(ctx, [readable(each) for each in args])
         except UsageError as error:
@@ -50,12 +50,12 @@ class Commands(click.Group):
 
         replace_unknown(sys.stdout)
         try:
-            # A signal that ended the process at once would leave temporary files.
+            # Ending immediately on a signal would leave temporary files.
             with signals_end():
                 try:
                     return super().invoke(ctx)
                 finally:
-                    # What is still buffered would fail when Python ends, where nobody can tell of it.
+                    # Flush now: an error at interpreter exit could not be handled.
                     if sys.stdout is not None:
                         sys.stdout.flush()
         except KeyboardInterrupt:
@@ -68,13 +68,13 @@ class Commands(click.Group):
             print_text(f"error: {on_one_line(str(error))}", err=True)
             ctx.exit(2)
         except BrokenPipeError:
-            # The reader of a pipe has seen enough, as `head` does; nothing must be written at exit either.
+            # The reader closed the pipe, as `head` does; nothing must be written at exit either.
             _forget_output()
             ctx.exit(0)
 
 
 def _forget_output() -> None:
-    """Let what is still buffered go nowhere, if it cannot be written."""
+    """Discard buffered output that cannot be written."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -83,12 +83,12 @@ def _forget_output() -> None:
 
 
 def optional(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Read `none` as not given: MLproject parameters cannot be empty."""
+    """Parse `none` as None, because MLproject parameters cannot be empty."""
     return None if value is None or value.strip().lower() in ("", NONE) else value
 
 
 def comma_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """Read names that are separated by commas."""
+    """Parse comma-separated names."""
     given = optional(ctx, param, value)
     return None if given is None else tuple(filter(None, (name.strip() for name in given.split(","))))
 
@@ -106,11 +106,11 @@ def key_values(ctx: click.Context, param: click.Parameter, values: tuple[str, ..
 
 
 def layout(*styles: str, sort: bool = False) -> Callable[[F], F]:
-    """Return what adds the options that say how a table is shown, which the command gets as `shown`."""
+    """Return a decorator that adds the table layout options, passed to the command as `shown`."""
     options = [
         click.option("--format", "style", type=click.Choice(styles or FORMATS), default="table", show_default=True),
-        click.option("--columns", callback=comma_list, help="Only these columns, separated by commas."),
-        click.option("--wide", is_flag=True, help="Every column, even where the terminal is too narrow."),
+        click.option("--columns", callback=comma_list, help="Only these columns, comma-separated."),
+        click.option("--wide", is_flag=True, help="Every column, even if the terminal is too narrow."),
     ]
     if sort:
         options.append(click.option("--sort", callback=optional, help="Column to sort by; -COLUMN from high to low."))
@@ -137,7 +137,7 @@ def layout(*styles: str, sort: bool = False) -> Callable[[F], F]:
 
 
 def tracking_uri_option(command: F) -> F:
-    """Add the option that names the store."""
+    """Add the option for the store."""
     return click.option(
         "--tracking-uri",
         callback=optional,
@@ -146,7 +146,7 @@ def tracking_uri_option(command: F) -> F:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file that the user named.
+    """Write a file named by the user.
 
     Raises:
         UsageError: it cannot be written.
@@ -159,7 +159,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def filters(command: F) -> F:
-    """Add the options that choose tracked runs."""
+    """Add the options that select tracked runs."""
     options = [
         click.option("--experiment", callback=optional, help="Name of an llmtrack or MLflow experiment."),
         click.option(

@@ -1,4 +1,4 @@
-"""The commands of `llmtrack` that put tracked runs side by side, list, check and choose among them.
+"""The `llmtrack` commands that list, compare, check and choose among tracked runs.
 
 Only parse and print; everything they do is an importable function. Imports nothing heavy at start.
 """
@@ -36,13 +36,13 @@ _across_environments = click.option(
     "--baseline",
     multiple=True,
     metavar="SELECTOR",
-    help=f"Tell differences from noise against this: {SELECTORS}.",
+    help=f"Compare with this, separating differences from noise: {SELECTORS}.",
 )
 @click.option(
     "--candidate",
     multiple=True,
     metavar="SELECTOR",
-    help="What is compared with --baseline; else the newest study, or --study.",
+    help="What to compare with --baseline; else the newest study, or --study.",
 )
 @click.option("--metric", multiple=True, help="Compare this metric with --baseline; else the headline ones.")
 @_across_environments
@@ -59,7 +59,7 @@ def compare(
     shown: Layout,
     **chosen: Any,
 ) -> None:
-    """Put tracked runs side by side in one table, or against a baseline with what is noise told.
+    """Show tracked runs side by side in one table, or compare them with a baseline.
 
     Under `mlflow run` the table is also logged to that run.
     """
@@ -113,8 +113,10 @@ def runs(kind: str, status: str | None, shown: Layout, **chosen: Any) -> None:
 
 
 @click.command()
-@click.option("--baseline", required=True, multiple=True, metavar="SELECTOR", help=f"What to measure by: {SELECTORS}.")
-@click.option("--candidate", required=True, multiple=True, metavar="SELECTOR", help="What is checked; like --baseline.")
+@click.option(
+    "--baseline", required=True, multiple=True, metavar="SELECTOR", help=f"Runs to compare with: {SELECTORS}."
+)
+@click.option("--candidate", required=True, multiple=True, metavar="SELECTOR", help="Runs to check; like --baseline.")
 @click.option(
     "--fail-if",
     required=True,
@@ -125,14 +127,14 @@ def runs(kind: str, status: str | None, shown: Layout, **chosen: Any) -> None:
 @click.option("--experiment", callback=optional, help="Only runs of this llmtrack or MLflow experiment.")
 @_across_environments
 @click.option("--strict", is_flag=True, help="Treat inconclusive results as failures.")
-@click.option("--allow-missing", is_flag=True, help="Accept that a side has no figure, or one that is not a number.")
+@click.option("--allow-missing", is_flag=True, help="Accept a missing or NaN value on one side.")
 @click.option(
     "--alpha",
     callback=lambda ctx, param, value: read_number("alpha", value, CHANCE),
     default="0.05",
     metavar="FLOAT",
     show_default=True,
-    help="Chance of a false alarm that is accepted, over all rules and scenarios together: more than 0 and less than 1.",
+    help="Accepted probability of a false alarm, over all rules and scenarios together: between 0 and 1, exclusive.",
 )
 @click.option("--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write JUnit XML to this file.")
 @layout()
@@ -152,7 +154,7 @@ def gate(
 ) -> None:
     """Check rules for CI: exit code 3 if a tracked run breaks one with significance, 2 if one cannot be checked.
 
-    Of each rule and scenario it says whether it is broken, kept, missing or inconclusive.
+    Each rule is reported as broken, kept, missing or inconclusive for each scenario.
     """
     from llmtrack.decide.gate import NOT_CHECKED
     from llmtrack.decide.gate import gate as check
@@ -177,7 +179,7 @@ def gate(
     if shown.style in ("csv", "json"):
         for note in result.notes:
             print_text(note, err=True)
-    # A gate that could not check everything is a mistake to mend, and said where mistakes are.
+    # An incomplete check is an error to fix, so it is printed to standard error.
     told, mistaken = gate_summary(result), result.exit_code == NOT_CHECKED
     print_text(f"error: {told}" if mistaken else told, err=mistaken or shown.style in ("csv", "json"))
     sys.exit(result.exit_code)
@@ -187,13 +189,13 @@ def gate(
 @filters
 @click.option("--speed", default="tokens_per_sec", show_default=True, help="Metric of speed.")
 @click.option("--quality", default="perplexity", show_default=True, help="Metric of quality.")
-@click.option("--memory/--no-memory", default=False, help="Let peak memory count too.")
+@click.option("--memory/--no-memory", default=False, help="Include peak memory.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Draw the front to this PNG.")
 @layout()
 def pareto(speed: str, quality: str, memory: bool, output: Path | None, shown: Layout, **chosen: Any) -> None:
-    """Say which scenarios no other one beats in speed and quality (and memory).
+    """Show the scenarios that no other one dominates in speed and quality (and memory).
 
-    Speed and quality may be of one run, or of two of the same model, backend, dtype and quantization.
+    Speed and quality may come from one run, or from two of the same model, backend, dtype and quantization.
     """
     from llmtrack.decide.verdicts import with_samples
     from llmtrack.report.pareto import show_pareto
@@ -206,14 +208,14 @@ def pareto(speed: str, quality: str, memory: bool, output: Path | None, shown: L
 
 @click.command()
 @filters
-@click.option("--max-perplexity-increase", callback=optional, help="Against the baseline's, such as 1%; else any.")
-@click.option("--max-memory", callback=optional, help="Peak memory at most, such as 2GiB; else any.")
-@click.option("--objective", default="tokens_per_sec", show_default=True, help="Metric to be best in.")
+@click.option("--max-perplexity-increase", callback=optional, help="Relative to the baseline, such as 1%; else any.")
+@click.option("--max-memory", callback=optional, help="Maximum peak memory, such as 2GiB; else any.")
+@click.option("--objective", default="tokens_per_sec", show_default=True, help="Metric to optimize.")
 @click.option(
     "--baseline",
     callback=optional,
     metavar="SCENARIO",
-    help="Whose perplexity counts; else the tracked baseline.",
+    help="Scenario with the reference perplexity; else the tracked baseline.",
 )
 @click.option("--format", "style", type=click.Choice(["table", "json", "markdown"]), default="table", show_default=True)
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), help="Draw the answer to this PNG.")
@@ -226,7 +228,7 @@ def recommend(
     picture: Path | None,
     **chosen: Any,
 ) -> None:
-    """Say in a sentence how to run the model under constraints, and what ruled the others out.
+    """Recommend in one sentence how to run the model under constraints, and say why the others are ruled out.
 
     Exit code 1 if nothing fits, or if the result is inconclusive: then it prints the command to measure more.
     """
@@ -270,7 +272,7 @@ def recommend(
 
 
 def _latest_unless_chosen(chosen: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return what chooses runs, and the newest study (or suite) where the user chose nothing."""
+    """Default to the newest study (or suite) if the user selected nothing."""
     if any(value for name, value in chosen.items() if name != "tracking_uri"):
         return chosen, None
     return {**chosen, "study": "latest"}, _latest(chosen["tracking_uri"])
@@ -283,7 +285,7 @@ def _latest(tracking_uri: str | None, experiment: str | None = None) -> str:
 
 
 def _tell_latest(study: str | None) -> None:
-    """Print which study an answer is about, after the answer: an error stays one line."""
+    """Print which study an answer refers to, after the answer, so that an error stays one line."""
     if study is not None:
         print_text(f"latest: {study} (--study chooses another)", err=True)
 

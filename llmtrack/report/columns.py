@@ -1,4 +1,4 @@
-"""Choose the columns of a table: those that a person names, or every param in which runs differ."""
+"""Choose the columns of a table: named by the user, or every param that differs between runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NAMES = ("experiment", "scenario", "rule", "metric")
 
 @dataclass(frozen=True)
 class Further:
-    """What is known of a table's rows beside what it shows.
+    """Further values of a table's rows.
 
     Attributes:
-        names: of the values.
-        values: of each row, by name; None where a row has none.
+        names: available values.
+        values: return a value of each row by name; None if a row lacks it.
     """
 
     names: Sequence[str]
@@ -29,20 +29,19 @@ class Further:
 
 
 def further(runs: Runs) -> Further:
-    """Return all that is known of runs."""
+    """Return all values of runs."""
     return Further(column_names(runs), lambda name: [run.get(name) for run in runs])
 
 
 def with_columns(table: Table, more: Further | None, names: Sequence[str]) -> Table:
-    """Return a table with the columns that a person named, between what each row is of and what is found of it.
+    """Insert the requested columns between the identity and result columns.
 
     Args:
-        table: what there is.
-        more: what else is known of its rows, shown whether or not rows differ in it.
-        names: keys of its columns, or names of that.
+        more: further values of the rows, shown even if all rows agree.
+        names: keys of the table's columns, or names of further values.
 
     Raises:
-        UsageError: there is no such column; the message names near ones.
+        UsageError: a column does not exist; the message suggests close matches.
     """
     check_columns(names, [*dict.fromkeys([*table.keys, *(more.names if more else ())])])
     first = [key for key in table.keys if key in _NAMES]
@@ -63,11 +62,11 @@ def _column(table: Table, more: Further | None, key: str) -> tuple[str, bool, li
 
 
 def with_differing_params(table: Table, runs: Runs, roles: Sequence[schema.Role] | None = None) -> Table:
-    """Return a table of runs with a column more for each other param, of some roles, in which finished runs differ."""
+    """Add a column for each other param, of the given roles, in which finished runs differ."""
     known = {column.key for column in condition_columns()}
     wanted = [name for name in runs.params if roles is None or schema.role(name) in roles]
     columns = [column_of_runs(name, runs) for name in wanted if name not in known]
-    # To have no value differs too; what failed, or is the same as another, has none for want of being measured.
+    # A missing value counts as different, except in failed or skipped runs, which were not measured.
     measured = runs.finished.where(lambda run: not run.is_same_as)
     differing = [each for each in columns if len({cell(run, each) for run in measured}) > 1]
     names = sum(key in _NAMES for key in table.keys)
@@ -87,7 +86,7 @@ def with_differing_params(table: Table, runs: Runs, roles: Sequence[schema.Role]
 
 
 def shared_conditions(runs: Runs) -> tuple[tuple[str, ...], tuple[Column, ...]]:
-    """Return what holds for all runs, such as `device: cpu`, and the columns of the conditions in which they differ."""
+    """Return the conditions shared by all runs, such as `device: cpu`, and the columns of those that differ."""
     shared, differing = list[str](), list[Column]()
     for column in condition_columns():
         values = {cell(run, column) for run in runs} - {DASH}
@@ -99,12 +98,12 @@ def shared_conditions(runs: Runs) -> tuple[tuple[str, ...], tuple[Column, ...]]:
 
 
 def column_of_runs(name: str, runs: Runs) -> Column:
-    """Return the column of a table that shows a value of runs."""
+    """Return the column for a value of runs."""
     return column_of(name, [run.get(name) for run in runs])
 
 
 def column_of(name: str, values: Sequence[Any]) -> Column:
-    """Return the column of a table that shows some values of a name."""
+    """Return the column for values of a name."""
     if known := known_column(name):
         return known
     there = [value for value in values if value is not None]
@@ -113,13 +112,13 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
 
 
 def _is_of_numbers(name: str) -> bool:
-    """Return whether what no run has would be a number."""
+    """Return whether a value that no run has would be numeric."""
     param = schema.PARAM_BY_NAME.get(name)
     return name in schema.METRIC_BY_NAME or (param is not None and param.kind in (int, float))
 
 
 def cell(run: Run, column: Column) -> str:
-    """Return what a table shows of a run in a column."""
+    """Return a run's cell in a column."""
     return column.cell(run.get(column.key))
 
 

@@ -1,4 +1,4 @@
-"""The compare step: choose tracked runs, lay them out side by side or against a baseline, and write or log the table."""
+"""The compare command: show tracked runs side by side or against a baseline, and write or log the table."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ from llmtrack.tracking.query import tracked_runs, why_empty
 if TYPE_CHECKING:
     import pandas as pd
 
-# Characters of what a pair differs in that stand beside its figures; more stands below the table, once.
+# Maximum characters of a pair's differences in a cell; longer ones go below the table.
 _MOST_IN_A_CELL = 60
-# Formats that are read on a page, which has no room for all: what a study itself shows, and what tells runs apart.
+# Page formats show only a study's own columns and those that distinguish runs.
 PAGES = ("markdown", "html", "latex")
 APART: tuple[schema.Role, ...] = ("configuration", "work", "convention")
 
@@ -62,7 +62,7 @@ def compare_runs(
     layout: Layout = AS_TABLE,
     **more: Any,
 ) -> None:
-    """Print tracked runs as one table; write it to a folder, and log it to the run that `mlflow run` opened.
+    """Print tracked runs as one table; optionally write it to a folder, and log it to the run opened by `mlflow run`.
 
     Args:
         experiment: name of an llmtrack or MLflow experiment.
@@ -70,14 +70,13 @@ def compare_runs(
         model: part of the model's name.
         search: a word, or an MLflow filter string.
         tracking_uri: the store.
-        every: every run, not only the newest of each scenario.
+        every: every run instead of the newest of each scenario.
         warnings: list the warnings of each run below the table.
         output: folder for table.csv, table.md and table.png.
-        layout: how the table is shown.
         more: further filters of `llmtrack.runs`.
 
     Raises:
-        UsageError: no run matches, a filter is not understood, or there is no such column.
+        UsageError: no run matches, or a filter or column is invalid.
         TrackingError: the store cannot be used.
     """
     console = make_console()
@@ -95,7 +94,7 @@ def compare_runs(
         on_page = layout.style in PAGES and not layout.wide
         if on_page and len({run.study_id for run in tracked} - {""}) == 1:
             module = None
-            with suppress(ExtensionError):  # its package is broken: what was tracked is shown all the same
+            with suppress(ExtensionError):  # show the runs even if the plug-in is broken
                 module = named_experiment(experiments.pop())
             declared = getattr(module, "DECLARED", None)
             own = declared.table if declared else None
@@ -105,7 +104,7 @@ def compare_runs(
     title = f"{len(tracked)} of {plural(len(found), 'tracked run')}"
     parts = split_by_task(tracked)
     if console.is_terminal and layout.style == "table" and layout.columns is None and len(parts) > 1:
-        # On paper and in files one table is easier to go on with; in a terminal it would be dashes mostly.
+        # Files get one table for further processing; on a terminal it would mostly consist of dashes.
         for name, part in parts.items():
             table_of_part = summary_table(part, among=found)
             if name == tuple(parts)[-1]:
@@ -114,7 +113,7 @@ def compare_runs(
     else:
         show(console, title, table, layout, further(tracked))
     if warnings:
-        # Programs read csv and json.
+        # csv and json are read by programs.
         beside = make_console(stderr=True) if layout.style in ("csv", "json") else console
         print_lines(beside, [line for run in tracked for line in own_warnings(run)])
     if output is not None:
@@ -156,13 +155,13 @@ def compare_with_baseline(
         baseline: selectors.
         candidates: selectors.
         metrics: metrics to compare; else the headline ones.
-        experiment: only runs of this llmtrack or MLflow experiment.
-        across_environments: compare speed and memory of different machines or versions too.
-        layout: how the table is shown; `csv` and `json` have every column of `llmtrack.compare`, unrounded.
+        experiment: restrict to this llmtrack or MLflow experiment.
+        across_environments: also compare speed and memory of different machines or versions.
+        layout: `csv` and `json` have every column of `llmtrack.compare`, unrounded.
         tracking_uri: the store.
 
     Raises:
-        UsageError: as `llmtrack.compare`, or there is no such column.
+        UsageError: as `llmtrack.compare`, or a column does not exist.
         TrackingError: the store cannot be read.
     """
 
@@ -185,9 +184,8 @@ def differences_table(found: pd.DataFrame, pairs: Sequence[Pair], unmatched: Seq
     """Return a comparison as a table.
 
     Args:
-        found: what `llmtrack.compare` returned of the pairs.
-        pairs: the runs.
-        unmatched: candidates that have no counterpart.
+        found: result of `llmtrack.compare` for the pairs.
+        unmatched: candidates without a counterpart.
     """
     runs = runs_of_pairs(pairs)
     shared, _ = shared_conditions(runs)
@@ -238,7 +236,7 @@ def _row(line: Mapping[Any, Any], runs: Runs) -> list[str]:
 
 
 def _in_all(found: Sequence[Sequence[str]]) -> list[str]:
-    """Return what all of several candidates differ in alike, of which one line is enough."""
+    """Return the differences common to all of several candidates, which are listed once."""
     return [each for each in found[0] if all(each in other for other in found)] if len(found) > 1 else []
 
 
@@ -259,7 +257,7 @@ def _what_differs(pair: Pair, columns: Sequence[Column]) -> list[str]:
 
 
 def _doubts(found: pd.DataFrame, runs: int) -> list[str]:
-    """Return the warnings of the runs that are compared, each kind once."""
+    """Return the warnings of the compared runs, each kind once."""
     lines = dict.fromkeys(line for text in found["doubts"].dropna() for line in text.split("\n"))
     warned = [(name, line) for name, _, line in (each.partition(": ") for each in lines)]
     return grouped(warned, runs)
@@ -288,7 +286,7 @@ def _sorted_frame(table: pd.DataFrame, sort: str | None) -> pd.DataFrame:
 
 
 def _further(found: pd.DataFrame) -> Further:
-    """Return all that is known of a comparison's rows."""
+    """Return all values of a comparison's rows."""
     return Further(
         list(found.columns), lambda name: found[name].astype(object).where(found[name].notna(), None).tolist()
     )

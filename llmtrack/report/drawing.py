@@ -1,4 +1,4 @@
-"""Draw with Matplotlib alike everywhere, whatever a notebook, a style file or MPLBACKEND has set."""
+"""Draw with Matplotlib in one style, regardless of notebook, style file or MPLBACKEND."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 _BACKEND = "MPLBACKEND"
 
 COLOR = "#2563a8"
-"""What is measured."""
+"""Measured runs."""
 BASELINE = "#d99a2b"
-"""What the others are compared with."""
+"""The baseline."""
 BEATEN = "#9aa5b1"
-"""What another beats in all that is drawn."""
+"""Dominated runs."""
 LINE_COLORS = (COLOR, "#c2571a", "#3a7d44", "#7b4ea3")
 
 STYLE: dict[str, Any] = {
@@ -43,12 +43,12 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
 }
-"""The style sheet of every plot."""
+"""Style sheet of all plots."""
 
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Draw in one style, and without Matplotlib's remarks: a character that no font has is drawn as a box."""
+    """Apply the plot style, and silence Matplotlib's warnings about missing glyphs."""
     matplotlib = _matplotlib()
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -58,14 +58,14 @@ def drawing() -> Iterator[None]:
 
 
 def preload() -> None:
-    """Import what draws, while there is time: a second that a report need not wait for."""
+    """Import the plotting modules early, which takes a second."""
     _matplotlib()
     import_module("matplotlib.backends.backend_agg")
     import_module("matplotlib.figure")
 
 
 def new_figure(**settings: Any) -> Figure:
-    """Return an empty figure that belongs to no window."""
+    """Return an empty figure without a window."""
     _matplotlib()
     from matplotlib.figure import Figure
 
@@ -82,7 +82,7 @@ def save(figure: Figure, target: Path | IO[bytes]) -> None:
 
 
 def _matplotlib() -> Any:
-    """Import Matplotlib, which fails where MPLBACKEND names a backend that is not installed here."""
+    """Import Matplotlib, working around an MPLBACKEND that is not installed."""
     if "matplotlib" in sys.modules:
         return sys.modules["matplotlib"]
     chosen = os.environ.pop(_BACKEND, None)
@@ -92,6 +92,6 @@ def _matplotlib() -> Any:
         if chosen is not None:
             os.environ[_BACKEND] = chosen
     if chosen is not None:
-        with suppress(ValueError):  # For the user's own plots, as Matplotlib would have done.
+        with suppress(ValueError):  # Restore it for the user's own plots.
             matplotlib.rcParams["backend"] = chosen
     return matplotlib

@@ -1,7 +1,4 @@
-"""Make a text from outside (a folder's name, a prompt, a reason) mean itself wherever it is shown.
-
-Each kind of page has its own characters that it would obey instead of showing them.
-"""
+"""Escape untrusted text (folder names, prompts, reasons) for each output format."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _IN_MARKDOWN = {character: f"\\{character}" for character in "\\`*[]|~"} | {
     ">": "&gt;",
     "$": "&#36;",
 }
-# Between letters or digits it is only itself, as in prompt_16.
+# An underscore within a word, as in prompt_16, is literal.
 _EMPHASIS = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
 _IN_LATEX = {
     "\\": r"\textbackslash{}",
@@ -29,7 +26,7 @@ _IN_LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "–": "--",
-    # Behind the end of a row a bracket would begin an argument.
+    # After the end of a row, a bracket would start an argument.
     "[": "{[}",
     "]": "{]}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
@@ -38,33 +35,33 @@ _LONGEST_IN_PLOT = 60
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return a text for a console, in which neither markup nor `:emoji:` is looked for."""
+    """Return a text for a console without interpreting markup or `:emoji:`."""
     return Text(shown(text), style=style)
 
 
 def in_markdown(text: str) -> str:
-    """Return a text for one line or cell of Markdown: no links, no HTML, no emphasis, no formulas."""
+    """Escape a text for a line or cell of Markdown: no links, HTML, emphasis or formulas."""
     escaped = "".join(_IN_MARKDOWN.get(character, character) for character in on_one_line(text))
     return _EMPHASIS.sub(r"\\_", escaped)
 
 
 def in_html(text: str) -> str:
-    """Return a text for HTML, in an element or an attribute."""
+    """Escape a text for an HTML element or attribute."""
     return html.escape(shown(text))
 
 
 def in_latex(text: str) -> str:
-    """Return a text for LaTeX."""
+    """Escape a text for LaTeX."""
     return "".join(_IN_LATEX.get(character, character) for character in on_one_line(text))
 
 
 def in_plot(text: str) -> str:
-    """Return a text for Matplotlib, where no `$` begins a formula; its lines stay."""
+    """Escape a text for Matplotlib (`$`), keeping its lines."""
     escaped = shown(text).replace("$", r"\$")
-    # A label that begins with an underscore is left out of legends.
+    # Matplotlib omits labels that start with an underscore from legends.
     return f" {escaped}" if escaped.startswith("_") else escaped
 
 
 def as_label(text: str) -> str:
-    """Return a name for an axis or a legend of a plot, cut where it would push the plot away."""
+    """Return a name as an axis or legend label, truncated."""
     return in_plot(cut(on_one_line(text), _LONGEST_IN_PLOT))

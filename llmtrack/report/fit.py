@@ -1,7 +1,7 @@
-"""Decide which columns of a table a terminal has room for, and how wide each may be: the one place for every command.
+"""Fit a table to the width of a terminal; used by every command.
 
-What all rows share goes above the table and what no row has goes away. Then the columns that say least leave, by the
-order that stands in their entries in `llmtrack/metrics/` (`Shown.keep`), until the table fits. A figure is never cut.
+Shared values move above the table and empty columns are dropped. Then the least important columns leave, by the order
+of their entries in `llmtrack/metrics/` (`Shown.keep`), until the table fits. Numbers are never truncated.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from llmtrack.host.console import on_one_line
 from llmtrack.report.table import DASH, GAP, Table
 
 NARROWEST = 60
-"""A terminal that is narrower shows a block for each row."""
+"""Narrower terminals show a block per row."""
 
-# Of columns that only tables have; what has no entry here or in `metrics/` is asked for by nobody and leaves first.
+# Importance of columns that are not metrics or params; columns without an entry here or in `metrics/` leave first.
 _KEEP = {"experiment": 90, "status": 55, "start_time": 40, "baseline": 30, "candidate": 31, "differs_in": 20}
-# What a row is of and what is found of it: without these it says nothing.
+# Identity and result of a row, which always stay.
 STAY = frozenset(
     (
         "scenario",
@@ -36,7 +36,7 @@ STAY = frozenset(
         "front",
     )
 )
-# A text is wrapped, as narrow as the first before columns leave for it, and as the second when none can leave.
+# Minimum text width before columns are dropped, and after no more can be.
 _TEXT, _NARROW_TEXT = 28, 14
 
 
@@ -45,9 +45,9 @@ class FittedTable:
     """A table that fits.
 
     Attributes:
-        table: what is shown of it.
-        widths: of its columns.
-        left_out: keys of the columns that there is no room for.
+        table: the remaining columns.
+        widths: of the columns.
+        left_out: keys of dropped columns.
     """
 
     table: Table
@@ -56,10 +56,9 @@ class FittedTable:
 
 
 def fit_to_width(table: Table, width: int) -> FittedTable | None:
-    """Return what of a table fits, or None where a block for each row is better to read.
+    """Fit a table to a width, or return None if a block per row is more readable.
 
     Args:
-        table: all there is.
         width: columns of the terminal.
     """
     if width < NARROWEST:
@@ -77,7 +76,7 @@ def fit_to_width(table: Table, width: int) -> FittedTable | None:
 
 
 def without_constants(table: Table) -> Table:
-    """Return a table of several rows with what they share above it, and without columns that are empty."""
+    """Move values shared by all rows above the table, and drop empty columns."""
     if len(table.rows) < 2:
         return table
     kept, shared = [], []
@@ -91,7 +90,7 @@ def without_constants(table: Table) -> Table:
 
 
 def keeping(table: Table, indices: Sequence[int]) -> Table:
-    """Return a table with some of its columns, in this order."""
+    """Return a table with the given columns, in this order."""
 
     def chosen(cells: Sequence[str]) -> tuple[str, ...]:
         return tuple(cells[index] for index in indices)
@@ -106,7 +105,7 @@ def keeping(table: Table, indices: Sequence[int]) -> Table:
 
 
 def blocks(table: Table, width: int) -> list[str]:
-    """Return a block of lines for each row: its name, and below it what there is of it."""
+    """Return a block of lines per row: its name, then its values."""
     head = next((index for index, key in enumerate(table.keys) if key in ("scenario", "run_id")), 0)
     lines = []
     for row in table.rows:
@@ -131,7 +130,7 @@ def _wrapped(text: str, width: int, indent: str) -> list[str]:
 
 
 def _least(table: Table) -> int | None:
-    """Return the column that leaves next: the one that says least, of several the last."""
+    """Return the next column to drop: the least important, of several the last."""
     candidates = [(_keep(key), -index) for index, key in enumerate(table.keys) if key not in STAY]
     return -min(candidates)[1] if candidates else None
 
@@ -142,13 +141,13 @@ def _keep(key: str) -> int:
 
 
 def _widths(table: Table, width: int, text: int) -> tuple[int, ...] | None:
-    """Return how wide each column is so that all fit, texts being wrapped down to a width; None if they do not."""
+    """Return column widths that fit, wrapping texts down to a minimum; None if impossible."""
     columns = [[on_one_line(row[index]) for row in table.rows] for index in range(len(table.titles))]
     natural = [max(map(cell_len, (title, *cells))) for title, cells in zip(table.titles, columns, strict=True)]
     room = width - GAP * (len(natural) - 1)
     if sum(natural) <= room:
         return tuple(natural)
-    # A heading may be wrapped between its words, a figure nowhere.
+    # Headings may wrap between words; numbers may not wrap.
     least = [
         max(map(cell_len, (*title.split(), *cells))) if numeric else min(whole, text)
         for title, cells, numeric, whole in zip(table.titles, columns, table.numeric, natural, strict=True)
@@ -156,7 +155,7 @@ def _widths(table: Table, width: int, text: int) -> tuple[int, ...] | None:
     left = room - sum(least)
     if left < 0:
         return None
-    # Names are whole before long texts get what remains.
+    # Give names their full width first; long texts share the rest.
     for index in sorted(range(len(least)), key=lambda index: natural[index] - least[index]):
         more = min(natural[index] - least[index], left)
         least[index], left = least[index] + more, left - more

@@ -1,4 +1,4 @@
-"""Write a table in the format that is asked for."""
+"""Render a table in the requested format."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 
 def render(table: Table, style: str, title: str = "") -> str:
-    """Return a table as text.
+    """Render a table as text.
 
     Args:
-        table: what to write.
-        style: `table`, `csv`, `json`, `markdown`, `html` or `latex`. `csv` and `json` hold the cells as they are shown; all but `csv` and `json` have the
-            conditions above and the notes below.
-        title: what the table is of.
+        style: `table`, `csv`, `json`, `markdown`, `html` or `latex`. `csv` and `json` contain the cells as shown; the
+            others also have the conditions above and the notes below.
+        title: of the table.
     """
     writers = {"csv": _csv, "json": _json, "markdown": to_markdown}
     if style in writers:
@@ -34,8 +33,7 @@ def to_rich(table: Table, widths: Sequence[int] | None = None) -> RichTable:
     """Return the table for a terminal.
 
     Args:
-        table: what is drawn.
-        widths: of its columns (`llmtrack.report.fit`); None: as wide as they are.
+        widths: column widths (`llmtrack.report.fit`); None for natural widths.
     """
     from rich import box
     from rich.table import Table as RichTable
@@ -47,7 +45,7 @@ def to_rich(table: Table, widths: Sequence[int] | None = None) -> RichTable:
         collapse_padding=True,
     )
     for index, (heading, numeric) in enumerate(zip(table.titles, table.numeric, strict=True)):
-        # Only texts may be wrapped: a figure that is cut reads as another figure.
+        # Only wrap texts: a truncated number reads as another number.
         wraps = widths is not None or index == len(table.titles) - 1
         drawn.add_column(
             plain(heading),
@@ -62,7 +60,7 @@ def to_rich(table: Table, widths: Sequence[int] | None = None) -> RichTable:
 
 
 def to_markdown(table: Table, links: tuple[str, ...] = ()) -> str:
-    """Return the table as Markdown, its conditions first; the scenario links to its run where links are given."""
+    """Return the table as Markdown after its conditions; scenarios link to their runs if links are given."""
     lines = [" · ".join(map(in_markdown, table.conditions)), ""] if table.conditions else []
     lines.append("| " + " | ".join(map(in_markdown, table.titles)) + " |")
     lines.append("|" + "|".join("---:" if numeric else ":---" for numeric in table.numeric) + "|")
@@ -79,7 +77,7 @@ def to_markdown(table: Table, links: tuple[str, ...] = ()) -> str:
 
 def _text(table: Table, title: str) -> str:
     buffer = io.StringIO()
-    # As wide as the table needs: a terminal wraps what is wider, and nothing of it is lost.
+    # Use the table's natural width: a terminal wraps it without losing anything.
     console = console_of(file=buffer, width=10_000, highlight=False, force_terminal=False)
     console.print(to_rich(table))
     head = filter(None, (on_one_line(title), on_one_line(" · ".join(table.conditions))))
@@ -121,7 +119,7 @@ def _html(table: Table, title: str) -> str:
 
 
 def _latex(table: Table, title: str) -> str:
-    r"""Return a `table` environment; it needs `\usepackage{booktabs}`."""
+    r"""Return a `table` environment; requires `\usepackage{booktabs}`."""
 
     def row(cells: tuple[str, ...]) -> str:
         return " & ".join(map(in_latex, cells)) + r" \\"

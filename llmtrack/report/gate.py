@@ -1,4 +1,4 @@
-"""Lay out what a gate found: as a table for people, as JUnit XML for build servers."""
+"""Format the result of a gate as a table, and as JUnit XML for CI servers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from llmtrack.report.table import DASH, Table
 
 _OUTCOMES = {0: "passed", NOT_CHECKED: "not passed, it could not check everything", GATE_FAILED: "failed"}
 
-# What XML 1.0 cannot hold, not even escaped.
+# Characters forbidden in XML 1.0 even if escaped.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def gate_table(result: GateResult) -> Table:
-    """Return a row per rule and scenario."""
+    """Return one row per rule and scenario."""
     return Table(
         conditions=(),
         titles=("fail if", "scenario", "verdict", "baseline", "candidate", "change, 95 % interval", "why"),
@@ -49,7 +49,7 @@ def _first(checks: Sequence[PairCheck]) -> str:
 def to_junit(result: GateResult) -> str:
     """Return JUnit XML: a broken rule is a failure, an inconclusive one is skipped (strict: a failure).
 
-    What could not be checked is an error: a missing figure that nobody accepted, a rule that checks nothing.
+    Unchecked rules are errors: a missing value that is not accepted, or a rule that checks nothing.
     """
     bad = (*result.failing, *result.missing)
     skipped = [each for each in result.checks if each.check.outcome != "kept" and each not in bad]

@@ -1,4 +1,4 @@
-"""Gather what an HTML report shows from runs that were read back."""
+"""Collect the content of an HTML report from tracked runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TextOf = Callable[[str, str], str]
 MOST_SAMPLES = 12
 LONGEST_SAMPLE = 1200
 
-# Label of a condition, the column it is read from, and how it is written.
+# Label, column and format of each condition.
 FACTS = (
     ("model", "model_id", "{}"),
     ("revision", "revision", "{}"),
@@ -60,14 +60,14 @@ FACTS = (
 
 @dataclass(frozen=True)
 class Member:
-    """A study whose runs were read back.
+    """A study with its runs.
 
     Attributes:
-        experiment: what it asked.
-        run_id: its run, or None if it did not come to its end.
-        runs: its scenarios' runs, in the order of the table.
-        reading: what they say.
-        table: they, laid out, if they were already.
+        experiment: its experiment.
+        run_id: its run, or None if it was not completed.
+        runs: runs of its scenarios, in table order.
+        reading: their interpretation.
+        table: their table, if already built.
     """
 
     experiment: Experiment
@@ -81,9 +81,8 @@ def study_report(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Repor
     """Return the report of one study.
 
     Args:
-        study: what was asked, and what came of it.
         plots: drawn from its runs.
-        text_of: reads a text artifact by run id and path.
+        text_of: read a text artifact by run id and path.
     """
     return Report(
         title=study.experiment.name,
@@ -107,12 +106,12 @@ def suite_report(
     """Return the report of a suite.
 
     Args:
-        question: what all of it asks.
+        question: question of the whole suite.
         run_id: the suite's run.
-        runs: the scenarios' runs of all its studies.
-        takeaways: what they say together.
-        sections: one for each study.
-        remarks: what the reader must know of how it was measured.
+        runs: runs of all its studies.
+        takeaways: their joint interpretation.
+        sections: one per study.
+        remarks: notes on how it was measured.
     """
     return Report(
         title="suite",
@@ -131,7 +130,7 @@ def suite_report(
 
 
 def section(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Section:
-    """Return a report's section of one study; see `study_report`."""
+    """Return a report's section on one study; see `study_report`."""
     experiment = study.experiment
     return Section(
         name=experiment.name,
@@ -146,12 +145,12 @@ def section(study: Member, plots: Sequence[Plot], text_of: TextOf) -> Section:
 
 
 def rows_of(runs: Runs, own: OwnTable | None = None, table: Table | None = None) -> Rows:
-    """Return the summary table of runs, made if it is not there yet, and what each row is."""
+    """Return the summary table of runs with the kind of each row."""
     return Rows(table or summary_table(runs, own=own), _kinds(runs))
 
 
 def conditions(runs: Runs) -> tuple[tuple[str, str], ...]:
-    """Return where and with what was measured, and when, in UTC; what is not known is left out."""
+    """Return where, with what and when (UTC) runs were measured, as far as known."""
     found = []
     for label, column, form in FACTS:
         values = dict.fromkeys(value for run in runs if (value := run.get(column)) is not None)
@@ -166,7 +165,7 @@ def conditions(runs: Runs) -> tuple[tuple[str, str], ...]:
 
 
 def call_of(runs: Runs) -> Call | None:
-    """Return the call to explain prefill and decoding by, if one was timed."""
+    """Return a timed call to illustrate prefill and decoding, if there is one."""
     run = plain_call(runs)
     if run is None or run.params["max_new_tokens"] < 2:
         return None
@@ -181,9 +180,9 @@ def call_of(runs: Runs) -> Call | None:
 
 
 def samples(runs: Runs, text_of: TextOf) -> tuple[GeneratedText, ...]:
-    """Return the texts that were generated first; scenarios that generated the same one share it.
+    """Return the first generated texts; scenarios with the same output share one.
 
-    A text is read once for each output, and none beyond those that are shown: of a thousand runs, that would take minutes.
+    Only the texts shown are read, one per output: reading thousands would take minutes.
     """
     names: dict[str, list[str]] = {}
     known: dict[tuple[str, str], str] = {}
@@ -201,7 +200,7 @@ def samples(runs: Runs, text_of: TextOf) -> tuple[GeneratedText, ...]:
 
 
 def plot_of(name: str, figure: Figure) -> Plot:
-    """Draw a figure; its titles are the words for it."""
+    """Render a figure; its titles become the alternative text."""
     titles = [axes.get_title(loc).replace("\n", " ") for axes in figure.axes for loc in ("left", "center")]
     buffer = io.BytesIO()
     save(figure, buffer)

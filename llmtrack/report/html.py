@@ -1,7 +1,7 @@
-"""The HTML report: one self-contained file, from plain data, that shows where no network is.
+"""The HTML report: one self-contained file, rendered from plain data, that works offline.
 
-Nothing is loaded from elsewhere, so plots are embedded. MLflow shows an HTML artifact in a sandboxed frame, where a link opens
-nothing: a run is named by its id, which is a link wherever else the page is opened.
+Nothing is loaded from elsewhere, so plots are embedded. MLflow shows HTML artifacts in a sandboxed frame where links do
+nothing, so runs are shown by id, which is a link elsewhere.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows:
-    """A table, and what each of its rows is: `baseline`, `failed`, `same_as` or nothing special."""
+    """A table with the kind of each row: `baseline`, `failed`, `same_as` or empty."""
 
     table: Table
     kinds: tuple[str, ...]
 
     @property
     def order(self) -> tuple[int, ...]:
-        """Columns as they are shown: results first, where no scrolling is needed, then the conditions that differ."""
+        """Column order: results first, visible without scrolling, then the differing conditions."""
         titles = self.table.titles
         after, last = titles.index("scenario") + 1, len(titles) - 1
         results = {column.title for column in metric_columns()}
@@ -39,7 +39,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture with the words for whoever cannot see it."""
+    """A picture with its alternative text."""
 
     name: str
     alt: str
@@ -48,7 +48,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """A text that a model generated, and the scenarios that generated it."""
+    """A generated text, and the scenarios that produced it."""
 
     scenarios: tuple[str, ...]
     text: str
@@ -59,13 +59,7 @@ class Section:
     """One experiment.
 
     Attributes:
-        name: of the experiment.
-        question: what it asks.
         run_id: MLflow run of its study.
-        rows: its table.
-        reading: what its numbers say.
-        plots: its pictures.
-        samples: texts that were generated.
         settings: as resolved.
     """
 
@@ -81,20 +75,19 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a report shows.
+    """Content of a report.
 
     Attributes:
-        title: heading.
-        question: what all of it asks.
+        question: question of the whole.
         run_id: MLflow run that holds the report.
-        conditions: label and value of what was measured, where, and with which versions.
+        conditions: labels and values of what was measured, where, and with which versions.
         takeaways: the few lines to read first.
-        sections: one for each experiment.
-        summary: all runs, a table for each task under its title; none where a section's table is all there is.
-        call: the timed call that the diagram of prefill and decoding is drawn from, if one was timed.
-        remarks: what the reader must know of how it was measured, such as what a quick run leaves out.
-        runs_at: the address to which a run's id is added for its page; empty: no id is a link.
-        start: the command that starts MLflow there; empty where a server runs.
+        sections: one per experiment.
+        summary: all runs, one table per task by title; empty if a section's table suffices.
+        call: the timed call for the diagram of prefill and decoding, or None.
+        remarks: notes on how it was measured, such as what a quick run leaves out.
+        runs_at: URL prefix of run pages; empty for no links.
+        start: command that starts MLflow there; empty if a server runs.
     """
 
     title: str
@@ -139,17 +132,17 @@ GLOSSARY = (
 
 
 def render_report(report: Report) -> str:
-    """Return a report as the text of one HTML file."""
+    """Render a report as one HTML file."""
     drawn: Timeline | None = timeline(report.call) if report.call else None
     return page_template().render(report=report, drawn=drawn, glossary=GLOSSARY)
 
 
 @cache
 def page_template() -> Template:
-    """Return the page's template, compiled."""
+    """Return the compiled page template."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    # Escaping is on for every template, whatever its name: texts come from models and prompts.
+    # Always escape: texts come from models and prompts.
     templates = Environment(
         loader=PackageLoader("llmtrack.report"),
         autoescape=True,

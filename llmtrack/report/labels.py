@@ -1,4 +1,4 @@
-"""Write a label beside each point of a plot so that none covers another label or a point."""
+"""Place labels beside the points of a plot without overlaps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
 
-# Distances from the point, in points (1/72 inch), and directions that are tried: to the right first.
+# Distances from the point in 1/72 inch, and directions to try, right first.
 _DISTANCES = (8, 16, 28, 44, 64, 90, 120, 160)
 _ANGLES = (15, -15, 165, -165, 60, -60, 120, -120, 90, -90)
 _POINT_SIZE = 8.0
@@ -27,9 +27,9 @@ _LINE_STEP = 5.0
 def label_points(
     figure: Figure, axes: Axes, xs: Sequence[float], ys: Sequence[float], texts: Sequence[str]
 ) -> list[Annotation]:
-    """Write a text beside each point; where it must stand away from it, with a thin line to it.
+    """Label each point, with a thin leader line if the label is far from it.
 
-    Call it last: the limits and the size of the figure must be settled.
+    Call this last: the limits and the size of the figure must be final.
     """
     from matplotlib.transforms import Bbox
 
@@ -57,9 +57,9 @@ def _place(
     own: Sequence[float],
     others: Sequence[Sequence[float]],
 ) -> Bbox:
-    """Move a label to the nearest free place; if there is none, to the place where it covers the least.
+    """Move a label to the nearest free place, or to the one with the least overlap.
 
-    Without a line, a label must be nearer to its own point than to any other: nobody could tell whose it is.
+    Without a leader line, a label must be nearer to its own point than to any other.
     """
     best: tuple[float, tuple[float, float], str, Bbox] | None = None
     for distance in _DISTANCES:
@@ -95,7 +95,7 @@ def _place(
 
 
 def _along_lines(axes: Axes) -> list[tuple[float, float]]:
-    """Return places along the lines of a plot, close enough that no label fits between them."""
+    """Return points along the lines of a plot, spaced so that no label fits between them."""
     import numpy as np
 
     places: list[tuple[float, float]] = []

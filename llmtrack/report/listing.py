@@ -1,4 +1,4 @@
-"""List tracked runs: a narrow table for people, CSV or JSON with every column for programs."""
+"""List tracked runs: a narrow table for people, CSV or JSON with all columns for programs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ LISTED = (
 
 
 def listing_table(runs: Runs, chosen: Sequence[str] | None = None) -> Table:
-    """Return a row for each run.
+    """Return one row per run.
 
     Args:
-        runs: tracked runs.
-        chosen: columns, whole; None: the main ones.
+        chosen: columns to show; None for the main ones.
 
     Raises:
-        UsageError: there is no such column.
+        UsageError: a column does not exist.
     """
     if chosen is not None:
         check_columns(chosen, column_names(runs))
@@ -58,7 +57,7 @@ def listing_table(runs: Runs, chosen: Sequence[str] | None = None) -> Table:
 
 
 def show_runs(runs: Runs, layout: Layout) -> None:
-    """Print runs; see `render_runs` for what is in which format."""
+    """Print runs; see `render_runs` for the formats."""
     console = make_console()
     if layout.style != "table":
         emit(console, render_runs(runs, layout.style, layout.columns))
@@ -68,15 +67,14 @@ def show_runs(runs: Runs, layout: Layout) -> None:
 
 
 def render_runs(runs: Runs, style: str = "table", chosen: Sequence[str] | None = None) -> str:
-    """Return runs as text.
+    """Render runs as text.
 
     Args:
-        runs: tracked runs.
         style: `table` (the main columns), `csv` or `json` (every column that any run has).
         chosen: show these columns instead.
 
     Raises:
-        UsageError: there is no such column.
+        UsageError: a column does not exist.
     """
     if style == "table":
         return render(listing_table(runs, chosen), "table") + counted(runs) + "\n"

@@ -1,4 +1,4 @@
-"""Runs of one study that stand out in latency, and what their numbers say is the cause."""
+"""Find runs of a study with outlying latency, and the likely cause."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from llmtrack.decide.verdicts import measure_more, tell
 from llmtrack.tracked.runs import Runs
 
 OUTLIER_FACTOR = 1.5
-# A prompt is long from so many times the median prompt's tokens, and short below the inverse.
+# A prompt is long above this multiple of the median number of tokens, and short below the inverse.
 LONG_PROMPT = 2.0
-# From this share of the call on the prefill is most of it.
+# Share of the call from which the prefill dominates it.
 HIGH_SHARE = 0.5
 
 
 def prefill_shares(runs: Runs) -> list[float]:
-    """Return the share of the call until the first token of each run, from 0 to 1; NaN where that is not known."""
+    """Return the share of the call until the first token of each run (0 to 1); NaN if unknown."""
     firsts, totals = runs.figures("time_to_first_token_ms"), runs.figures("total_latency_s")
     return [first / 1000 / total for first, total in zip(firsts, totals, strict=True)]
 
 
 @dataclass(frozen=True)
 class Outlier:
-    """A prompt whose call stands out.
+    """A prompt with outlying latency.
 
     Attributes:
-        scenario: name of the scenario.
-        ratios: ms/token and TTFT as multiples of the median of all prompts, those that stand out.
-        cause: key of `CAUSES`: what the numbers point to.
+        ratios: outlying ms/token and TTFT as multiples of the median of all prompts.
+        cause: key of `CAUSES`.
         prefill_share: share of the call until the first token.
-        step_ratio: inter-token latency as a multiple of the median of all.
-        untold: why it is inconclusive, in words; empty if it is not.
-        repeats_needed: repeats of each prompt that could tell; else 0.
+        step_ratio: inter-token latency as a multiple of the median.
+        untold: why it is inconclusive; empty if it is not.
+        repeats_needed: repeats of each prompt needed to be conclusive; else 0.
     """
 
     scenario: str
@@ -61,9 +60,9 @@ WATCHED = {"avg_latency_per_token_ms": "ms/token", "time_to_first_token_ms": "TT
 
 
 def outliers(runs: Runs) -> list[Outlier]:
-    """Return the runs that differ from the median of all by more than a factor, up or down.
+    """Return the runs that differ from the median of all by more than a factor, in either direction.
 
-    What the one rule of `llmtrack.decide.verdicts` calls no different from the run in the middle is within noise, and left out.
+    Runs not significantly different from the median run (`llmtrack.decide.verdicts`) are left out.
     """
     shares = prefill_shares(runs)
     medians = {
@@ -95,7 +94,7 @@ def outliers(runs: Runs) -> list[Outlier]:
 
 
 def _against_the_middle(runs: Runs, key: str) -> dict[str, Difference]:
-    """Return how runs differ from the one in the middle of all, by id, except those that are no different."""
+    """Return the differences of runs from the median run, by id, except insignificant ones."""
     known = sorted(runs.where(lambda run: run.has(key)), key=lambda run: run.metrics[key])
     if not known:
         return {}
@@ -110,7 +109,7 @@ def _median(values: Sequence[float | None]) -> float:
 
 
 def outlier_lines(done: Runs) -> list[str]:
-    """Name the outliers among measured runs, a line for each cause with the numbers that point to it."""
+    """Describe the outliers, one line per cause with the supporting numbers."""
     found = outliers(done)
     if not found:
         return [f"No prompt lies more than {OUTLIER_FACTOR:g}x from the median of all, up or down, beyond noise."]
@@ -125,7 +124,7 @@ def outlier_lines(done: Runs) -> list[str]:
             lines.append(f"Outliers: {names}: {text.format(share=share, median=middle, step=step)}.")
     if any(each.untold for each in found):
         command = measure_more(done[0], max(each.repeats_needed for each in found))
-        lines.append(f"Inconclusive: measure more: {command}")
+        lines.append(f"Inconclusive; to settle it run: {command}")
     return lines
 
 
@@ -135,7 +134,7 @@ def _named(outlier: Outlier) -> str:
 
 
 def _cause(slower: bool, length: float, share: float, median_share: float, step_ratio: float) -> str:
-    """Return the key of `CAUSES` that the numbers point to; `length` is a multiple of the median prompt's."""
+    """Return the key of `CAUSES` suggested by the numbers; `length` is a multiple of the median prompt's."""
     if not slower:
         return "short_prefill" if length <= 1 / LONG_PROMPT else "unexplained"
     if length >= LONG_PROMPT and (share >= HIGH_SHARE or share >= OUTLIER_FACTOR * median_share):

@@ -1,4 +1,4 @@
-"""The Pareto front as a table and as a plot."""
+"""Show the Pareto front as a table and a plot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from llmtrack.tracked.runs import Runs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Inside and edge of a point by its place.
+# Fill and edge of a point by its position.
 COLORS: dict[Position, tuple[str, str]] = {
     "on": (COLOR, "white"),
     "open": ("white", COLOR),
@@ -48,20 +48,19 @@ def show_pareto(
     """Print the front of tracked runs, and draw it.
 
     Args:
-        runs: tracked runs, their raw samples added by `with_samples` where they are to count.
+        runs: with raw samples added by `with_samples` if they are to count.
         speed: metric of speed.
         quality: metric of quality.
-        memory: whether peak memory counts too.
-        layout: how the table is shown.
+        memory: whether to include peak memory.
         output: PNG file to draw to.
 
     Raises:
-        UsageError: a metric is not known or has no better direction, or no scenario has both.
+        UsageError: a metric is unknown or has no better direction, or no scenario has both.
     """
     respects = (speed, quality, *((MEMORY,) if memory else ()))
     for name in respects:
         if schema.metric(known_metric(name)).better == "-":
-            raise UsageError(f"{name} has no better direction: no front is of it")
+            raise UsageError(f"{name} has no better direction: it cannot form a front")
     points = gather_points(runs, speed, quality)
     if not any(run.has(quality) for run in points.runs):
         raise UsageError(
@@ -80,11 +79,10 @@ def show_pareto(
 
 
 def pareto_table(points: Points, respects: Sequence[str]) -> Table:
-    """Return the scenarios in order of the first metric, those on the front marked.
+    """Return the scenarios sorted by the first metric, with their position.
 
     Args:
-        points: the scenarios.
-        respects: metrics that the front is of, such as speed, quality and memory.
+        respects: metrics of the front, such as speed, quality and memory.
     """
     standings = pareto_front(points.runs, respects)
     stands = dict(zip((run.run_id for run in points.runs), standings, strict=True))
@@ -107,7 +105,7 @@ def pareto_table(points: Points, respects: Sequence[str]) -> Table:
 
 
 def _doubts(shown: Sequence[Run]) -> list[str]:
-    """Return the warnings of the runs that are on the front or may be, each once, with some of the runs that carry it."""
+    """Return the warnings of the runs possibly on the front, grouped by kind."""
     warned = [(run.name, line) for run in shown for line in run.warnings]
     return [f"read with care: {line}" for line in grouped(warned, len(shown))]
 
@@ -118,10 +116,10 @@ def _measure_more(standings: Sequence[Standing]) -> tuple[str, ...]:
 
 
 def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
-    """Draw quality against speed, the front as a line; the size of a point is its peak memory.
+    """Plot quality against speed, with the front as a line and peak memory as the point size.
 
     Args:
-        points: the scenarios; those without a quality are left out.
+        points: scenarios without quality are left out.
         speed: metric of the x axis.
         quality: metric of the y axis.
     """
@@ -144,7 +142,7 @@ def pareto_plot(points: Points, speed: str, quality: str) -> Figure:
 
 
 def _short(names: Sequence[str]) -> Sequence[str]:
-    """Return names without the words that all of them end with: the points would be hidden behind them."""
+    """Remove common trailing words from names, which would hide the points."""
     ends = [name.split("-")[::-1] for name in names]
     alike = 0
     while len(names) > 1 and all(len(end) > alike + 1 and end[alike] == ends[0][alike] for end in ends):
@@ -163,7 +161,7 @@ def _named(metric: str) -> str:
 
 
 def _sizes(runs: Runs) -> list[float]:
-    """Return areas of 30 to 160 by peak memory; all alike where it is not known."""
+    """Return areas of 30 to 160 by peak memory; equal if unknown."""
     memory = [run.metrics[MEMORY] for run in runs if run.has(MEMORY)]
     if len(memory) < len(runs) or max(memory) == min(memory):
         return [60.0] * len(runs)
@@ -171,7 +169,7 @@ def _sizes(runs: Runs) -> list[float]:
 
 
 def _key(places: Collection[Position]) -> list[str]:
-    """Return what line and hollow points stand for, where there are any."""
+    """Explain the line and the kinds of points that are present."""
     line = ["The line joins what no other beats in both."] if "on" in places else []
     hollow = ["Hollow: inconclusive whether another beats it in both."] if "open" in places else []
     grey = ["Grey: another beats it in both."] if "off" in places else []

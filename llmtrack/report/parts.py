@@ -1,4 +1,4 @@
-"""A report is made part by part: one that fails is named, and costs neither the others nor what was measured."""
+"""Build a report part by part: a failing part is recorded without affecting the others or the measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Parts:
     """The parts of a report.
 
     Attributes:
-        problems: what failed and why, one line for each part.
+        problems: failed parts with the reason, one line each.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Parts:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Make a part; an error ends it alone."""
+        """Build a part; record an error instead of raising it."""
         try:
             yield
         except Exception as error:

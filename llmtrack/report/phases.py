@@ -1,21 +1,20 @@
-"""Where the time of one call goes: prefill and decoding laid out to scale."""
+"""Lay out prefill and decoding of one call to scale."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 WIDTH = 960.0
-# More steps than this are drawn as one block: a line for each would be a grey area.
+# More steps than this are drawn as one block, because separate lines would merge.
 MOST_STEPS = 120
 
 
 @dataclass(frozen=True)
 class Call:
-    """One timed call, by its medians.
+    """A timed call, by its medians.
 
     Attributes:
-        scenario: its name.
-        prompt_tokens: real tokens of the prompt.
+        prompt_tokens: prompt tokens without pads.
         new_tokens: new tokens per row.
         first_token_ms: time to first token.
         inter_token_ms: gap between consecutive tokens.
@@ -31,17 +30,17 @@ class Call:
 
     @property
     def steps(self) -> int:
-        """Decoding steps: the first token comes out of the prefill."""
+        """Decoding steps: the prefill produces the first token."""
         return self.new_tokens - 1
 
     @property
     def decode_ms(self) -> float:
-        """Time of all decoding steps."""
+        """Duration of all decoding steps."""
         return self.steps * self.inter_token_ms
 
     @property
     def total_ms(self) -> float:
-        """Time of prefill and decoding."""
+        """Duration of prefill and decoding."""
         return self.first_token_ms + self.decode_ms
 
     @property
@@ -60,11 +59,10 @@ class Timeline:
     """A call on an axis of `WIDTH` units, to scale.
 
     Attributes:
-        call: the call.
         prefill: width of the prefill.
         step: width of one decoding step.
-        steps: left end and width of each decoding step, or of one block of them all.
-        cells: squares that stand for the prompt's tokens, as left and upper corner; at most 32.
+        steps: left end and width of each decoding step, or of one block for all.
+        cells: upper left corners of at most 32 squares for the prompt's tokens.
     """
 
     call: Call
@@ -75,7 +73,7 @@ class Timeline:
 
 
 def timeline(call: Call) -> Timeline:
-    """Lay a call out to scale."""
+    """Lay out a call to scale."""
     unit = WIDTH / call.total_ms
     prefill, step = call.first_token_ms * unit, call.inter_token_ms * unit
     if call.steps > MOST_STEPS:

@@ -1,4 +1,4 @@
-"""A table as a picture."""
+"""Draw a table as a picture."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Characters of a cell: as many as the longest change from the baseline in three metrics takes.
+# Maximum characters of a cell: the longest change from the baseline in three metrics.
 WIDEST = 110
-# Characters of a whole row: some 1,600 pixels.
+# Maximum characters of a row: some 1,600 pixels.
 MOST_ACROSS = 100
-# Rows; a longer picture is over what Matplotlib draws, and nobody would read it.
+# Maximum rows: Matplotlib cannot draw a longer picture.
 MOST_DRAWN = 100
 
 
 def to_figure(table: Table | Mapping[str, Table], title: str) -> Figure:
-    """Return a table as a picture, or several below each other under their titles."""
+    """Draw a table, or several below each other with their titles."""
     whole = {title: table} if isinstance(table, Table) else {f"{title}: {name}": each for name, each in table.items()}
     tables = {name: _that_fits(each) for name, each in whole.items()}
     sizes = [_picture_size(each, name) for name, each in tables.items()]
@@ -40,7 +40,7 @@ def to_figure(table: Table | Mapping[str, Table], title: str) -> Figure:
 
 
 def _that_fits(table: Table) -> Table:
-    """Return as much of a table as a screen shows without shrinking it; table.csv has all of it."""
+    """Return the part of a table that fits on a screen; table.csv has all of it."""
     fitted = fit_to_width(table, MOST_ACROSS)
     return table if fitted is None else fitted.table
 

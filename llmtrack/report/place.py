@@ -1,4 +1,4 @@
-"""Where a report is made: of which run, from which store, and where it is printed and written."""
+"""Context of a report: its run and store, and where it is printed and written."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from llmtrack.tracking.views import run_link
 
 @dataclass(frozen=True)
 class Place:
-    """Where a report is made.
+    """Context of a report.
 
     Attributes:
-        run_id: the run of the study or suite.
-        experiment_id: the MLflow experiment, for links.
-        tracking_uri: the store that the runs are in.
-        folder: where files are written.
+        run_id: run of the study or suite.
+        experiment_id: MLflow experiment, for links.
+        tracking_uri: store of the runs.
+        folder: where to write files.
         console: where to print.
-        parts: is told what fails.
+        parts: collects failures.
     """
 
     run_id: str | None
@@ -38,28 +38,28 @@ class Place:
     parts: Parts
 
     def linked(self, page: Report) -> Report:
-        """Return a page whose runs are links to where MLflow shows them."""
+        """Return a page whose run ids link to MLflow."""
         if self.experiment_id is None:
             return page
         server, start = server_of(self.tracking_uri)
         return replace(page, runs_at=f"{server}/#/experiments/{quote(self.experiment_id)}/runs/", start=start)
 
     def series(self, run_id: str, metric: str) -> list[float]:
-        """Return a metric's values per step of a run."""
+        """Return a run's values per step of a metric."""
         return series(run_id, metric, self.tracking_uri)
 
     def text(self, run_id: str, path: str) -> str:
-        """Return a text artifact of a run; empty if it has none."""
+        """Return a text artifact of a run; empty if missing."""
         return artifact_text(run_id, path, self.tracking_uri)
 
 
 def links_to(experiment_id: str | None, run_ids: Sequence[str]) -> tuple[str, ...]:
-    """Return where MLflow shows each run, from within its pages."""
+    """Return links to runs, relative to MLflow's pages."""
     return tuple(run_link("", str(experiment_id), run_id) for run_id in run_ids)
 
 
 def server_of(tracking_uri: str) -> tuple[str, str]:
-    """Return the address of MLflow's pages, without credentials, and the command that starts them where no server runs."""
+    """Return the address of MLflow's pages without credentials, and the command that starts them if no server runs."""
     parts = urlsplit(tracking_uri)
     if parts.scheme in ("http", "https") and parts.hostname:
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname

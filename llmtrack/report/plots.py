@@ -1,4 +1,4 @@
-"""Plots of tracked runs: medians with their 95 % intervals as error bars."""
+"""Plot tracked runs: medians with 95 % intervals as error bars."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Characters of a title that a line of the usual width has room for, and of a note below the plot.
+# Maximum characters per line of a title, and of a note below the plot.
 _TITLE, _NOTE = 78, 118
 _INTERVALS = "Points and bars are medians over repeats; whiskers are 95 % intervals of the median."
 _BASELINE = "Amber: the baseline."
-# A range of a share smaller than this is no range to fill a plot with: noise would look like a difference.
+# Minimum relative range of an axis, so that noise does not look like a difference.
 LEAST_SPAN = 0.05
 
 
@@ -37,9 +37,9 @@ def line_plot(
     log_x: bool = False,
     group: str | None = None,
 ) -> Figure:
-    """Draw a metric against a param, each point with its 95 % interval; a line for each value of `group`.
+    """Plot a metric against a param with 95 % intervals; one line per value of `group`.
 
-    Where no `y_label` is given, it is the metric's name and unit.
+    `y_label` defaults to the metric's name and unit.
     """
     figure, axes = canvas(title, x_label, y_label or axis_label(y))
     points = runs.measured(y).by(x)
@@ -69,16 +69,16 @@ def line_plot(
 
 
 def bar_plot(runs: Runs, label: str, y: str, *, title: str, y_label: str = "") -> Figure:
-    """Draw a bar per run, with its 95 % interval and its value; the baseline has a color of its own.
+    """Draw a bar per run with its 95 % interval and value; the baseline has its own color.
 
-    Where no `y_label` is given, it is the metric's name and unit.
+    `y_label` defaults to the metric's name and unit.
     """
     figure, axes = canvas(title, label, y_label or axis_label(y))
     bars = runs.measured(y)
     names = [as_label(run.text(label)) for run in bars]
     values = [float(run.get(y)) for run in bars]
     colors = [BASELINE if run.baseline else COLOR for run in bars]
-    # By position: bars of one name would stand on top of each other.
+    # By position, because bars of the same name would overlap.
     drawn = axes.bar(range(len(bars)), values, yerr=_error_bars(bars, y), color=colors, width=0.6)
     axes.set_xticks(range(len(bars)), names)
     axes.bar_label(drawn, labels=[f"{value:.3g}" for value in values], padding=3, fontsize=9)
@@ -90,7 +90,7 @@ def bar_plot(runs: Runs, label: str, y: str, *, title: str, y_label: str = "") -
 
 
 def scatter_plot(runs: Runs, x: str, y: str, *, title: str, x_label: str, y_label: str) -> Figure:
-    """Draw a metric against another, a named point per run; the baseline has a color of its own."""
+    """Plot a metric against another with a labelled point per run; the baseline has its own color."""
     figure, axes = canvas(title, x_label, y_label)
     points = runs.measured(y).where(lambda run: run.has(x)).by(y)
     colors = [BASELINE if run.baseline else COLOR for run in points]
@@ -104,7 +104,7 @@ def scatter_plot(runs: Runs, x: str, y: str, *, title: str, x_label: str, y_labe
 
 
 def step_plot(values: Sequence[float], *, title: str, x_label: str, y_label: str) -> Figure:
-    """Draw a value per step, such as the loss of each batch."""
+    """Plot a value per step, such as the loss of each batch."""
     figure, axes = canvas(title, x_label, y_label)
     marker = "o" if len(values) <= 100 else ""
     axes.plot(range(1, len(values) + 1), values, marker=marker, color=COLOR)
@@ -114,7 +114,7 @@ def step_plot(values: Sequence[float], *, title: str, x_label: str, y_label: str
 def curves_plot(
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, title: str, x_label: str, y_label: str
 ) -> Figure:
-    """Draw values against their steps, a line for each name; one with few points has them marked."""
+    """Plot named curves over their steps; short ones get markers."""
     figure, axes = canvas(title, x_label, y_label)
     for (name, (xs, ys)), color in zip(curves.items(), cycle(LINE_COLORS)):
         few = len(xs) <= 40
@@ -124,7 +124,7 @@ def curves_plot(
 
 
 def canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
-    """Return an empty plot in the style of all others."""
+    """Return an empty plot in the common style."""
     with drawing():
         figure = new_figure(figsize=(7, 4.2), layout="constrained")
         axes = figure.subplots()
@@ -135,7 +135,7 @@ def canvas(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 
 def add_note(figure: Figure, *sentences: str) -> None:
-    """Say below a plot what its marks stand for, after what is said there already."""
+    """Append an explanation of marks below a plot."""
     told = " ".join(filter(None, (figure.get_supxlabel().replace("\n", " "), *map(in_plot, sentences))))
     if told:
         figure.supxlabel(textwrap.fill(told, _NOTE), x=0.01, ha="left", fontsize=7.5, color="#5a6475")
@@ -151,7 +151,7 @@ def axis_label(metric: str) -> str:
 
 
 def widen(axes: Axes, values: Sequence[float]) -> None:
-    """Let an axis span at least a share of its values, so that what is next to nothing looks like it."""
+    """Extend an axis to a minimum relative range, so that tiny differences look tiny."""
     if not values or min(values) <= 0:
         return
     low, high = min(values), max(values)

@@ -1,4 +1,4 @@
-"""Sentences that say what tracked numbers mean: the parts that readings are made of."""
+"""Sentences that interpret tracked numbers: the building blocks of readings."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ from llmtrack.tracked.runs import Runs
 
 MEMORY_BOUND = 0.6
 FAR_FROM_BOUND = 0.3
-# So many kinds of warnings stand in a reading.
+# Maximum kinds of warnings in a reading.
 _MOST_WARNINGS = 4
-# No difference was shown, and the interval of the ratio leaves no room for one that anybody would feel.
+# Maximum ratio, including its interval, up to which insignificant differences count as practically equal.
 ALIKE = 1.5
 
 
 def difference_between(before: Run, after: Run, key: str, across_work: bool = False) -> Difference:
-    """Return how a run differs from another in a metric, by the one rule of `llmtrack.decide.verdicts`.
+    """Return the difference of a run from another in a metric, by `llmtrack.decide.verdicts`.
 
     Args:
-        before: the run that is compared with.
-        after: the other.
+        before: the reference.
         key: the metric.
-        across_work: whether other work is what is asked about (a longer prompt).
+        across_work: whether different work is the question (a longer prompt).
     """
     (found,) = tell(before, [after], key, across_work=across_work)
     return found
 
 
 def change(before: Run, after: Run, key: str, across_work: bool = False) -> str:
-    """Say what a metric of a run is beside another's: `2.1x (1.9 to 2.3) the time`, `1.10x (1.08 to 1.12) the tokens/s`."""
+    """Describe a run's metric relative to another's: `2.1x (1.9 to 2.3) the time`, `1.10x (1.08 to 1.12) the tokens/s`."""
     return times(difference_between(before, after, key, across_work), amount_of(key))
 
 
 def amount_of(key: str) -> str:
-    """Return what a ratio in a metric is a ratio of: `time`, `tokens/s`, `peak MiB`."""
+    """Return the noun for a ratio in a metric: `time`, `tokens/s`, `peak MiB`."""
     entry = schema.metric(key)
     if entry.unit in ("s", "ms"):
         return "time"
@@ -48,7 +47,7 @@ def amount_of(key: str) -> str:
 
 
 def times(found: Difference, what: str) -> str:
-    """Say a ratio: `2.10x (1.98 to 2.20) the tokens/s`, that there is no significant difference, or that it is inconclusive."""
+    """Describe a ratio: `2.10x (1.98 to 2.20) the tokens/s`, no significant difference, or inconclusive."""
     figures = in_figures(found)
     if not figures:
         return f"{what} that cannot be compared: {found.why}"
@@ -62,12 +61,14 @@ def times(found: Difference, what: str) -> str:
 
 
 def _is_alike(found: Difference) -> bool:
-    """Return whether two that no difference was shown between are known to lie near each other."""
+    """Return whether an insignificant difference is certainly small."""
     return found.ratio is None or (found.ratio.low >= 1 / ALIKE and found.ratio.high <= ALIKE)
 
 
 def all_behind(best: Run, others: Sequence[Run], key: str) -> str:
-    """Return nothing if a run is told from all others in a metric; else which are like it, or cannot be told from it."""
+    """Return the runs not significantly different from a run in a metric, and inconclusive ones; empty if there are
+    none.
+    """
     found = list(zip(others, tell(best, others, key), strict=True))
     same = [run.name for run, each in found if each.verdict == "same"]
     unknown = [(run.name, each.why) for run, each in found if not each.conclusive and each.verdict != "same"]
@@ -80,7 +81,7 @@ def all_behind(best: Run, others: Sequence[Run], key: str) -> str:
 
 
 def cannot_tell(base: Run, others: Sequence[Run], key: str) -> list[str]:
-    """Say of which others it cannot be told how they compare with a run, and how to measure more; nothing if it can."""
+    """List inconclusive comparisons with a run, and the command to measure more; empty if there are none."""
     rest = [run for run in others if run.run_id != base.run_id]
     unknown = [(run, each) for run, each in zip(rest, tell(base, rest, key), strict=True) if each.verdict == "unknown"]
     if not unknown:
@@ -91,7 +92,7 @@ def cannot_tell(base: Run, others: Sequence[Run], key: str) -> list[str]:
 
 
 def in_doubt(found: Difference) -> str:
-    """Return `, in doubt: NAME varied by 72 %` where a run that a sentence rests on was disturbed or carries other warnings."""
+    """Return `, in doubt: NAME varied by 72 %` if a compared run was disturbed or has other warnings."""
     warnings: dict[str, list[str]] = {}
     for line in found.doubts:
         name, _, warning = line.partition(": ")
@@ -103,11 +104,11 @@ def in_doubt(found: Difference) -> str:
 
 
 def undecided(question: str, runs: Runs) -> list[str]:
-    """Say that a question is open since all of the runs that could answer it were disturbed; nothing if one was not.
+    """Report a question as inconclusive if all runs that could answer it were disturbed; else empty.
 
     Args:
         question: such as `Which precision is fastest`.
-        runs: two at least, or there is no question.
+        runs: at least two.
     """
     found = list(runs)
     if len(found) < 2 or not all(map(is_disturbed, found)):
@@ -120,7 +121,7 @@ def undecided(question: str, runs: Runs) -> list[str]:
 
 
 def speed(run: Run) -> str:
-    """Say how fast a run was, and under which conditions."""
+    """Describe a run's speed and its conditions."""
     repeats = run.number(schema.spread_key("total_latency_s", "n"))
     count = "" if repeats is None else f", median of {plural(int(repeats), 'repeat')}"
     return (
@@ -131,7 +132,7 @@ def speed(run: Run) -> str:
 
 
 def phases(run: Run) -> list[str]:
-    """Say how the call divides into prefill and decoding."""
+    """Describe how the call divides into prefill and decoding."""
     if not run.has("time_to_first_token_ms") or not run.has("decode_tokens_per_sec"):
         return []
     share = run.metrics["time_to_first_token_ms"] / 1000 / run.metrics["total_latency_s"]
@@ -142,7 +143,7 @@ def phases(run: Run) -> list[str]:
 
 
 def bandwidth(run: Run) -> list[str]:
-    """Say how near decoding is to what the memory can move, and what would help."""
+    """Describe how close decoding is to the memory bandwidth, and what would help."""
     if not run.has("memory_bandwidth_utilization"):
         return []
     used = run.metrics["memory_bandwidth_utilization"]
@@ -157,7 +158,7 @@ def bandwidth(run: Run) -> list[str]:
 
 
 def roofline(run: Run) -> list[str]:
-    """Say how near the prefill and decoding come to the least time that the device could take for them."""
+    """Describe how close prefill and decoding come to the roofline bound."""
     named = (("prefill", "Prefill", "ms"), ("decode", "Decoding", "ms/token"), ("score", "Scoring", "ms"))
     lines = []
     for stage, title, unit in named:
@@ -173,7 +174,7 @@ def roofline(run: Run) -> list[str]:
 
 
 def memory(run: Run) -> list[str]:
-    """Say what memory the run took."""
+    """Describe a run's memory."""
     if not run.has("peak_memory_mib"):
         return []
     return [
@@ -182,7 +183,7 @@ def memory(run: Run) -> list[str]:
 
 
 def doubts(runs: Runs) -> list[str]:
-    """Say which runs are not finished, and the warnings that runs carry, a line for each kind; nothing if there are none."""
+    """List unfinished runs and warnings, one line per kind; empty if there are none."""
     lines = runs.unfinished()
     warned = [(run.name, line) for run in runs for line in run.warnings]
     found = grouped(warned, len(runs))

@@ -1,4 +1,4 @@
-"""A recommendation as a comment on a pull request, as JSON, and as one slide."""
+"""A recommendation as a pull-request comment, as JSON, and as a slide."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ _TITLE_WIDTH = 96
 
 
 def recommendation_markdown(found: Recommendation, how: Sequence[str], settings: Sequence[str]) -> str:
-    """Return a comment: the answer, the command that runs it, what it was measured with, and a table of the others.
+    """Return a comment: the answer, the command to run it, the measuring conditions, and a table of the others.
 
     Args:
-        found: the recommendation.
-        how: what `run.reproduce.reproduce_command` returned.
-        settings: what `run.how.settings_of` returned.
+        how: result of `run.reproduce.reproduce_command`.
+        settings: result of `run.reproduce.run_settings`.
     """
     lines = [f"**{in_markdown(found.sentence)}**"]
     if how:
@@ -41,17 +40,17 @@ def recommendation_markdown(found: Recommendation, how: Sequence[str], settings:
 
 
 def recommendation_json(found: Recommendation, how: Sequence[str], settings: Sequence[str]) -> str:
-    """Return a recommendation with how to run it, as JSON; see `recommendation_markdown`."""
+    """Return a recommendation with the command to run it, as JSON; see `recommendation_markdown`."""
     told = dataclasses.asdict(found)
     told |= {"command": how[0] if how else "", "python": "\n".join(how[1:]), "settings": list(settings)}
     return json.dumps(told, indent=1, ensure_ascii=False) + "\n"
 
 
 def draw(found: Recommendation, runs: Runs, objective: str, target: Path) -> None:
-    """Write one slide: the answer, and below it the Pareto plot that it is from.
+    """Draw a slide: the answer above the Pareto plot.
 
     Raises:
-        UsageError: no scenario has a perplexity, without which there is no plot.
+        UsageError: no scenario has a perplexity, so there is no plot.
     """
     points = gather_points(runs, objective)
     if not any(run.has(QUALITY) for run in points.runs):

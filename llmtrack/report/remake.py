@@ -1,4 +1,4 @@
-"""Make the report of a study or suite again from its tracked runs, and keep it with its run."""
+"""Rebuild the report of a study or suite from its tracked runs, and store it with its run."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ from llmtrack.tracking.store import experiment_of_run, open_existing, resolve_tr
 def remake_report(
     study: str, console: Console, tracking_uri: str | None = None, output: Path | None = None
 ) -> tuple[str, ...]:
-    """Print the report of a study or suite, and keep its table, plots and page with its run.
+    """Print the report of a study or suite, and store its table, plots and page with its run.
 
     Args:
         study: its id, the id of its run, or `latest`.
-        console: where to print.
         tracking_uri: see `llmtrack.tracking.store.resolve_tracking_uri`.
-        output: folder to write the files to, too.
+        output: folder for a copy of the files.
 
     Returns:
-        What could not be made and why, one line for each part.
+        Failed parts with the reason, one line each.
 
     Raises:
         UsageError: there is no such study.
@@ -91,7 +90,7 @@ def _suite(own: Run, place: Place) -> Written:
 
 
 def _experiment(own: Run, parts: Parts) -> Experiment:
-    """Return an experiment as far as a report needs it: what drew and read its runs."""
+    """Return the plots and reading of an experiment, as far as available."""
     name = own.experiment
     module = None
     with parts.part("plots and reading"):
@@ -117,6 +116,6 @@ def _experiment(own: Run, parts: Parts) -> Experiment:
 
 
 def _in_order(tracked: Runs) -> Runs:
-    """Sort runs as they were measured; of a scenario that was measured once more, only the newest (they come first)."""
+    """Sort runs as measured; of a remeasured scenario keep only the newest (they come first)."""
     kept = set(tracked.first_of_each("study_id", "scenario"))
     return Runs(sorted((run for run in tracked if not run.scenario or run in kept), key=when_measured))

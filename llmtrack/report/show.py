@@ -1,4 +1,4 @@
-"""Show a table as a person asked for it: in which format, with which columns, how wide; the one way of every command."""
+"""Show a table with the requested format, columns and width; used by every command."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llmtrack.report.write import print_report
 
 @dataclass(frozen=True)
 class Layout:
-    """How a table is shown.
+    """How to show a table.
 
     Attributes:
         style: `table`, `csv`, `json`, `markdown`, `html` or `latex`.
-        sort: column to sort by, with `-` before it from high to low; runs without a value come last.
-        columns: columns to show; else those that matter.
-        wide: every column, even where the terminal is too narrow for them.
+        sort: column to sort by, descending with a leading `-`; runs without a value come last.
+        columns: columns to show; None for the important ones.
+        wide: every column, even if the terminal is too narrow.
     """
 
     style: str = "table"
@@ -37,14 +37,10 @@ def show(console: Console, title: str, table: Table, layout: Layout, among: Furt
     """Print a table.
 
     Args:
-        console: where to.
-        title: what it is of.
-        table: all there is.
-        layout: what is wanted of it.
-        among: what is known of its rows, from which columns may be chosen.
+        among: further values of its rows, available as columns.
 
     Raises:
-        UsageError: there is no such column.
+        UsageError: a column does not exist.
     """
     if layout.columns is not None:
         table = with_columns(table, among, layout.columns)

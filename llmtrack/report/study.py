@@ -1,4 +1,4 @@
-"""Make the report of a study from its tracked runs: print it, and write its files."""
+"""Build the report of a study from its tracked runs: print it, and write its files."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Written:
-    """What a report consists of.
+    """Content of a report.
 
     Attributes:
-        reading: what the runs say.
+        reading: interpretation of the runs.
         note: Markdown for the page of the study's run.
-        files: artifact path to the file.
-        metrics: what it came to, in figures of its own.
+        files: artifact path to file.
+        metrics: headline metrics of the study itself.
     """
 
     reading: tuple[str, ...] = ()
@@ -51,12 +51,10 @@ class Written:
 
 
 def write_study(experiment: Experiment, tracked: Runs, place: Place) -> Written:
-    """Print a study's table and reading and write its report.
+    """Print a study's table and reading, and write its report.
 
     Args:
-        experiment: what was asked.
-        tracked: its runs, in the order of the table.
-        place: where to.
+        tracked: its runs, in table order.
     """
     folder, console, parts = place.folder, place.console, place.parts
     reading: list[str] = []
@@ -100,13 +98,13 @@ def write_study(experiment: Experiment, tracked: Runs, place: Place) -> Written:
 
 
 def page_note(question: str, lines: Sequence[str], tables: Mapping[str, Table], experiment_id: str | None) -> str:
-    """Return what stands on the page of a study's run, of which MLflow shows three lines until it is unfolded: the answer first.
+    """Return the note for the page of a study's run; MLflow folds it to three lines, so the answer comes first.
 
     Args:
-        question: what was asked.
-        lines: the answer, and what else is to be said.
-        tables: by their titles, which may be empty; each row is linked to its run.
-        experiment_id: the MLflow experiment, for links.
+        question: the question.
+        lines: the answer, then further lines.
+        tables: by title, which may be empty; rows link to their runs.
+        experiment_id: MLflow experiment, for links.
     """
     answer, *rest = map(in_markdown, lines or ["Nothing was found."])
     parts = [f"**{answer}**", f"*{in_markdown(question)}*", "\n".join(f"- {line}" for line in rest)]
@@ -116,18 +114,18 @@ def page_note(question: str, lines: Sequence[str], tables: Mapping[str, Table], 
     return "\n\n".join(filter(None, parts))
 
 
-# Characters across that MLflow's page of a run has room for.
+# Width of MLflow's run page in characters.
 _PAGE_WIDTH = 110
 
 
 def narrow(table: Table) -> Table:
-    """Return as much of a table as a run's page has room for; table.md has all of it."""
+    """Return the part of a table that fits on a run's page; table.md has all of it."""
     fitted = fit_to_width(table, _PAGE_WIDTH)
     return table if fitted is None else fitted.table
 
 
 def prepare_views(table: Table, tracked: Runs, key: str, experiment_id: str | None, tracking_uri: str) -> None:
-    """Prepare what MLflow opens on, of the study or suite that runs are of; without it its plain table is opened."""
+    """Prepare the MLflow views of a study or suite; without them MLflow shows its default table."""
     own = _the_one(tracked, key)
     if experiment_id is None or not own:
         return
@@ -137,19 +135,19 @@ def prepare_views(table: Table, tracked: Runs, key: str, experiment_id: str | No
 
 
 def more(tracked: Runs, key: str) -> str:
-    """Return the command that shows a table's other columns, of the study or suite that runs are of."""
+    """Return the command that shows all columns of a study's or suite's table."""
     own = _the_one(tracked, key)
     return f"llmtrack compare --study {own} --wide" if own else "llmtrack compare --wide"
 
 
 def _the_one(tracked: Runs, key: str) -> str:
-    """Return the id of the study or suite that runs are of; empty if that is none, or several."""
+    """Return the id of the single study or suite of runs; empty if there are several or none."""
     ids = {each for (each,) in keys(tracked, [key])} - {""}
     return ids.pop() if len(ids) == 1 else ""
 
 
 def say_incomplete(console: Console, study_id: str, problems: Sequence[str], kept: bool = False) -> None:
-    """Say which parts of a report failed, and how it is made again."""
+    """Print which parts of a report failed, and how to rebuild it."""
     for problem in problems:
         say(console, f"warning: the report is not complete: {problem}")
     if problems:

@@ -1,4 +1,4 @@
-"""Make the report of a suite from the tracked runs of its studies."""
+"""Build the report of a suite from the tracked runs of its studies."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ def write_suite(
     remarks: Sequence[str] = (),
     reasons: Sequence[str] = (),
 ) -> Written:
-    """Print what the studies of a suite say together and write its report.
+    """Print the joint reading of a suite's studies, and write its report.
 
     Args:
         members: its studies, in order.
-        question: what all of it asks.
-        place: where to.
-        remarks: what the reader must know of how it was measured.
+        question: question of the whole suite.
+        remarks: notes on how it was measured.
         reasons: why experiments could not be run, one line each.
     """
     tracked = within(Runs(run for member in members for run in member.runs))
@@ -80,14 +79,14 @@ def write_suite(
 
 
 def _in_context_of(tracked: Runs, members: Sequence[Member]) -> Iterator[Member]:
-    """Yield members whose runs know what was found of all of them, one below the other; see `decide.family`."""
+    """Yield members with runs that include the context of all of them; see `decide.family`."""
     found = iter(tracked)
     for member in members:
         yield replace(member, runs=Runs(islice(found, len(member.runs))))
 
 
 def _sections(members: Sequence[Member], place: Place) -> Iterator[Section]:
-    """Yield a section for each study of which anything was tracked; one that broke has its table only."""
+    """Yield a section per study with tracked runs; one that failed only has its table."""
     parts = place.parts
     for member in members:
         if not member.runs:

@@ -19,17 +19,17 @@ from llmtrack.tracked.run import FAILED, KILLED, Run
 from llmtrack.tracked.runs import Baselines, Runs
 
 DASH = "–"
-# Blanks between two columns.
+# Spaces between columns.
 GAP = 2
 OTHER_WORK = "other work"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: which column of the runs it shows, under which title, how.
+    """A column of the table.
 
-    A `quiet` condition is only told where runs differ in it, and a `quiet` metric only where it is asked for. With
-    `spread`, half the 95 % interval is shown beside the value, as a share of it.
+    A `quiet` condition is only shown if runs differ in it, a `quiet` metric only on request. With `spread`, half of the
+    95 % interval is shown beside the value, as a share of it.
     """
 
     key: str
@@ -40,22 +40,22 @@ class Column:
     spread: bool = False
 
     def cell(self, value: Any) -> str:
-        """Return what is shown of a value: a dash where there is none."""
+        """Format a value; a dash for None."""
         return DASH if value is None else self.render(value)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table ready to be printed.
+    """A table ready to print.
 
     Attributes:
-        conditions: what holds for every row, such as `device: cpu`.
-        titles: heading of each column.
-        numeric: which columns hold numbers.
+        conditions: values shared by all rows, such as `device: cpu`.
+        titles: column headings.
+        numeric: which columns are numeric.
         rows: cells as text.
         run_ids: MLflow run of each row.
-        notes: what a cell has no room for, such as the reason of a failure.
-        keys: name of each column, by which it is chosen and which says how long it is kept where room is scarce.
+        notes: what does not fit into cells, such as failure reasons.
+        keys: key of each column, for selecting it and for its importance.
     """
 
     conditions: tuple[str, ...]
@@ -68,7 +68,7 @@ class Table:
 
 
 def condition_columns() -> list[Column]:
-    """Return the conditions: shown in a table where the runs differ, above it where they are all alike."""
+    """Return the condition columns: shown in the table if runs differ, above it if they agree."""
     return [_condition(each, each.shown) for each in schema.in_place(schema.PARAMS) if each.shown]
 
 
@@ -78,7 +78,7 @@ def metric_columns() -> list[Column]:
 
 
 def known_column(name: str) -> Column | None:
-    """Return the column of a condition or a metric, if there is such a one that has one."""
+    """Return the column of a condition or metric, or None."""
     if (param := schema.PARAM_BY_NAME.get(name)) and param.shown:
         return _condition(param, param.shown)
     if (metric := schema.METRIC_BY_NAME.get(name)) and metric.shown:
@@ -95,20 +95,19 @@ def _metric(entry: schema.Metric, shown: schema.Shown) -> Column:
 
 
 def told_by_default() -> list[str]:
-    """Return the metrics in which a run is set against its baseline where nothing else is asked for."""
+    """Return the metrics compared with the baseline by default."""
     return [each.name for each in schema.in_place(schema.METRICS) if each.shown and each.shown.told]
 
 
 def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = None) -> Table:
     """Lay out tracked runs as one table.
 
-    Conditions that all runs share go above the table and columns that no run has are left out. The last
-    column compares each run with the baseline of its study; a failed run's reason is a note below.
+    Shared conditions go above the table and empty columns are left out. The last column compares each run with the
+    baseline of its study; failure reasons are notes below.
 
     Args:
-        runs: the rows of the table.
         among: where to look for the baselines, if not among these.
-        own: what the table is about; None: everything that the runs have.
+        own: columns of the table; None for all that the runs have.
     """
     runs = in_context(runs, among)
     experiments = [run.experiment for run in runs]
@@ -119,7 +118,7 @@ def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = 
         values = {text for _, text in told}
         if len(values) == 1 and not column.quiet:
             shared.append(f"{column.title}: {values.pop()}")
-        # What differs between experiments and not within one (the batch size of scoring) is not compared.
+        # Do not compare values that only differ between experiments (such as the scoring batch size).
         elif len(told) > len({experiment for experiment, _ in told}):
             differing.append(column)
     several = len(set(experiments)) > 1
@@ -151,12 +150,12 @@ def summary_table(runs: Runs, among: Runs | None = None, own: OwnTable | None = 
 
 
 def with_floor_told(table: Table, runs: Runs) -> Table:
-    """Return a table that says how far equal settings differed, for what stands alone: a suite says it once of all its tables."""
+    """Add the noise floor to a standalone table; a suite reports it once for all of its tables."""
     return replace(table, notes=(*table.notes, *say_floor(runs, *told_by_default())))
 
 
 def notes(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return why runs have no numbers, or none to rely on; a reason that many failed for is said once, of all of them."""
+    """Explain runs without usable values; a reason shared by many is given once."""
     said: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         if what := _note(run):
@@ -166,7 +165,7 @@ def notes(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _note(run: Run) -> str:
-    """Return what is said behind a run's name; empty if all is well."""
+    """Return a remark on a run; empty if all is well."""
     if run.is_same_as:
         return f"was not measured again: {run.text('reason')}"
     if not run.is_finished:
@@ -178,7 +177,7 @@ def _note(run: Run) -> str:
 
 
 def change_from_baseline(run: Run, baselines: Baselines, compared: Sequence[str] | None = None) -> str:
-    """Say how a run differs from the baseline of its study, in those of some metrics that both have, and if it is in doubt."""
+    """Describe how a run differs from its study's baseline in the common metrics, and whether it is in doubt."""
     change = _change_from_baseline(run, baselines, compared)
     return f"{change} (in doubt: disturbed)" if run.is_finished and is_disturbed(run) else change
 
@@ -196,18 +195,18 @@ def _change_from_baseline(run: Run, baselines: Baselines, compared: Sequence[str
     base = baselines.of(run)
     if base is None:
         return DASH
-    # A call of other work takes other time: its change says nothing of how the model is run.
+    # Different work takes different time: the change says nothing about how the model is run.
     same_work = run.workload_id == base.workload_id
     parts = []
     for key in told_by_default() if compared is None else compared:
         entry = schema.metric(key)
         shown = entry.shown or schema.Shown(key)
-        # Quality is of a text and its tokens, which one study can have several of.
+        # Quality depends on text and tokens, which may differ within a study.
         if entry.of_text and why_not(base, run, key):
             continue
         if "work" in entry.needs and not same_work:
             continue
-        # Whether it is the same work was asked before.
+        # Equal work was checked above.
         (found,) = tell(base, [run], key, across_work=True)
         if found.ratio is not None:
             parts.append(f"{in_figures(found)} {shown.change or shown.title}{_noise(found)}")
@@ -215,7 +214,7 @@ def _change_from_baseline(run: Run, baselines: Baselines, compared: Sequence[str
 
 
 def _spread(column: Column, run: Run) -> str:
-    """Return half the 95 % interval of a metric as a share of its median, such as ` ±2%`; empty where none was taken."""
+    """Return half of the 95 % interval relative to the median, such as ` ±2%`; empty without one."""
     if not column.spread:
         return ""
     spread, value = run.spread(column.key), run.number(column.key)
@@ -225,7 +224,7 @@ def _spread(column: Column, run: Run) -> str:
 
 
 def _noise(found: Difference) -> str:
-    """Return why a ratio is no difference, or not known to be one."""
+    """Return why a ratio is not a significant difference."""
     if found.verdict == "same" and found.repeated:
         return " (no significant difference)"
     if found.verdict == "unknown":
@@ -234,7 +233,7 @@ def _noise(found: Difference) -> str:
 
 
 def to_csv(runs: Runs) -> str:
-    """Return the numbers behind the table as CSV: unrounded, with the spread, one row per run."""
+    """Return the numbers behind the table as CSV: unrounded, with spreads, one row per run."""
     names = ["study_id", "experiment", "scenario", "run_id", "status", "outcome", "reason", "baseline"]
     names += [column.key for column in (*condition_columns(), *metric_columns())]
     names += sorted({name for run in runs for name in run.metrics if name.startswith(schema.SPREAD_PREFIX)})

@@ -1,4 +1,4 @@
-"""The few lines to read first: what the tracked numbers of several studies say together."""
+"""The lines to read first: a joint interpretation of several studies."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmtrack.report.reading import bandwidth, in_doubt
 from llmtrack.tracked.run import VARIANT, Run
 from llmtrack.tracked.runs import Runs
 
-# What a user can choose, and how it is written.
+# Settings that a user can choose, and how they are described.
 CHOICES = tuple(
     (each.name, each.choice or f"{each.name} {{}}")
     for each in schema.PARAMS
@@ -28,12 +28,11 @@ CHOICES = tuple(
 
 @dataclass(frozen=True)
 class Gain:
-    """How a run's tokens/s compare with its baseline's.
+    """Speed of a run relative to its baseline.
 
     Attributes:
-        run: the run.
-        base: the baseline of its study.
-        found: the difference.
+        base: baseline of its study.
+        found: difference in tokens/s.
     """
 
     run: Run
@@ -43,21 +42,21 @@ class Gain:
     @property
     def ratio(self) -> Ratio:
         """Ratio of the medians."""
-        assert self.found.ratio is not None  # else nothing was gained or lost: see `gains`
+        assert self.found.ratio is not None  # ensured by `gains`
         return self.found.ratio
 
     @property
     def disturbed(self) -> list[str]:
-        """Those of both that were disturbed: nothing is learned from them."""
+        """Names of disturbed runs among both, from which nothing can be concluded."""
         return [each.name for each in (self.run, self.base) if is_disturbed(each)]
 
 
 def takeaways(runs: Runs) -> list[str]:
-    """Return 1 to 5 lines that the runs of a suite bear out.
+    """Return 1 to 5 lines supported by the runs of a suite.
 
-    The biggest win against its study's baseline and what it costs, what to avoid, where the time of a call
-    goes and what limits it, and what failed. A difference within noise, or no larger than equal settings differed in the
-    suite, is no win and no loss; nor is one of a run that was disturbed.
+    The biggest win over its study's baseline and its cost, what to avoid, where the time of a call goes and what limits
+    it, and what failed. Differences within noise or the noise floor count as neither win nor loss; nor do those of
+    disturbed runs.
     """
     runs = in_context(runs)
     compared = gains(runs)
@@ -82,14 +81,14 @@ def takeaways(runs: Runs) -> list[str]:
 
 
 def headline(runs: Runs) -> dict[str, float]:
-    """Return what a study or suite came to, as metrics of its own run."""
+    """Return the headline metrics of a study or suite, for its own run."""
     done = runs.finished
     found = {
         "scenarios_measured": float(sum(not run.is_same_as for run in done)),
         "scenarios_failed": float(len(runs) - len(done)),
     }
     timed = runs.measured("tokens_per_sec")
-    # The luckiest of those that were disturbed is no speed of this machine.
+    # The luckiest disturbed run does not represent this machine.
     timed = timed.where(lambda run: not is_disturbed(run)) or timed
     if timed:
         found["best_tokens_per_sec"] = max(timed.figures("tokens_per_sec"))
@@ -98,9 +97,9 @@ def headline(runs: Runs) -> dict[str, float]:
 
 
 def gains(runs: Runs) -> list[Gain]:
-    """Return how each run compares with its study's baseline of the same work, told or not.
+    """Return the speed of each run relative to its study's baseline of the same work, significant or not.
 
-    Runs of other work are not compared: a shorter prompt is no win.
+    Runs of different work are not compared: a shorter prompt is not a win.
     """
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in in_context(runs).measured("tokens_per_sec"):
@@ -118,7 +117,7 @@ def gains(runs: Runs) -> list[Gain]:
 
 
 def _cannot_tell(unknown: list[Gain]) -> list[str]:
-    """Say of how many comparisons nothing can be said, and how to measure more."""
+    """Count the inconclusive comparisons, with the command to measure more."""
     if not unknown:
         return []
     repeats = max(gain.found.repeats_needed for gain in unknown)
@@ -131,10 +130,10 @@ def _cannot_tell(unknown: list[Gain]) -> list[str]:
 
 
 def _plainest(gains: list[Gain], size: Callable[[Gain], float]) -> Gain:
-    """Return the biggest of some wins, or losses.
+    """Return the biggest win or loss.
 
-    Among those that are not told from it, it is one that generates the same tokens, and that changes one thing at a time: of
-    what is changed besides it is not known whether it helps.
+    Among those not significantly different from it, prefer one that generates the same tokens and changes a single
+    setting, since the effect of further changes is unknown.
     """
     biggest = max(gains, key=size)
     others = [gain for gain in gains if gain is not biggest]
@@ -144,7 +143,7 @@ def _plainest(gains: list[Gain], size: Callable[[Gain], float]) -> Gain:
 
 
 def _same_tokens(gain: Gain) -> bool | None:
-    """Return whether both generated the same tokens; None if that was not tracked."""
+    """Return whether both generated the same tokens; None if unknown."""
     if not gain.run.has("output_digest") or not gain.base.has("output_digest"):
         return None
     return gain.run.agrees(gain.base, "output_digest")
@@ -159,7 +158,7 @@ def _what(gain: Gain) -> str:
 
 
 def _changed(gain: Gain) -> list[str]:
-    """Return what a run changes against its baseline, in words."""
+    """Describe the settings that a run changes relative to its baseline."""
     return [
         f"{form.format(_word(gain.run.get(key)))} instead of {_word(gain.base.get(key))}"
         for key, form in CHOICES
@@ -191,7 +190,7 @@ def _cost(gain: Gain, runs: Runs) -> str:
 
 
 def _quality(gain: Gain, runs: Runs) -> str:
-    """Say what a win costs in quality, as far as that was measured."""
+    """Describe the quality cost of a win, as far as measured."""
     parts = []
     if any(_differ(gain.run, gain.base, key) for key in VARIANT):
         scored = _perplexities(gain, runs)
@@ -209,7 +208,7 @@ def _differ(one: Run, other: Run, key: str) -> bool:
 
 
 def _perplexities(gain: Gain, runs: Runs) -> tuple[float, float] | None:
-    """Return the perplexity of the baseline's variant and of the winner's, scored by one convention on the same tokens."""
+    """Return the perplexities of the baseline's and the winner's variant, by one convention on the same tokens."""
     scored = runs.measured("perplexity")
     found = []
     for wanted in (gain.base, gain.run):
@@ -223,7 +222,7 @@ def _perplexities(gain: Gain, runs: Runs) -> tuple[float, float] | None:
 
 
 def plain_call(runs: Runs) -> Run | None:
-    """Return the run to explain prefill and decoding by: one prompt, with the cache; the baseline's if it is there."""
+    """Return a run to illustrate prefill and decoding: one prompt, with cache, preferably the baseline."""
     fit = runs.finished.where(
         lambda run: (
             all(map(run.has, _OF_A_CALL))
@@ -246,15 +245,15 @@ _OF_A_CALL = ("time_to_first_token_ms", "inter_token_latency_ms", "total_latency
 
 
 def _not_known(what: str, disturbed: Sequence[str], run: Run) -> str:
-    """Say that something is not known, since scenarios were disturbed, and the command that measures one of them again."""
+    """Report a question as inconclusive because of disturbed scenarios, with the command to measure one again."""
     return (
-        f"{what} is not known: {', '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed. "
-        f"Measure again: {measure_more(run)}"
+        f"{what} is inconclusive: {', '.join(disturbed)} {'was' if len(disturbed) == 1 else 'were'} disturbed; to settle it "
+        f"run: {measure_more(run)}"
     )
 
 
 def _where_time_goes(runs: Runs) -> list[str]:
-    """Say how a plain call divides into prefill and decoding, and what limits decoding; of one that was disturbed, that."""
+    """Describe how a plain call divides into prefill and decoding, and what limits decoding, unless it was disturbed."""
     run = plain_call(runs.where(lambda run: not is_disturbed(run)))
     if run is None:
         run = plain_call(runs)

@@ -1,4 +1,4 @@
-"""Split runs by what was done to them: timed, scored or trained runs have no column in common that is worth reading."""
+"""Split runs by task, since timed, scored and trained runs share hardly any columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OTHER = "other runs"
 
 
 def split_by_task(runs: Runs) -> dict[str, Runs]:
-    """Return the runs of each task under its title, in the order of `TASKS`; those of no known task come last."""
+    """Group runs by task title, in the order of `TASKS`; unknown tasks come last."""
     found: dict[str, list[Run]] = {title: [] for title in (*TASKS.values(), OTHER)}
     for run in runs:
         found[TASKS.get(run.text("task"), OTHER)].append(run)
@@ -21,5 +21,5 @@ def split_by_task(runs: Runs) -> dict[str, Runs]:
 
 
 def tables_by_task(runs: Runs) -> Mapping[str, Table]:
-    """Return a table for each task, under its title; baselines are looked for among all runs."""
+    """Return a table per task title; baselines are looked up among all runs."""
     return {title: summary_table(own, among=runs) for title, own in split_by_task(runs).items()}

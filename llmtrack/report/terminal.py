@@ -1,4 +1,4 @@
-"""What a terminal or a log is shown beside tables: the console itself, the block of one run, a recommendation."""
+"""Terminal and log output beside tables: the console, a run's metrics, a recommendation."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NAMES = 1 + max(len(metric.name) for metric in schema.METRICS if metric.shown o
 
 
 def make_console(outlive: bool = False, stderr: bool = False) -> Console:
-    """Return the console for a command's output; in a log, lines are as wide as they need to be.
+    """Return the console for a command's output; log lines are not wrapped.
 
     Args:
-        outlive: go on if its output cannot be written any more, since it is beside what is measured and tracked.
-        stderr: write there, progress only (see `run.ending.end_study`).
+        outlive: continue if the output can no longer be written, because it is secondary to measuring and tracking.
+        stderr: write progress to standard error (see `run.study.ending.end_study`).
     """
     stream = sys.stderr if stderr else sys.stdout
     stream = protected(stream) if outlive else stream
@@ -34,18 +34,18 @@ def make_console(outlive: bool = False, stderr: bool = False) -> Console:
 
 
 def width_of(console: Console) -> int | None:
-    """Return the columns that there are room for, or None in a log or pipe, which has no width unless COLUMNS says one."""
+    """Return the available columns, or None in a log or pipe without COLUMNS."""
     return console.width if console.is_terminal else width_asked()
 
 
 def width_asked() -> int | None:
-    """Return the width that COLUMNS asks for, in a pipe too; None where it asks for none."""
+    """Return the width set by COLUMNS, or None."""
     asked = os.environ.get("COLUMNS", "").strip()
     return int(asked) if asked.isdecimal() and int(asked) > 0 else None
 
 
 def hanging(text: str, width: int | None, indent: int = 2) -> str:
-    """Return a line wrapped between its words, the further lines behind an indent; as it is where there is no width."""
+    """Wrap a line with a hanging indent; unchanged without a width."""
     if width is None or cell_len(text) <= width:
         return text
     return "\n".join(
@@ -59,12 +59,12 @@ def hanging(text: str, width: int | None, indent: int = 2) -> str:
 
 
 def say(console: Console, text: str) -> None:
-    """Print a text as it is, in lines that are not wrapped at a guessed width: a log is read by programs too."""
+    """Print a text without wrapping, as logs are also read by programs."""
     console.print(plain(text), soft_wrap=True)
 
 
 def render_recommendation(found: Recommendation, width: int | None = None) -> str:
-    """Return a recommendation as text: a sentence and what was ruled out."""
+    """Format a recommendation: a sentence and what was ruled out."""
     lines = [hanging(found.sentence, width, 0)]
     if found.run_id is not None:
         lines.append(f"  run {found.run_id}")
@@ -79,8 +79,7 @@ def metrics_block(run: Run, width: int | None = None) -> list[str]:
     """Return lines such as `tokens_per_sec  13.94 tokens/s  [95 % interval 13.80 to 14.02, n=5]`.
 
     Args:
-        run: a tracked run.
-        width: of the terminal; an interval that it has no room for stands on a line of its own.
+        width: of the terminal; intervals that do not fit go on their own line.
     """
     lines = []
     for metric in schema.METRICS:

@@ -1,4 +1,4 @@
-"""Prepare what MLflow's page of runs opens on: a study's scenarios, with the columns and charts that matter."""
+"""Prepare the views of MLflow's runs page: a study's scenarios with the relevant columns and charts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from llmtrack.report.table import Table
 from llmtrack.tracked.runs import Runs
 from llmtrack.tracking.filters import quoted
 
-# Columns of MLflow's table, and axes of its parallel coordinates, of metrics and of params: it puts metrics first, so with
-# more of them what was asked would be out of sight.
+# Maximum metrics and params each in MLflow's table and parallel coordinates: it puts metrics first, so that more of
+# them would push the params out of sight.
 MOST_OF_EACH = 4
 _MOST_RUNS = 50
 _SECTION = "What was asked"
@@ -21,13 +21,13 @@ _SPEEDS = ("tokens_per_sec", "decode_tokens_per_sec")
 
 
 def table_view(table: Table, runs: Runs, tag: str, value: str) -> dict[str, Any]:
-    """Return the state of MLflow's table of runs that shows what a table of ours shows.
+    """Return the state of MLflow's runs table that matches one of our tables.
 
     Args:
         table: its columns and their importance.
         runs: its rows.
-        tag: which of the scenarios' tags chooses them: `llmtrack.study_id` or `llmtrack.suite_id`.
-        value: of it.
+        tag: tag that selects the scenarios: `llmtrack.study_id` or `llmtrack.suite_id`.
+        value: of the tag.
     """
     metrics, params = _columns(table, runs)
     order = metrics[0] if metrics else ""
@@ -44,15 +44,9 @@ def table_view(table: Table, runs: Runs, tag: str, value: str) -> dict[str, Any]
 
 
 def chart_view(table: Table, runs: Runs, tag: str, value: str) -> dict[str, Any]:
-    """Return that and the state of its charts: bars of the leading metric, speed against quality, parallel coordinates.
+    """Return `table_view` with charts: bars of the leading metric, speed against quality, parallel coordinates.
 
-    One view serves both pages, the link says which is opened.
-
-    Args:
-        table: as in `table_view`.
-        runs: as in `table_view`.
-        tag: as in `table_view`.
-        value: as in `table_view`.
+    One view serves both pages; the link decides which opens. Arguments as in `table_view`.
     """
     metrics, params = _columns(table, runs)
     section = _id("section", value)
@@ -84,12 +78,12 @@ def chart_view(table: Table, runs: Runs, tag: str, value: str) -> dict[str, Any]
 
 
 def as_text(view: Mapping[str, Any]) -> str:
-    """Return a view as MLflow keeps it: JSON."""
+    """Return a view in MLflow's storage format: JSON."""
     return json.dumps(view, ensure_ascii=False, separators=(",", ":"))
 
 
 def _columns(table: Table, runs: Runs) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the metrics and params of a table that say most, the first of each first: of a study that timed, its speed."""
+    """Return the most important metrics and params of a table: for a timed study, speed first."""
     metrics = _most_telling(table.keys, schema.METRIC_BY_NAME)
     tuned_for = {run.text("tuned_for") for run in runs} - {""}
     leads = (*(tuned_for if len(tuned_for) == 1 else ()), *_SPEEDS)
@@ -100,7 +94,7 @@ def _columns(table: Table, runs: Runs) -> tuple[Sequence[str], Sequence[str]]:
 
 
 def _axes(runs: Runs, metrics: Sequence[str], params: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the axes of parallel coordinates: MLflow draws only runs that have all of them, and none where one is constant."""
+    """Return the axes of parallel coordinates: MLflow only draws runs that have all, and nothing if one is constant."""
     drawn = runs.where(lambda run: run.has_figure(metrics[0])) if metrics else Runs()
     metrics = [key for key in metrics if all(run.has_figure(key) for run in drawn)]
     found = tuple([key for key in keys if len({run.get(key) for run in drawn}) > 1] for keys in (metrics, params))
@@ -117,5 +111,5 @@ def _of_one_run(runs: Runs, *keys: str) -> bool:
 
 
 def _id(name: str, value: str) -> str:
-    """Return an id that is the same whenever the same view is made."""
+    """Return a deterministic id."""
     return str(uuid.uuid5(uuid.NAMESPACE_URL, f"{name}/{value}"))

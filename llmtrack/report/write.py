@@ -23,10 +23,10 @@ from llmtrack.report.terminal import width_of
 from llmtrack.tracked.runs import Runs
 
 MORE = "--wide, or --columns NAME,NAME"
-"""What shows the columns that a terminal has no room for."""
+"""Options that show the columns dropped for lack of room."""
 
 _NAMED = 6
-"""So many of them are named."""
+"""Number of dropped columns to name."""
 
 
 def print_report(
@@ -37,15 +37,13 @@ def print_report(
     wide: bool = False,
     more: str = MORE,
 ) -> None:
-    """Print the conditions, the table and the reading; on a terminal, as many columns as it has room for.
+    """Print conditions, table and reading; on a terminal, as many columns as fit.
 
     Args:
-        console: where to.
-        title: what the table is of.
-        table: all there is.
+        title: of the table.
         reading: lines below it.
-        wide: every column, however wide the terminal is; as in a pipe or a file.
-        more: how to see the columns that are left out.
+        wide: every column regardless of the width, as in a pipe or file.
+        more: how to see the dropped columns.
     """
     whole = wide or width_of(console) is None
     fitted = None if whole else fit_to_width(table, console.width)
@@ -57,7 +55,7 @@ def print_report(
         console.print(plain(" · ".join(shown.conditions)))
     if whole:
         drawn = to_rich(table)
-        # A table that is wider than the terminal is wrapped by it, and nothing of it is lost.
+        # The terminal wraps a table that is too wide, without losing anything.
         natural = Measurement.get(console, console.options.update(max_width=10_000), drawn).maximum
         wider = console_of(file=console.file, width=max(console.width, natural), force_terminal=console.is_terminal)
         wider.print(drawn)
@@ -76,7 +74,7 @@ def print_report(
 
 
 def print_lines(console: Console, lines: Sequence[str]) -> None:
-    """Print sentences, a point each."""
+    """Print sentences as bullet points."""
     for line in lines:
         console.print(plain(f"- {on_one_line(line)}"))
 
@@ -92,12 +90,11 @@ def write_report(
     """Write the table as CSV, Markdown and PNG, and the reading; return the files by name.
 
     Args:
-        folder: where to; made if it is not there.
+        folder: created if missing.
         title: of the picture.
-        table: what is written, or several by their titles.
-        tracked: the runs that the table is of.
-        reading: what they say.
-        parts: is told which file fails; without it the error is raised.
+        table: or several by title.
+        tracked: runs of the table.
+        parts: collects failures; without it errors are raised.
     """
 
     def picture(path: Path) -> None:
@@ -129,7 +126,7 @@ def _in_sections(table: Table | Mapping[str, Table]) -> str:
 
 
 def write_html(folder: Path, report: Report) -> Path:
-    """Write a report as one self-contained HTML file; return it."""
+    """Write a report as one self-contained HTML file; return its path."""
     path = folder / "report.html"
     keep_text(path, render_report(report))
     return path

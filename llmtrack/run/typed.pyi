@@ -46,7 +46,7 @@ def run(
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
-        backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
+        backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
         tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
@@ -104,7 +104,7 @@ def run(
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
-        backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
+        backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
         tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
@@ -164,7 +164,7 @@ def run(
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
-        backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
+        backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
         tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
@@ -222,7 +222,7 @@ def run(
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
-        backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
+        backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
         tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
@@ -282,7 +282,7 @@ def run(
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
-        backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
+        backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
         tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
@@ -338,7 +338,7 @@ def run(
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
-        backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
+        backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         max_new_tokens: New tokens per row.
         warmup: Calls made first and not counted.
         min_repeats: Counted calls at least.
@@ -407,7 +407,7 @@ def run(
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
-        backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
+        backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
         tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
@@ -477,8 +477,8 @@ def run(
         calibration_method: int8-static: how ranges are found.
         provider: Execution provider of ONNX Runtime.
         graph_optimization: How much ONNX Runtime rewrites the graph on loading.
-        max_length: Tokens of a document that are scored at most.
-        reference_tokens: Tokens on which distributions are compared.
+        max_length: Maximum tokens scored per document.
+        reference_tokens: Tokens to compare distributions on.
         workers: Workers that score the text together, each with a copy of the model (docs/ray.md); auto: as many as a cluster has room for.
         corpus: Text that quality is judged by.
         model: Model, or comma list of candidates.
@@ -573,7 +573,7 @@ def run(
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
-        backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
+        backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
         tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.
@@ -627,8 +627,8 @@ def run(
         lengths: Tokens of the timed prompts.
         sizes: Batch sizes; all but the first of the first length only.
         min_repeats: Counted calls at least.
-        max_length: Tokens of a document that are scored at most.
-        reference_tokens: Tokens on which distributions are compared.
+        max_length: Maximum tokens scored per document.
+        reference_tokens: Tokens to compare distributions on.
         workers: Workers that score the text together, each with a copy of the model (docs/ray.md); auto: as many as a cluster has room for.
         corpus: Text that quality is judged by.
         model: Model, or comma list of candidates.
@@ -742,7 +742,7 @@ def run(
         revision: Revision of a hub model.
         device: auto, cpu, cuda, cuda:N, xpu, xpu:N or mps.
         threads: Threads that compute one operation on the CPU; 0: as many as PyTorch takes.
-        backend: Engine, and behind a space each what else it is told: `llamacpp cache_type=f32`.
+        backend: Engine, optionally followed by its options: `llamacpp cache_type=f32`.
         dtype: Precision.
         compile: Compile decoding over a static KV cache (on a GPU one CUDA graph a step), the layers when a GPU scores, and training; torch backend only.
         tensor_parallel: GPUs, or processes of a CPU, that share each layer of the model; 1: none is shared; torch backend only.

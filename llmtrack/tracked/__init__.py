@@ -1,3 +1,3 @@
-"""Tracked runs as they are read back: typed once by `tracking/`, and plain data for all that decides and reports."""
+"""Tracked runs as read back: parsed once by `tracking/`, plain data for decisions and reports."""
 
 from __future__ import annotations

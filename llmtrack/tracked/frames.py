@@ -1,4 +1,4 @@
-"""The public edge: tracked runs as a typed DataFrame, and back."""
+"""Convert tracked runs to a typed DataFrame at the public edge, and back."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TEXT = "string[python]"
-"""Dtype of texts. Runs share most of theirs, which columns of Python's own need not copy, and rows are made of in a third of the time."""
+"""Dtype of texts: Python objects, because runs share most of their texts and building rows is three times as fast."""
 
 _TIMES = dict.fromkeys(("start_time", "end_time"), "datetime64[ms, UTC]")
-# Column to dtype, in order.
+# Columns with dtypes, in order.
 ID_COLUMNS: dict[str, str] = dict.fromkeys(IDENTITY, TEXT) | {"baseline": "boolean"} | _TIMES
 
 _DTYPE_OF_KIND: dict[type, str] = {str: TEXT, int: "Int64", float: "float64", bool: "boolean"}
-# Attribute of the table that names its columns of params: one that no table knows may look like a metric.
+# Attribute that lists the param columns: an unknown param may look like a metric.
 PARAM_COLUMNS = "llmtrack.params"
 
 
 def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
-    """Return runs as a table, a row each: identity, then each known param and metric, then all others, then the environment."""
+    """Return runs as a DataFrame: identity, known params and metrics, then the others, then the environment."""
     import pandas as pd
 
     @cache
@@ -59,7 +59,7 @@ def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def runs_of(table: pd.DataFrame) -> Runs:
-    """Return the runs that rows of `llmtrack.runs` are, with what a caller has changed in them."""
+    """Convert rows of `llmtrack.runs` back to runs, including the caller's changes."""
     count = len(table)
     identity: list[dict[str, Any]] = [{} for _ in range(count)]
     params: list[dict[str, Any]] = [{} for _ in range(count)]
@@ -93,12 +93,12 @@ def runs_of(table: pd.DataFrame) -> Runs:
 
 
 def lines_of(text: str) -> tuple[str, ...]:
-    """Return the lines of a text that are not blank."""
+    """Return the non-blank lines of a text."""
     return tuple(filter(None, map(str.strip, text.splitlines())))
 
 
 def column_names(runs: Sequence[Run]) -> list[str]:
-    """Return the names of the columns that runs have as a table; see `frame_of`."""
+    """Return the column names of runs; see `frame_of`."""
     params = set[str]().union(*(run.params for run in runs))
     metrics = set[str]().union(*(run.metrics for run in runs))
     facts = set[str]().union(*(run.environment for run in runs))
@@ -111,20 +111,20 @@ def column_names(runs: Sequence[Run]) -> list[str]:
 
 
 def pick(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Return some columns of a table, in their order.
+    """Select columns of a table.
 
     Raises:
-        UsageError: there is no such column; the message names near ones.
+        UsageError: a column does not exist; the message suggests close matches.
     """
     check_columns(columns, list(map(str, table.columns)))
     return table[list(columns)]
 
 
 def check_columns(asked: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse a name that no column has.
+    """Validate column names.
 
     Raises:
-        UsageError: there is one; the message names near ones.
+        UsageError: one does not exist; the message suggests close matches.
     """
     unknown = [name for name in asked if name not in known]
     if unknown:
@@ -146,7 +146,7 @@ def _identity(runs: Sequence[Run], name: str, dtype: str) -> Any:
 
 
 def _typed(values: list[Any], kind: type | None) -> tuple[list[Any], str]:
-    """Return values of one type, and its dtype: the kind's if all are of it, else the narrowest that holds all."""
+    """Return values converted to a common type with its dtype: the known kind if all fit, else the narrowest that fits."""
     kinds = {type(value) for value in values if value is not None}
     if not kinds:
         return values, _DTYPE_OF_KIND[kind or int]
@@ -167,6 +167,6 @@ def _array(values: list[Any], dtype: str) -> Any:
 
 
 def _known_first(found: Collection[str], known: Iterable[str]) -> list[str]:
-    """Return the known names in their order, then the others that were found, sorted."""
+    """Return the known names in their order, then the others sorted."""
     first = list(known)
     return first + sorted(set(found).difference(first))

@@ -1,4 +1,4 @@
-"""One tracked run: who it is, what was asked, what was measured, and where."""
+"""A tracked run: identity, settings, measurements and environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STATUSES = FINISHED, FAILED, KILLED, RUNNING, SCHEDULED = (
     "SCHEDULED",
 )
 
-# Status of a run that is not finished to what is said of it: one, several.
+# Descriptions of unfinished states, for one and for several runs.
 STATES = {
     FAILED: ("failed", "failed"),
     KILLED: ("was killed", "were killed"),
@@ -28,21 +28,21 @@ STATES = {
 }
 
 ENV = "env."
-"""Prefix of a fact of the environment among the names of values."""
+"""Prefix of environment facts among the names of values."""
 
-# A loaded model, as params tell it.
+# Params that identify a loaded model.
 VARIANT = ("model_id", "backend", "device", "dtype", "quantization")
-# What tells of a run which model it measured: a name or a folder can hold another one by now.
+# Digests that identify the measured model: a name or folder may hold another one by now.
 MODEL_DIGESTS = ("weights_digest", "config_digest", "tokenizer_digest")
-# What makes two runs runs of the same loaded model.
+# Values that must agree for runs of the same loaded model.
 LOADED = (*VARIANT, *(ENV + name for name in MODEL_DIGESTS))
-# The same of the model that a run was compared with.
+# The same for the reference of a comparison.
 REFERENCE_DIGESTS = tuple(schema.REFERENCE_TAG_PREFIX + name for name in MODEL_DIGESTS)
 
 
 @dataclass(frozen=True)
 class Spread:
-    """What is tracked of a metric's repeats: how many, and the 95 % interval of their median."""
+    """Tracked spread of a metric: number of repeats, and 95 % interval of the median."""
 
     n: int
     low: float
@@ -51,11 +51,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Floor:
-    """How far two runs of equal settings differ in a metric.
+    """Difference of two runs of equal settings in a metric.
 
     Attributes:
         share: by which the larger value exceeds the smaller (0.16: 16 %).
-        names: what both are called, each with its experiment.
+        names: of both, each with its experiment.
         values: of both.
     """
 
@@ -66,14 +66,14 @@ class Floor:
 
 @dataclass(frozen=True)
 class Family:
-    """How many scenarios the study of a run has: of the same work, and in all."""
+    """Number of scenarios in a run's study: of the same work, and in total."""
 
     of_work: int = 1
     of_study: int = 1
 
 
 class Figures(dict[str, float]):
-    """Figures by name; one that was not tracked is NaN."""
+    """Metrics by name; missing ones are NaN."""
 
     def __missing__(self, name: str) -> float:
         return math.nan
@@ -81,37 +81,32 @@ class Figures(dict[str, float]):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A tracked run; equal only to itself. A text that was not tracked is empty, and a value that was not is in no mapping.
+    """A tracked run; equal only to itself. Missing texts are empty, and missing values are absent from the mappings.
 
     Attributes:
-        run_id: its MLflow id.
-        run_name: its name in MLflow.
+        run_id: MLflow run id.
+        run_name: MLflow run name.
         status: one of `STATUSES`.
-        kind: `scenario` or `study`; empty: not llmtrack's.
-        experiment: llmtrack's experiment.
-        study_id: the study that it is of.
-        suite_id: the suite that it is of.
-        mlflow_experiment: MLflow's experiment.
+        kind: `scenario` or `study`; empty if not from llmtrack.
+        experiment: llmtrack experiment.
+        mlflow_experiment: MLflow experiment.
         outcome: `finished`, `failed`, `killed` or `same_as`.
-        failure: kind of the failure.
+        failure: kind of failure.
         reason: why it failed, was killed or was not measured.
-        same_as: the scenario that it is the same as.
-        baseline: whether its study compares others with it; None: not tracked.
-        question: what its study asks.
-        asked: JSON of the parameters by which its experiment is asked for again.
-        scenario_id: digest of what was asked.
+        same_as: the scenario that it is equal to.
+        baseline: whether it is the baseline of its study; None if not tracked.
+        question: question of its study.
+        asked: JSON of the parameters that reproduce its experiment.
+        scenario_id: digest of the scenario.
         workload_id: digest of the work.
         environment_id: digest of the machine and versions.
-        model_uri: `models:/ID` of MLflow's logged model of the way to run that was measured.
-        start_time: when it began.
-        end_time: when it ended.
-        warnings: findings in words about how it was measured.
-        params: conditions by name; None where none was asked for.
-        metrics: figures by name, those of the spread among them; NaN: not tracked.
-        environment: facts of the machine and versions by name.
+        warnings: about the quality of the measurement.
+        params: conditions by name; None for an explicit none.
+        metrics: by name, including spreads; NaN if not tracked.
+        environment: facts of the machine and versions.
         samples: raw samples by metric, once read (see `decide.verdicts.with_samples`).
-        floors: how far equal settings differed where it was measured, by metric; None: not looked up.
-        family: the size of its study; None: not looked up.
+        floors: noise floor by metric; None if not looked up.
+        family: size of its study; None if not looked up.
     """
 
     run_id: str
@@ -149,42 +144,42 @@ class Run:
 
     @property
     def scenario(self) -> str:
-        """Name of its scenario."""
+        """Scenario name."""
         return str(self.params.get("scenario", ""))
 
     @property
     def name(self) -> str:
-        """What it is called: its scenario or, if it has none, its own name or id."""
+        """Display name: scenario, else run name, else id."""
         return next(filter(None, (_on_one_line(each) for each in (self.scenario, self.run_name))), self.run_id)
 
     @property
     def place(self) -> tuple[str, str]:
-        """Where it was measured: its suite (or study) and environment."""
+        """Suite (or study) and environment."""
         return self.suite_id or self.study_id, self.environment_id
 
     @property
     def is_finished(self) -> bool:
-        """Whether it came to its end."""
+        """Whether it finished."""
         return self.status == FINISHED
 
     @property
     def is_same_as(self) -> bool:
-        """Whether it was not measured, since it is the same as another scenario of its study."""
+        """Whether it was skipped because it equals another scenario of its study."""
         return self.outcome == "same_as"
 
     @property
     def is_replaced(self) -> bool:
-        """Whether it was disturbed so that its scenario is measured once more: it counts for nothing beside that."""
+        """Whether it was disturbed and its scenario remeasured, so that it does not count."""
         return any(REPLACED in line for line in self.warnings)
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether it was interrupted before all of its rounds were made."""
+        """Whether it was interrupted before all of its rounds."""
         return any(line.endswith(CUT_SHORT) for line in self.warnings)
 
     @property
     def state(self) -> str:
-        """How it stands if it is not finished, in words: `failed: out of memory`, `is still running`."""
+        """Description of an unfinished state: `failed: out of memory`, `is still running`."""
         words = STATES.get(self.status, (f"is {self.status or 'of no known status'}",))[0]
         reason = _on_one_line(self.reason)
         if not reason and self.status == FAILED:
@@ -192,7 +187,7 @@ class Run:
         return f"{words}: {reason}" if reason else words
 
     def get(self, name: str) -> Any:
-        """Return any value by its column's name, or None."""
+        """Return any value by its column name, or None."""
         for values in (self.params, self.metrics):
             if name in values:
                 return values[name]
@@ -208,31 +203,31 @@ class Run:
         return self.get(name) is not None
 
     def has_figure(self, name: str) -> bool:
-        """Return whether a value was tracked that is not infinite."""
+        """Return whether a value was tracked and is not infinite."""
         return self.get(name) not in (None, math.inf, -math.inf)
 
     def text(self, name: str) -> str:
-        """Return a value as text on one line; empty if there is none."""
+        """Return a value as one line of text; empty if missing."""
         found = self.get(name)
         return "" if found is None else _on_one_line(str(found))
 
     def number(self, name: str) -> float | None:
-        """Return a value as a number, or None if there is none or it is infinite: no figure can be set against infinity."""
+        """Return a value as a number, or None if missing or infinite (which cannot be compared)."""
         found = self.get(name)
         number = None if found is None else float(found)
         return number if number is not None and math.isfinite(number) else None
 
     def spread(self, metric: str) -> Spread | None:
-        """Return what is tracked of how a metric's repeats lie, or None."""
+        """Return the tracked spread of a metric, or None."""
         n, low, high = (self.number(schema.spread_key(metric, stat)) for stat in ("n", "ci_low", "ci_high"))
         return None if n is None or low is None or high is None else Spread(int(n), low, high)
 
     def agrees(self, other: Run, *names: str) -> bool:
-        """Return whether both have the same of some values; to have none on both sides is to agree."""
+        """Return whether both runs have equal values; missing on both sides counts as equal."""
         return all(self.get(name) == other.get(name) for name in names)
 
     def standing_for(self, scenario: str, **changes: Any) -> Run:
-        """Return it under another scenario's name, with other changes."""
+        """Return the run under another scenario's name, with other changes."""
         return replace(self, params={**self.params, "scenario": scenario}, **changes)
 
 
@@ -260,7 +255,7 @@ IDENTITY = (
     "environment_id",
     "model_uri",
 )
-"""Names of the values that are neither params, metrics nor facts of the environment, in the order of columns."""
+"""Names of the identity values (not params, metrics or environment), in column order."""
 
 
 def _on_one_line(text: str) -> str:

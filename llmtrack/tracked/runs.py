@@ -1,7 +1,7 @@
-"""Several tracked runs: which of them stand for the same thing, which one is the newest of it, and the baseline of each.
+"""Collections of tracked runs: equal cells, the newest run of each, and baselines.
 
-A cell is a scenario of an experiment on one machine in one configuration: one loaded model, doing one work in one way. What
-makes two runs two configurations, the roles of the params in `metrics/` say.
+A cell is a scenario of an experiment on one machine in one configuration: a loaded model, doing one work in one way.
+The roles of the params in `metrics/` define what makes a configuration.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from llmtrack.tracked.run import LOADED, STATES, VARIANT, Run
 Key = tuple[str, ...]
 
 _PLACE = ("experiment", "scenario", "environment_id")
-# What only a loaded model tells, and what was asked for instead: all that a run has that failed before.
+# Values known only once a model is loaded, and the requested values that stand in for them in failed runs.
 _AS_ASKED = {"model_id": "model", "device": "device_requested", "dtype": "dtype_requested"}
 _EVER = datetime.max.replace(tzinfo=timezone.utc)
 _NEVER = datetime.min.replace(tzinfo=timezone.utc)
 
 
 class Runs(tuple[Run, ...]):
-    """Tracked runs, in some order."""
+    """An ordered collection of runs."""
 
     __slots__ = ()
 
@@ -35,43 +35,43 @@ class Runs(tuple[Run, ...]):
     def __getitem__(self, at: slice) -> Runs: ...
 
     def __getitem__(self, at: SupportsIndex | slice) -> Run | Runs:
-        """Return one, or some of them."""
+        """Return a run, or a slice as `Runs`."""
         return Runs(super().__getitem__(at)) if isinstance(at, slice) else super().__getitem__(at)
 
     def where(self, holds: Callable[[Run], object]) -> Runs:
-        """Return those for which something holds."""
+        """Return the runs that satisfy a predicate."""
         return Runs(filter(holds, self))
 
     @property
     def finished(self) -> Runs:
-        """Those that came to their end."""
+        """The finished runs."""
         return self.where(lambda run: run.is_finished)
 
     @property
     def baseline(self) -> Run | None:
-        """The first one that others are compared with, or None."""
+        """The first baseline, or None."""
         return next((run for run in self if run.baseline), None)
 
     @property
     def scenarios(self) -> list[str]:
-        """Names of their scenarios."""
+        """Scenario names."""
         return [run.scenario for run in self]
 
     def measured(self, *names: str) -> Runs:
-        """Return those that finished and have some values; infinity is none."""
+        """Return the finished runs with finite values of all names."""
         return self.where(lambda run: run.is_finished and all(map(run.has_figure, names)))
 
     def by(self, name: str, highest_first: bool = False) -> Runs:
-        """Sort them by a value; those without one come last."""
+        """Sort by a value; runs without it come last."""
         have = sorted(self.where(lambda run: run.has(name)), key=lambda run: run.get(name), reverse=highest_first)
         return Runs((*have, *self.where(lambda run: not run.has(name))))
 
     def figures(self, metric: str) -> list[float]:
-        """Return a metric of each; NaN where there is none."""
+        """Return a metric of each run; NaN if missing."""
         return [run.metrics[metric] for run in self]
 
     def first_of_each(self, *names: str) -> Runs:
-        """Return the first one of each combination of some values."""
+        """Return the first run of each combination of values."""
         found: dict[Key, Run] = {}
         for run, key in zip(self, keys(self, names), strict=True):
             found.setdefault(key, run)
@@ -79,34 +79,34 @@ class Runs(tuple[Run, ...]):
 
     @property
     def params(self) -> list[str]:
-        """The params that any of them has and that say what was asked or found: known ones first, in their order."""
+        """Params of any run that record a setting or a finding: known ones first, in order."""
         found = {name for run in self for name in run.params}
         known = [name for name in schema.PARAM_BY_NAME if name in found and schema.role(name) != "implied"]
         return known + sorted(found - set(schema.PARAM_BY_NAME))
 
     def configuration(self, across_work: bool = False) -> list[str]:
-        """Return the values that make runs different configurations: of the loaded model, of the work and how it is done.
+        """Return the values that distinguish configurations: of the loaded model, the work, and how it is done.
 
         Args:
-            across_work: other work, or another convention of scoring it, is no other configuration.
+            across_work: ignore differences in the work and the scoring convention.
         """
         roles = {"configuration"} if across_work else {"configuration", "work", "convention"}
         told = [name for name in self.params if schema.role(name) in roles and name not in LOADED]
         return [*LOADED, *told, *(() if across_work else ("workload_id",))]
 
     def cells(self, across_work: bool = False) -> list[Key]:
-        """Return what tells the cell of each run from other cells; see `newest_of_each`."""
+        """Return the cell of each run; see `newest_of_each`."""
         names = (*_PLACE, *self.configuration(across_work))
         return [tuple(_as_known(run, name) for name in names) for run in self]
 
     def newest_of_each(self, across_work: bool = False) -> Runs:
-        """Keep the newest run of each cell; the order stays.
+        """Keep the newest run of each cell, preserving order.
 
-        A run that is not finished tells less of its configuration: it is replaced by any newer one that was asked alike, and
-        replaces none of which more is known.
+        An unfinished run has an incomplete configuration: any newer run with the same request replaces it, and it
+        replaces no finished one.
 
         Args:
-            across_work: of a scenario that was measured on other work since, only the newest work counts.
+            across_work: for a scenario remeasured on different work, keep only the newest work.
         """
         place = [*_PLACE, *(_AS_ASKED.get(name, name) for name in VARIANT)]
         asked = keys(self, place if across_work else [*place, "scenario_id"])
@@ -122,11 +122,11 @@ class Runs(tuple[Run, ...]):
         return Runs(run for row, run in enumerate(self) if row in kept)
 
     def in_order_of_time(self) -> Runs:
-        """Sort them by the beginning of their study, and within it as they were measured."""
+        """Sort by the start of the study, then by measurement time."""
         began: dict[str, datetime] = {}
         for run in self:
             began[run.study_id] = min(began.get(run.study_id, _EVER), run.start_time or _EVER)
-        # What is of no study, or has no time, comes last.
+        # Runs without a study or time come last.
         return Runs(
             sorted(
                 self,
@@ -135,10 +135,10 @@ class Runs(tuple[Run, ...]):
         )
 
     def unfinished(self, experiments: bool = False) -> list[str]:
-        """Name those that have no figures since they are not finished, a line for each state.
+        """List the unfinished runs, one line per state.
 
         Args:
-            experiments: name the experiment of each, too.
+            experiments: also name the experiment of each.
         """
         named: dict[str, list[str]] = {}
         for run in self.where(lambda run: not run.is_finished):
@@ -153,10 +153,10 @@ class Runs(tuple[Run, ...]):
 
 
 class Baselines:
-    """The runs that others are compared with within their studies, found once for all of a table.
+    """Baselines of studies, looked up once for a whole table.
 
     Args:
-        runs: all that may be a baseline.
+        runs: possible baselines.
     """
 
     def __init__(self, runs: Iterable[Run]) -> None:
@@ -166,10 +166,10 @@ class Baselines:
                 self._of_study.setdefault(run.study_id, []).append(run)
 
     def of(self, run: Run) -> Run | None:
-        """Return the run that a run is compared with, or None.
+        """Return the baseline of a run, or None.
 
-        A study that asks several things has several baselines: the one of the same work is meant, and where none is,
-        the study's only one.
+        A study with several questions has several baselines: the one of the same work counts, else the study's only
+        one.
         """
         own = self._of_study.get(run.study_id, [])
         same_work = (each for each in own if run.workload_id and each.workload_id == run.workload_id)
@@ -177,12 +177,12 @@ class Baselines:
 
 
 def keys(runs: Iterable[Run], names: Sequence[str]) -> list[Key]:
-    """Return some values of each run as text; empty where there is none."""
+    """Return values of each run as text; empty if missing."""
     return [tuple(_plain(run, name) for name in names) for run in runs]
 
 
 def when_measured(run: Run) -> tuple[datetime, datetime]:
-    """Return what sorts runs as they were measured; a time that is not known comes last."""
+    """Return the sort key for measurement order; unknown times come last."""
     return run.start_time or _EVER, run.end_time or _EVER
 
 

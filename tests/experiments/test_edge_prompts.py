@@ -171,7 +171,7 @@ def test_few_repeats_leave_the_noise_unknown_and_what_would_tell_is_said(n):
     words = f"inconclusive: too few repeats among 5 comparisons, 6 against {n}: measure at least 5"
     assert words in line
     command = "mlflow run . -e precision --env-manager local -P max_new_tokens=11 -P min_repeats=5"
-    assert more.endswith(f"measure more: {command}")
+    assert more.endswith(f"to settle it run: {command}")
 
 
 def test_more_prompts_need_more_repeats_to_be_told():

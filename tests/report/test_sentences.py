@@ -200,7 +200,7 @@ TAKEAWAYS: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[str]]] = [
         "what is faster was disturbed",
         [BASE, timed("b", 20.0, warnings=BUSY)],
         [
-            "Whether anything beat its baseline is not known: b was disturbed. Measure again: mlflow run . -e precision "
+            "Whether anything beat its baseline is inconclusive: b was disturbed; to settle it run: mlflow run . -e precision "
             "--env-manager local"
         ],
     ),
@@ -237,7 +237,7 @@ TAKEAWAYS: Sequence[tuple[str, Sequence[dict[str, Any]], Sequence[str]]] = [
         "the plain call was disturbed",
         [run("a", baseline=True, **CALL, warnings=BUSY)],
         [
-            "Where the time goes is not known: a was disturbed. Measure again: mlflow run . -e precision --env-manager local"
+            "Where the time goes is inconclusive: a was disturbed; to settle it run: mlflow run . -e precision --env-manager local"
         ],
     ),
     ("a scenario failed", [FAILED], ["1 of 1 scenario failed: int2 (precision)."]),

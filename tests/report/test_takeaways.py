@@ -155,7 +155,7 @@ def test_a_call_that_was_disturbed_tells_how_to_learn_where_the_time_goes():
     """A suite says something in any case."""
     busy = run("baseline", **CALL, warnings="the machine was busy: other programs")
     assert takeaways(made(busy)) == [
-        f"Where the time goes is not known: baseline was disturbed. Measure again: {measure_more(made(busy)[0])}"
+        f"Where the time goes is inconclusive: baseline was disturbed; to settle it run: {measure_more(made(busy)[0])}"
     ]
 
 
