@@ -38,7 +38,7 @@ demo: plan $(STAMP)
 plan:
 	@echo "make demo:"
 	@$(if $(wildcard $(STAMP)),,echo "- makes $(VENV) and installs llmtrack with all its backends there (once; minutes, by your network),";)\
-	  echo "- measures SmolLM2-135M (93 MB, fetched once) by the quick suite: 3 to 5 minutes on two cores,"; \
+	  echo "- measures SmolLM2-135M (93 MB, fetched once) by the quick suite: 4 to 10 minutes on two cores, by the CPU,"; \
 	  echo "- ends with what it found, links into MLflow, and the next command."
 
 # Side by side: mypy keeps one core busy for as long as most of the fast tests take.
