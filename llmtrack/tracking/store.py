@@ -20,6 +20,7 @@ from llmtrack.host.packages import installed_version
 from llmtrack.host.secrets import know, redact
 from llmtrack.spec.serialization import digest
 from llmtrack.spec.text_args import text_or_none
+from llmtrack.tracking.database_waits import CONNECT_S, bound_silence
 from llmtrack.tracking.store_errors import (
     UnreachableError,
     asking,
@@ -43,7 +44,6 @@ _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-_CONNECT_TIMEOUT_S = 5.0
 _ATTEMPTS = 3
 _INITIALISE_TIMEOUT_S = 120.0
 _SQLITE = "sqlite:///"
@@ -174,6 +174,7 @@ def initialise(uri: str) -> None:
     lock = own_lock("store", uri)
     try:
         import_module("mlflow.store.tracking.sqlalchemy_store")
+        bound_silence(uri)
         with _quiet_opening():
             with lock.acquire(timeout=_INITIALISE_TIMEOUT_S):
                 if not _has_tables(uri):
@@ -206,7 +207,7 @@ def _has_tables(uri: str) -> bool:
     from sqlalchemy.pool import NullPool
 
     named = _TIMEOUTS.get(make_url(uri).drivername.partition("+")[0])
-    engine = create_engine(uri, poolclass=NullPool, connect_args={named: round(_CONNECT_TIMEOUT_S)} if named else {})
+    engine = create_engine(uri, poolclass=NullPool, connect_args={named: round(CONNECT_S)} if named else {})
     return {*Base.metadata.tables, "alembic_version"} <= {*inspect(engine).get_table_names()}
 
 
@@ -228,7 +229,7 @@ def check_reachable(uri: str) -> None:
     if scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
         return  # The proxy resolves and connects; nothing can be said from here.
     try:
-        socket.create_connection((host, port or _PORTS[scheme]), timeout=_CONNECT_TIMEOUT_S).close()
+        socket.create_connection((host, port or _PORTS[scheme]), timeout=CONNECT_S).close()
     except OSError as error:
         raise UnreachableError(f"no answer from {redact(uri)} ({one_line(error)})") from error
 

@@ -11,9 +11,10 @@ import threading
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
-from llmtrack.tracking import store, sync
+from llmtrack.tracking import database_waits, store, sync
 from llmtrack.tracking.query import runs, studies
 from llmtrack.tracking.tracker import Tracker
 from tests.tracking import team_server
@@ -178,3 +179,72 @@ def test_connections_that_are_cut_during_a_study_lose_nothing_and_send_nothing_t
     assert sorted(found["scenario"]) == ["before", "during-1", "during-2"]
     assert set(found["status"]) == {"FINISHED"}
     assert list(studies("mid", tracking_uri=line.uri)["status"]) == ["FINISHED"]
+
+
+@contextlib.contextmanager
+def frozen(port: int) -> Iterator[None]:
+    """Stop all processes of the database, as a machine that swaps or a suspended container does."""
+    (server,) = {
+        each.pid for each in psutil.net_connections("inet") if each.status == "LISTEN" and each.laddr.port == port
+    }
+    processes = [psutil.Process(server), *psutil.Process(server).children(recursive=True)]
+    for each in processes:
+        each.suspend()
+    try:
+        yield
+    finally:
+        for each in processes:
+            each.resume()
+
+
+def test_a_database_that_is_frozen_during_a_study_takes_seconds_and_one_line(
+    database, tmp_path, said, slept, caplog, monkeypatch
+):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address(database))
+    monkeypatch.setattr(database_waits, "SILENCE_S", 1.0)
+    monkeypatch.setattr(database_waits, "CONNECT_S", 1.0)
+    tracker = Tracker.open(address(database), "frozen", tmp_path / "spool", said.append)
+    study = tracker.start_study("frozen", "q", {}, ENVIRONMENT)
+    assert tracker.log(study, measurement("before")) is not None
+    with frozen(database):
+        assert tracker.log(study, measurement("during-1")) is None
+        assert tracker.log(study, measurement("during-2")) is None
+        assert tracker.finish_study(study, "finished", "note") is None
+    assert sum(slept) < 10
+    (told,) = said
+    assert "cannot be reached" in told
+    assert "no answer within 1 s" in told
+    assert PASSWORD not in told
+    assert "\n" not in told
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=3, left=0)
+    assert sync.sync(tmp_path / "spool") == sync.SyncResult(sent=0, left=0)
+    found = runs(experiment="frozen", tracking_uri=address(database))
+    assert sorted(found["scenario"]) == ["before", "during-1", "during-2"]
+    assert list(studies("frozen", tracking_uri=address(database))["status"]) == ["FINISHED"]
+
+
+def test_a_database_that_is_frozen_at_the_start_is_a_store_that_is_away(database, tmp_path, said, slept, monkeypatch):
+    monkeypatch.setattr(database_waits, "SILENCE_S", 1.0)
+    monkeypatch.setattr(database_waits, "CONNECT_S", 1.0)
+    with frozen(database):
+        tracker = Tracker.open(address(database), "frozen-first", tmp_path / "spool", said.append)
+        track(tracker, "one")
+    assert tracker.offline
+    (told,) = said
+    assert "cannot be reached" in told
+    assert "\n" not in told
+
+
+def test_other_databases_of_the_process_wait_as_they_did(database, monkeypatch):
+    import psycopg2
+
+    monkeypatch.setattr(database_waits, "SILENCE_S", 0.2)
+    store.connect(address(database))
+    with contextlib.closing(psycopg2.connect(f"{address(database).replace('+psycopg2', '')[:-7]}/postgres")) as other:
+        cursor = other.cursor()
+        cursor.execute("select pg_sleep(0.6)")
+        assert cursor.fetchone() == ("",)
+    ours = psycopg2.connect(address(database).replace("+psycopg2", ""))
+    with contextlib.closing(ours), pytest.raises(psycopg2.OperationalError, match="no answer within 0 s"):
+        ours.cursor().execute("select pg_sleep(0.6)")
